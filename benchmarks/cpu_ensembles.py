@@ -3,32 +3,34 @@
     python benchmarks/cpu_ensembles.py [--quick] [--only a,b,...] [--sizes 4096,100000]
         [--repeats R] [--seconds S] [--core C] [--json FILE] [--work-precision PLOT.png]
 
-- a: Lorenz, rho from 0 to 21 by trajectory, fixed steps of 1e-3 on [0, 1], endpoints.
+- a: Lorenz, a different rho from 0 to 21 for each trajectory, fixed steps of 1e-3 on [0, 1],
+    endpoints.
 - b: the same, adaptive on [0, 10], at 1e-6 (in float64 at 1e-9, too).
 - c: a neural ODE 2 -> 50 -> 2 (tanh), weights shared, fixed steps of 0.01 on [0, 1], float32.
-- d: value and gradient, by its weights, of a loss over 31 times on [0, 3] of such a neural ODE
-  (1024 trajectories, weights four times as large, rtol 1e-3, atol 1e-6, float32).
-- e: value and gradient, by each trajectory's rho, of a loss over 31 times on [0, 2] of Lorenz
-  (1024 trajectories, 1e-6).
-- f: `EnsembleThreads` on all cores against one, 10,000 trajectories of b.
+- d: value and gradient, with respect to its weights, of a loss over 31 times on [0, 3] of such a
+    neural ODE (1024 trajectories, weights four times as large, rtol 1e-3, atol 1e-6, float32).
+- e: value and gradient, with respect to the rho of each trajectory, of a loss over 31 times on [0,
+    2] of Lorenz (1024 trajectories, 1e-6).
+- f: `EnsembleThreads` on all cores compared with one core, 10,000 trajectories of b.
 
-The contenders: `diffrax`, a hand-written `jax.jit(jax.vmap(diffrax.diffeqsolve))`, which the ratios
-are to; `solve` inside `jax.jit` and called eagerly with new functions each time, on
-`EnsembleThreads(1)`; and where installed (the extra `bench`) gradsolve, heyoka.py, SciPy and a
-loop written by hand in Numba, near what the hardware can do.
+The contenders are `diffrax`, a hand-written `jax.jit(jax.vmap(diffrax.diffeqsolve))`, to which the
+ratios refer; `solve` inside `jax.jit`, and called eagerly with new functions each time, on
+`EnsembleThreads(1)`; and, if they are installed (the extra `bench`), gradsolve, heyoka.py, SciPy
+and a loop written by hand in Numba, which comes near the limit of the hardware.
 
-Each table is a process of its own, held to one core (but for f) before JAX starts. All contenders
-of a table are in that process and take turns, so that a slow moment of the machine hits all of
-them; the time is the best. `first call` is how much longer the first call took than the best
-(the lesser of two): tracing and compiling, with JAX's caches cleared before. `ns/step` is per
-trajectory and step tried, each contender's own steps. `512-bit` is the same program with XLA's
-option `xla_cpu_prefer_vector_width=512`, which `solve` sets itself when called eagerly.
+Each table is measured in a process of its own, held to one core (except for f) before JAX starts.
+All contenders of a table are in that process and take turns, so that a slow moment of the machine
+hits all of them; the time is the best. `first call` is how much longer the first call took than the
+best call (the lesser of two such differences): it has tracing and compiling, with JAX's caches
+cleared before. `ns/step` is for one trajectory and one attempted step, by each contender's own
+count of steps. `512-bit` is the same program with XLA's option `xla_cpu_prefer_vector_width=512`,
+which `solve` sets itself when called eagerly.
 
-The errors are absolute, those of 64 trajectories against Vern9 at 1e-13 in float64 from the same
-numbers (which heyoka at 1e-16 confirms: 7e-15 in the median, 2e-13 at most), so that nobody is fast
-at another accuracy unseen. For a gradient they are relative errors, of the loss and of the whole
-gradient's norm, against diffrax's Dopri8 at 1e-13. After each table comes what the project
-promises.
+The errors are absolute errors of 64 trajectories. The reference is Vern9 at 1e-13 in float64 from
+the same numbers, which heyoka at 1e-16 confirms (7e-15 in the median, 2e-13 at most). So a
+contender can't hide a lower accuracy behind its speed. For a gradient they are relative errors of
+the loss and of the norm of the whole gradient, against diffrax's Dopri8 at 1e-13. After each table
+the script prints the promises of the project.
 """
 
 import argparse

@@ -1,20 +1,20 @@
-"""EnsembleDistributed on this computer: what it adds to solving, and beside other ways to do it.
+"""EnsembleDistributed on this computer: what it adds to the solving, and other ways to do the same.
 
-Lorenz trajectories with rho from 0 to 21, float64, `Tsit5` at a fixed step, in chunks of 128
-trajectories; `--seconds` is what one chunk takes, by a calibrated span of time. One process, two
-worker processes with one thread each, everything compiled before it is timed; the contenders take
-turns, and the time is the best of `--repeats`.
+The ensemble is Lorenz trajectories with rho from 0 to 21, in float64, by `Tsit5` with a fixed step,
+in chunks of 128 trajectories. `--seconds` is the time that one chunk takes, set by a calibrated
+time span. The main process has two worker processes with one thread each, and everything is
+compiled before it is timed. The contenders take turns, and the time is the best of `--repeats`.
 
-- `useful`: solver seconds, as the workers measure them, over workers x wall time.
-- `cost of a chunk`: what is left of workers x wall time, by chunk.
+- `useful`: the seconds of solving, as the workers measure them, over workers x wall time.
+- `cost of a chunk`: the rest of workers x wall time, divided by the number of chunks.
 - The contenders compute the same chunks, by a function that is compiled once in each of their
-  workers and returns NumPy arrays: `joblib` (loky), `concurrent.futures.ProcessPoolExecutor`
-  (spawn), and futures of Dask by hand, on a cluster like ours. They send numbers to a worker,
-  and get the same back as ours does.
-- Strong scaling: the same chunks on more workers; weak: as many chunks for each. The reference is
-  `EnsembleSerial()` in this process.
-- Training: a step of `jax.value_and_grad` inside `jit`, by trajectories and by
-  `reduction=eo.sum_reduction`, and what it sends.
+    workers and returns NumPy arrays: `joblib` (loky), `concurrent.futures.ProcessPoolExecutor`
+    (spawn), and futures of Dask by hand, on a cluster like that of `EnsembleDistributed`. They send
+    numbers to a worker, and get the same results back.
+- Strong scaling has the same chunks on more workers; weak scaling has as many chunks for each
+    worker. The reference is `EnsembleSerial()` in this process.
+- Training is a step of `jax.value_and_grad` inside `jit`, by trajectories and by
+    `reduction=eo.sum_reduction`, and the bytes that it sends.
 
 All results are compared with those of `EnsembleSerial()`; `error` is the largest difference.
 

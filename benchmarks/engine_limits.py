@@ -2,14 +2,16 @@
 
     python benchmarks/engine_limits.py [--only rolls,dense] [--sizes 16,64] [--limit SECONDS]
 
-Ensembles of 256 trajectories, in float64, by Tsit5 at 1e-6: Lorenz 96 written with `jnp.roll`; a
-chain of oscillators, each component written out and all stacked; neurons that are coupled by a
-dense matrix that all share; and a network 2 -> W -> 2. Then the gradients of half the sum of
-squares of the ends, by what each trajectory starts from and by the parameters that all share.
+The ensembles have 256 trajectories, in float64, by Tsit5 at 1e-6: Lorenz 96 written with
+`jnp.roll`; a chain of oscillators, with each component written out and all of them stacked; neurons
+that are coupled by a dense matrix that all trajectories share; and a network 2 -> W -> 2. Then come
+the gradients of half the sum of squares of the ends, with respect to the initial states of each
+trajectory and to the parameters that all share.
 
-A process an ensemble and engine, on one core, without caches on disk. `ns` is the least CPU time of
-several calls, a trajectory, step tried and component (of the network: and neuron); `first` is the
-CPU time of the first call. What takes longer than the limit is left out.
+Each ensemble and engine has a process of its own, on one core, without caches on disk. `ns` is the
+least CPU time of several calls, for one trajectory, attempted step and component (of the network:
+and neuron); `first` is the CPU time of the first call. Cases that take longer than the limit are
+left out.
 """
 
 import argparse

@@ -3,29 +3,30 @@
     python benchmarks/events.py [--n 512] [--tol 1e-10] [--only compiled,C++] [--json FILE]
     python benchmarks/events.py --quiet [--json FILE]
 
-The valve of Hos and Champneys, with the constants of Nagy, Plavecz and Hegedus ("The art of solving
-a large number of non-stiff, low-dimensional ODE systems on GPUs and CPUs", 2020): opening, speed
-and pressure, each trajectory with its own flow, from 1 to 10, until t = 50. Where it closes
-(opening zero, downwards) it springs back with 0.8 of the speed; where the speed passes zero
-downwards is a section, whose opening is kept.
+The valve is that of Hos and Champneys, with the constants of Nagy, Plavecz and Hegedus ("The art of
+solving a large number of non-stiff, low-dimensional ODE systems on GPUs and CPUs", 2020). The state
+is opening, speed and pressure, and each trajectory has its own flow, from 1 to 10, until t = 50.
+When the valve closes (opening zero, downwards) it springs back with 0.8 of the speed. When the
+speed passes zero downwards, the opening is saved.
 
-Ways: `C++`, by hand (events.cpp, with g++ or $CXX), one trajectory after the other, which the
-ratios are to; `compiled`, the engine, in `jit`, and `compiled (ends)` with `interp_points=0`, which
-looks for events at the ends of steps only, as C++ does; `Numba`, the same loop as in C++; `heyoka`,
-in batches, with a terminal event and one that isn't; `diffrax`, `diffeqsolve` with an `Event`,
-restarted in a `while_loop`, vmapped; `SciPy`, `solve_ivp` with DOP853, restarted. Those that are
-not installed are left out. diffrax and SciPy solve fewer trajectories, and are scaled.
+The contenders are `C++`, written by hand (events.cpp, with g++ or $CXX), one trajectory after the
+other, to which the ratios refer; `compiled`, the engine, in `jit`, and `compiled (ends)` with
+`interp_points=0`, which looks for events only at the ends of steps, as C++ does; `Numba`, the same
+loop as in C++; `heyoka`, in batches, with a terminal event and one that isn't; `diffrax`,
+`diffeqsolve` with an `Event`, restarted in a `while_loop`, vmapped; `SciPy`, `solve_ivp` with
+DOP853, restarted. Contenders that are not installed are left out. diffrax and SciPy solve fewer
+trajectories, and their times are scaled.
 
-All are in one process, held to one core, and take turns: the time is the least CPU time. `error` is
-the largest difference of the ends, relative to the norm of each or to one, from the engine's with
-Vern9 at 1e-13.
+All contenders run in one process, held to one core, and take turns: the time is the least CPU time.
+`error` is the largest difference of the ends, relative to the norm of each or to one, from those of
+the engine with Vern9 at 1e-13.
 
-Then `--reentries` capsules that fall through the atmosphere, each with a ballistic coefficient and
-a flight-path angle of its own, until 20 km above the ground, and the same without a stop.
+Then `--reentries` capsules fall through the atmosphere until 20 km above the ground, each with its
+own ballistic coefficient and flight-path angle, and the same without a stop.
 
-`--quiet` prints another table instead: what callbacks cost that never act, as ratios to the time
-without one, of 2,048 trajectories: of a condition that is a component, and of one that is a sum of
-squares. (The time is the CPU time that a fifth of the calls stay below.)
+`--quiet` prints another table instead: the cost of callbacks that never act, as ratios to the time
+without a callback, for 2,048 trajectories, with a condition that is a component and with one that
+is a sum of squares. (The time is the CPU time that a fifth of the calls stay below.)
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Elementary functions side by side: ours, XLA's and the C library's, in accuracy and in time.
+"""Elementary functions of this library, of XLA and of the C library, in accuracy and in time.
 
     python benchmarks/functions.py [--points 20000] [--width 16] [names ...]
 
-For every function and precision: the greatest error on the same points, in units in the last place
-(`-` where it has no such function), and nanoseconds a value on one core, in cache.
+The table has, for every function and precision, the greatest error on the same points, in units in
+the last place (`-` if there is no such function), and nanoseconds for one value on one core, in
+cache.
 """
 
 import argparse

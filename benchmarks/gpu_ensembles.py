@@ -3,43 +3,48 @@
     python benchmarks/gpu_ensembles.py [--out DIR] [--minutes 8] [--only kernel,lanes,...]
         [--modes fixed,1e-6,...] [--sizes 10,13,...] [--cpu] [--show FILE.json]
 
-The problem: Lorenz, sigma = 10, beta = 8/3, rho from 0 to 21 by trajectory, from (1, 0, 0), to
-t = 1 (that of GPUODEBenchmarks). The modes:
+The problem is Lorenz with sigma = 10, beta = 8/3, a different rho from 0 to 21 for each trajectory,
+from (1, 0, 0), to t = 1 (that of GPUODEBenchmarks). The modes:
 
-- `fixed`: 1000 steps of 1e-3, endpoints; `fixed saveat`: and 11 times saved.
+- `fixed`: 1000 steps of 1e-3, endpoints; `fixed saveat`: with 11 saved times as well.
 - `1e-5`, `1e-6`: adaptive at this rtol, atol a thousandth of it, first step 0.01, endpoints (as in
-  SciMLBenchmarks); `saveat`: at 1e-6, and 11 times saved.
+    SciMLBenchmarks); `saveat`: at 1e-6, with 11 saved times as well.
 - `1e-8`: adaptive at rtol = atol = 1e-8, first step 1e-3, endpoints (as in GPUODEBenchmarks). In
   float32 that is below rounding.
-- `gradient`: at 1e-6, of the sum of the squares of all endpoints by each rho, in reverse mode.
+- `gradient`: at 1e-6, of the sum of the squares of all endpoints with respect to each rho, in
+    reverse mode.
 
-The contenders, each optional but ours; a row or line says why one takes no part:
+The contenders. All but `kernel` and `lanes` are optional; a row or line gives the reason if one
+takes no part:
 
 - `kernel`: `solve` on EnsembleGPUKernel(); `lanes`: on EnsembleGPUArray().
-- `diffrax`: `jax.jit(jax.vmap(diffeqsolve))`, Tsit5, PIDController, without raising (kinder to it).
-- `gradsolve Warp`, `gradsolve CUDA`: its two fused kernels, adaptive and endpoints only. (The
-  second needs nvcc, and always begins with 0.01.)
-- `torchdiffeq`: RK4 where steps are fixed, by `torch.func.vmap` if it can (it says otherwise);
-  Dopri5 where adaptive, on states [N, 3], which all share one step size.
+- `diffrax`: `jax.jit(jax.vmap(diffeqsolve))`, Tsit5, PIDController, without raising (which is
+    faster).
+- `gradsolve Warp`, `gradsolve CUDA`: its two fused kernels, only adaptive and with endpoints. (The
+    second needs nvcc, and always begins with 0.01.)
+- `torchdiffeq`: RK4 for fixed steps, by `torch.func.vmap` if it can (otherwise the row says so);
+    Dopri5 for adaptive steps, on states [N, 3], which all share one step size.
 
-All allow 4096 steps. The columns, times in ms unless said otherwise, each the best of several (the
-medians are in the JSON):
+All contenders allow 4096 steps. The columns are times in ms unless said otherwise, and each is the
+best of several (the medians are in the JSON):
 
-- `compile`: seconds that the first call took more than a later one. JAX's and CUDA's caches on disk
-  are off, but a kernel's PTX is kept for other numbers of trajectories.
-- `to GPU`: the inputs, from NumPy; `kernel`: the jitted solve of what is on the GPU, the results
-  left there, with whatever XLA does around the kernel (below 1 ms: of several calls on end, so that
-  launching overlaps); `from GPU`: the states, into NumPy. The arrays are pageable, not page-locked.
-- `end to end`: from NumPy to NumPy by the public call. Ours is an eager `solve` of a new ensemble.
-- `steps`: tried by a trajectory, on average. `failed`: trajectories that did not succeed.
-- `error`: the largest of 64 trajectories', at all times that are saved, against Vern9 at 1e-13 in
-  float64 from the same numbers, absolute; of a gradient, relative to its largest entry.
-- `FLOP/s`, `memory`: the kernel's fractions of the GPU's peaks (see `flops_of_step` and
-  `bytes_moved` in gpu_peaks.py). Threads that wait for others of their warp count as idle.
+- `compile`: how many seconds longer the first call took than a later one. JAX's and CUDA's caches
+    on disk are off, but a kernel's PTX is kept for other numbers of trajectories.
+- `to GPU`: the inputs, from NumPy; `kernel`: the jitted solve of arrays on the GPU, with results
+    that stay there, and with all that XLA does around the kernel (below 1 ms: of several calls in a
+    row, so that launches overlap); `from GPU`: the states, into NumPy. The arrays are pageable, not
+    page-locked.
+- `end to end`: from NumPy to NumPy by the public call. For this library it is an eager `solve` of a
+    new ensemble.
+- `steps`: attempted steps of a trajectory, on average. `failed`: trajectories that did not succeed.
+- `error`: the largest absolute error of 64 trajectories, at all saved times, against Vern9 at 1e-13
+    in float64 from the same numbers; for a gradient, relative to its largest entry.
+- `FLOP/s`, `memory`: the fractions of the GPU's peaks that the kernel reaches (see `flops_of_step`
+    and `bytes_moved` in gpu_peaks.py). Threads that wait for others of their warp count as idle.
 
-The most important cases come first; one that would not end in time, from what smaller ones took, is
-skipped, which is said at the end. Results are written after each case. At the end of its time it
-stops, whatever runs.
+The most important cases come first. A case is skipped if it would not end in time, according to the
+time of smaller ones; the end of the output says so. Results are written after each case. When its
+time is over, the script stops, even in the middle of a case.
 """
 
 import argparse

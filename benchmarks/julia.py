@@ -1,25 +1,25 @@
-"""The Julia engine beside the native one and diffeqpy: time and error, on the same ensembles.
+"""The Julia engine beside the lanes engine and diffeqpy: time and error, on the same ensembles.
 
-Lorenz trajectories with rho from 0 to 21, from (1, 0, 0) to t = 10, `Tsit5` at tolerances of 1e-6,
-the end saved, float64; all of it in one process:
+The ensembles are Lorenz trajectories with rho from 0 to 21, from (1, 0, 0) to t = 10, by `Tsit5` at
+tolerances of 1e-6, in float64; only the end is saved. All contenders run in one process:
 
-- `lanes` and `julia`: `solve` with that engine, called eagerly with new functions each time, as a
-  user's own would be (which traces them anew, some milliseconds);
-- `diffeqpy, f in Python`: its `EnsembleProblem`, whose right-hand side Julia calls back at each
-  stage of each step;
-- `diffeqpy, f in Julia`: the same with a right-hand side in Julia's own language, by `seval`, as
-  its documentation recommends. `prob_func` is Python in both.
+- `lanes` and `julia`: `solve` with that engine, called eagerly with new functions each time, as
+    user code would do (which traces them anew, some milliseconds);
+- `diffeqpy, f in Python`: its `EnsembleProblem`, whose right-hand side Julia calls at each stage of
+    each step;
+- `diffeqpy, f in Julia`: the same with a right-hand side in Julia, by `seval`, as the documentation
+    of diffeqpy recommends. `prob_func` is Python in both.
 
-`first call` has what is compiled for a size, and at the first size what is compiled at all; the
-time is the best of those after it, in which the contenders take turns. `ratio` is to the Julia
-engine on one core (less than 1 is faster). The errors are of any component at the end, against
-Vern9 at 1e-12 by the lanes engine: the median, and the largest, which grows with the number of
-trajectories, as some come ever nearer to rho = 13.93, where they take the one side or the other. A
-contender that would need longer than `--seconds` for a call, by its time at the size before, is
-skipped.
+`first call` includes the compilation for a size, and at the first size all other compilation as
+well. The time is the best of the later calls, in which the contenders take turns. `ratio` is
+relative to the Julia engine on one core (less than 1 is faster). The errors are those of any
+component at the end, against Vern9 at 1e-12 by the lanes engine: the median, and the largest error.
+The largest error grows with the number of trajectories, because some come ever nearer to rho =
+13.93, where they may take the one side or the other. A contender is skipped if a call would need
+longer than `--seconds`, according to its time at the size before.
 
-diffeqpy takes part where it is installed. It asks juliapkg for all of DifferentialEquations, which
-is not needed here: `pip install --no-deps diffeqpy`, with a Julia named by `PYTHON_JULIACALL_EXE`
+diffeqpy takes part if it is installed. It asks juliapkg for all of DifferentialEquations, which is
+not needed here: use `pip install --no-deps diffeqpy`, with a Julia named by `PYTHON_JULIACALL_EXE`
 and `PYTHON_JULIACALL_PROJECT`.
 
     python benchmarks/julia.py [--trajectories N ...] [--repeats R] [--seconds S]

@@ -2,28 +2,30 @@
 
     python benchmarks/limits.py [--quick] [--only a,b,...] [--small] [--no-cold] [--json FILE]
 
-Ensembles (`--only lorenz-rk4`, or part of a name): Lorenz and a damped pendulum with fixed steps of
-RK4; Lorenz, Van der Pol (even: each like its neighbours; and shuffled), Lorenz 96 of 10, 20 and 40
-components, a network 2 -> 50 -> 2 and a bubble (Keller and Miksis 1980, with the constants of
-Hegedus et al., Ultrasonics Sonochemistry 67, 2020) with adaptive steps of Tsit5; and the gradients
-of half the sum of squares of the ends by all initial states and parameters.
+The ensembles (`--only lorenz-rk4`, or part of a name) are Lorenz and a damped pendulum with fixed
+steps of RK4; Lorenz, Van der Pol (even, where neighbours are alike, and shuffled), Lorenz 96 with
+10, 20 and 40 components, a network 2 -> 50 -> 2 and a bubble (Keller and Miksis 1980, with the
+constants of Hegedus et al., Ultrasonics Sonochemistry 67, 2020) with adaptive steps of Tsit5; and
+the gradients of half the sum of squares of the ends with respect to all initial states and
+parameters.
 
-Ways: `C++`, by hand (limits.cpp, with g++ or $CXX, the best of 1, 2 and 4 registers of lanes),
-which the ratios are to, and `C++ scalar`, the same without vectors; the engines `compiled` and
-`lanes` in `jit`; `diffrax`, vmapped; `Numba`, a loop over the trajectories; `heyoka`, Taylor's
-method in batches, which has steps of its own, at 1e-9 where the others' are fixed. Those that are
-not installed are left out.
+The contenders are `C++`, written by hand (limits.cpp, with g++ or $CXX, the best of 1, 2 and 4
+registers of lanes), to which the ratios refer, and `C++ scalar`, the same without vectors; the
+engines `compiled` and `lanes` in `jit`; `diffrax`, vmapped; `Numba`, a loop over the trajectories;
+`heyoka`, Taylor's method in batches, which chooses its own steps, at 1e-9 if the steps of the
+others are fixed. Contenders that are not installed are left out.
 
-All ways of an ensemble are in one process, held to one core, and take turns: the time is the least
-CPU time (which other processes disturb less than the clock). `ns/step` is per trajectory and step
-tried, each way's own steps; in C++ a lane that has ended counts as long as others go on. `error` is
-the largest of the end states, of a sample, relative to the norm of each or to one; or that of the
-whole gradient; against Vern9 at 1e-12 in float64. `first` is a first call, in a process of its own,
-without caches on disk, and `cached` with them (of C++ it is the compiler's time).
+All contenders for an ensemble run in one process, held to one core, and take turns. The time is the
+least CPU time, which other processes disturb less than the clock. `ns/step` is for one trajectory
+and one attempted step, by each contender's own count of steps; in C++ a lane that has ended counts
+as long as others go on. `error` is the largest error of the end states of a sample, relative to the
+norm of each or to one; or that of the whole gradient; the reference is Vern9 at 1e-12 in float64.
+`first` is a first call, in a new process without caches on disk, and `cached` one with these caches
+(for C++ it is the time of the compiler).
 
-`--small` prints another table instead: ensembles of few trajectories and of many, of chains of 1 to
-60 oscillators: the time of lanes over that of compiled; and gradients of Lotka-Volterra at 21 times
-besides diffrax.
+`--small` prints another table instead, for ensembles of few and of many trajectories, of chains of
+1 to 60 oscillators: the time of lanes divided by that of compiled; and the gradients of
+Lotka-Volterra at 21 times, with diffrax as well.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""The ensembles of limits.py. Fields are over whatever `xp` computes with, and give a list of
-components."""
+"""The ensembles of limits.py. Their fields compute with the module `xp` that they are given, and
+return a list of components."""
 
 import dataclasses
 from collections.abc import Callable

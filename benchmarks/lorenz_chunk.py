@@ -1,4 +1,4 @@
-"""What all contenders of benchmarks/distributed.py compute: chunks of Lorenz trajectories."""
+"""The computation of all contenders of benchmarks/distributed.py: chunks of Lorenz trajectories."""
 
 import functools
 

@@ -1,9 +1,10 @@
 """Peak memory of an eager solve against the number of trajectories, with a `reduction`.
 
-Lorenz trajectories to t = 1 whose ends are summed batch by batch, so that no state is kept once
-its batch is done. Each row is a process of its own. `imports` is the peak before anything is
-solved, `one batch` after the first batch, `all` after all of them: the number to compare between
-rows. The last two columns say how often Python called `reduction` and `prob_func`.
+The ends of Lorenz trajectories to t = 1 are summed batch by batch, so that no state is kept once
+its batch is done. Each row is measured in a process of its own. `imports` is the peak before
+anything is solved, `one batch` the peak after the first batch, and `all` the peak after all
+batches, which is the number to compare between rows. The last two columns say how often Python
+called `reduction` and `prob_func`.
 
     python benchmarks/memory.py [--large]
 """

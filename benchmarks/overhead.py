@@ -1,13 +1,14 @@
 """What `solve` costs on top of a hand-written `jax.jit(jax.vmap(diffrax.diffeqsolve))`.
 
-Lorenz trajectories with rho from 0 to 21, to t = 10, at the default tolerances, three ways:
+Lorenz trajectories with rho from 0 to 21, to t = 10, at the default tolerances, are solved in three
+ways:
 
 - `by hand`: diffrax, jitted and vmapped once, given the array of rho;
 - `eager`: `eo.solve` called again and again, with new functions `f` and `prob_func` each time;
 - `in jit`: `eo.solve` inside a jitted function of the array of rho.
 
-Each returns states, result codes and step counts. The three take turns, so that a slow moment of
-the machine hits all of them; the bounds are on the minimum (`eager`: 10% and 5 ms more than by
+Each way returns states, result codes and step counts. The three take turns, so that a slow moment
+of the machine hits all of them. The bounds are on the minimum (`eager`: 10% and 5 ms more than by
 hand, `in jit`: 5%).
 
     python benchmarks/overhead.py [--trajectories N ...] [--repeats R] [--float32]

@@ -1,14 +1,15 @@
 """How `fit` scales over devices, and what it adds to a loop by hand.
 
-- Strong scaling: the same batch on more devices; weak: as many items for each. Each number of
-  devices is run by a process of its own, bound to as many cores. Efficiency is by the time of a
-  step on one. `error` is the largest relative difference of the parameters after the steps from
-  those of one device.
-- Two losses: an ensemble of Lorenz equations (an item is a trajectory, its loss the distance of its
-  end from its start), and the residuals of the Allen-Cahn equation (`examples/allen_cahn.py`).
-- Overhead: steps of about `--milliseconds` in `fit` and in a jitted optax loop by hand, over the
-  same loss and batches. Both read the loss of each step (`fit` does to stop when it is not finite).
-  After each step of one comes one of the other, so that whatever else the computer does slows both.
+- Strong scaling has the same batch on more devices; weak scaling has the same number of items on
+    each device. Each number of devices is measured in a process of its own, bound to as many cores.
+    Efficiency refers to the time of a step on one device. `error` is the largest relative
+    difference of the parameters after the steps from those of one device.
+- There are two losses: an ensemble of Lorenz equations (an item is a trajectory, and its loss is
+    the distance of its end from its start), and the residuals of the Allen-Cahn equation
+    (`examples/allen_cahn.py`).
+- Overhead compares steps of about `--milliseconds` in `fit` and in a jitted optax loop by hand,
+    over the same loss and batches. Both read the loss of each step (`fit` does so to stop when it
+    is not finite). Steps of the two alternate, so that other programs on the computer slow both.
 
     python benchmarks/scaling.py [--devices N ...] [--steps N] [--milliseconds MS]
 """

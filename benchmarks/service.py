@@ -8,21 +8,23 @@
 The service is `ensembleode serve` in a process of its own, on a free port of loopback. It serves a
 neural ODE 2 -> 50 -> 2 (tanh, float32) with 31 saved times on [0, 3], by default at rtol 1e-3 and
 atol 1e-6: the one of `cpu_ensembles.py`, table d. A request is one trajectory from its own initial
-state, and so is its answer (MessagePack). It is driven from another process, a bare HTTP/1.1 client
-over kept connections, so that the client is not what is measured; on a machine with few cores it
-still takes its share of them.
+state, and so is its answer (MessagePack). A bare HTTP/1.1 client over kept connections, in another
+process, sends the requests, so that the client is not what is measured. On a machine with few cores
+it still takes its share of them.
 
-- Closed loop: each client sends its next request once the last is answered, for `--seconds` or
-  until `--requests`, in several rounds, with batching and without in turns; rows are medians.
-  `batch` is the mean number of trajectories of a batch, `wait` and `solve` are the service's own
-  means (a request waits for its batch; a batch is solved). `CPU` is the processor time of the
-  service for a request, `driver` the share of one core that the driver takes.
-- Open loop: requests at random times (a Poisson process), at half of the most that was reached in a
-  closed loop. Latencies count from when a request was due, with or without a connection to spare.
+- Closed loop: each client sends its next request once the last one is answered, for `--seconds` or
+    until `--requests`, in several rounds, with batching and without in turns; rows are medians.
+    `batch` is the mean number of trajectories in a batch. `wait` and `solve` are means that the
+    service reports: the time that a request waits for its batch, and the time that a batch is
+    solved. `CPU` is the processor time of the service for a request, `driver` the share of one core
+    that the driver takes.
+- Open loop: requests come at random times (a Poisson process), at half of the highest rate of a
+    closed loop. Latencies count from the time when a request was due, even if no connection was
+    free.
 - `--no-batching`: the same service, which solves every request by itself.
 
-`--soak` sends as many requests from 64 clients and looks at the memory of the service's process.
-`--bad` mixes in requests that are wrong, each in one of many ways: they have to be refused with the
+`--soak` sends the given number of requests from 64 clients and looks at the memory of the service's
+process. `--bad` mixes in wrong requests, each in one of many ways: they have to be refused with the
 right status, and every answer has to have the same bits as the answer to the same request alone.
 """
 

@@ -1,6 +1,5 @@
-"""What drives the service of service.py, from a process of its own: the requests, clients that send
-them, and what comes back.
-"""
+"""The driver of the service of service.py, in a process of its own: the requests, the clients that
+send them, and the answers."""
 
 import asyncio
 import collections

@@ -1,6 +1,6 @@
 """ensembleode: solve and train on ensembles of differential equations, in JAX.
 
-Write the ODE once, describe the ensemble as in SciML, choose with one argument where it runs, and
+Write the ODE once, describe the ensemble as in SciML, choose by one argument where it runs, and
 differentiate through it.
 """
 
@@ -21,7 +21,8 @@ __all__ = [name for name in _PLACES if not name.startswith("_")]  # pyright: ign
 
 
 def __getattr__(name: str) -> object:
-    """What is asked for is imported then, a module or a name of one: so that an import is quick."""
+    """Import a public name or module when it is first asked for, so that importing the package is
+    quick."""
     place = _PLACES.get(name, name)
     if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:
         from . import aliases

@@ -30,6 +30,8 @@ from .ensemble import (
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
 from .ground.version import __version__ as __version__
+from .initialization import BrownFullBasicInit as BrownFullBasicInit, CheckInit as CheckInit
+from .ode_function import ODEFunction as ODEFunction
 from .problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,
@@ -60,6 +62,11 @@ from .solution import (
     Stats as Stats,
 )
 from .solvers import (
+    AutoTsit5 as AutoTsit5,
+    AutoVern6 as AutoVern6,
+    AutoVern7 as AutoVern7,
+    AutoVern8 as AutoVern8,
+    AutoVern9 as AutoVern9,
     Bosh3 as Bosh3,
     BS5 as BS5,
     Dopri5 as Dopri5,

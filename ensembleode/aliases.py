@@ -1,4 +1,4 @@
-"""What other libraries call things, and what stands for it here: for errors in time."""
+"""The names that other libraries use, and their equivalents here, for helpful error messages."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -8,6 +8,7 @@ from .numbers import NUMBERS
 
 
 _STIFF = "eo.Rodas5P()"
+_SWITCHES = "eo.AutoTsit5(eo.Rosenbrock23())"
 _NOT_STIFF = "eo.Tsit5(), or eo.Vern7() and eo.Vern9() for tight tolerances"
 
 _CONTROLLER = (
@@ -18,11 +19,11 @@ _DENSE = "pass save_everystep=True, and call the solution with times, sol(t)"
 
 
 def _by_name(names_of: dict[str, str]) -> dict[str, str]:
-    """The hint for each name, of the names that each hint is for."""
+    """The hint for each name, from the names that each hint is for."""
     return {name: hint for hint, names in names_of.items() for name in names.split()}
 
 
-# Options of SciPy, SciML, diffrax and torchdiffeq, and what to do here.
+# Options of SciPy, SciML, diffrax and torchdiffeq, with what to write here.
 _OPTIONS = _by_name(
     {
         **{f"it is called {x.option}": x.aliases for x in NUMBERS},
@@ -62,7 +63,7 @@ _OPTIONS = _by_name(
     }
 )
 
-# Methods that are here under another name.
+# Methods that have another name here.
 _RENAMED = _by_name(
     {
         "eo.Dopri5(), or better eo.Tsit5()": "RK45 ode45",
@@ -76,7 +77,7 @@ _RENAMED = _by_name(
     }
 )
 _STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23t ode23tb"
-_SWITCHING = "LSODA lsoda odeint AutoTsit5 AutoVern6 AutoVern7 AutoVern8 AutoVern9 AutoDP5"
+_SWITCHING = "LSODA lsoda odeint AutoDP5"
 _STOCHASTIC = "EM EulerHeun LambaEM SRIW1 SRIW2 SOSRI SOSRA SRA1 RKMil SDEProblem SDEFunction"
 _SYMPLECTIC = "VelocityVerlet VerletLeapfrog McAte5 KahanLi8 Yoshida6 SecondOrderODEProblem"
 _STIFF_PACKAGES = ("Rosenbrock", "SDIRK", "BDF", "FIRK", "StabilizedRK")
@@ -99,7 +100,7 @@ _OF_A_SOLUTION = _by_name(
     }
 )
 
-# What is no method.
+# Names of functions and classes that are not methods.
 _THINGS = _by_name(
     {
         "saved times are an option, solve(..., saveat=...)": "SaveAt",
@@ -126,7 +127,7 @@ _THINGS = _by_name(
 def unknown_option(where: str, name: str, known: Iterable[str]) -> TypeError:
     """The error for an option `name` that `where` does not have, with what to write instead.
 
-    **Arguments:** `known`: those that it has.
+    **Arguments:** `known`: the options that it has.
     """
     known = list(known)
     hint = _OPTIONS.get(name) or _OPTIONS.get(name.lower())
@@ -148,7 +149,8 @@ def refuse_unknown(where: str, unknown: Mapping[str, Any], known: Iterable[str])
 
 
 def instead_of(name: str) -> str | None:
-    """What stands for a solver, or another thing, of this name; None if nobody has it."""
+    """What to write instead of a solver or another object of this name; None if no library has
+    it."""
     if name in _THINGS:
         return _THINGS[name]
     if name in _STOCHASTIC.split():
@@ -156,7 +158,7 @@ def instead_of(name: str) -> str | None:
     if name in _SYMPLECTIC.split():
         return "there are no symplectic methods: eo.Vern9() with tight tolerances drifts little"
     package = None
-    if name[:1].isupper():  # (Other names need not import so much.)
+    if name[:1].isupper():  # other names don't need this import
         from .solvers.julia_alg import PACKAGES
 
         package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
@@ -164,7 +166,7 @@ def instead_of(name: str) -> str | None:
     if name in _RENAMED:
         text = f"here it is {_RENAMED[name]}"
     elif name in _SWITCHING.split():
-        text = f"nothing here switches by itself: take {_NOT_STIFF}, and {_STIFF} if stiff"
+        text = f"here {_SWITCHES} switches by itself"
     elif is_stiff or name in _STIFF_ELSEWHERE.split():
         text = f"for stiff problems there are {_STIFF}, eo.Rosenbrock23() and eo.Kvaerno5()"
     elif package is not None:
@@ -178,7 +180,7 @@ def instead_of(name: str) -> str | None:
 
 
 def missing_of_solution(solution: Any, name: str) -> AttributeError:
-    """The error for an attribute that a solution does not have, with what stands for it."""
+    """The error for an attribute that a solution does not have, with its equivalent."""
     text = f"{type(solution).__name__!r} object has no attribute {name!r}"
     if instead := _OF_A_SOLUTION.get(name):
         text += f": {instead}."
@@ -186,7 +188,7 @@ def missing_of_solution(solution: Any, name: str) -> AttributeError:
 
 
 def missing_attribute(module: Any, name: str) -> AttributeError:
-    """The error for `module.name`, with what stands for it."""
+    """The error for `module.name`, with its equivalent."""
     text = f"module {module.__name__!r} has no attribute {name!r}"
     if not name.startswith("_") and (instead := instead_of(name)):
         text += f": {instead}."
@@ -194,11 +196,11 @@ def missing_attribute(module: Any, name: str) -> AttributeError:
 
 
 def solver_by_name(text: str) -> str:
-    """What to give for a solver where a string was given."""
+    """What to pass as a solver, where a string was passed."""
     from . import solvers
 
     name = text.strip().removesuffix("()")
     by_case = {x.lower(): x for x in vars(solvers) if isinstance(vars(solvers)[x], type)}
     if own := by_case.get(name.lower()):
-        return f"give eo.{own}()"
+        return f"give eo.{own}({'eo.Rosenbrock23()' if own.startswith('Auto') else ''})"
     return instead_of(name) or f"give one such as eo.Tsit5(), or {_STIFF} if the problem is stiff"

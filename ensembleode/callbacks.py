@@ -1,8 +1,9 @@
-"""Events: what happens to a trajectory at a time that its solution decides, or at every step.
+"""Events: changes of a trajectory at times that its solution decides, at known times, or after
+every step.
 
-The names, signatures and meaning are SciML's: `condition(u, t, integrator)`, and an `affect` that
-is given an integrator and returns another, which [`remake`][ensembleode.remake] and
-[`terminate`][ensembleode.terminate] make of it.
+The names, signatures and meanings are SciML's: a `condition(u, t, integrator)`; and an `affect`,
+which gets an integrator and returns another, made by [`remake`][ensembleode.remake] and
+[`terminate`][ensembleode.terminate].
 """
 
 import dataclasses
@@ -21,30 +22,31 @@ from .tracing.program import is_tracer
 
 
 class LeftRootFind:
-    """The event is at the last time before the root, where the condition has its old sign still."""
+    """The event is at the last time before the root, at which the condition still has its old
+    sign."""
 
 
 class RightRootFind:
-    """The event is at the first time behind the root."""
+    """The event is at the first time after the root."""
 
 
 class NoRootFind:
-    """The root is not searched: the event is where it was noticed, at the end of the step (or at
-    one of the `interp_points` within)."""
+    """The root is not searched: the event is at the point where the sign change was noticed, which
+    is the end of the step or one of the `interp_points` within it."""
 
 
 _ROOTFIND = (LeftRootFind, RightRootFind, NoRootFind)
 
 
 class Integrator(eqx.Module):
-    """What a condition and an affect see of a trajectory: an immutable record, a pytree.
+    """A trajectory as conditions and affects see it: an immutable record, a pytree.
 
-    - `u`: the state, as the problem has it; `p`: the parameters; `t`: the time.
-    - `uprev`, `tprev`: the state and the time where the step began; None to the condition of a
+    - `u`: the state, as in the problem; `p`: the parameters; `t`: the time.
+    - `uprev`, `tprev`: the state and the time at the start of the step; None for the condition of a
         continuous callback, which is evaluated at any time.
-    - `du`: the derivative `f(u, p, t)`, which is evaluated where it is asked for.
+    - `du`: the derivative `f(u, p, t)`, which is evaluated only if it is asked for.
 
-    Several may be combined: `jax.tree.map(functools.partial(jnp.where, mask), a, b)`.
+    Two integrators can be combined: `jax.tree.map(functools.partial(jnp.where, mask), a, b)`.
     """
 
     u: Any
@@ -52,7 +54,7 @@ class Integrator(eqx.Module):
     t: Any
     uprev: Any = None
     tprev: Any = None
-    # Whether the trajectory ends here; 2: because this could not be done.
+    # Whether the trajectory ends here; 2 if it ends because the affect could not be done.
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
     _f: Callable | None = eqx.field(static=True, default=None)
 
@@ -63,11 +65,11 @@ class Integrator(eqx.Module):
         return self._f(self.u, self.p, self.t)
 
     def remade(self, changes: dict[str, Any]) -> "Integrator":
-        """With another state or other parameters: what `remake` does.
+        """The integrator with another state or other parameters; `remake` calls it.
 
         **Arguments:** `changes`: `u` and `p`, by name.
 
-        **Raises:** `TypeError` for what an affect can't change.
+        **Raises:** `TypeError` for anything else, which an affect can't change.
         """
         unknown = sorted(set(changes) - {"u", "p"})
         if unknown:
@@ -79,10 +81,10 @@ class Integrator(eqx.Module):
 
 
 def terminate(integrator: Integrator) -> Integrator:
-    """The integrator of a trajectory that ends here, with `ReturnCode.Terminated`: for an affect
-    to return, or an affect itself.
+    """The integrator of a trajectory that ends here, with `ReturnCode.Terminated`. An affect can
+    return it, or it can be an affect itself.
 
-    **Arguments:** `integrator`: the one that the affect was given, or made of it.
+    **Arguments:** `integrator`: the one that the affect got, or one made from it.
 
     **Raises:** `TypeError` for anything else.
 
@@ -141,21 +143,21 @@ class ContinuousCallback(_Continuous):
 
     **Arguments:**
 
-    - `condition`: a real number. At the end of every accepted step its sign is compared with the
-        one at the start; where both are the same, within the step, too.
-    - `affect`: `affect(integrator) -> integrator` where it rises through zero; None: nothing
-        happens there.
+    - `condition`: a real number. At the end of every accepted step, its sign is compared with that
+        at the start; where both are the same, signs within the step are looked at, too.
+    - `affect`: `affect(integrator) -> integrator`, called where the condition rises through zero.
+        None: nothing is done there.
     - `affect_neg`: the same where it falls; by default `affect`.
-    - `rootfind`: where the event is: `eo.LeftRootFind`, the last floating-point number before the
-        root, `eo.RightRootFind`, the first behind it, or `eo.NoRootFind`.
-    - `interp_points`: at how many points of a step, both ends among them, the condition is looked
-        at, so that roots which come in pairs are seen; 0: at the end only.
+    - `rootfind`: the time of the event: `eo.LeftRootFind`, the last floating-point number before
+        the root; `eo.RightRootFind`, the first one after it; or `eo.NoRootFind`.
+    - `interp_points`: the number of points of a step, including both ends, at which the condition
+        is looked at, so that pairs of roots are seen; 0: only at the end.
     - `save_positions`: with `save_everystep=True`, whether the states before and after the event
         are rows (the one before always is, as the end of a step). `(False, False)`: the events of
-        this callback are not in `sim.events` either, and take no room there.
+        this callback are not in `sim.events`, either, and take no room there.
     - `repeat_nudge`: where the affect leaves the condition at its root, the sign at the start of
-        the next step is the one after this part of the step.
-    - `dtrelax`: the next step is this many times as long as the one that the event cut short.
+        the next step is taken after this part of the step.
+    - `dtrelax`: the next step is this many times as long as the step that the event cut short.
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
 
@@ -201,13 +203,13 @@ class ContinuousCallback(_Continuous):
 class VectorContinuousCallback(_Continuous):
     """Events where one of several conditions crosses zero.
 
-    **Arguments:** as of [`ContinuousCallback`][ensembleode.ContinuousCallback], but for
+    **Arguments:** those of [`ContinuousCallback`][ensembleode.ContinuousCallback], except for:
 
     - `condition`: `condition(u, t, integrator)`, real numbers `[length]`.
-    - `affect`: `affect(integrator, mask) -> integrator`; `mask`, integers `[length]`, says which
-        conditions cross zero at this time, and how: 1 where one rises, -1 where it falls, 0 where
-        it does not.
-    - `length`: how many conditions there are.
+    - `affect`: `affect(integrator, mask) -> integrator`. `mask`, integers `[length]`, says how each
+        condition crosses zero at this time: 1 where it rises, -1 where it falls, 0 where it does
+        not cross.
+    - `length`: the number of conditions.
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
     """
@@ -237,7 +239,8 @@ class VectorContinuousCallback(_Continuous):
 
 
 class StepLimit(NamedTuple):
-    """That the state is not to be negative at the end of the next step: see `PositiveDomain`."""
+    """The request that the state should not be negative at the end of the next step: see
+    `PositiveDomain`."""
 
     abstol: Any
     scalefactor: float
@@ -248,10 +251,10 @@ class DiscreteCallback(eqx.Module):
 
     **Arguments:**
 
-    - `condition`: a boolean, asked after what continuous callbacks and the discrete ones before
-        this one do at the same time.
+    - `condition`: a boolean. It is evaluated after the affects of continuous callbacks, and of
+        earlier discrete callbacks, at the same time.
     - `affect`: `affect(integrator) -> integrator`.
-    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+    - `save_positions`: see [`ContinuousCallback`][ensembleode.ContinuousCallback].
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
     """
@@ -275,26 +278,26 @@ class DiscreteCallback(eqx.Module):
 
     @property
     def limit(self) -> StepLimit | None:
-        """What the next step is held to, if to anything."""
+        """The limit on the next step, if the callback has one."""
         return None
 
     @property
     def is_kept(self) -> bool:
-        """Whether a solution has its events."""
+        """Whether solutions record its events."""
         return any(self.save_positions)
 
 
 class PresetTimeCallback(eqx.Module):
-    """An event at known times, which steps end at exactly: a dose, say.
+    """An event at known times, at which steps end exactly: a dose, for example.
 
     **Arguments:**
 
-    - `times`: an array, in any order; a time that comes twice counts once, and those outside of
-        `tspan` are passed over. They may be traced, computed from `p`, and `prob_func` may give
-        each trajectory its own: as many for all, filled up with inf.
+    - `times`: an array, in any order. A time that occurs twice counts once, and times outside of
+        `tspan` are ignored. The times may be traced or computed from `p`, and `prob_func` may give
+        each trajectory its own: equally many for all, filled up with inf.
     - `affect`: `affect(integrator) -> integrator`. At the start of `tspan` it changes the state
-        that the solution begins with, which is no event of `sim.events`.
-    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+        with which the solution begins; that is no event of `sim.events`.
+    - `save_positions`: see [`ContinuousCallback`][ensembleode.ContinuousCallback].
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
 
@@ -330,21 +333,20 @@ class PresetTimeCallback(eqx.Module):
 class PeriodicCallback(eqx.Module):
     """An event every `dt`, counted from the start of `tspan`.
 
-    The times are `t0 + phase + i dt`, up to the end of `tspan`, where nothing happens but for
-    `final_affect`.
+    The times are `t0 + phase + i dt`, up to the end of `tspan`. At the end itself nothing is done,
+    except with `final_affect`.
 
     **Arguments:**
 
     - `affect`: `affect(integrator) -> integrator`.
-    - `dt`: the period, a positive Python number (as `tspan` has to be known, too, to count the
-        times; where they are not, `PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)` has as
-        many as you say).
-    - `phase`: how much later than the start the first one is, positive; where it is zero, that is
-        after a period.
-    - `initial_affect`: whether it happens at the start, too, as in
+    - `dt`: the period, a positive Python number. It has to be known, and so has `tspan`, to count
+        the times; where they are not, use `PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)`.
+    - `phase`: the time from the start to the first event, positive; with zero, the first event is
+        after one period.
+    - `initial_affect`: whether the affect is also called at the start, as in
         [`PresetTimeCallback`][ensembleode.PresetTimeCallback].
-    - `final_affect`: whether it happens at the end of `tspan`, too.
-    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+    - `final_affect`: whether it is also called at the end of `tspan`.
+    - `save_positions`: see [`ContinuousCallback`][ensembleode.ContinuousCallback].
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
     """
@@ -386,14 +388,15 @@ class PeriodicCallback(eqx.Module):
 def TerminateSteadyState(
     abstol: float | None = None, reltol: float | None = None, *, min_t: float | None = None
 ) -> DiscreteCallback:
-    """Ends a trajectory, with `ReturnCode.Terminated`, at the first step where it is at rest.
+    """A callback that ends a trajectory, with `ReturnCode.Terminated`, after the first step at
+    which it is at rest.
 
     **Arguments:**
 
-    - `abstol`, `reltol`: at rest is where no component of the derivative is larger than `abstol`,
-        or than `reltol` times that of the state. By default 1e-8 and 1e-6, as in Julia, but no less
-        than a hundred roundings: both 1.2e-5 in single precision.
-    - `min_t`: not before this time.
+    - `abstol`, `reltol`: a trajectory is at rest if every component of the derivative is at most
+        `abstol`, or at most `reltol` times the component of the state. By default 1e-8 and 1e-6, as
+        in Julia, but at least a hundred rounding errors: both are 1.2e-5 in single precision.
+    - `min_t`: the trajectory doesn't end before this time.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: p - u, [0.0], (0.0, 1e6), 2.0)
@@ -419,14 +422,14 @@ def TerminateSteadyState(
 
 
 class CallbackSet(eqx.Module):
-    """Several callbacks, or sets of them, which `sim.events.which` counts from 0 in this order.
+    """Several callbacks, or sets of them; `sim.events.which` counts them from 0 in this order.
 
-    Of the continuous ones the earliest acts in a step, of several at the same time the first; then
-    the discrete ones act, in this order.
+    In a step, the earliest event of the continuous callbacks acts; if several are at the same time,
+    the first callback acts. Then the discrete callbacks act, in this order.
 
     **Arguments:** `callbacks`: the callbacks.
 
-    **Raises:** `TypeError` for what is no callback.
+    **Raises:** `TypeError` for an object that is no callback.
     """
 
     callbacks: tuple
@@ -436,7 +439,7 @@ class CallbackSet(eqx.Module):
 
 
 def all_of(callback: Any) -> tuple:
-    """The callbacks in one, a set of them, or None.
+    """The callbacks in a callback, in a set, or in None.
 
     **Raises:** `TypeError` for anything else.
     """

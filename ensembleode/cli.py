@@ -1,6 +1,6 @@
-"""The command line: one function a command, its parameters the options.
+"""The command line: a function for each command, whose parameters are the options.
 
-What a command needs is imported within it, so that `--help` is quick.
+The imports of a command are inside its function, so that `--help` is quick.
 """
 
 import sys
@@ -17,8 +17,8 @@ def julia_install(
     """Install Julia and the packages that engine="julia" needs, and compile them.
 
     Args:
-        gpu: Also install what runs ensembles on this kind of GPU.
-        all_methods: Also install the packages of the methods that are asked for less often.
+        gpu: Also install the package that runs ensembles on this kind of GPU.
+        all_methods: Also install the packages of the methods that are rarely used.
     """
     from ensembleode.engines.julia import environment
 
@@ -31,10 +31,10 @@ def julia_install(
 
 
 def julia_status(json: bool = False) -> int:
-    """Show which Julia engine="julia" runs, and what is wrong with it; fail if it can't run.
+    """Show which Julia engine="julia" runs, and what is wrong with it; fails if it can't run.
 
     Args:
-        json: Print JSON, not a table.
+        json: Print JSON instead of a table.
     """
     from ensembleode.engines.julia import environment
 
@@ -74,29 +74,30 @@ def plan_measure(
     """Time an iteration over several sizes, each in a process of its own.
 
     Args:
-        make_loss: A function, as "script.py:make_loss": make_loss(items) returns a function without
+        make_loss: A function, as "script.py:make_loss". make_loss(items) returns a function without
             arguments that does one iteration.
         sizes: Numbers of items, such as 1024,4096.
-        iterations: How many to time together; by default as many as take half a second.
+        iterations: The number of iterations to time together; by default as many as take half a
+            second.
         cores: Numbers of CPU cores to try, such as 1,2; by default what JAX computes on.
         repeats: How often they are timed; the median counts.
-        time_limit: Seconds, of each process.
-        as_kind: Print what was measured as a kind of a fleet file, of this name.
-        count: How many of that kind there are.
-        json: Print JSON, not a table.
+        time_limit: The time limit of each process, in seconds.
+        as_kind: Print the measurement as a kind of a fleet file with this name.
+        count: The number of instances of that kind.
+        json: Print JSON instead of a table.
     """
     from ensembleode.planning import Kind, measure, PlanError
     from ensembleode.planning.checks import whole
 
     def numbers(text: str, what: str) -> list[int]:
-        # Of "1024,4096" or, from a configuration file, "[1024, 4096]".
+        # The text is "1024,4096" or, from a configuration file, "[1024, 4096]".
         return [whole(part, what) for part in text.strip("[] ").split(",")]
 
     try:
         if as_kind is not None:
             if json or (cores is not None and "," in cores):
                 raise PlanError("--as-kind is for one number of cores, and without --json.")
-            Kind(as_kind, count, 1.0, 1, 1)  # wrong ones are refused before anything is measured
+            Kind(as_kind, count, 1.0, 1, 1)  # refuses wrong values before anything is measured
         found = measure(
             make_loss,
             numbers(sizes, "sizes"),
@@ -130,11 +131,12 @@ def plan_estimate(
     """Estimate how long a run takes on a fleet.
 
     Args:
-        items: How many there are, such as 1e8.
-        iterations: How many there are over all items.
-        fleet: A YAML file, a list of kinds of instances.
-        items_per_job: Independent jobs of so many items, not one run that all share.
-        json: Print JSON, not tables.
+        items: The number of items, such as 1e8.
+        iterations: The number of iterations over all items.
+        fleet: A YAML file with a list of kinds of instances.
+        items_per_job: Estimate independent jobs of this many items, instead of one run that all
+            share.
+        json: Print JSON instead of tables.
     """
     from ensembleode.planning import estimate, PlanError, read_fleet
 
@@ -147,10 +149,10 @@ def plan_estimate(
 
 
 def doctor(json: bool = False) -> int:
-    """Show what of this installation runs, and what to do about what doesn't.
+    """Show which parts of this installation work, and what to do about those that don't.
 
     Args:
-        json: Print JSON, not a table.
+        json: Print JSON instead of a table.
     """
     from ensembleode.tools import doctor as diagnosis
 
@@ -187,9 +189,9 @@ def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> i
     """Time an ensemble of Lorenz equations on each ensemble algorithm that runs here.
 
     Args:
-        trajectories: How many.
-        repeats: How often each is timed; the best counts.
-        json: Print JSON, not a table.
+        trajectories: The number of trajectories.
+        repeats: How often each is timed; the fastest counts.
+        json: Print JSON instead of a table.
     """
     from ensembleode.options import check_count
     from ensembleode.tools import bench as timing
@@ -228,19 +230,23 @@ def serve(
         registry: A Registry, or a function that makes one, as "app.py:registry".
         host: The address to listen at; by default only this computer can reach it.
         port: The port to listen at.
-        ensemblealg: Where batches are solved, such as EnsembleThreads or "EnsembleThreads(4)".
-        max_batch: Trajectories of a batch at most.
-        max_wait_ms: Milliseconds that the first request of a batch waits for others at most.
+        ensemblealg: The ensemble algorithm for batches, such as EnsembleThreads or
+            "EnsembleThreads(4)".
+        max_batch: The largest number of trajectories of a batch.
+        max_wait_ms: The longest time that the first request of a batch waits for others, in
+            milliseconds.
         queue: How many trajectories may wait.
-        tokens: A file of bearer tokens, one a line; by default the variable ENSEMBLEODE_TOKENS.
+        tokens: A file of bearer tokens, one in each line; by default the variable
+            ENSEMBLEODE_TOKENS.
         cors: An origin whose pages may use the service; several as [A,B].
-        hosts: The names that the service answers to, as [A,B], such as that of a proxy before it;
-            by default any, but on this computer alone and without tokens only the names of that.
+        hosts: The host names that the service answers to, as [A,B], such as that of a proxy in
+            front of it; by default any, except that without tokens on this computer alone, only
+            this computer's names.
         store: A folder for durable ensembles.
-        drain_seconds: How long what was taken may take when the service is told to end.
+        drain_seconds: The time for finishing accepted requests when the service is told to end.
         no_batching: Solve every request on its own.
-        batch_seconds: How long a batch may take, before its problem is taken to hang.
-        log_level: What is logged, from this level on.
+        batch_seconds: The longest time of a batch; after that its problem is considered to hang.
+        log_level: The lowest level that is logged.
     """
     options = locals() | {"cors": cors or (), "batching": not no_batching}
     del options["no_batching"]
@@ -256,7 +262,8 @@ def _as_json(report: dict[str, Any]) -> str:
 
 
 def _table(cells: dict[str, Any], problems: list[dict[str, str]], otherwise: str) -> str:
-    """A line, or several, for each cell; then the problems, or what is so without any."""
+    """One or several lines for each cell, followed by the problems, or by `otherwise` if there are
+    none."""
     lines = []
     for name, cell in cells.items():
         values = cell if isinstance(cell, list) else [cell]
@@ -268,7 +275,7 @@ def _table(cells: dict[str, Any], problems: list[dict[str, str]], otherwise: str
     return "\n".join(lines if problems else [*lines, otherwise])
 
 
-# Commands by their names on the command line; a table within is a command with commands.
+# The commands by their names on the command line; an inner dict is a command with subcommands.
 COMMANDS: dict[str, Any] = {
     "doctor": doctor,
     "train": train,
@@ -306,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from jsonargparse import ArgumentParser, auto_cli, DefaultHelpFormatter
 
     class Parser(ArgumentParser):
-        """Takes `--json` for a parameter that is false by default, not `--json=true`; and
+        """Accepts `--json` for a parameter that is false by default, instead of `--json=true`; and
         `--items-per-job` for `--items_per_job`."""
 
         def add_argument(self, *names: Any, **options: Any) -> Any:
@@ -317,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return super().add_argument(*names, *dashed, **options)
 
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-        """Leaves the lines of the examples as they are."""
+        """Keeps the lines of examples as they are."""
 
     code = auto_cli(
         COMMANDS,

@@ -19,7 +19,7 @@ from .tracing.program import is_tracer
 
 
 class _Correction(DiscreteCallback):
-    """One whose events no solution has."""
+    """A callback whose events are not recorded."""
 
     @property
     def is_kept(self) -> bool:
@@ -27,22 +27,22 @@ class _Correction(DiscreteCallback):
 
 
 class ManifoldProjection(_Correction):
-    """After every step, the state is projected onto the manifold where `residual(u, p, t)` is zero:
-    the energy, a length or another invariant is kept.
+    """After every step, the state is projected onto the manifold where `residual(u, p, t)` is zero,
+    so that an energy, a length or another invariant is kept.
 
-    The correction is the smallest: `u + J^T l`, with the Jacobian `J` of the residual at the state
-    before, and `l` found by a few turns of Newton's method. Where they don't find it the trajectory
-    ends, with `ReturnCode.ConvergenceFailure`. No event of `sim.events`. States saved within a step
-    are not projected, as in Julia.
+    The correction is the smallest one: `u + J^T l`, with the Jacobian `J` of the residual at the
+    state before it. `l` is found by a few turns of Newton's method. Where these don't find it, the
+    trajectory ends with `ReturnCode.ConvergenceFailure`. A projection is no event of `sim.events`.
+    States saved within a step are not projected, as in Julia.
 
     **Arguments:**
 
     - `residual`: `residual(u, p, t)`, real numbers (an array or a pytree of arrays), fewer than the
         state has.
-    - `abstol`: how large they may be afterwards; by default the machine's epsilon to the power of
-        4/5, 3e-13 in double and 3e-6 in single precision.
-    - `save`: with `save_everystep=True`, whether the state after the projection is a row, behind
-        that before.
+    - `abstol`: the largest residual after the projection; by default the machine epsilon to the
+        power of 4/5, which is 3e-13 in double and 3e-6 in single precision.
+    - `save`: with `save_everystep=True`, whether the state after the projection is a row, after the
+        row of the state before it.
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
 
@@ -71,19 +71,20 @@ class ManifoldProjection(_Correction):
 
 
 class PositiveDomain(_Correction):
-    """The state is kept from becoming negative: concentrations, populations, masses.
+    """Keeps the state from becoming negative, for concentrations, populations or masses.
 
-    After every step the components that are negative are set to zero, and the next step is made
-    shorter until no component is negative at its end, as far as the interpolant of the last step
-    foretells. No event of `sim.events`. It needs a solver that chooses its steps.
+    After every step, negative components are set to zero. The next step is shortened until no
+    component is negative at its end, as far as the interpolant of the last step predicts it. A
+    correction is no event of `sim.events`. The solver has to be one that chooses its steps.
 
     **Arguments:**
 
-    - `abstol`: how far below zero the foretold component may be: a number, or like the state; by
-        default `abstol` of the solve. It may be traced, and another for each trajectory.
-    - `scalefactor`: what the step is multiplied by until that holds, between 0 and 1.
-    - `save`: with `save_everystep=True`, whether the state after a correction is a row, behind that
-        before.
+    - `abstol`: how far below zero a predicted component may be: a number, or like the state; by
+        default the `abstol` of the solve. It may be traced, and differ between trajectories.
+    - `scalefactor`: the factor, between 0 and 1, by which the step is multiplied until the
+        prediction is within `abstol`.
+    - `save`: with `save_everystep=True`, whether the state after a correction is a row, after the
+        row of the state before it.
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
 
@@ -128,7 +129,7 @@ def _always(u: Any, t: Any, integrator: Integrator) -> Any:
 
 
 #
-# No component below zero
+# Components below zero
 #
 
 
@@ -146,20 +147,20 @@ def _not_negative(integrator: Integrator) -> Integrator:
 
 
 #
-# On a manifold
+# Projection onto a manifold
 #
 
 
-# Turns of Newton's method, which doubles the digits that are right each time.
+# The turns of Newton's method, each of which doubles the number of correct digits.
 _TURNS = 3
-# Those after them make derivatives right, up to the third order; values are, by then.
+# After the values have converged, further turns make derivatives right, up to the third order.
 _DIFFERENTIATED = 2
-# What `Integrator` says of a trajectory that ends as something could not be done.
+# The value in `Integrator` of a trajectory that ends because an affect could not be done.
 _FAILED = 2.0
 
 
 def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integrator:
-    """Where the state is projected to."""
+    """The integrator with its state projected."""
     start, unravel = jax.flatten_util.ravel_pytree(integrator.u)
 
     def g(x: Any) -> Any:
@@ -176,7 +177,7 @@ def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integ
 
     for _ in range(_TURNS):
         scale = turn(scale)
-    # (The root depends on what it is the root for, and not on where the search has been.)
+    # The root depends only on the equations, and not on the path of the search.
     scale = jax.lax.stop_gradient(scale)
     for _ in range(_DIFFERENTIATED):
         scale = turn(scale)
@@ -188,10 +189,10 @@ def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integ
 
 
 def _numbers_of(residual: Any, like: Any) -> Any:
-    """As a vector.
+    """The residual as a vector.
 
-    **Raises:** `TypeError` and `ValueError` for what are no real numbers of the state's precision,
-    or not fewer than the state has.
+    **Raises:** `TypeError` and `ValueError` for a residual that isn't real numbers of the state's
+    precision, or not fewer than the state has.
     """
     what, leaves = "residual of ManifoldProjection", jax.tree.leaves(residual)
     for x in leaves:
@@ -213,15 +214,15 @@ def _numbers_of(residual: Any, like: Any) -> Any:
 
 
 def _jacobian(g: Callable, x: Any, n: int) -> Any:
-    """`[residual, component]`"""
+    """The Jacobian of the residual, `[residual, component]`."""
     _, pull = jax.vjp(g, x)
     unit = np.eye(n, dtype=x.dtype)
     return jnp.stack([pull(jnp.asarray(unit[i]))[0] for i in range(n)])
 
 
 def _solution(matrix: Any, vector: Any) -> Any:
-    """Of a few linear equations, `matrix @ x = vector`: by elimination without exchanges, as the
-    matrix is almost a Gram matrix."""
+    """The solution of a few linear equations `matrix @ x = vector`, by elimination without row
+    exchanges, since the matrix is almost a Gram matrix."""
     n = vector.size
     rows: list[list[Any]] = [[matrix[i, j] for j in range(n)] + [vector[i]] for i in range(n)]
     for i in range(n):

@@ -1,8 +1,9 @@
-"""The solution between saved steps: within each step a polynomial, given by its values at nodes.
+"""The solution between saved steps: in each step it is a polynomial, given by its values at nodes.
 
-The nodes are those of Chebyshev and Lobatto, both ends of the step among them, where a polynomial
-of whatever degree is well conditioned (Trefethen, "Approximation Theory and Approximation
-Practice", 2013, chapters 5 and 15). What differs is where the values at the others come from.
+The nodes are the Chebyshev-Lobatto points, which include both ends of the step, since a polynomial
+of any degree is well conditioned there (Trefethen, "Approximation Theory and Approximation
+Practice", 2013, chapters 5 and 15). The subclasses of `Dense` differ in where the values at the
+inner nodes come from.
 """
 
 import abc
@@ -22,12 +23,13 @@ from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
 from .solvers.method import equations_of, Method
+from .solvers.switching import Switching
 from .solvers.time import next_time, size_within
 
 
 class Step(NamedTuple):
-    """A saved step: which, from the time `t` on, of the signed size `h`, and the states at both
-    ends (pytrees to users whose state is one)."""
+    """A saved step: its row, its start `t`, its signed size `h`, and the states at both ends (which
+    are pytrees if the user's state is one)."""
 
     row: Any
     t: Any
@@ -37,28 +39,29 @@ class Step(NamedTuple):
 
 
 class Dense(eqx.Module):
-    """What is known of a solution within its steps."""
+    """The data from which a solution is known within its steps."""
 
     @abc.abstractmethod
     def within(self, step: Step) -> Any:
-        """The states at the nodes between the ends: `[node, *state]`."""
+        """The states at the inner nodes of a step: `[node, *state]`."""
 
     def of(self, i: Any) -> "Dense":
-        """That of one of several trajectories, or of some (an array)."""
+        """The data of one of several trajectories, or of some of them (an array of indices)."""
         return jax.tree.map(lambda x, own: x[i] if own else x, self, self.own)
 
     def rows(self, rows: Any) -> "Dense":
-        """That of these rows."""
+        """The data of these rows."""
         return jax.tree.map(lambda x: x[rows], self)
 
     @property
     def own(self) -> Any:
-        """Which leaves each trajectory has to itself."""
+        """For each leaf, whether it differs between trajectories."""
         return jax.tree.map(lambda _: True, self)
 
 
 class Kept(Dense):
-    """The states at the nodes were kept: `[time, node, *state]`, in the row where a step starts."""
+    """The states at the nodes, which were kept: `[time, node, *state]`, in the row where a step
+    starts."""
 
     inner: PyTree
 
@@ -67,7 +70,8 @@ class Kept(Dense):
 
 
 class Slopes(Dense):
-    """The derivatives at the saved states were kept, `[time, *state]`: a cubic."""
+    """The derivatives at the saved states, which were kept, `[time, *state]`; the polynomial is a
+    cubic."""
 
     du: PyTree
 
@@ -79,25 +83,28 @@ class Slopes(Dense):
 
 
 class Known(NamedTuple):
-    """What of a solve decides how a step goes on within it, and no numbers.
+    """The static properties of a solve that decide the solution within a step.
 
-    - `field`: the vector field, `field(consts, u, p, t)`; `tree`: what its state is made of.
-    - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
-        polynomial is then the cubic of the states and slopes at both ends.
-    - `own`: of the constants and the parameters, which each trajectory has to itself.
-    - `jumps`: whether the field jumps at known times, where a step begins right after the one
-        before.
+    - `field`: the vector field, `field(consts, u, p, t)`; `tree`: the structure of its state.
+    - `method`: makes a step again, as `RungeKutta` does; None where that isn't possible, and the
+        polynomial is the cubic of the states and slopes at both ends.
+    - `own`: which of the constants and parameters differ between trajectories.
+    - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `jumps`: whether the field jumps at known times, after which a step begins just after the end
+        of the step before.
     """
 
     field: Callable
-    method: Method | Any
+    method: Method | None
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
     jumps: bool = False
+    form: Any = None
 
 
 class Again(Dense):
-    """Nothing was kept: as a step is the same each time, it is made again where it is asked for."""
+    """Nothing was kept: a step is made again when its inner states are needed, with the same result
+    each time."""
 
     consts: tuple
     p: tuple
@@ -116,17 +123,32 @@ class Again(Dense):
         else:
             y, t, h = (start,), step.t, step.h
             if self.known.jumps:
-                # (For other steps it makes no difference.)
-                end, direction = t + h, jnp.sign(h)
+                # In other steps the result is the same.
+                t2, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
-                h = size_within(_XP, t, end, direction)
-            equations = equations_of(field)
+                h = size_within(_XP, t, t2, direction)
+            mass = None if self.known.form is None else self.known.form.mass
+            equations = equations_of(field, self._product(), mass)
+            if isinstance(method, Switching):
+                method = method.made_by(_XP, equations, y, t, h, (end,))
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense
             dense = method.dense(_XP, equations, y, dense, t, h)
             at = (method.interpolate(_XP, y, dense, h, c) for c in inner_nodes(method.degree))
             inner = jnp.stack([u for (u,) in at])
         return inner if tree is None else tree.unravel(inner)
+
+    def _product(self) -> Callable | None:
+        """The product of the user's Jacobian with a direction; None if the user gave no
+        Jacobian."""
+        form = self.known.form
+        if form is None or form.product is None:
+            return None
+
+        def product(y: Any, t: Any, direction: Any) -> Any:
+            return form.product(self.consts, y, (*self.p, direction), t)
+
+        return product
 
     def rows(self, rows: Any) -> "Again":
         del rows
@@ -148,10 +170,13 @@ class Again(Dense):
 
 
 class _Arithmetic(ArrayArithmetic):
-    """A state is one component, which may be complex."""
+    """Arithmetic on a state that is a single component, which may be complex."""
 
     def over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
+
+    def total(self, components: Any) -> Any:
+        return sum(jnp.sum(x) for x in components)
 
 
 _XP: Any = _Arithmetic(jnp)
@@ -164,15 +189,15 @@ _XP: Any = _Arithmetic(jnp)
 
 @functools.cache
 def inner_nodes(degree: int) -> tuple[float, ...]:
-    """Where within a step, from 0 to 1, the values of a polynomial of this degree are kept: besides
-    the ends. (One at least, so that no array is empty.)"""
+    """The inner nodes of a step, from 0 to 1, that determine a polynomial of this degree together
+    with the ends. There is at least one, so that no array is empty."""
     degree = max(2, degree)
     return tuple(math.sin(math.pi * j / (2 * degree)) ** 2 for j in range(1, degree))
 
 
 def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
-    """At its nodes the cubic with these values and slopes at the ends (Hairer, Norsett and Wanner,
-    "Solving Ordinary Differential Equations I", II.6)."""
+    """The values at its inner nodes of the cubic with these values and slopes at the ends (Hairer,
+    Norsett and Wanner, "Solving Ordinary Differential Equations I", II.6)."""
     h = jnp.asarray(h, left.dtype)
     return jnp.stack(
         [
@@ -185,8 +210,8 @@ def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
 
 
 def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
-    """At the share `x` of a step: by Lagrange's formula, from the nearer end, for whose value it is
-    exact."""
+    """The polynomial at the fraction `x` of a step, by Lagrange's formula from the nearer end, at
+    which it is exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
     for k, node in enumerate(nodes.tolist()):
         is_other = np.arange(len(nodes)) != k
@@ -199,7 +224,7 @@ def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
 
 
 #
-# At times
+# At given times
 #
 
 
@@ -214,36 +239,39 @@ def states_at(
     *,
     several: bool,
 ) -> Any:
-    """The states at `t` (a number or `[n]`), or their derivatives of the order `deriv` by time; NaN
-    outside of what was reached.
+    """The states at `t` (a number or `[n]`), or their derivatives of order `deriv` with respect to
+    time. They are NaN outside of what was reached.
 
-    **Arguments:** the saved `times [time]`, the states `u`, leaves `[time, *state]`, how many
-    times were reached, and whether that was all (otherwise it has a gradient of zero); all with an
-    axis of the trajectories first where there are `several`, and then so have the results. `t` is
-    the same for all.
+    **Arguments:** the saved `times [time]`; the states `u`, with leaves `[time, *state]`; the
+    number of times that were reached; and whether the trajectory succeeded (otherwise its gradient
+    is zero). With `several` trajectories, all of these, and the results, have a leading axis of
+    trajectories. `t` is the same for all.
     """  # fmt: skip
-    # Apart, as the second takes long to compile, and knows nothing of how many steps there are.
+    # In two programs, as the second takes long to compile, and doesn't depend on the number of
+    # steps.
     found = _evaluated(_find, None, several, None, (times, u, lengths, succeeded), (t,))
     return _evaluated(_at, deriv, several, dense, found)
 
 
-def states_between(dense: Dense, times: Any, u: Any, lengths: Any, points: int, **how: Any) -> Any:
-    """The states at so many evenly spaced points of each step, `[time, point, *state]`, from its
-    start on, in the row where it starts. (The rest as of `states_at`.)"""
-    return _evaluated(_along_steps, points, how["several"], dense, (times, u, lengths))
+def states_between(
+    dense: Dense, times: Any, u: Any, lengths: Any, points: int, *, several: bool
+) -> Any:
+    """The states at `points` evenly spaced points of each step, `[time, point, *state]`, from its
+    start on, in the row where it starts. The other arguments are those of `states_at`."""
+    return _evaluated(_along_steps, points, several, dense, (times, u, lengths))
 
 
 def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
-    """The same without its program: with the states at the nodes within all steps, NaN where there
-    is no step. (The rest as of `states_at`.)"""
+    """The same solution without its program: with the states at the inner nodes of all steps, NaN
+    where there is no step. The arguments are those of `states_at`."""
     return Kept(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
 
 
 def _evaluated(
-    fn: Callable, option: Any, several: bool, dense: Any, each: tuple, shared: tuple = ()
+    fn: Callable, option: Any, several: bool, dense: Dense | None, each: tuple, shared: tuple = ()
 ) -> Any:
-    """`fn(dense, *each, *shared, option)`, compiled; mapped over the trajectories where there are
-    `several`."""
+    """`fn(dense, *each, *shared, option)`, compiled, and mapped over the trajectories where there
+    are `several`."""
     own = None
     if several:
         own = () if dense is None else tuple(jtu.tree_leaves(dense.own))
@@ -266,8 +294,8 @@ def _compiled(fn, option, own, structure, leaves):
 
 
 class _Found(NamedTuple):
-    """A step, and whether it has a length; a time, and whether that is within what was reached; and
-    whether the trajectory succeeded."""
+    """A step, and whether its length is positive; a time, and whether it is within what was
+    reached; and whether the trajectory succeeded."""
 
     step: Step
     has_length: Any
@@ -308,7 +336,7 @@ def _at(dense: Dense, found: _Found, deriv: int) -> Any:
 
         for _ in range(deriv):
             at = _derivative(at)
-        # (Of what is not asked for, a derivative may be infinite, and its gradient NaN.)
+        # Where a state isn't asked for, its derivative may be infinite, and the gradient NaN.
         states = at(jnp.where(inside, t, step.t))
         return jax.tree.map(lambda u: jnp.where(inside, u, jnp.nan), states)
 
@@ -338,8 +366,9 @@ def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any
 
 
 def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
-    """The step from a row on, and whether it has a length: of a single time, of a span of no length
-    or after what was reached it has none, and is one of nothing from a state that was reached."""
+    """The step from a row on, and whether its length is positive. If there is a single time, a span
+    of no length, or nothing was reached after the row, it is a step of length zero from a state
+    that was reached."""
     after = jnp.minimum(row + 1, times.shape[0] - 1)
     has_length = (row + 1 < length) & (times[after] != times[row])
     row = jnp.where(row < length, row, 0)
@@ -357,5 +386,5 @@ def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
     return jax.tree.map(kept, dense.within(step), step.start)
 
 
-def _derivative(fn: Any) -> Any:
+def _derivative(fn: Callable) -> Callable:
     return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]

@@ -1,8 +1,8 @@
-"""The Julia of `engine="julia"`: how it runs, and whether it can.
+"""The Julia process of `engine="julia"`: how it runs, and whether it can run.
 
 It is started by the first solve that needs it, or by [`start`][ensembleode.julia.start] with other
-settings. `install` and `status` are what `ensembleode julia install` and `ensembleode julia status`
-do.
+settings. `install` and `status` do the same as `ensembleode julia install` and
+`ensembleode julia status`.
 """
 
 from .engines.julia.environment import (

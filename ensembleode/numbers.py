@@ -1,8 +1,8 @@
-"""The table of a trajectory's numbers: what there is, and what each module has to know of it.
+"""The table of a trajectory's numbers: which there are, and what modules need to know about each.
 
-Options, their checks and other names, `Lane`, fingerprints, the layouts of engines, what ensembles
-share that share steps, and the arrays of Julia's requests are made of these rows: a new number
-needs no more than its row, and what uses it.
+The options with their checks and aliases, `Lane`, fingerprints, the layouts of engines, the checks
+of ensembles whose trajectories share steps, and the arrays of Julia's requests are all made from
+these rows. So a new number needs only a row here, and the code that uses it.
 """
 
 import math
@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """What a trajectory has of one kind.
+    """A kind of number that a trajectory has.
 
-    - `name`: the field of a `Lane`.
-    - `option`: what the user gives it by, a part of the problem or an option; empty where the
+    - `name`: its field in a `Lane`.
+    - `option`: the part of the problem, or the option, by which the user gives it; empty where the
         library makes it.
-    - `kind`: `state`, the first one; `parameters`, arrays; `constants`, arrays that the program
-        named by `option` closes over, a function `(u, p, t)`; `time`; `times` to save, and the
-        `count` of them; `tolerance`, a number or one a component; `step`, the size of one; `bound`
-        of steps; `table`, several numbers, as many for each trajectory; `stops`, as many known
-        times to be stepped onto, in the order in which they come, and infinitely far where there
-        are no more; `flag`, which all share.
-    - `default`: of the option.
-    - `check`: refuses values (known ones) of the option, given its name and the value.
-    - `aliases`: what other libraries call the option.
-    - `dtype`: where that is not the precision of the state.
-    - `digest`: its name in a fingerprint, where that is not the option's.
+    - `kind`: one of `state`, the initial state; `parameters`, arrays; `constants`, arrays that a
+        function `(u, p, t)`, the one named by `option`, closes over; `time`; `times` to save, and
+        their `count`; `tolerance`, a number, or one for each component; `step`, the size of a step;
+        `bound`, of step sizes; `table`, equally many numbers for each trajectory; `stops`, equally
+        many known times for each trajectory, at which steps end, sorted and filled up with
+        infinity; `flag`, which all trajectories share.
+    - `default`: the default of the option.
+    - `check`: a function of the option's name and its value, which refuses wrong known values.
+    - `aliases`: the names of the option in other libraries.
+    - `dtype`: its dtype, where that is not the precision of the state.
+    - `digest`: its name in a fingerprint, where that is not the option's name.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Row(NamedTuple):
 
 
 def check_real(value: Any, what: str) -> Any:
-    """As a NumPy array.
+    """The value as a NumPy array.
 
-    **Raises:** `TypeError`, which says `what`, for what is no array of real numbers.
+    **Raises:** `TypeError` that names `what`, for a value that is no array of real numbers.
     """
-    import numpy as np  # (`--help` reads the table, and needs none of it)
+    import numpy as np  # imported here, since `--help` reads the table and needs no NumPy
 
     array = np.asarray(value)
     if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
@@ -54,7 +54,7 @@ def check_real(value: Any, what: str) -> Any:
 
 def check_tolerance(name: str, value: Any) -> None:
     """
-    **Raises:** `TypeError` and `ValueError` for what is no tolerance.
+    **Raises:** `TypeError` and `ValueError` for a value that is no tolerance.
     """
     what = f"{name} must be zero or positive, got {value!r}."
     if not (check_real(value, what) >= 0).all():
@@ -75,7 +75,8 @@ def _check_bound(name: str, value: Any) -> None:
 
 def check_stops(name: str, value: Any) -> None:
     """
-    **Raises:** `TypeError` and `ValueError` for what are no known times of the option `name`.
+    **Raises:** `TypeError` and `ValueError` for a value that can't be the known times of the option
+    `name`.
     """
     import numpy as np
 
@@ -92,7 +93,7 @@ def check_stops(name: str, value: Any) -> None:
         raise ValueError(f"{name} has a time that is NaN; fill rows that are shorter with inf.")
 
 
-# (Fingerprints of stores tell the order of the rows.)
+# The fingerprints of stores depend on the order of the rows.
 NUMBERS = [
     Row("u0", "u0", "state"),
     Row("p", "p", "parameters"),
@@ -119,5 +120,5 @@ def of_kind(*kinds: str) -> list[Row]:
 
 
 def but(*kinds: str) -> list[Row]:
-    """The rows of other kinds."""
+    """The rows of all other kinds."""
     return [x for x in NUMBERS if x.kind not in kinds]

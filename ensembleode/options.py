@@ -8,13 +8,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .aliases import unknown_option
+from .initialization import BrownFullBasicInit, CheckInit
 from .numbers import NUMBERS, of_kind
 from .solvers.controllers import AbstractController
 from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
-# Those whose value may not differ from trajectory to trajectory; and all.
+# The options whose values may not differ between trajectories; then all options of a trajectory.
 STATIC_OPTIONS = {
     "save_start": None,
     "save_end": None,
@@ -25,8 +26,9 @@ STATIC_OPTIONS = {
     "internalnorm": None,
     "sensealg": None,
     "max_events": None,
+    "initializealg": None,
 }
-# What is said of a whole solve.
+# The options of a whole solve.
 _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
     "on_interrupt store"
@@ -36,7 +38,7 @@ DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS
 
 
 def among(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are among the arguments of a function."""
+    """The arguments of a function that are options."""
     return {name: arguments[name] for name in DEFAULTS if name in arguments}
 
 
@@ -53,7 +55,8 @@ def check_option_names(options: Mapping[str, Any]) -> None:
 
 
 def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]) -> dict:
-    """Options given to `solve` win over those kept with the problem, which win over defaults."""
+    """The options of a solve: those given to `solve`, else those kept with the problem, else
+    defaults."""
     given = merge(problem_options, solve_options)
     options = {**DEFAULTS, **given}
     controller = options["stepsize_controller"]
@@ -75,7 +78,7 @@ def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]
 
 
 def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
-    """Options `old` with `new` ones, which also replace those that they exclude."""
+    """The `old` options updated with `new` ones, which also replace options that they exclude."""
     new = {k: v for k, v in new.items() if v is not None}
     excluded = {other for name in new for other in _EXCLUDES.get(name, ())}
     if holds_tolerances(new.get("stepsize_controller")):
@@ -87,7 +90,7 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
     elif new.get("adaptive") is not None and not new["adaptive"]:
         excluded.add("stepsize_controller")
     saveat = new.get("saveat")
-    if isinstance(saveat, list | tuple) or getattr(saveat, "ndim", 0):  # saved as it is
+    if isinstance(saveat, list | tuple) or getattr(saveat, "ndim", 0):  # saved exactly as given
         excluded |= {"save_start", "save_end"}
     return {k: v for k, v in old.items() if v is not None and k not in excluded} | new
 
@@ -96,12 +99,12 @@ _EXCLUDES = {
     "saveat": ("save_everystep",),
     "save_everystep": ("saveat",),
 }
-# What a step-size controller of diffrax holds itself.
+# The options that a step-size controller of diffrax has itself.
 _HELD = {x.option for x in of_kind("tolerance", "bound")} | {"adaptive", "internalnorm"}
 
 
 def holds_tolerances(controller: Any) -> bool:
-    """Whether this is a step-size controller of diffrax, which brings its tolerances."""
+    """Whether this is a step-size controller of diffrax, which has its own tolerances."""
     return controller is not None and not isinstance(controller, AbstractController)
 
 
@@ -121,6 +124,12 @@ def _check_static(options: dict[str, Any]) -> None:
     least, most = options["dtmin"], options["dtmax"]
     if not any(x is None or is_tracer(x) for x in (least, most)) and least > most:
         raise ValueError(f"dtmin is {least!r}, and dtmax is smaller: {most!r}.")
+    init = options["initializealg"]
+    if not (init is None or isinstance(init, CheckInit | BrownFullBasicInit)):
+        raise TypeError(
+            "initializealg must be eo.CheckInit() or eo.BrownFullBasicInit(), for the algebraic "
+            f"equations of a mass matrix; got {init!r}."
+        )
     norm = options["internalnorm"]
     if not (norm is None or isinstance(norm, AbstractNorm)):
         raise TypeError(
@@ -142,11 +151,12 @@ def check_count(name: str, value: Any) -> int:
 
 
 def as_count(name: str, value: Any) -> int:
-    """The same of a number as people write it, such as 1e4."""
+    """A count as an integer, which may be written as 1e4. **Raises:** `TypeError` and `ValueError`
+    for others."""
     is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
     return check_count(name, int(value) if is_whole else value)
 
 
 def time_dtype_of(u0: Any) -> np.dtype:
-    """Time has the precision of the state."""
+    """The dtype of time, which has the precision of the state."""
     return np.dtype(jnp.finfo(u0.dtype).dtype)

@@ -1,4 +1,4 @@
-"""What is solved: an ODE problem, and an ensemble of them."""
+"""The problems that can be solved: an ODE problem, and an ensemble of ODE problems."""
 
 import inspect
 from collections.abc import Callable
@@ -24,28 +24,28 @@ class ODEProblem(eqx.Module):
     **Arguments:**
 
     - `f`: the vector field `f(u, p, t) -> du`, written in JAX; `du` has the structure, shape and
-        dtype of `u`. It means what it means under `jax.vmap`. Any callable, Equinox modules
-        included; arrays it closes over are inputs of the solve (new values never compile again,
-        and are differentiated through).
+        dtype of `u`. It has the meaning that it has under `jax.vmap`. Any callable is possible,
+        including Equinox modules. Arrays that it closes over are inputs of the solve: new values
+        never compile again, and derivatives go through them.
     - `u0`: the initial state, an array of any shape and an inexact dtype, or a pytree of such
-        arrays of one dtype: a dict, a tuple, an Equinox module (lists and tuples of nothing but
-        numbers are arrays). Then `f` takes and returns that structure, and solutions have it. Time
-        is computed in the same precision. Components are numbered and drawn in the order in which
-        they are written here (that of a dict, too, though JAX sorts its keys).
-    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time; where both are the
-        same, the solution is `u0`.
+        arrays of one dtype: a dict, a tuple, an Equinox module. (Lists and tuples that consist only
+        of numbers are arrays.) `f` then takes and returns that structure, and solutions have it.
+        Time is computed in the same precision. Components are numbered and plotted in the order in
+        which they are written here (also those of a dict, though JAX sorts its keys).
+    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time. If both are the same,
+        the solution is `u0`.
     - `p`: the parameters, any pytree.
-    - `integrand`: `integrand(u, p, t)`, written as `f` is, returns what is to be integrated along
-        the solution: an array, or any pytree of arrays, in the dtype of `u`. Solutions have its
-        integral from `t0` on at every saved time, `sol.integral` and `sim.integral`: an area under
-        a curve, a log-determinant, a cost. It is computed with the steps of the solution and
-        changes none of them: tolerances are of `u` alone. (For tolerances of its own it is a
-        component of `u`.)
+    - `integrand`: `integrand(u, p, t)`, written like `f`, returns the function to be integrated
+        along the solution: an array, or any pytree of arrays, in the dtype of `u`. Solutions have
+        its integral from `t0` to every saved time, as `sol.integral` and `sim.integral`: an area
+        under a curve, a log-determinant, a cost. It is computed with the steps of the solution and
+        doesn't change them, so the tolerances apply to `u` alone. (For an integral with its own
+        tolerances, make it a component of `u`.)
     - `options`: solver options kept with the problem, as in SciML: any option of
         [`solve`][ensembleode.solve] that describes one trajectory (`saveat=`, `abstol=`, ...).
-        Options given to `solve` itself win.
+        Options given to `solve` itself take precedence.
 
-    **Raises:** `TypeError` for an `f` that can't be called, an integer or non-array `u0`, an
+    **Raises:** `TypeError` for an `f` that can't be called, an integer or non-array `u0`, or an
     unknown option; `ValueError` for a malformed `tspan`.
     """
 
@@ -93,17 +93,17 @@ def remake(prob: Integrator, **changes: Any) -> Integrator: ...
 
 
 def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integrator":
-    """A copy of `prob` with some of it changed; or of the integrator of a callback, with another
+    """A copy of `prob` with some parts changed; or a copy of a callback's integrator with another
     state `u` or other parameters `p`.
 
     **Arguments:**
 
-    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or the integrator that an affect is given.
+    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or the integrator that an affect gets.
     - `changes`: any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options (`saveat`,
-        `abstol`, `reltol`, `dt`, ...), which are merged over those the problem already has.
+        `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has.
 
-    **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown;
-    otherwise as `ODEProblem`.
+    **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown; otherwise the
+    errors of `ODEProblem`.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0, 2.0], (0.0, 1.0), 0.5)
@@ -127,13 +127,13 @@ def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integ
 
 
 class EnsembleContext(eqx.Module):
-    """Which trajectory a `prob_func` or `output_func` is asked for.
+    """The trajectory for which a `prob_func` or `output_func` is called.
 
-    - `index`: its 0-based index.
-    - `sim_id`: the same counted from 1, as in SciML.
+    - `index`: its index, counted from 0.
+    - `sim_id`: its index counted from 1, as in SciML.
     - `repeat`: 1, and one more for each rerun.
-    - `key`: its own JAX PRNG key. It depends on the seed, `index` and `repeat` only, so it is
-        the same whatever the ensemble algorithm, the batches or the devices.
+    - `key`: its own JAX PRNG key. The key depends only on the seed, `index` and `repeat`, so it is
+        the same for every ensemble algorithm, batch size and number of devices.
 
     >>> import jax, ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 0.5)
@@ -163,29 +163,28 @@ class EnsembleProblem(eqx.Module):
 
     **Arguments:**
 
-    - `prob`: the [`ODEProblem`][ensembleode.ODEProblem] all trajectories start from.
-    - `prob_func`: `prob_func(prob, ctx) -> ODEProblem`, usually by
-        [`remake`][ensembleode.remake], with `ctx` an
-        [`EnsembleContext`][ensembleode.EnsembleContext]; or SciML's older
-        `prob_func(prob, i, repeat)`, **with `i` counted from 0** (as Python's `u0s[i]`
-        wants). The two are told apart by the number of positional parameters without
-        defaults. It is traced once over the index, so it must be written in JAX; one that
-        can't be traced is called once a trajectory instead, which is slow and logged; so is one
-        that makes another problem each time it is called, which is found by calling it twice.
-        (Random numbers come from `ctx.key`; NumPy's are drawn for each trajectory so, and
-        refused inside `jit`.)
-        What it returns may depend on the index in `u0`, `p`, `tspan`, what `f` closes over, and
-        the options `saveat`, `abstol`, `reltol`, `dt`; shapes may not.
+    - `prob`: the [`ODEProblem`][ensembleode.ODEProblem] that all trajectories are made from.
+    - `prob_func`: `prob_func(prob, ctx) -> ODEProblem`, usually by [`remake`][ensembleode.remake],
+        with `ctx` an [`EnsembleContext`][ensembleode.EnsembleContext]; or SciML's older
+        `prob_func(prob, i, repeat)`, **with `i` counted from 0** (as Python's `u0s[i]` needs). The
+        two are told apart by the number of positional parameters without defaults. It is traced
+        once over the index, so it should be written in JAX. A function that can't be traced is
+        called once for each trajectory instead, which is slow and logged. The same is done for a
+        function that makes a different problem each time it is called, which is detected by calling
+        it twice. (Random numbers should come from `ctx.key`. Those of NumPy are drawn for each
+        trajectory in this way, and are refused inside `jit`.) The returned problem may depend on
+        the index in `u0`, `p`, `tspan`, arrays that `f` closes over, and the options `saveat`,
+        `abstol`, `reltol`, `dt`; shapes may not.
     - `output_func`: `output_func(sol, ctx) -> (out, rerun)`, applied to the
-        [`ODESolution`][ensembleode.ODESolution] of each trajectory. `out` is any pytree of
-        arrays, and replaces the trajectory in the result; where `rerun` is true the trajectory
-        is made (with `ctx.repeat` one larger) and solved again, at most `max_repeats` times in
+        [`ODESolution`][ensembleode.ODESolution] of each trajectory. `out` is any pytree of arrays,
+        and replaces the trajectory in the result. Where `rerun` is true, the trajectory is made
+        again (with `ctx.repeat` larger by one) and solved again, at most `max_repeats` times in
         all.
-    - `reduction`: `reduction(u, data, indices) -> (u, converged)`, called after each batch
-        with the outputs of that batch (trajectory axis first) and their 0-based indices.
-        When `converged` is true the remaining batches are not run.
-    - `u_init`: what `reduction` starts from. Without it, an array like the first batch with
-        no trajectories in it.
+    - `reduction`: `reduction(u, data, indices) -> (u, converged)`, called after each batch with the
+        outputs of that batch (trajectory axis first) and their indices, counted from 0. When
+        `converged` is true, the remaining batches are not run.
+    - `u_init`: the value that `reduction` starts from. By default, an array like the first batch,
+        but with no trajectories in it.
 
     **Raises:** `TypeError` for a `prob` that is not an `ODEProblem`, or functions with the
     wrong number of parameters; `ValueError` for `u_init` without `reduction`.

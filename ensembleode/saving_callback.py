@@ -15,14 +15,14 @@ from .tracing.field_errors import check_signature
 class SavingCallback(eqx.Module):
     """Saves the values of `fn(u, p, t)` at the times at which states are saved: `sim.saved`.
 
-    No event of `sim.events`, and nothing that an engine sees: `fn` is evaluated on the rows of the
-    solution, whichever ensemble algorithm and engine made it. A solve has one of them at most. As
-    its `p` is that of the trajectory, no other callback may change `p`; and `fn` is the same for
-    all trajectories, which differ by `p`.
+    It makes no events in `sim.events`, and engines don't see it: `fn` is evaluated on the rows of
+    the solution, for any ensemble algorithm and engine. A solve can have at most one. Its `p` is
+    that of the trajectory, so no other callback may change `p`. `fn` is the same for all
+    trajectories, which may differ by `p`.
 
-    **Arguments:** `fn`: `fn(u, p, t)`, an array or a pytree of arrays.
+    **Arguments:** `fn`: `fn(u, p, t)`, which returns an array or a pytree of arrays.
 
-    **Raises:** `TypeError` for what is no such function.
+    **Raises:** `TypeError` for anything else.
 
     >>> import ensembleode as eo
     >>> energy = eo.SavingCallback(lambda u, p, t: p * u[0] ** 2 / 2)
@@ -42,11 +42,12 @@ class SavingCallback(eqx.Module):
 
 
 class Saved(eqx.Module):
-    """What a [`SavingCallback`][ensembleode.SavingCallback] saved, row by row as the states.
+    """The values that a [`SavingCallback`][ensembleode.SavingCallback] saved, with the same rows as
+    the states.
 
-    - `t`: the times, as those of the solution, `[row]` or `[trajectory, row]`.
-    - `values`: the values, in the structure that `fn` returned: leaves `[row, ...]` of a problem,
-        `[trajectory, row, ...]` of an ensemble; NaN (integers: zero) where a trajectory had ended.
+    - `t`: the times, which are those of the solution, `[row]` or `[trajectory, row]`.
+    - `values`: the values, in the structure that `fn` returned: leaves `[row, ...]` for a problem,
+        `[trajectory, row, ...]` for an ensemble; NaN (integers: zero) where a trajectory had ended.
     """
 
     t: Any
@@ -54,9 +55,9 @@ class Saved(eqx.Module):
 
 
 def saving_function(callbacks: Sequence[Any]) -> Callable | None:
-    """The `fn` of the `SavingCallback` among these; None where there is none.
+    """The `fn` of the `SavingCallback` among these callbacks; None where there is none.
 
-    **Raises:** `ValueError` for several.
+    **Raises:** `ValueError` if there are several.
     """
     found = [x.fn for x in callbacks if isinstance(x, SavingCallback)]
     if len(found) > 1:
@@ -70,10 +71,11 @@ def saving_function(callbacks: Sequence[Any]) -> Callable | None:
 def check_saving_function(
     fn: Callable, values: Sequence[Any], *, of_prob_func: bool, changes: tuple[int, ...]
 ) -> None:
-    """Check what can be saved.
+    """Check that the values of `fn` can be saved.
 
     **Arguments:** `values`: the abstract values that `fn` returns; `of_prob_func`: whether
-    `prob_func` made it; `changes`: which numbers of `p` other callbacks change.
+    `prob_func` made the callback; `changes`: the indices of the numbers of `p` that other callbacks
+    change.
 
     **Raises:** `TypeError` and `ValueError`, which say what to do instead.
     """
@@ -96,7 +98,8 @@ def check_saving_function(
 
 
 def refuse_with_saving(*, output_func: bool, reduction: bool, store: bool) -> None:
-    """**Raises:** `ValueError` for what leaves no rows in memory that a `SavingCallback` is for."""
+    """**Raises:** `ValueError` for options that leave no rows in memory on which a `SavingCallback`
+    could be evaluated."""
     for name, is_given in {
         "an output_func": output_func,
         "a reduction": reduction,
@@ -117,16 +120,16 @@ def saved(fn: Callable, known: Any, u: Any, t: Any, lengths: Any, *, several: bo
 
     **Arguments:**
 
-    - `known`: the starts and parameters (`core.given.Known`).
-    - `u`, `t`, `lengths`: as a solution has them: of several trajectories with an axis of these in
-        front, which `t` only has where they don't share it.
+    - `known`: the initial states and parameters (`core.given.Known`).
+    - `u`, `t`, `lengths`: as in a solution; for several trajectories with a leading axis of these,
+        which `t` has only where trajectories don't share it.
     """
 
     def of_one(u: Any, t: Any, length: Any, start: Any, own: Any) -> Any:
         p = eqx.combine(own, shared)
         is_reached = jnp.arange(t.shape[0], dtype=length.dtype) < length
-        # Where a trajectory had ended `fn` is evaluated at the last row that was reached: what it
-        # gives there is not taken, but zero times its derivative at NaN would be NaN.
+        # Where a trajectory had ended, `fn` is evaluated at the last row that was reached. That
+        # value isn't used, but zero times a derivative at NaN would be NaN.
         last = jnp.maximum(length - 1, 0)
         u = jax.tree.map(
             lambda x, x0: _where(is_reached, x, jnp.where(length > 0, x[last], x0)), u, start
@@ -147,8 +150,8 @@ def saved(fn: Callable, known: Any, u: Any, t: Any, lengths: Any, *, several: bo
 
 
 def _as_arrays(parameters: Any, own: Any) -> Any:
-    """The parameters with those numbers as arrays that all trajectories share (None in `own` is
-    what is no number)."""
+    """The parameters, with numbers that all trajectories share as arrays; leaves that are no
+    numbers have None in `own`."""
 
     def one(own: Any, x: Any) -> Any:
         return x if own is None else None if own else jnp.asarray(x)
@@ -157,7 +160,7 @@ def _as_arrays(parameters: Any, own: Any) -> Any:
 
 
 def _where(is_reached: Any, x: Any, other: Any) -> Any:
-    """`x [row, ...]` where the row was reached, and else `other [...]`."""
+    """`x [row, ...]` where the row was reached, else `other [...]`."""
     mask = is_reached.reshape(-1, *[1] * (x.ndim - 1))
     return jnp.where(mask, x, jnp.broadcast_to(other, x.shape).astype(x.dtype))
 

@@ -1,4 +1,4 @@
-"""How a solve is differentiated (`sensealg`), and errors where it can't be."""
+"""The choices of how a solve is differentiated (`sensealg`), and the errors where it can't be."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -17,26 +17,27 @@ class SensitivityAlgorithm(eqx.Module):
 
 
 class ReplayAdjoint(SensitivityAlgorithm):
-    """Reverse mode by recording the steps and replaying them. The default of our own engines.
+    """Reverse mode by recording the steps and replaying them. It is the default of the compiled and
+    the lanes engine.
 
-    Exact derivatives of the numerical solution with its steps held constant; those with respect to
-    times are the field's, exact to the tolerances. Memory grows with the square root of `maxiters`,
-    the cost with the steps taken.
+    The derivatives are those of the numerical solution with its steps held constant, and are exact.
+    Derivatives with respect to times are those of the field, exact up to the tolerances. The memory
+    grows with the square root of `maxiters`, the cost with the number of steps taken.
 
-    Forward mode and derivatives of any order work, too, in whichever way they are nested:
-    `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher order are solves of
-    `f` with its tangents, with steps that the state alone controls.
+    Forward mode and derivatives of any order work, too, with any nesting: `jax.jvp`, `jax.hessian`,
+    `jax.jvp(jax.grad(...), ...)`. Those of higher order are solves of `f` with its tangents, whose
+    steps are controlled by the state alone.
     """
 
 
 class GaussAdjoint(SensitivityAlgorithm):
     """The continuous adjoint along the forward solution, with Gauss-Legendre quadrature for the
-    parameters. Of the lanes engine.
+    parameters, in the lanes engine.
 
     The steps are recorded as for `ReplayAdjoint`. The adjoint ODE is then integrated back over each
-    of them, on its dense output, with the method of the solve: accurate to the tolerances rather
-    than exact. Parameters cost a few products a step, however many stages the method has. Reverse
-    mode only.
+    step, along its dense output, with the method of the solve. The gradient is accurate to the
+    tolerances, but not exact. Parameters cost a few products in each step, however many stages the
+    method has. Reverse mode only.
 
     Source: Norcliffe and Deisenroth, "Faster training of neural ODEs using Gauss-Legendre
     quadrature", TMLR 2023.
@@ -44,12 +45,12 @@ class GaussAdjoint(SensitivityAlgorithm):
 
 
 class InterpolatingAdjoint(SensitivityAlgorithm):
-    """The continuous adjoint along the interpolated forward solution. Of the Julia engine, and its
-    default where there are many parameters.
+    """The continuous adjoint along the interpolated forward solution, in the Julia engine, where it
+    is the default if there are many parameters.
 
     A trajectory is solved again, keeping its dense output, and the adjoint ODE is solved back along
-    it with the same method and tolerances: accurate to the tolerances rather than exact, and stable
-    where the forward solve is. Reverse mode only.
+    it with the same method and tolerances. The gradient is accurate to the tolerances, but not
+    exact, and stable where the forward solve is stable. Reverse mode only.
 
     Source: Ma et al., "A comparison of automatic differentiation and continuous sensitivity
     analysis for derivatives of differential equation solutions", IEEE HPEC 2021.
@@ -57,13 +58,13 @@ class InterpolatingAdjoint(SensitivityAlgorithm):
 
 
 class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
-    """Reverse mode through the steps taken, with recursive checkpointing. The diffrax engine's
-    default.
+    """Reverse mode through the steps taken, with recursive checkpointing. It is the default of the
+    diffrax engine.
 
-    Exact derivatives of the numerical solution. Reverse mode only.
+    The derivatives of the numerical solution are exact. Reverse mode only.
 
-    - `checkpoints`: how many states are kept; by default about `sqrt(2 maxiters)`. Fewer need
-        less memory and more recomputation.
+    - `checkpoints`: the number of states that are kept; by default about `sqrt(2 maxiters)`. Fewer
+        need less memory and more recomputation.
 
     Source: Stumm and Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
     Comput. 32 (2010).
@@ -73,21 +74,21 @@ class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
 
 
 class DirectAdjoint(SensitivityAlgorithm):
-    """Differentiates the operations of the solve as they are, forwards or backwards.
+    """Differentiates the operations of the solve directly, in forward or reverse mode.
 
-    Needs memory proportional to `maxiters` in reverse mode: set a tight one.
+    In reverse mode, the memory is proportional to `maxiters`, so set a tight limit.
     """
 
 
 class BacksolveAdjoint(SensitivityAlgorithm):
     """The continuous adjoint: a second ODE solved backwards in time.
 
-    Constant memory; the gradient is accurate to the tolerances rather than exact, and the
-    backward solve may be unstable for dissipative problems. Reverse mode only, with `saveat` or
-    the ends (not `save_everystep`).
+    The memory is constant. The gradient is accurate to the tolerances, but not exact, and the
+    backward solve may be unstable for dissipative problems. Reverse mode only, with `saveat` or the
+    ends (not `save_everystep`).
 
-    On the lanes engine the state starts anew from each saved one, and the gradient of a trajectory
-    whose backward solve fails is NaN.
+    In the lanes engine, the state starts anew from each saved state, and the gradient of a
+    trajectory whose backward solve fails is NaN.
 
     Source: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B.
     """
@@ -129,9 +130,10 @@ def reverse_only(tree: PyTree, name: str) -> PyTree:
 
 @contextlib.contextmanager
 def explained(sensealg: Any) -> Iterator[None]:
-    """JAX's own errors are given the remedy: where it comes upon a reverse-only adjoint before the
-    mark of `reverse_only` (a Hessian, in some versions), and where a `shard_map` of the user's
-    checks which values vary over the mesh, which time loops don't say."""
+    """Within this block, two errors of JAX's get a remedy: that for a reverse-only adjoint where
+    JAX notices it before `reverse_only` does (for a Hessian, in some versions); and that of a
+    `shard_map` of the user's, which checks which values vary over the mesh, while time loops don't
+    declare it."""
     try:
         yield
     except (TypeError, ValueError) as e:
@@ -148,7 +150,7 @@ def explained(sensealg: Any) -> Iterator[None]:
 
 
 def label(sensealg: Any) -> str:
-    """What an error calls it."""
+    """The name of the sensealg in error messages."""
     return "None, the default," if sensealg is None else type(sensealg).__name__ + "()"
 
 
@@ -158,7 +160,7 @@ def forward_only(tree: PyTree) -> PyTree:
 
 
 def with_zeros(like: Any, cotangents: Any) -> Any:
-    """The cotangents of a named tuple of arrays, zero where Equinox gives none."""
+    """The cotangents of a named tuple of arrays, with zeros where Equinox has None."""
     cotangents = type(like)(*cotangents)
     return jax.tree.map(lambda x, ct: jnp.zeros_like(x) if ct is None else ct, like, cotangents)
 
@@ -197,8 +199,8 @@ def _constant(x: Any, error: str) -> Any:
     return constant(x)
 
 
-# The identity on the tangent t of x. In forward mode it is evaluated or lowered, in reverse mode
-# only transposed: that is what tells the two apart, wherever jit stands between.
+# The identity on the tangent t of x. In forward mode it is evaluated or lowered; in reverse mode it
+# is only transposed. That distinguishes the two modes, even if jit is in between.
 _tangent_p = jex.Primitive("ensembleode_tangent")
 
 
@@ -210,7 +212,7 @@ def _evaluate(x, t, *, forward_error, second_error, reverse_error):
 
 
 def _jvp(primals, tangents, **params):
-    if params["forward_error"] is not None:  # evaluated, as in forward mode
+    if params["forward_error"] is not None:  # evaluated, so this is forward mode
         raise TypeError(params["forward_error"])
     (x, t), (_, dt) = primals, tangents
     dt = ad.instantiate_zeros(dt)
@@ -221,7 +223,7 @@ def _transpose(ct, x, t, *, forward_error, second_error, reverse_error):
     del x, t, forward_error
     if reverse_error is not None:
         raise TypeError(reverse_error)
-    # The gradient can depend on what it is differentiated by through ct alone.
+    # The gradient can depend on the variables of differentiation only through ct.
     if second_error is not None and not isinstance(ct, ad.Zero):
         ct = _constant(ct, second_error)
     return [None, ct]
@@ -232,7 +234,7 @@ def _batch(args, dims, **params):
     if t_dim is None:
         return _tangent_p.bind(x, t, **params), t_dim
     if x_dim is None:
-        # Many tangents of one number: the columns of a Jacobian, in forward mode.
+        # Several tangents of one number are the columns of a Jacobian, in forward mode.
         if params["forward_error"] is not None:
             raise TypeError(params["forward_error"])
         x = jnp.broadcast_to(jnp.expand_dims(x, t_dim), t.shape)

@@ -1,4 +1,4 @@
-"""What a solve returns."""
+"""The results of a solve."""
 
 import dataclasses
 import operator
@@ -25,7 +25,7 @@ from .saving_callback import Saved
 from .tracing.program import is_tracer
 
 
-# The arrays of a solution are JAX's, but return codes and counts, and what is read from a store.
+# The arrays of a solution are JAX's, except for return codes, counts, and arrays read from a store.
 AnyArray: TypeAlias = Array | np.ndarray | np.generic
 
 
@@ -38,15 +38,16 @@ class EnsembleError(RuntimeError):
 
 
 class Stats(eqx.Module):
-    """Counts of work, as SciML has them.
+    """The work that a solve took, as counted in SciML.
 
     - `naccept` accepted and `nreject` rejected steps.
-    - `nf`: evaluations of `f`; of implicit methods in every step that was tried, without what
-        Jacobians take. None for diffrax's own solvers, but explicit Runge-Kutta methods.
-    - `njac`: Jacobians of `f`; `nw`: factorisations of the matrix made of one; `nsolve`: solutions
-        with its factors. None of explicit methods, of diffrax's own solvers and with Julia.
+    - `nf`: evaluations of `f`. For implicit methods they are those in all steps that were tried,
+        without those for Jacobians. None for diffrax's own solvers, except for explicit Runge-Kutta
+        methods.
+    - `njac`: Jacobians of `f`; `nw`: factorisations of the matrix made from one; `nsolve`: solves
+        with its factors. None for explicit methods, for diffrax's own solvers, and with Julia.
 
-    Arrays over the trajectories (totals, where a `reduction` was given).
+    They are arrays over the trajectories (totals, where a `reduction` was given).
     """
 
     naccept: Any
@@ -61,18 +62,19 @@ COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
 
 
 class Events(eqx.Module):
-    """What happened by callbacks, event after event; of several trajectories their axis is first.
+    """The events of callbacks, one after another; for several trajectories, these are the first
+    axis.
 
     - `t [event]`: the times.
-    - `which [event]`: of which callback it was, counted from 0.
-    - `direction [event]`: whether its condition rose (1) or fell (-1) through zero; of a discrete
-        callback it is 1. With a vector callback, of each of its conditions, `[event, condition]`,
-        0 where one did not cross.
+    - `which [event]`: the number of the callback, counted from 0.
+    - `direction [event]`: whether its condition rose (1) or fell (-1) through zero; for a discrete
+        callback it is 1. With a vector callback it has an entry for each of the conditions,
+        `[event, condition]`, which is 0 where a condition did not cross.
     - `u_before`, `u_after [event, *state]`: the states, in the structure of `u`.
-    - `count []`: how many there were.
+    - `count []`: the number of events.
 
-    Where a trajectory had fewer than others the rest is NaN, and `which` -1. Of callbacks with
-    `save_positions=(False, False)` there is nothing.
+    Where a trajectory had fewer events than others, the rest is NaN, and `which` is -1. Callbacks
+    with `save_positions=(False, False)` have no entries.
     """
 
     t: Any
@@ -84,7 +86,7 @@ class Events(eqx.Module):
 
 
 def first_events(events: Events, most: int, *, several: bool) -> Events:
-    """As many of the events, of one trajectory or of several."""
+    """The first `most` events of a trajectory, or of each of several."""
     part = (slice(None), slice(most)) if several else slice(most)
     names = ("t", "which", "direction", "u_before", "u_after")
     cut = {x: getattr(events, x) for x in names}
@@ -92,7 +94,7 @@ def first_events(events: Events, most: int, *, several: bool) -> Events:
 
 
 class EngineChoice(NamedTuple):
-    """Which engine ran, and why; with which solver, and which adjoint for gradients."""
+    """Which engine ran, and why; and its solver, and its adjoint for gradients."""
 
     name: str
     reason: str
@@ -104,10 +106,10 @@ class EngineChoice(NamedTuple):
 
 
 class _Solution(eqx.Module):
-    """What solutions share: errors that name what an attribute is called here, and that they can
-    be pickled, which programs can't."""
+    """The common part of solutions: errors about attributes that say what they are called here, and
+    pickling, although programs can't be pickled."""
 
-    if not TYPE_CHECKING:  # which would take every attribute for one that exists
+    if not TYPE_CHECKING:  # type checkers would believe that every attribute exists
 
         def __getattr__(self, name):
             raise missing_of_solution(self, name)
@@ -124,22 +126,22 @@ class _Solution(eqx.Module):
 
     @property
     def u0(self) -> Any:
-        """The start, in the structure of the state; of an ensemble those of all trajectories,
-        `[trajectory, ...]`.
+        """The initial state, in the structure of the state; for an ensemble those of all
+        trajectories, `[trajectory, ...]`.
 
-        **Raises:** as `p`.
+        **Raises:** the same error as `p`.
         """
         return self._known().u0
 
     @property
     def p(self) -> Any:
-        """The parameters, in the structure of the problem's `p`; of an ensemble those of all
-        trajectories, numbers as `[trajectory, ...]`. They are made again when they are asked for;
-        what all trajectories share is there once, as a broadcast view.
+        """The parameters, in the structure of the problem's `p`; for an ensemble those of all
+        trajectories, with numbers as `[trajectory, ...]`. They are computed again when they are
+        asked for. A value that all trajectories share is in memory once, as a broadcast view.
 
-        **Raises:** `ValueError` for a solution that has none with it: one that JAX has taken apart
-        (returned from `jit`, or mapped over), one within `output_func`, and of an ensemble
-        whose `output_func` may ask for reruns.
+        **Raises:** `ValueError` for a solution that doesn't know them: one that JAX has taken apart
+        (because it was returned from `jit`, or mapped over), one inside of `output_func`, and that
+        of an ensemble whose `output_func` may ask for reruns.
         """
         return self._known().p
 
@@ -157,20 +159,20 @@ class _Solution(eqx.Module):
 class ODESolution(_Solution):
     """The solution of one problem.
 
-    - `u`: the states, `[time, *state]`; of a state that is a pytree, its structure with leaves
+    - `u`: the states, `[time, *state]`; for a state that is a pytree, its structure with leaves
         `[time, *leaf]`.
     - `t`: the times, `[time]`.
     - `retcode`: its [`ReturnCode`][ensembleode.ReturnCode].
     - `stats`: its [`Stats`][ensembleode.Stats].
-    - `integral`: the integral of the problem's `integrand` from the start to each time, its
-        structure with leaves `[time, ...]`; None where there is none.
-    - `u0`, `p`: the start and the parameters, in the structure that the problem gives them.
-    - `length`: how many of the times were reached; states after that are NaN. Solutions taken
-        out of an ensemble outside of `jit` are cut to it where times differ by trajectory.
+    - `integral`: the integral of the problem's `integrand` from the start to each time, in the
+        structure of the integrand with leaves `[time, ...]`; None without an integrand.
+    - `u0`, `p`: the initial state and the parameters, in the structure of the problem's.
+    - `length`: how many of the times were reached; states after that are NaN. If times differ
+        between trajectories, solutions taken out of an ensemble outside of `jit` are cut to this
+        length.
     - `engine`: which engine ran, and why.
-
     - `events`: with callbacks, its [`Events`][ensembleode.Events].
-    - `saved`: with a `SavingCallback`, what it [`Saved`][ensembleode.Saved].
+    - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
 
     Called with times, it interpolates (after `save_everystep=True`).
     """
@@ -191,14 +193,16 @@ class ODESolution(_Solution):
     def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
-        Between accepted steps it is the interpolant of the method, the one that `saveat` has, too:
-        of its tableau, or a cubic where it has none of its own. Differentiable by all that the
-        solution depends on, and by `t`; NaN outside of what was reached.
+        Between accepted steps, it is the interpolant of the method, which `saveat` uses, too: that
+        of its tableau, or a cubic polynomial if the method has none of its own. It is
+        differentiable with respect to everything that the solution depends on, and to `t`. It is
+        NaN outside of what was reached.
 
-        **Arguments:** `deriv`: the order of the derivative by time that is wanted instead of the
-        state; each is less exact than the one before.
+        **Arguments:** `deriv`: the order of the derivative with respect to time that is returned
+        instead of the state; each order is less accurate than the one before.
 
-        **Raises:** `ValueError` without `save_everystep=True`, and for a `deriv` that is no order.
+        **Raises:** `ValueError` without `save_everystep=True`, and for a `deriv` that is no order
+        of a derivative.
 
         >>> import ensembleode as eo
         >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
@@ -218,19 +222,19 @@ class ODESolution(_Solution):
         ax: Any = None,
         **line: Any,
     ) -> Any:
-        """Plot it with matplotlib (the extra `plot`); returns the axes.
+        """Plot the solution with matplotlib (the extra `plot`); returns the axes.
 
-        After `save_everystep=True` the curves are the interpolation between the steps. A solution
-        that failed ends in a red cross.
+        After `save_everystep=True`, the curves are interpolated between the steps. A solution that
+        failed ends in a red cross.
 
         **Arguments:**
 
         - `idxs`, `names`, `events`, `ax`: see
             [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot].
         - `color`: a matplotlib colour; line styles then tell components apart.
-        - `line`: for the lines, as `matplotlib.lines.Line2D` takes them.
+        - `line`: options of the lines, for `matplotlib.lines.Line2D`.
 
-        **Raises:** as `EnsembleSolution.plot`.
+        **Raises:** the same errors as `EnsembleSolution.plot`.
         """
         from .analysis.plotting import plot_solution
 
@@ -245,8 +249,9 @@ class ODESolution(_Solution):
         return labelled.solution_dataset(self, names)
 
     def to_pandas(self, names: Sequence[str] | None = None) -> Any:
-        """A `pandas.DataFrame` of the states: a row a time, a column a component, with these
-        `names` (see [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray])."""
+        """A `pandas.DataFrame` of the states, with a row for each time and a column for each
+        component, named by `names` (see
+        [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray])."""
         from .analysis import labelled
 
         return labelled.frame(self, names)
@@ -279,36 +284,38 @@ class ODESolution(_Solution):
 class EnsembleSolution(_Solution):
     """The solutions of an ensemble, as arrays.
 
-    - `u`: the states `[trajectory, time, *state]`, of a state that is a pytree with its structure
-        and leaves `[trajectory, time, *leaf]`; or the outputs of `output_func`, each leaf
-        with the trajectory axis first; or what `reduction` made.
+    - `u`: the states `[trajectory, time, *state]`; for a state that is a pytree, its structure with
+        leaves `[trajectory, time, *leaf]`; or the outputs of `output_func`, each leaf with the
+        trajectory axis first; or the result of `reduction`.
     - `t`: the times: `[time]` where all trajectories share them, else `[trajectory, time]`; None
         with an `output_func` or a `reduction`.
-    - `integral`: the integral of the problem's `integrand` from the start to each time, its
-        structure with leaves `[trajectory, time, ...]`; None where there is none, and with an
-        `output_func` (which has that of its `sol`) or a `reduction`.
-    - `u0`, `p`: the starts and parameters of the trajectories, in the structure of the problem's,
-        with numbers as `[trajectory, ...]`; made again when they are asked for.
+    - `integral`: the integral of the problem's `integrand` from the start to each time, in the
+        structure of the integrand with leaves `[trajectory, time, ...]`. None without an integrand,
+        and with an `output_func` (whose `sol` has the integral) or a `reduction`.
+    - `u0`, `p`: the initial states and parameters of the trajectories, in the structure of the
+        problem's, with numbers as `[trajectory, ...]`. They are computed again when they are asked
+        for.
     - `retcode`: `[trajectory]`, [`ReturnCode`][ensembleode.ReturnCode]s as integers.
-    - `lengths`: `[trajectory]`, how many times each reached. What was not reached is NaN.
+    - `lengths`: `[trajectory]`, how many times each trajectory reached. States that were not
+        reached are NaN.
     - `stats`: [`Stats`][ensembleode.Stats] over the trajectories.
     - `converged`: whether `reduction` stopped the ensemble; true without a reduction.
     - `elapsed`: seconds; NaN under `jit`.
     - `engine`: which engine ran, and why.
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
     - `events`: with callbacks, their [`Events`][ensembleode.Events] over the trajectories.
-    - `saved`: with a `SavingCallback`, what it [`Saved`][ensembleode.Saved], row by row.
+    - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved], row by row.
 
-    Whatever the batches and the ensemble algorithm, `u` and `t` are JAX arrays, and outside of
-    `jit` `retcode`, `lengths` and `stats` NumPy arrays. On an accelerator results that were
-    gathered from several batches are on the device where they take less than a quarter of its
-    memory, and else on JAX's CPU device. Of a store
-    ([`open_ensemble`][ensembleode.open_ensemble]) the arrays are on
-    disk, and read as NumPy arrays when indexed: `jnp.asarray(sim.u)` reads all.
+    For any batches and any ensemble algorithm, `u` and `t` are JAX arrays, and outside of `jit`,
+    `retcode`, `lengths` and `stats` are NumPy arrays. With an accelerator, results that were
+    gathered from several batches are on the accelerator if they take less than a quarter of its
+    memory, and otherwise on JAX's CPU device. The arrays of a store
+    ([`open_ensemble`][ensembleode.open_ensemble]) are on disk, and are read as NumPy arrays when
+    they are indexed: `jnp.asarray(sim.u)` reads everything.
 
-    `len(sim)` is the number of trajectories, `sim[i]` the solution (or output) of trajectory i,
-    counted from 0; `np.asarray(sim)` is `sim.u`. Called with times, it interpolates (after
-    `save_everystep=True`). A pytree: it can be returned from `jit` and differentiated.
+    `len(sim)` is the number of trajectories, `sim[i]` is the solution (or output) of trajectory i,
+    counted from 0, and `np.asarray(sim)` is `sim.u`. Called with times, a solution interpolates
+    (after `save_everystep=True`). It is a pytree: it can be returned from `jit` and differentiated.
     """
 
     u: PyTree
@@ -329,10 +336,11 @@ class EnsembleSolution(_Solution):
 
     @property
     def successful(self) -> Any:
-        """Whether each trajectory succeeded: booleans `[trajectory]`, under `jit`, too.
+        """Whether each trajectory succeeded: booleans `[trajectory]`, also under `jit`.
 
-        A loss masks failed trajectories by it: `jnp.where(sim.successful[:, None], ..., 0)`, and
-        before anything else is done to their states, whose NaN would spread to its gradient.
+        A loss can mask failed trajectories by it: `jnp.where(sim.successful[:, None], ..., 0)`. It
+        should do so before it computes anything else with their states, whose NaN would spread to
+        the gradient.
 
         >>> import ensembleode as eo
         >>> prob = eo.ODEProblem(lambda u, p, t: u**2, 1.0, (0.0, 1.0))  # blows up at 1 / u0
@@ -345,7 +353,8 @@ class EnsembleSolution(_Solution):
 
     @property
     def failed(self) -> Any:
-        """The indices of the trajectories that ran and did not succeed; under `jit`, a mask."""
+        """The indices of the trajectories that were run and did not succeed; under `jit`, a
+        mask."""
         mask = has_failed(self.retcode)
         return mask if is_tracer(mask) else np.flatnonzero(mask)
 
@@ -397,7 +406,7 @@ class EnsembleSolution(_Solution):
 
     def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
-        `[trajectory, n, *state]`, or their derivatives by time. See
+        `[trajectory, n, *state]`, or their derivatives with respect to time. See
         [`ODESolution`][ensembleode.ODESolution].
         """
         return _interpolated(self, self.lengths, t, deriv, several=True)
@@ -422,37 +431,38 @@ class EnsembleSolution(_Solution):
     ) -> Any:
         """Plot the trajectories with matplotlib (the extra `plot`); returns the axes.
 
-        A trajectory that failed is drawn as far as it came and ends in a red cross. So that one
-        that blows up doesn't flatten the others, failed trajectories widen the view by at most
-        twice what the others span, on either side; the legend says how many end out of it, and
-        over time those have a cross at its border. A trajectory that was not run isn't drawn.
-        After `save_everystep=True` the curves are the interpolation between the steps.
+        A trajectory that failed is drawn as far as it came, and ends in a red cross. So that one
+        that blows up doesn't flatten the others, failed trajectories widen the view on either side
+        by at most twice the range of the others. The legend says how many end outside of the view;
+        over time, these have a cross at its border. A trajectory that was not run isn't drawn.
+        After `save_everystep=True`, the curves are interpolated between the steps.
 
         **Arguments:**
 
-        - `idxs`: which components, counted from 0 in the flattened state, or by name (of a state
-            that is a pytree, or of `names`; that of a leaf is all of its components). One or a
-            list: those against time (by default all). A tuple of two or three, such as `(0, 2)` or
-            `("S", "I")`: a phase portrait, of three in three dimensions.
-        - `trajectories`: which: indices, a slice or a mask. By default all, or of more than 200 as
-            many, evenly spaced by index, and up to 20 that failed.
-        - `color`: a matplotlib colour, or numbers `[trajectory]` (such as a parameter; one for each
-            trajectory of the ensemble), which a colorbar explains. Either way line styles, not
-            colours, tell components apart, up to four.
-        - `names`: of the components, all of the flattened state's; by default `u0`, `u1`, ... (`u`
-            for a scalar state, `u[0,1]` for a matrix).
-        - `alpha`: of the lines; by default less the more there are.
-        - `events`: whether events are marked, each with the states before and after it; the shapes
-            tell callbacks apart, and the legend has their numbers, or the names that are given
-            instead: one for each callback.
-        - `against`: draws what each trajectory came to, its last state or its output, as a point
-            against a number that it was given: the name of a start or a parameter, such as `"p"`,
-            `"p.k"`, `"p[0]"` or `"u0[1]"`; or numbers `[trajectory]`. Then `idxs` chooses among
-            the components of the state or of the outputs, and `line` is for the points.
+        - `idxs`: the components to draw, counted from 0 in the flattened state, or by name (for a
+            state that is a pytree, or one of `names`; the name of a leaf stands for all of its
+            components). One component or a list is drawn against time (by default all). A tuple of
+            two or three, such as `(0, 2)` or `("S", "I")`, is a phase portrait, in three dimensions
+            for three.
+        - `trajectories`: the trajectories to draw: indices, a slice or a mask. By default all; or
+            if there are more than 200, that many, evenly spaced by index, and up to 20 that failed.
+        - `color`: a matplotlib colour; or numbers `[trajectory]` (such as a parameter, with one for
+            each trajectory of the ensemble), which a colorbar explains. With either, line styles
+            tell components apart, up to four, instead of colours.
+        - `names`: the names of all components of the flattened state; by default `u0`, `u1`, ...
+            (`u` for a scalar state, `u[0,1]` for a matrix).
+        - `alpha`: the opacity of the lines; by default it is lower the more there are.
+        - `events`: whether events are marked, each with the states before and after it. The shapes
+            of marks tell callbacks apart. The legend has the numbers of the callbacks, or the names
+            that are given instead, one for each callback.
+        - `against`: draw the outcome of each trajectory, its last state or its output, as a point
+            against one of its numbers: the name of an initial value or a parameter, such as `"p"`,
+            `"p.k"`, `"p[0]"` or `"u0[1]"`; or numbers `[trajectory]`. Then `idxs` chooses among the
+            components of the state or of the outputs, and `line` has options of the points.
         - `ax`: matplotlib axes to draw into, three-dimensional for a tuple of three; by default
             those of a new figure. Axes that have labels keep them.
-        - `line`: for the lines, as `matplotlib.collections.LineCollection` takes them (`lw`, `ls`,
-            ...). `label` is for the legend (before the names, where there are several components).
+        - `line`: options of the lines, for `matplotlib.collections.LineCollection` (`lw`, `ls`,
+            ...). `label` is for the legend (before the names, if there are several components).
             With numbers as `color`: `cmap` (by default `"viridis"`), `norm`, and `label` for the
             colorbar.
 
@@ -460,14 +470,14 @@ class EnsembleSolution(_Solution):
         be drawn (of outputs or reduced, traced, or with complex states); `ImportError` without
         matplotlib.
         """
-        from .analysis.plotting import plot_ensemble
+        from .analysis.plotting import plot_ensemble, Wanted
 
-        how = (idxs, trajectories, color, names, alpha, ax, line)
-        return plot_ensemble(self, *how, events=events, against=against)
+        wanted = Wanted(idxs, trajectories, color, names, alpha, ax, line)
+        return plot_ensemble(self, wanted, events=events, against=against)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
-        """The states as one array; of a state that is a pytree, with its components flattened in
-        the order in which they were written.
+        """The states as one array. The components of a state that is a pytree are flattened in the
+        order in which they were written.
 
         **Arguments:** `layout="batch"` is `[trajectory, time, *state]`; `"julia"` is
         `[*state, time, trajectory]`, the shape of `Array(sim)` in Julia.
@@ -483,22 +493,23 @@ class EnsembleSolution(_Solution):
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` (with the extra `plot`): the states with named dimensions.
 
-        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... of a matrix), or of
-            a state that is a pytree a variable for each leaf, by its name. Where
-            trajectories have their own times, over `trajectory` and `step`, and `time` is a
-            coordinate over these.
-        - `integral` likewise, of a problem with an `integrand`; of one that returns a pytree a
-            variable for each leaf, `integral.name`.
-        - `retcode` (integers; their meaning is in its attributes), `length` and the
-            counts of `stats` over `trajectory`.
-        - With callbacks `events.t`, `events.which`, `events.direction`, `events.u_before` and
+        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... for a matrix); for a
+            state that is a pytree, a variable for each leaf, with its name. Where trajectories have
+            their own times, these are over `trajectory` and `step`, and `time` is a coordinate over
+            both.
+        - `integral`, over the same dimensions, for a problem with an `integrand`; if that returns a
+            pytree, a variable for each leaf, `integral.name`.
+        - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
+            `stats`, over `trajectory`.
+        - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and
             `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`.
-        - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.
-        - The starts and parameters that trajectories have of their own, as coordinates: `u0` and
-            `p`, or one for each leaf, `u0.name`, `p.name` (but where a variable has that name). So
-            an outcome is drawn against a parameter: `ds["u"].isel(time=-1).plot.scatter(x="p")`.
+        - With an `output_func`: a variable for each leaf of its outputs, in place of `u`.
+        - The initial states and parameters that differ between trajectories, as coordinates: `u0`
+            and `p`, or one for each leaf, `u0.name`, `p.name` (unless a variable has that name). So
+            an outcome can be drawn against a parameter:
+            `ds["u"].isel(time=-1).plot.scatter(x="p")`.
 
-        **Arguments:** `names`: those of the components of a vector state, by default `u0`, `u1`,
+        **Arguments:** `names`: names for the components of a vector state, by default `u0`, `u1`,
         ...
 
         **Raises:** `TypeError` for a reduced ensemble, or inside `jit`; `ValueError` for names
@@ -509,9 +520,10 @@ class EnsembleSolution(_Solution):
         return labelled.ensemble_dataset(self, names)
 
     def to_pandas(self, names: Sequence[str] | None = None) -> Any:
-        """A `pandas.DataFrame` made from [`to_xarray`][ensembleode.EnsembleSolution.to_xarray]:
-        a row for each trajectory and time, a column a component; of an `output_func`, a row for
-        each trajectory, a column for each number of its outputs.
+        """A `pandas.DataFrame` made from [`to_xarray`][ensembleode.EnsembleSolution.to_xarray],
+        with a row for each trajectory and time, and a column for each component. With an
+        `output_func`, it has a row for each trajectory, and a column for each number of its
+        outputs.
         """
         from .analysis import labelled
 
@@ -580,13 +592,14 @@ def _range(x: Any) -> str:
 
 
 def _has_numbers(retcode: Any, ndim: int) -> bool:
-    """False in what `vmap`, `eval_shape` or `tree_map` made of a solution."""
+    """False for objects in place of numbers, which `vmap`, `eval_shape` or `tree_map` put into a
+    solution."""
     has_numbers = eqx.is_array_like(retcode) or hasattr(retcode, "__array__")
     return has_numbers and np.ndim(retcode) == ndim
 
 
 def _state(u: PyTree, lead: int, order: tuple[str, ...] | None) -> str:
-    """The shape and dtype of a state, or of each leaf."""
+    """A text with the shape and dtype of a state, or of each of its leaves."""
     leaves = jax.tree.leaves(u)
     if len(leaves) == 1 and leaves[0] is u:
         return f"{tuple(u.shape[lead:])} {u.dtype}"

@@ -1,4 +1,4 @@
-"""`solve`: the one path that every solve takes."""
+"""`solve`: the single path that every solve takes."""
 
 import dataclasses
 import inspect
@@ -52,7 +52,7 @@ from .solution import (
 from .solvers.norms import AbstractNorm
 
 
-@jax.disable_jit(False)  # (What would be called step by step, from Python, is a loop.)
+@jax.disable_jit(False)  # without jit, every step of a loop would be called from Python
 def solve(
     prob: ODEProblem | EnsembleProblem,
     alg: Any = None,
@@ -76,6 +76,7 @@ def solve(
     internalnorm: AbstractNorm | None = None,
     callback: Any = None,
     max_events: int | float | None = None,
+    initializealg: Any = None,
     sensealg: Any = None,
     batch_size: int | float | None = None,
     seed: int = 0,
@@ -91,85 +92,94 @@ def solve(
 ) -> ODESolution | EnsembleSolution:
     """Solve one problem, or an ensemble of them.
 
-    Differentiable, jittable and vmappable in everything that `u0`, `p` and the closures of `f`,
-    `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
-    and never touches another trajectory. Calling it again with other numbers compiles nothing (but
-    a reduction or reruns that are differentiated outside of `jit` do). Outside of `jit` functions
-    are traced each time, 2 to 3 ms for a small problem, and mean what they mean then; inside, a
-    call of what is compiled takes some 10 us.
+    A solve is differentiable, jittable and vmappable with respect to everything in `u0`, `p` and
+    the closures of `f`, `prob_func` and `output_func`. A trajectory that fails has a return code;
+    it never raises, and never affects another trajectory. Calling `solve` again with other numbers
+    compiles nothing (except for a reduction or reruns that are differentiated outside of `jit`).
+    Outside of `jit`, functions are traced in each call, which takes 2 to 3 ms for a small problem,
+    so changes of what they close over take effect. Inside `jit`, a call of the compiled program
+    takes some 10 us.
 
-    `f` means what it means under `jax.vmap`: a `lax.cond` on the state is a select between branches
-    that are all computed, and an `eqx.error_if` that fails for one trajectory raises for all.
+    `f` has the meaning that it has under `jax.vmap`: a `lax.cond` on the state is a select between
+    branches that are all computed, and an `eqx.error_if` that fails for one trajectory raises for
+    all.
 
     **Arguments:**
 
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem] or
         [`EnsembleProblem`][ensembleode.EnsembleProblem].
     - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
-    - `ensemblealg`: where the trajectories run, by default `EnsembleThreads()`.
-    - `trajectories`: how many (`1e4`, too); required for an ensemble.
-    - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
+    - `ensemblealg`: the ensemble algorithm, which says where the trajectories run, by default
+        `EnsembleThreads()`.
+    - `trajectories`: the number of trajectories (`1e4` is allowed); required for an ensemble.
+    - `saveat`: a spacing (both ends are saved, too); or an array of times (saved exactly as it is);
         or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
         start and the end are saved.
-    - `save_start`, `save_end`: False drops the start or the end, where `saveat` is not an array.
+    - `save_start`, `save_end`: False leaves out the start or the end, where `saveat` is not an
+        array.
     - `save_everystep`: saves every accepted step, and makes the solution callable, by the
-        interpolant of the method that `saveat` has, too. By default False. Eagerly it solves
-        twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as room is
-        kept for that many.
-    - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
-    - `dt`: the first step, or with a fixed step the step; negative only where time runs backwards,
-        and there a positive one will do, too. (A traced one is taken for its size.)
-    - `adaptive`: False for a fixed step; by default whatever the solver can do.
-    - `maxiters`: the limit on steps of a trajectory, by default 100,000. Where most trajectories
-        reach it with an explicit method, a few are solved again for up to 4096 steps, to say (in
-        the log) whether the problem is stiff.
-    - `dtmin`, `dtmax`: bounds of the steps of step-size control. A trajectory that needs shorter
-        ones than `dtmin` ends with `ReturnCode.DtLessThanMin`.
-    - `tstops`: known times that steps end at exactly, as many as there are: an array in any order,
-        or an array `[trajectory, time]`, whose rows are filled up with inf; traced ones, too, such
-        as times computed from `p`. Those outside of `tspan` are ignored.
-    - `d_discontinuities`: likewise, times where `f` jumps. A step ends there, with `f` as it is up
-        to that time and at it, and the next begins one unit in the last place later, with `f`
-        evaluated anew.
-    - `stepsize_controller`: what chooses the steps, by default the engine's
-        [`PIController()`][ensembleode.PIController] (diffrax's own `PIDController` where
-        `engine="diffrax"`); or a diffrax step-size controller, in place of the tolerances.
-    - `internalnorm`: what makes one number of the errors of the components, by default
+        interpolant of the method that `saveat` uses, too. By default False. Outside of `jit` it
+        solves twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as
+        memory is reserved for that many steps.
+    - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
+    - `dt`: the size of the first step, or of all steps if they are fixed. It may be negative if
+        time runs backwards, but needn't be. (A traced one is used without its sign.)
+    - `adaptive`: False for fixed steps; by default true if the solver can adapt its steps.
+    - `maxiters`: the largest number of steps of a trajectory, by default 100,000. Where most
+        trajectories reach it with an explicit method, a few are solved again for up to 4096 steps,
+        to find out whether the problem is stiff, which the log then says.
+    - `dtmin`, `dtmax`: bounds of adaptive step sizes. A trajectory that needs shorter steps than
+        `dtmin` ends with `ReturnCode.DtLessThanMin`.
+    - `tstops`: known times at which steps end exactly, any number of them: an array in any order,
+        or an array `[trajectory, time]`, whose rows are filled up with inf. They may be traced, for
+        example computed from `p`. Times outside of `tspan` are ignored.
+    - `d_discontinuities`: times at which `f` jumps, in the same form. A step ends there, with `f`
+        as it is up to and at that time. The next step begins one unit in the last place later, with
+        `f` evaluated anew.
+    - `stepsize_controller`: chooses the steps, by default the engine's
+        [`PIController()`][ensembleode.PIController] (with `engine="diffrax"`, diffrax's own
+        `PIDController`); or a diffrax step-size controller, in place of the tolerances.
+    - `internalnorm`: turns the errors of the components into one number, by default
         [`RMSNorm()`][ensembleode.RMSNorm].
-    - `callback`: what happens at events: a [`ContinuousCallback`][ensembleode.ContinuousCallback],
+    - `callback`: the actions at events: a [`ContinuousCallback`][ensembleode.ContinuousCallback],
         [`VectorContinuousCallback`][ensembleode.VectorContinuousCallback],
         [`DiscreteCallback`][ensembleode.DiscreteCallback], or a
-        [`CallbackSet`][ensembleode.CallbackSet] of several. Those that `prob_func` gives may close
-        over other numbers for each trajectory.
-    - `max_events`: room for as many events of a trajectory in `sim.events`; one that has more ends
-        with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192 (where a
-        trajectory has more than 16, all are solved again with more room), and inside `jit` 16.
-    - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
-        (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
+        [`CallbackSet`][ensembleode.CallbackSet] of several. Callbacks from a `prob_func` may close
+        over different numbers for each trajectory.
+    - `max_events`: the largest number of events of a trajectory in `sim.events`; a trajectory that
+        has more ends with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192
+        (where a trajectory has more than 16, all are solved again with more room), and inside `jit`
+        16.
+    - `initializealg`: the treatment of a start at which the algebraic equations of a mass matrix
+        don't hold: by default [`CheckInit()`][ensembleode.CheckInit], which gives a return code; or
+        [`BrownFullBasicInit()`][ensembleode.BrownFullBasicInit], which solves them.
+    - `sensealg`: how the solve is differentiated, by default as the engine does: `ReplayAdjoint()`
+        (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax); for Julia, forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
-    - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
-        the results of several are gathered on the host. By default from an estimate of the memory
-        needed (see `ensembleode.core.batch_size`), and with diffrax on the CPU small enough for its
-        cache.
-    - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
+    - `batch_size`: the number of trajectories solved at a time. The memory on the device is that of
+        a batch, and the results of several batches are gathered on the host. By default it follows
+        from an estimate of the memory needed (see `ensembleode.core.batch_size`), and with diffrax
+        on the CPU a batch fits its cache.
+    - `seed`, `key`: the source of the PRNG keys of the trajectories (`ctx.key`); `key` takes
+        precedence.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
-    - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first of
-        them that runs `alg` and `f` (lanes does not where `f` has effects, or can't be mapped), and
-        compiled only for small systems on a CPU. `sim.engine` says which.
-    - `progress`: show a progress bar over the trajectories (batch by batch, of which there are
-        then twenty at least): how many a second, how long still, and how many failed so far. In a
+    - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`. Auto is the first of
+        these that can run `alg` and `f` (lanes can't if `f` has effects, or can't be mapped); it
+        chooses compiled only for small systems on a CPU. `sim.engine` says which engine ran.
+    - `progress`: show a progress bar over the trajectories (batch by batch, of which there are then
+        at least twenty), with the rate, the remaining time, and the number of failures so far. In a
         log file it is a line every ten seconds at most.
     - `throw`: raise when a trajectory fails.
-    - `on_interrupt`: on Ctrl-C, `"raise"` `KeyboardInterrupt`, or `"return"` what is done: the
-        other trajectories have the return code `Default`, and their states are NaN. Either way
-        (and whatever else ends it) what is done is the `solution` of the exception.
+    - `on_interrupt`: on Ctrl-C, `"raise"` a `KeyboardInterrupt`, or `"return"` the results so far,
+        in which the other trajectories have the return code `Default`, and NaN as states. An
+        exception that ends a solve, this or another, has the results so far as its `solution`.
     - `store`: the path of a Zarr store (with the extra `store`), into which batches go as they are
-        done. Called again with the same store, it computes only what is missing. The solution is
-        [`open_ensemble`][ensembleode.open_ensemble]'s, which reads what it is asked for.
-    - `store_key`: a string that stands for what functions and classes of your own compute that
-        Python calls at run time (by `jax.pure_callback`, or a solver, norm or controller of yours),
-        for the store to tell ensembles apart by: what they compute isn't in what JAX traces. Where
-        there are some, `StoreError` asks for it. Give another string whenever they change.
+        done. Called again with the same store, `solve` computes only what is missing. The solution
+        is that of [`open_ensemble`][ensembleode.open_ensemble], which reads what it is asked for.
+    - `store_key`: a string that identifies what your own functions and classes compute that Python
+        calls at run time (by `jax.pure_callback`, or as a solver, norm or controller). A store
+        needs it to tell ensembles apart, because these computations aren't in what JAX traces;
+        where there are any, `StoreError` asks for it. Pass another string whenever they change.
 
     **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
     [`EnsembleSolution`][ensembleode.EnsembleSolution] for an ensemble.
@@ -292,7 +302,7 @@ def _solve_traced(run: Run) -> EnsembleSolution:
 
 
 def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
-    """An ensemble, batch by batch, and what ended it early, if something did."""
+    """Solve an ensemble batch by batch; also returns what ended it early, if anything did."""
     size, writer = run.size, None
     if run.store is not None:
         run = run._replace(job=make_storable(run.job, run.ens))
@@ -310,7 +320,7 @@ def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     except KeyboardInterrupt as e:
         if result is None:
             raise
-        cause = e  # all that it interrupted was waiting for what is done
+        cause = e  # it interrupted only the wait for results
     finally:
         if bar is not None:
             bar.close()
@@ -349,7 +359,8 @@ def _refuse_unknown(unknown: dict[str, Any]) -> None:
 
 
 def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
-    """Log what speaks for stiffness where most trajectories ran out of steps: in a list, if any."""
+    """Where most trajectories ran out of steps, log any indication of stiffness, and return it in a
+    list."""
     codes = np.atleast_1d(np.asarray(sim.retcode))
     if not (codes == ReturnCode.MaxIters.value).any():
         return []
@@ -422,13 +433,13 @@ def _saved(job: Job, sol: ODESolution | EnsembleSolution, lengths: Any) -> Saved
 
 
 def _given(job: Job) -> Aside:
-    # (Which reruns there were nobody has counted.)
+    # With reruns, nobody has recorded which run the start and parameters of a trajectory are of.
     return Aside(None if may_rerun(job.plan) else job.trajectories.given)
 
 
 def _numbers(job: Job, n: int | None = None) -> Any:
-    """The constants and parameters of `f` of all trajectories (None: of a problem alone), where
-    steps may be made again with them; else None."""
+    """The constants and parameters of `f` of all trajectories (None: of a single problem), if steps
+    may have to be made again with them; else None."""
     if job.plan.saving.mode != "steps":
         return None
     every = job.trajectories

@@ -1,9 +1,9 @@
-"""Whether trajectories ran out of steps because the problem is stiff: measured from their steps.
+"""Whether trajectories ran out of steps because the problem is stiff, as measured from their steps.
 
-An explicit method has to keep `h lambda` within its stability region, for every eigenvalue of the
-Jacobian of `f`. Where the solution has long forgotten the fast modes, that bounds the step and not
-the accuracy: the problem is stiff. So a few of the trajectories that ran out of steps are solved
-again for a limited number of steps, all of which are kept, and `h lambda` is computed along them.
+An explicit method has to keep `h lambda` within its stability region for every eigenvalue of the
+Jacobian of `f`. If that bounds the step, and not the accuracy, because the fast modes have decayed
+long ago, the problem is stiff. So a few of the trajectories that ran out of steps are solved again
+for a limited number of steps, all of which are kept, and `h lambda` is computed along them.
 
 Source: Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
 """
@@ -27,18 +27,18 @@ from .solvers.arithmetic import NUMBERS
 from .solvers.method import Equations, Method
 
 
-_TRAJECTORIES = 3  # that are looked at
-_STEPS = 4096  # of each, at most
-_POINTS = 32  # of the second half of these, where the Jacobian is
-_LARGEST = 64  # state whose eigenvalues are computed all
-_ITERATIONS = 40  # of the power method, for larger ones
-# Of the real stability boundary: steps that accuracy bounds stay well within.
+_TRAJECTORIES = 3  # the number of trajectories looked at
+_STEPS = 4096  # the largest number of steps of each
+_POINTS = 32  # the points in the second half of the steps at which the Jacobian is computed
+_LARGEST = 64  # the largest state of which all eigenvalues are computed
+_ITERATIONS = 40  # of the power method, for larger states
+# The part of the real stability boundary; steps that accuracy bounds stay well below it.
 _AT_THE_EDGE = 0.5
-_STABILITY_STEPS = 50  # after which what grows is seen to
+_STABILITY_STEPS = 50  # the number of steps after which growth is seen
 
 
 def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
-    """What to say of trajectories that ran out of steps; None where nothing speaks for stiffness.
+    """A note about trajectories that ran out of steps; None where nothing indicates stiffness.
 
     **Arguments:** `codes`: the return codes, `[trajectory]`.
     """
@@ -68,7 +68,10 @@ def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
     at_the_edge = [x for x in ratios if x > _AT_THE_EDGE]
     if 2 * len(at_the_edge) <= len(ratios):
         return None
-    remedy = "eo.Rodas5P(), or eo.Rosenbrock23() at loose tolerances"
+    remedy = (
+        "eo.Rodas5P(), or eo.Rosenbrock23() at loose tolerances, or where only some of them are "
+        "stiff, or some of the time, eo.AutoTsit5(eo.Rosenbrock23())"
+    )
     if job.plan.engine.name == "diffrax":
         remedy = "an implicit method, such as eo.Kvaerno5()"
     return (
@@ -79,10 +82,10 @@ def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
 
 
 def _step_times_rate(job: Job, index: int) -> float:
-    """Along a trajectory, the median of the step times the fastest rate of decay."""
+    """The median, along a trajectory, of the step size times the fastest rate of decay."""
     size = max(1, math.prod(job.plan.state.shape))
     steps = min(job.plan.maxiters, _STEPS, max(64, 2**22 // size))
-    # No output and no times of its own: every step is kept.
+    # The trajectory has no output and no times to save: every step is kept.
     without = {"saveat": None, "count": None}
     lane_of = job.trajectories.lane
     trajectories = dataclasses.replace(
@@ -97,22 +100,23 @@ def _step_times_rate(job: Job, index: int) -> float:
         return 0.0
     t, u = outcome.t[:length], outcome.u[:length]
     at = np.unique(np.linspace(length // 2, length - 2, _POINTS).astype(int))
-    # As steps alternate where stability bounds them, the mean of a few.
+    # The mean of several steps, since steps alternate in size where stability bounds them.
     h = np.abs([np.mean(np.diff(t[max(0, i - 3) : i + 5])) for i in at])
     lane = lane_of(index, 1)
     try:
         decay = _rates_of_decay(job.plan.users_field, lane.consts, lane.p, u[at], t[at])
     except (TypeError, ValueError, NotImplementedError):
-        return 0.0  # f has no forward mode: a custom_vjp, or a callback
+        return 0.0  # f has no forward mode, because of a custom_vjp or a callback
     backwards = bool(np.asarray(lane.t1) < np.asarray(lane.t0))
     rates = np.asarray(decay[int(backwards)])
     return float(np.median(h * np.where(np.isfinite(rates), rates, 0.0)))
 
 
 def _rates_of_decay(field: Any, consts: Any, p: Any, u: Any, t: Any) -> tuple:
-    """Of the modes at states `[point, *state]`, the fastest decay: forwards and backwards in time.
+    """The fastest rates of decay of the modes at states `[point, *state]`: forwards and backwards
+    in time.
 
-    A mode counts that decays at least as fast as it oscillates.
+    A mode counts if it decays at least as fast as it oscillates.
     """
     if math.prod(u.shape[1:]) <= _LARGEST:
         jacobians = np.asarray(_jacobians(field, consts, p, u, t))
@@ -135,7 +139,8 @@ def _jacobians(field, consts, p, u, t):
 
 @jit_recent
 def _dominant(field, consts, p, u, t):
-    """The real part of the largest eigenvalue, by the power method; 0 where it is complex."""
+    """The real part of the largest eigenvalue, by the power method; 0 where the eigenvalue is
+    complex."""
 
     def one(u, t):
         _, times_jacobian = jax.linearize(lambda u: field(consts, u, p, t), u)
@@ -144,7 +149,7 @@ def _dominant(field, consts, p, u, t):
             w = times_jacobian(v)
             return w / jnp.maximum(jnp.linalg.norm(w.ravel()), jnp.finfo(w.dtype).tiny)
 
-        # (Any start that has a share of every mode.)
+        # Any start that has a component in every mode will do.
         start = jax.random.normal(jax.random.key(0), u.shape, u.dtype)
         v = jax.lax.fori_loop(0, _ITERATIONS, iteration, start)
         w = times_jacobian(v)
@@ -156,8 +161,8 @@ def _dominant(field, consts, p, u, t):
 
 
 def real_stability_boundary(method: Method) -> float:
-    """The largest `x` such that solutions of `y' = -x y` by steps of one don't grow, nor do those
-    for any smaller one."""
+    """The largest `x` such that the numerical solution of `y' = -a y` with steps of one doesn't
+    grow for any `a` up to `x`."""
     x = np.arange(0.05, 100.0, 0.05)
     equations = Equations(lambda y, t: (-x * y[0],), lambda y, t, dy, dt: (-x * dy[0],))
     y = (np.ones_like(x),)

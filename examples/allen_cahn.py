@@ -1,11 +1,11 @@
 """Solve the Allen-Cahn equation by collocation: a network whose residual is small at many points.
 
-An item of the fit is a collocation point; the boundary conditions are added to the loss of each, so
-that the mean over the points counts them once. The initial condition holds by construction (Lagaris
-et al., IEEE Trans. Neural Netw. 9, 1998). First Adam on minibatches, then L-BFGS on all points;
-`--dist` shares the points among all devices, and `--microbatch` bounds the memory, however many
-there are. The result is compared with a reference solution by a Fourier spectral method, computed
-here. Needs the extra `plot`.
+An item of the fit is a collocation point. The boundary conditions are added to the loss of each
+point, so that the mean over the points counts them once. The initial condition holds by
+construction (Lagaris et al., IEEE Trans. Neural Netw. 9, 1998). Adam on minibatches comes first,
+then L-BFGS on all points. `--dist` shares the points among all devices, and `--microbatch` limits
+the memory, however many points there are. The result is compared with a reference solution by a
+Fourier spectral method, which the script computes. Needs the extra `plot`.
 
     u_t = 0.0001 u_xx + 5 u - 5 u^3,   u(0, x) = x^2 cos(pi x),   -1 <= x <= 1,  0 <= t <= 1,
 

@@ -1,10 +1,10 @@
 """Train an ODE on trajectories that other processes solve, on this computer or a cluster.
 
-The ensemble of `quickstart.py` by `EnsembleDistributed`, with one loss in two forms. In the first
-the trajectories come back to this process, which compares them with 1; in the second the workers
-do that, add up, and differentiate, so that a loss and a gradient come back. Nothing is defined on
-the workers, and both forms must find the parameters that the Julia tutorial on data-parallel
-training publishes.
+The ensemble is that of `quickstart.py`, solved by `EnsembleDistributed`, with one loss in two
+forms. In the first form the trajectories come back to this process, which compares them with 1. In
+the second form the workers compare, add up and differentiate, so that only a loss and a gradient
+come back. Nothing is defined on the workers, and both forms must find the parameters that the Julia
+tutorial on data-parallel training publishes.
 
     python examples/distributed_training.py [--updates N] [--workers N]
 """

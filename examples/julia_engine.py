@@ -1,9 +1,10 @@
-"""The same training by the Julia engine, next to the native one.
+"""The same training by the Julia engine and by an engine in JAX.
 
-The ensemble of `quickstart.py`, and one loss: only `engine=` changes. With `"julia"` trajectories
-are solved by OrdinaryDiffEq in Julia, and the gradient is Julia's, too, by forward sensitivities,
-as there are few parameters. Both must find the parameters that the Julia tutorial on data-parallel
-training publishes. Where Julia is missing, the script says how to install it.
+The ensemble and the loss are those of `quickstart.py`; only `engine=` changes. With `"julia"`
+trajectories are solved by OrdinaryDiffEq in Julia. The gradient is computed in Julia, too, by
+forward sensitivities, because there are few parameters. Both engines must find the parameters that
+the Julia tutorial on data-parallel training publishes. If Julia is missing, the script says how to
+install it.
 
     python examples/julia_engine.py [--updates N] [--ensemble serial|threads]
 """

@@ -1,9 +1,9 @@
 """Fit a neural ODE to one long, noisy trajectory, by multiple shooting.
 
 Over three and a half periods of the Lotka-Volterra equations an ordinary fit (single shooting) gets
-stuck: the network settles for the mean. In groups of a few points, each solved from a start of its
-own, it learns. The groups are an ensemble; their starts are fitted with the network, and the loss
-asks that each group ends where the next starts. Needs the extra `plot`.
+stuck: the network settles for the mean. In groups of a few points, each solved from its own start,
+the network learns. The groups are an ensemble. Their starts are fitted together with the network,
+and the loss asks that each group ends where the next one starts. Needs the extra `plot`.
 
     python examples/multiple_shooting.py [--ensemble serial|threads|columns|gpuarray] [--updates N]
         [--no-plot]

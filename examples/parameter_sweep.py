@@ -1,8 +1,8 @@
-"""Sweep 100,000 Lorenz systems, keeping a picture of them rather than them.
+"""Sweep 100,000 Lorenz systems, and keep a picture of the trajectories instead of them all.
 
-Every trajectory draws its own rho, and leaves the maxima of z along its attractor in a histogram
-over rho and z: the bifurcation diagram. Batches stream through it, so memory stays that of a batch,
-and the sweep ends early once another batch hardly changes the picture.
+Every trajectory draws its own rho, and adds the maxima of z along its attractor to a histogram over
+rho and z: the bifurcation diagram. Batches stream through the histogram, so only one batch is in
+memory, and the sweep ends early once another batch hardly changes the picture.
 
     python examples/parameter_sweep.py [--trajectories N] [--no-plot]
 """

@@ -1,8 +1,8 @@
 """Train an ODE on 100 trajectories at once, with every ensemble algorithm in turn.
 
 Trajectory i follows du/dt = 1.01 p u and starts at 0.5 + i/100 a. Adam looks for the a and p that
-keep all of them near 1. Nothing but the `ensemblealg` argument changes from one run to the next,
-and each must find the parameters that the Julia tutorial on data-parallel training publishes.
+keep all trajectories near 1. Only the `ensemblealg` argument changes from one run to the next, and
+each run must find the parameters that the Julia tutorial on data-parallel training publishes.
 
     python examples/quickstart.py [--updates N] [--no-plot]
 """

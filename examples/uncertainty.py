@@ -1,8 +1,8 @@
 """Propagate uncertainty: an epidemic whose parameters and start are known only roughly.
 
-Each trajectory draws its own numbers from `ctx.key`, the same wherever it runs and however the
-ensemble is cut into batches. The answer is the probability that more people are ill at once than
-there is room for, with its standard error.
+Each trajectory draws its own numbers from `ctx.key`, which do not depend on where it runs or on how
+the ensemble is cut into batches. The result is the probability that more people are ill at once
+than there is room for, with its standard error.
 
     python examples/uncertainty.py [--trajectories N] [--no-plot]
 """

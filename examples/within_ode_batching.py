@@ -1,8 +1,9 @@
 """Batching within the ODE: solve several initial conditions of a neural ODE as one matrix.
 
 A network treats the columns of a matrix independently, in one matrix product. So several initial
-conditions can be the columns of a single state, whether the matrix is written by hand or made by
-`EnsembleColumns()`. The columns then share their steps, which suits most of them rather than each.
+conditions can be the columns of a single state, whether you write the matrix by hand or use
+`EnsembleColumns()`. The columns then share their steps, which suit most of the columns but not each
+one equally.
 
     python examples/within_ode_batching.py
 """

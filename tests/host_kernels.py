@@ -1,4 +1,4 @@
-"""Kernels of GPUs on this computer's CPU: the same code, with a loop for the threads."""
+"""Kernels of GPUs on this computer's CPU: the same code, with a loop over the threads."""
 
 from collections.abc import Sequence
 from typing import Any

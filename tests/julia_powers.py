@@ -1,8 +1,10 @@
-"""The step-size control of OrdinaryDiffEq with its powers to the bit: `fastpower` of FastPower.jl
-(a logarithm after Goldberg) and Julia's own `exp2` of single precision, in its order of operations.
+"""The step-size control of OrdinaryDiffEq with the same powers, bit for bit: `fastpower` of
+FastPower.jl (a logarithm after Goldberg) and Julia's own `exp2` of single precision, in its order
+of operations.
 
-Our controllers have one power and no division where these have two and two: they take 10 to 20
-percent less of the time of a solve of a small system, and other last bits.
+This library's controllers have one power and no division where OrdinaryDiffEq's have two of each.
+They take 10 to 20 percent less of the time of a solve of a small system, and have different last
+bits.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""Kills a process that writes a store, or a fit, at random moments, and goes on with the next.
+"""Kills a process that writes a store, or runs a fit, at random moments, and goes on with the next.
 
     python -m tests.killed store|fit|events FOLDER KILLS SEED
 
-Each is forked from this one, in which JAX is imported and has computed nothing yet.
+Each process is forked from this one, in which JAX is imported and has computed nothing yet.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""Which cases of a test run every time, with `pytest -m slow` only, or where there is a Julia."""
+"""Marks for the cases of a test that run every time, only with `pytest -m slow`, or only with
+Julia."""
 
 import functools
 

@@ -1,10 +1,25 @@
 """Problems with known solutions, shared by the tests."""
 
+import importlib
+import pathlib
+import sys
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import pytest
 
 import ensembleode as eo
+
+
+BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
+
+
+def of_benchmarks(name):
+    """A module of them, found as by one that is run as a script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+        return importlib.import_module(name)
 
 
 def linear(u, p, t):

@@ -1,4 +1,4 @@
-"""The command line, up to what its commands do."""
+"""The command line, without what its commands do."""
 
 import errno
 import json

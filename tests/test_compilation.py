@@ -1,4 +1,4 @@
-"""What compiles, when, and that nothing is stale."""
+"""What is compiled, and when; and that nothing compiled is used when it is out of date."""
 
 import functools
 

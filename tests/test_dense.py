@@ -1,4 +1,5 @@
-"""Between saved steps: the method's own interpolant, whoever made the steps."""
+"""The solution between saved steps: the method's own interpolant, whichever engine made the
+steps."""
 
 import diffrax
 import jax

@@ -1,4 +1,4 @@
-"""Several devices: the same bits as on one, no collective in the time loop, errors."""
+"""Several devices: the same bits as on one, no collective in the time loop, and errors."""
 
 import os
 import re

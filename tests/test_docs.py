@@ -1,4 +1,4 @@
-"""What the documentation says is so: its code runs, and no public name is left out.
+"""The documentation is right: its code runs, and no public name is missing.
 
 The site itself, with its links, is built strictly by `.ci/run`.
 """

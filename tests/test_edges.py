@@ -1,5 +1,5 @@
-"""What is at the edge of a solve, the same on every engine: spans of no length, steps against the
-direction of time, ends that are not saved, rows of times that end early, and no jit."""
+"""Edge cases that are the same on every engine: spans of no length, steps against the direction of
+time, ends that are not saved, rows of times that end early, and no jit."""
 
 import hypothesis as hp
 import hypothesis.strategies as st

@@ -1,4 +1,4 @@
-"""Conditions at random, whose roots are known."""
+"""Random conditions whose roots are known."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -39,6 +39,12 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
         ),
         slow_unless(
             False,
+            "chemistry.py",
+            ["--trajectories", "100", "--updates", "5", "--no-plot"],
+            "constants found",
+        ),
+        slow_unless(
+            False,
             "digits_neural_ode.py",
             ["--ensemble", "columns", "--epochs", "1", "--no-plot"],
             "%",
@@ -78,6 +84,7 @@ def test_every_example_is_run():
         "neural_ode.py",
         "multiple_shooting.py",
         "allen_cahn.py",
+        "chemistry.py",
         "digits_neural_ode.py",
         "parameter_sweep.py",
         "uncertainty.py",

@@ -1,4 +1,4 @@
-"""The starts and parameters of trajectories: `sim.u0` and `sim.p`."""
+"""The initial states and parameters of trajectories: `sim.u0` and `sim.p`."""
 
 import pickle
 

@@ -1,4 +1,5 @@
-"""Gradients: against finite differences, in every mode of differentiation, and past failures."""
+"""Gradients: compared with finite differences, in every mode of differentiation, and beside
+failures."""
 
 import functools
 

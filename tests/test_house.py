@@ -1,8 +1,10 @@
-"""The order of the package: what may import what."""
+"""The structure of the package: which module may import which, and where CONTRIBUTING.md says
+things are."""
 
 import ast
 import graphlib
 import pathlib
+import re
 
 import ensembleode
 
@@ -51,8 +53,8 @@ FLOORS = (
     {"tracing"},
     {"ground"},
     {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense"},
-    {"callbacks", "corrections", "saving_callback"},
+    {"numbers", "aliases", "options", "sensitivity", "dense", "initialization"},
+    {"callbacks", "corrections", "ode_function", "saving_callback"},
     {"problem", "solution", "ensemble"},
     {"core"},
     {"engines"},
@@ -84,3 +86,18 @@ def test_floors():
         if height[other.split(".")[1]] > height[parts[name]]
     }
     assert not looks_up
+
+
+def test_where_things_are():
+    """What the table in CONTRIBUTING.md names is there: seen from the top, from the package, or
+    from a folder that the row names."""
+    top = pathlib.Path(__file__).parents[1]
+    table = (top / "CONTRIBUTING.md").read_text().partition("## Where things are")[2]
+    rows = re.findall(r"^\|.*\|(.*)\|$", table.partition("\n## ")[0], re.MULTILINE)
+    assert len(rows) > 40
+    for row in rows:
+        names = re.findall(r"`([\w/]+(?:/|\.\w+))`", row)
+        found = {base / name for base in (top, ROOT) for name in names if (base / name).exists()}
+        bases = [top, ROOT, *(x if x.is_dir() else x.parent for x in found)]
+        missing = [x for x in names if not any((base / x).exists() for base in bases)]
+        assert not missing, row

@@ -1,4 +1,4 @@
-"""Streaming: what a large ensemble costs."""
+"""The memory that a large ensemble takes when it is solved in batches."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""The table of a trajectory's numbers: a row that is added to it is everywhere."""
+"""The table of a trajectory's numbers: a row that is added to it has an effect everywhere."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ _ADDED = """
     from ensembleode.engines.compiled.numbers import layout_of, operands_of
     from ensembleode.engines.julia.numbers import read_arrays
     from ensembleode.engines.julia.solving import field_of
-    from ensembleode.engines.lanes.chunks import chunk_of, setup_of
+    from ensembleode.engines.lanes.chunks import chunk_of, lane_field
     from ensembleode.engines.job import job_for
 
     def f(u, p, t):
@@ -88,8 +88,8 @@ def test_rows_that_are_added_travel():
 
         # a chunk of lanes,
         plan, lanes = job().plan, lanes_of(job())
-        chunk = chunk_of(setup_of(plan, lanes, 4), lanes, lanes, jnp.ones(4, bool))
-        assert (chunk.more["dtmax2"].shape, chunk.more["stops"].shape) == ((4,), (2, 4))
+        chunk = chunk_of(plan, lane_field(plan), lanes, lanes, 4)
+        assert (chunk.dtmax2.shape, chunk.stops.shape) == ((4,), (2, 4))
 
         # and a request to Julia.
         plan, lanes = job("julia").plan, jax.tree.map(np.asarray, lanes_of(job("julia")))

@@ -1,4 +1,4 @@
-"""What importing the package brings with it, and that its names are all there."""
+"""What importing the package loads, and that all of its names exist."""
 
 import importlib
 import pickle

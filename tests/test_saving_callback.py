@@ -1,4 +1,4 @@
-"""Functions of the state that are saved beside it."""
+"""Functions of the state that are saved beside the state."""
 
 import jax
 import jax.numpy as jnp

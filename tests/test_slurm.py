@@ -1,5 +1,4 @@
-"""The job that the page on Slurm asks for. There is no Slurm here; one that runs jobs at once is
-played by two commands."""
+"""The job of the page on Slurm. Two commands stand in for Slurm, and run jobs at once."""
 
 import ast
 import os

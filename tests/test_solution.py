@@ -1,4 +1,4 @@
-"""What a solve returns."""
+"""The results of a solve."""
 
 import copy
 import pickle
@@ -67,6 +67,7 @@ def test_return_codes():
         "Terminated": 6,
         "MaxEvents": 7,
         "ConvergenceFailure": 8,
+        "InitialFailure": 9,
     }
 
 

@@ -1,4 +1,4 @@
-"""What is said where trajectories run out of steps: by what bounded their steps, not by a guess."""
+"""The message about trajectories that run out of steps: it says what bounded their steps."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Ensembles on disk: what is finished is neither lost nor computed again."""
+"""Ensembles on disk: finished batches are neither lost nor computed again."""
 
 import contextlib
 import errno

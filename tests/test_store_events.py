@@ -1,4 +1,4 @@
-"""Stores keep events, as many as trajectories have, and the starts and parameters."""
+"""Stores keep events, as many as trajectories have, and initial states and parameters."""
 
 import dataclasses
 import logging

@@ -1,5 +1,5 @@
-"""Whatever call of the operating system a store's writer dies at, or that fails: nothing wrong is
-served, and it goes on; also where all is lost that was not put on the disk before."""
+"""Stores whose writer dies, or fails, at any call of the operating system, possibly losing
+everything that was not on the disk: no wrong data is returned, and the solve goes on."""
 
 import errno
 import itertools

@@ -16,9 +16,14 @@ from .contenders import Skip
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC")
 
 
-def library(source: pathlib.Path, *includes: pathlib.Path, defines: Sequence[str] = ()):
+def library(
+    source: pathlib.Path,
+    *includes: pathlib.Path,
+    defines: Sequence[str] = (),
+    flags: Sequence[str] = (),
+):
     """The library of a source, which reads `includes` besides: compiled by g++ (or $CXX), and kept
-    in the temporary folder. Its `seconds` are what that took.
+    in the temporary folder. Its `seconds` are what that took. `flags` come after the usual ones.
 
     **Raises:** `Skip` where there is no compiler.
     """
@@ -26,7 +31,7 @@ def library(source: pathlib.Path, *includes: pathlib.Path, defines: Sequence[str
     if compiler is None:
         raise Skip("no compiler of C++")
     text = "".join(x.read_text() for x in (source, *includes))
-    flags = [*FLAGS, *(f"-D{x}" for x in defines)]
+    flags = [*FLAGS, *flags, *(f"-D{x}" for x in defines)]
     key = hashlib.sha256(f"{compiler}{flags}{text}".encode()).hexdigest()[:16]
     path = pathlib.Path(tempfile.gettempdir()) / f"{source.stem}-{key}.so"
     if not path.exists():

@@ -1,15 +1,17 @@
 """Statistics of ensembles, under the names of SciML's EnsembleAnalysis."""
 
-from .statistics import (
+from .componentwise import (
     componentwise_mean as componentwise_mean,
     componentwise_meancor as componentwise_meancor,
     componentwise_meancov as componentwise_meancov,
     componentwise_meanvar as componentwise_meanvar,
     componentwise_median as componentwise_median,
     componentwise_quantile as componentwise_quantile,
+    componentwise_weighted_meancov as componentwise_weighted_meancov,
+)
+from .over_time import (
     componentwise_vectors_timepoint as componentwise_vectors_timepoint,
     componentwise_vectors_timestep as componentwise_vectors_timestep,
-    componentwise_weighted_meancov as componentwise_weighted_meancov,
     get_timepoint as get_timepoint,
     get_timestep as get_timestep,
     timepoint_mean as timepoint_mean,

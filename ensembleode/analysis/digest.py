@@ -6,18 +6,17 @@ import numpy as np
 
 
 class Digest(NamedTuple):
-    """A t-digest of each column of samples that came in batches.
+    """A t-digest of each column of samples that arrive in batches.
 
-    The samples of a column, sorted, are cut into `bins` that are narrow in the tails and wide in
-    the middle; of each bin its mean and its weight are kept. A quantile in the middle is off by
-    less than 2/bins in rank and one in the tails by far less; as long as there are fewer samples
-    than a third of the bins it is exact.
-
+    The sorted samples of a column are cut into `bins`, which are narrow in the tails and wide in
+    the middle. For each bin, its mean and its weight are kept. The rank of a quantile in the middle
+    is off by less than 2/bins, and that of one in the tails by far less. As long as there are fewer
+    samples than a third of the bins, quantiles are exact.
     Source: Dunning and Ertl, "Computing extremely accurate quantiles using t-digests",
     arXiv:1902.04023, the merging variant with the scale function k1.
     """
 
-    mean: np.ndarray  # [bin, column], sorted; bins of no weight anywhere
+    mean: np.ndarray  # [bin, column], sorted; there are no bins whose weight is zero everywhere
     weight: np.ndarray  # [bin, column]
     low: np.ndarray  # [column], the least sample
     high: np.ndarray  # [column], the largest
@@ -28,7 +27,7 @@ class Digest(NamedTuple):
         return cls(zeros, zeros, nan, nan)
 
     def add(self, samples: np.ndarray) -> "Digest":
-        """The digest with a batch `[sample, column]` more; NaN is no sample."""
+        """The digest with a batch `[sample, column]` added; NaN doesn't count as a sample."""
         if not len(samples):
             return self
         # Sorting values alone is several times faster than sorting them with their weights, so
@@ -49,7 +48,7 @@ class Digest(NamedTuple):
         order = np.argsort(self.weight == 0, axis=0, kind="stable")
         mean, weight = (np.take_along_axis(x, order, axis=0) for x in self[:2])
         before = np.cumsum(weight, axis=0) - weight
-        rank = before + (weight - 1) / 2  # of the middle of a bin; of a sample, its own
+        rank = before + (weight - 1) / 2  # of the middle of a bin; for a single sample, its own
         columns = zip(mean.T, weight.T, rank.T, self.low, self.high, strict=True)
         return np.array([_quantile(*column, q) for column in columns])
 

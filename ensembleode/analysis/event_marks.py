@@ -11,18 +11,19 @@ from mpl_toolkits.mplot3d.art3d import Line3D
 from ..ground.state_tree import flattened
 
 
-# A shape for each callback, again from the first after the last.
+# The shapes of marks, one for each callback; they repeat after the last one.
 _SHAPES = "osD^vP*X"
 _SIZE = 4.0
-# Marks drawn where there are more: evenly spaced ones.
+# The largest number of marks; of more events, evenly spaced ones are marked.
 _MOST_MARKS = 20_000
 
 
 def marks_of(sol: Any, chosen: Any, components: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where to mark events: rows of a time and the components, `[mark, 1 + component]`, the state
-    before and, where it is another, the state after; and of which callback each is, `[mark]`.
+    """The places of event marks: rows of a time and the components, `[mark, 1 + component]`, with
+    the state before the event and, if it is different, the state after it; and the callback of each
+    mark, `[mark]`.
 
-    **Arguments:** `chosen`: indices of trajectories; None for a solution that is alone.
+    **Arguments:** `chosen`: the indices of trajectories; None for a single solution.
     """
     events = sol.events
     alone = chosen is None
@@ -47,10 +48,10 @@ def marks_of(sol: Any, chosen: Any, components: Sequence[int]) -> tuple[np.ndarr
 def add_marks(
     ax: Any, rows: np.ndarray, which: np.ndarray, columns: list[list[int]], names: Any, alpha: float
 ) -> None:
-    """Draw them, and name them in the legend.
+    """Draw the marks, and name them in the legend.
 
-    **Arguments:** `columns`: of each curve's coordinates, in the rows; `names`: of the callbacks,
-    or True for their numbers.
+    **Arguments:** `columns`: for each curve, the columns of the rows that are its coordinates;
+    `names`: the names of the callbacks, or True for their numbers.
     """
     if not len(rows):
         return
@@ -76,7 +77,8 @@ def add_marks(
 
 
 def _labels(names: Any, kinds: np.ndarray) -> list[str]:
-    """**Raises:** `ValueError` where there are fewer names than callbacks."""
+    """The labels of the callbacks. **Raises:** `ValueError` where there are fewer names than
+    callbacks."""
     if names is True:
         return ["event"] if kinds.tolist() == [0] else [f"event {kind}" for kind in kinds]
     names = [names] if isinstance(names, str) else list(names)

@@ -26,7 +26,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     attrs = {"engine": str(sim.engine)}
     trajectory = {"trajectory": np.arange(len(sim))}
     if sim.kind == "outputs":
-        # An output may have the name of a count.
+        # An output may have the same name as a count, and then replaces it.
         variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
         return xarray.Dataset(variables, _given(sim, variables) | trajectory, attrs)
     t = np.asarray(sim.t)
@@ -68,8 +68,8 @@ def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
 
 
 def frame(sol: Any, names: Sequence[str] | None) -> Any:
-    """A pandas frame of the states of a solution, or of an ensemble: a row for each trajectory and
-    time, a column a component."""
+    """A pandas frame of the states of a solution or an ensemble, with a row for each trajectory and
+    time, and a column for each component."""
     lead = 1 + np.ndim(sol.retcode)
     names = names or component_names(sol.u, lead, sol._order)
     flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order), _given=Aside())
@@ -78,13 +78,13 @@ def frame(sol: Any, names: Sequence[str] | None) -> Any:
     columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
     if "time" not in columns:
         return columns
-    # Where trajectories have their own times, their rows are padded.
+    # Where trajectories have their own times, the rows of shorter ones are padded.
     columns.insert(0, "time", columns.pop("time"))
     return columns[columns["time"].notna()]
 
 
 def outputs_frame(sim: "EnsembleSolution") -> Any:
-    """A pandas frame of what an `output_func` returned: a row for each trajectory."""
+    """A pandas frame of the outputs of an `output_func`, with a row for each trajectory."""
     _xarray(sim.retcode)
     import pandas
 
@@ -107,8 +107,8 @@ def _xarray(number: Any) -> Any:
 
 
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
-    """The variable `u`, or one for each leaf of a state that is a pytree, and those of integrals;
-    and coordinates."""
+    """The variables of the states (`u`, or one for each leaf of a pytree) and of integrals; and
+    their coordinates."""
     u, integrals = sol.u, _integrals(sol.integral, outer)
     if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
@@ -149,7 +149,7 @@ def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
 
 
 def state_dims(ndim: int) -> tuple[str, ...]:
-    """The dimensions of a state with so many axes."""
+    """The names of the dimensions of a state with `ndim` axes."""
     return ("state",) if ndim == 1 else inner_dims("state", ndim)
 
 
@@ -158,13 +158,13 @@ def inner_dims(name: str, ndim: int) -> tuple[str, ...]:
 
 
 def output_name(path: tuple) -> str:
-    """What a leaf of the outputs of an `output_func` is called."""
+    """The name of a leaf of the outputs of an `output_func`."""
     return jtu.keystr(path, simple=True, separator=".") or "out"
 
 
 def _given(sim: Any, taken: Collection[str]) -> dict:
-    """The starts and parameters that trajectories have of their own, as coordinates; none of a name
-    that is `taken`."""
+    """The initial states and parameters that differ between trajectories, as coordinates; names
+    that are `taken` are left out."""
     given = sim._given.content
     found = {}
     for path, x in jtu.tree_leaves_with_path({} if given is None else given.varying()):
@@ -177,13 +177,13 @@ def _given(sim: Any, taken: Collection[str]) -> dict:
 
 
 def integral_name(path: tuple) -> str:
-    """What a leaf of the integrals is called."""
+    """The name of a leaf of the integrals."""
     leaf = jtu.keystr(path, simple=True, separator=".")
     return f"integral.{leaf}" if leaf else "integral"
 
 
 def _integrals(integral: Any, outer: tuple) -> dict:
-    """The integrals of an integrand, a variable for each leaf."""
+    """The integrals of an integrand, with a variable for each leaf."""
     variables = {}
     for path, leaf in jtu.tree_leaves_with_path(integral):
         name = integral_name(path)
@@ -193,8 +193,8 @@ def _integrals(integral: Any, outer: tuple) -> dict:
 
 
 def _events(sol: Any, outer: tuple) -> dict:
-    """What happened by callbacks: a variable for each field of `sim.events`, and for each leaf of
-    the states there."""
+    """The events of callbacks: a variable for each field of `sim.events`, and for each leaf of the
+    states in it."""
     variables = {}
     for path, x in jtu.tree_leaves_with_path(sol.events):
         name = jtu.keystr(path, simple=True, separator=".")
@@ -204,7 +204,7 @@ def _events(sol: Any, outer: tuple) -> dict:
 
 
 def event_dims(path: tuple, ndim: int) -> tuple[str, ...]:
-    """The dimensions of a leaf of events, that is at this path in them, of one trajectory."""
+    """The names of the dimensions of the leaf of events at this path, for one trajectory."""
     field, *in_state = path
     if not field.name.startswith("u_"):
         return ("event", "condition")[:ndim]
@@ -213,7 +213,7 @@ def event_dims(path: tuple, ndim: int) -> tuple[str, ...]:
 
 
 def retcode_attributes() -> dict:
-    """What the integers of a return code mean (as the CF conventions say it)."""
+    """The meanings of the integers of return codes, in the form of the CF conventions."""
     return {
         "flag_values": [code.value for code in ReturnCode],
         "flag_meanings": " ".join(code.name for code in ReturnCode),
@@ -230,7 +230,7 @@ def _counts(sol: Any, dims: tuple) -> dict:
 
 
 def _outputs(tree: Any) -> dict:
-    """The outputs of an `output_func`, a variable for each leaf."""
+    """The outputs of an `output_func`, with a variable for each leaf."""
     variables = {}
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = output_name(path)

@@ -1,4 +1,4 @@
-"""Plots of an outcome of each trajectory against a number that it was given."""
+"""Plots of an outcome of each trajectory against one of its numbers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,9 @@ from .labelled import output_name
 
 
 def numbers_against(sim: Any, against: Any) -> tuple[np.ndarray, str]:
-    """The numbers `[trajectory]` on the axis, and what it is called.
+    """The numbers `[trajectory]` on the horizontal axis, and their name.
 
-    **Raises:** `ValueError` for a name that there is not, or for other numbers.
+    **Raises:** `ValueError` for an unknown name, or for numbers of another shape.
     """
     if not isinstance(against, str):
         if is_tracer(against):
@@ -47,8 +47,8 @@ def numbers_against(sim: Any, against: Any) -> tuple[np.ndarray, str]:
 
 
 def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
-    """What each trajectory came to, `[trajectory, component]`: its last state, or what its
-    `output_func` gave; and the names of the components, None for those of an array."""
+    """The outcome of each trajectory, `[trajectory, component]`: its last state, or the output of
+    its `output_func`; and the names of the components, None for those of an array."""
     if sim.kind == "outputs":
         columns, names = [], []
         for path, x in jtu.tree_leaves_with_path(sim.u):
@@ -59,7 +59,7 @@ def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
                 label = f"[{','.join(map(str, index))}]" if index else ""
                 columns.append(x[:, *index])
                 names.append(output_name(path) + label)
-        # (Of whatever dtypes they are.)
+        # The columns may have different dtypes.
         return np.column_stack([np.asarray(x, np.float64) for x in columns]), names
     u = np.asarray(flattened(sim.u, 2, sim._order))
     last = np.maximum(np.asarray(sim.lengths) - 1, 0)
@@ -69,9 +69,10 @@ def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
 def add_outcomes(
     ax: Any, x: np.ndarray, y: np.ndarray, looks: Any, numbers: Any, failed: np.ndarray, style: dict
 ) -> None:
-    """Draw a point for each trajectory and component; a red cross where it failed.
+    """Draw a point for each trajectory and component; a red cross where the trajectory failed.
 
-    **Arguments:** `y`: `[trajectory, component]`; `numbers`: colours of the trajectories, or None.
+    **Arguments:** `y`: `[trajectory, component]`; `numbers`: numbers by which trajectories are
+    coloured, or None.
     """
     size = matplotlib.rcParams["lines.markersize"]
     dots = {"marker": "o", "markersize": 0.7 * size, "linestyle": "none"} | style
@@ -89,7 +90,7 @@ def add_outcomes(
 
 
 def drawn(sim: Any, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the chosen trajectories were run, and which of these failed."""
+    """The chosen trajectories that were run, and a mask of those that failed."""
     codes = np.asarray(sim.retcode)[chosen]
     run = codes != ReturnCode.Default.value
     return chosen[run], np.asarray(has_failed(codes[run]))

@@ -14,52 +14,53 @@ from ..ground.state_tree import component_names, components_of, flattened
 from ..problem import EnsembleProblem
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
-from .digest import Digest
-from .statistics import (
+from .componentwise import (
     check_ordered,
     componentwise_meanvar,
     componentwise_quantile,
-    get_timepoint,
     own_precision,
-    states_of,
 )
+from .digest import Digest
+from .over_time import get_timepoint, states_of
 
 
 class EnsembleSummary(eqx.Module):
     """The mean, the variance and quantiles of the states of an ensemble, at each time.
 
-    They are over the trajectories that reached the time, of which there are `num_monte`: those
-    that failed count for as long as they went well, and those that a callback ended for as long as
-    they lasted. (After that their states are NaN, which counts for nothing: where all have ended,
-    the summary is NaN. For the last states of all, let an `output_func` return them.)
+    The statistics are over the `num_monte` trajectories that reached the time. A trajectory that
+    failed counts as long as it went well, and one that a callback ended counts until then. (After
+    that their states are NaN, which doesn't count. Where all trajectories have ended, the summary
+    is NaN. For the last states of all, return them by an `output_func`.)
 
     - `t`: the times, `[time]`.
     - `u`, `v`: the mean and the (unbiased) variance, `[time, *state]`.
-    - `med`, `qlow`, `qhigh`: the median and the two quantiles, `[time, *state]`; where several
-        pairs of quantiles were asked for, `qlow` and `qhigh` are `[band, time, *state]`.
+    - `med`, `qlow`, `qhigh`: the median and the two quantiles, `[time, *state]`; with several pairs
+        of quantiles, `qlow` and `qhigh` are `[band, time, *state]`.
     - `num_monte`: `[time]`.
-    - `num_events`: with callbacks, how many events all trajectories had; else None.
-    - `num_terminated`: how many trajectories a callback ended.
-    - `quantiles`: which quantiles `qlow` and `qhigh` are.
-    - `names`: those of the components of a state that is a pytree, which is flattened in the order
-        in which it was written; else None. `summary["I"]` is the summary of the component (or
-        the leaf) of that name.
+    - `num_events`: with callbacks, the number of events of all trajectories; else None.
+    - `num_terminated`: the number of trajectories that a callback ended.
+    - `quantiles`: the levels of `qlow` and `qhigh`.
+    - `names`: for a state that is a pytree, the names of its components, flattened in the order in
+        which they were written; else None. `summary["I"]` is the summary of the component (or the
+        leaf) of that name.
 
     **Arguments:**
 
     - `sim`: an [`EnsembleSolution`][ensembleode.EnsembleSolution].
-    - `ts`: the times `[time]`, between which `sim` is interpolated (see
-        [`get_timepoint`][ensembleode.analysis.get_timepoint]). By default the times saved; where
-        trajectories have their own, those of the one that came furthest, with most steps.
-    - `quantiles`: the lower and the upper one; or several such pairs, each a band, such as
+    - `ts`: the times `[time]`, at which `sim` is interpolated (see
+        [`get_timepoint`][ensembleode.analysis.get_timepoint]). By default the saved times; where
+        trajectories have their own times, those of the trajectory that came furthest, and of these
+        the one with most steps.
+    - `quantiles`: the lower and the upper level; or several such pairs, each for a band, such as
         `[(0.05, 0.95), (0.25, 0.75)]`.
 
-    It is computed in the precision of `sim`: of a store of float64 in that, also where JAX's
-    `jax_enable_x64` is off. Under `jit`, too. For ensembles that don't fit in memory see
-    [`summarize`][ensembleode.analysis.summarize].
+    The summary is computed in the precision of `sim`. So a store of float64 is summarised in
+    float64 even where JAX's `jax_enable_x64` is off. It can be computed under `jit`. For ensembles
+    that don't fit in memory, see [`summarize`][ensembleode.analysis.summarize].
 
     **Raises:** `TypeError` for complex states, or where an `output_func` or a `reduction` replaced
-    the states; `ValueError` for quantiles that are no pairs from 0 to 1; of an unknown name.
+    the states; `ValueError` for quantiles that are no pairs of numbers from 0 to 1, and for an
+    unknown name.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 1.0)
@@ -114,7 +115,7 @@ class EnsembleSummary(eqx.Module):
         return np.shape(self.t)[0]
 
     def __getitem__(self, name: str) -> "EnsembleSummary":
-        """That of the component, or of the leaf, of this name."""
+        """The summary of the component, or of the leaf, with this name."""
         if self.names is None or not isinstance(name, str):
             raise TypeError(
                 "a summary is indexed by the names of the components of a state that is a pytree "
@@ -161,13 +162,13 @@ class EnsembleSummary(eqx.Module):
 
         **Arguments:**
 
-        - `idxs`: which components of the flattened state, from 0 or by name: one, a list, or a
-            tuple of two or three for the path in phase space (without a ribbon). By default all,
+        - `idxs`: the components of the flattened state, by number from 0 or by name: one, a list,
+            or a tuple of two or three for a path in phase space (without a ribbon). By default all,
             over time.
-        - `ci_type`: `"quantile"`, the median between the two quantiles (of each band); or
-            `"SEM"`, the mean with 1.96 standard errors of it, `sqrt(v / num_monte)`.
+        - `ci_type`: `"quantile"`, the median between the two quantiles (of each band); or `"SEM"`,
+            the mean with 1.96 of its standard errors, `sqrt(v / num_monte)`.
         - `error_style`: `"ribbon"`, `"bars"` or `"none"`.
-        - `names`: those of the components, one for each of the flattened state.
+        - `names`: names for the components of the flattened state.
         - `ax`: the Axes to draw in, by default new ones.
         - `line`: passed on to the lines (`lw`, `ls`, `label`, ...).
 
@@ -181,15 +182,15 @@ class EnsembleSummary(eqx.Module):
         return plot_summary(self, idxs, ci_type, error_style, names, ax, line)
 
     def to_xarray(self, names: Any = None) -> Any:
-        """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and
-        state, and `num_monte` over time. `names`: those of the components."""
+        """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and state,
+        and `num_monte` over time. `names`: names for the components."""
         from . import labelled
 
         return labelled.summary_dataset(self, names)
 
 
 def _states_at(sim: Any, ts: Any) -> tuple:
-    """The times of a summary, and the states there: `[trajectory, time, *state]`."""
+    """The times of a summary, and the states at these times: `[trajectory, time, *state]`."""
     if not isinstance(sim, EnsembleSolution):
         raise TypeError(f"EnsembleSummary takes an EnsembleSolution, got {type(sim).__name__}.")
     u = states_of(sim)
@@ -206,7 +207,7 @@ def _states_at(sim: Any, ts: Any) -> tuple:
 
 
 def _times_of_the_furthest(times: Any, lengths: Any) -> Any:
-    """Of several that came equally far, that with most times."""
+    """The times of the trajectory that came furthest; of several, the one with most times."""
     reach = jnp.nanmax(jnp.abs(times - times[:, :1]), axis=1)
     furthest = reach >= (1 - 1e-6) * jnp.max(reach)
     most = jnp.argmax(jnp.where(furthest, lengths, 0))
@@ -214,7 +215,8 @@ def _times_of_the_furthest(times: Any, lengths: Any) -> Any:
 
 
 class _Numbers(NamedTuple):
-    """Of a summary: `[time, *state]`; `low` and `high` `[band, time, *state]`; `n [time]`."""
+    """The numbers of a summary: `[time, *state]`; `low` and `high` are `[band, time, *state]`, `n`
+    is `[time]`."""
 
     mean: Any
     variance: Any
@@ -225,7 +227,7 @@ class _Numbers(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What a summary consists of."""
+    """The fields of a summary."""
 
     t: Any
     numbers: _Numbers
@@ -234,14 +236,14 @@ class _Made(NamedTuple):
 
 
 def _ended(events: Any, retcode: Any) -> tuple[Any, Any]:
-    """How many events there were (None where there are no callbacks, nor a count), and how many
-    trajectories were ended by one."""
+    """The number of events (None where there are no callbacks, or no counts), and the number of
+    trajectories that an event ended."""
     ended = (retcode == ReturnCode.Terminated.value).sum()
     return None if events is None else events.sum(), ended
 
 
 def _statistics(u: Any, levels: tuple[float, ...]) -> _Numbers:
-    """Of the states `[trajectory, time, *state]`, with the quantiles of `_levels`."""
+    """The numbers for the states `[trajectory, time, *state]`, with the quantiles of `_levels`."""
     on_host = isinstance(u, np.ndarray)
     if on_host or (not is_tracer(u) and {d.platform for d in u.devices()} == {"cpu"}):
         return _statistics_on_host(np.asarray(u), levels)
@@ -257,7 +259,8 @@ def _statistics_on_device(u: Any, levels: Any) -> _Numbers:
 
 
 def _statistics_on_host(u: np.ndarray, levels: tuple[float, ...]) -> _Numbers:
-    """The same by NumPy, which sorts several times as fast, and takes the memory of one time."""
+    """The same as `_statistics` by NumPy, which sorts several times as fast and takes the memory of
+    one time."""
 
     def at(x):
         n, mean, squares = _moments(x)
@@ -279,7 +282,8 @@ def _statistics_on_host(u: np.ndarray, levels: tuple[float, ...]) -> _Numbers:
 
 
 def _moments(x: np.ndarray) -> tuple:
-    """Of `x [trajectory, ...]`: how many, the mean (zero of none), the sum of squares from it."""
+    """For `x [trajectory, ...]`: the count, the mean (zero where there are none), and the sum of
+    squared differences from it."""
     there = ~np.isnan(x)
     n = there.sum(axis=0)
     mean = np.where(there, x, 0).sum(axis=0, dtype=np.float64) / np.maximum(n, 1)
@@ -287,7 +291,7 @@ def _moments(x: np.ndarray) -> tuple:
 
 
 def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> _Numbers:
-    """From the moments and the quantiles of `_levels`, `[time, *state]` each."""
+    """The numbers from the moments and the quantiles of `_levels`, `[time, *state]` each."""
     mean = np.where(n > 0, mean, np.nan)
     variance = squares / np.where(n > 1, n - 1, np.nan)
     num_monte = n.reshape(len(n), -1).min(axis=1)
@@ -298,7 +302,7 @@ def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> _Nu
 
 
 def _as_quantiles(quantiles: Any) -> tuple:
-    """A pair of floats, or a tuple of such pairs."""
+    """The quantiles as a pair of floats, or as a tuple of such pairs."""
     try:
         ranks = np.asarray(quantiles, float)
     except (TypeError, ValueError):
@@ -314,18 +318,19 @@ def _as_quantiles(quantiles: Any) -> tuple:
 
 
 def _levels(quantiles: tuple) -> tuple[float, ...]:
-    """All quantiles that a summary has: the lower ones, the median, the upper ones."""
+    """The levels of all quantiles of a summary: the lower ones, the median, the upper ones."""
     low, high = np.atleast_2d(quantiles).T.tolist()
     return (*low, 0.5, *high)
 
 
 def _of_levels(quantiles: Any) -> tuple:
-    """The lower ones, the median and the upper ones, of the quantiles `[level, ...]`."""
+    """The lower quantiles, the median and the upper quantiles, from the quantiles
+    `[level, ...]`."""
     middle = len(quantiles) // 2
     return quantiles[:middle], quantiles[middle], quantiles[middle + 1 :]
 
 
-# Bins of the digests: a median of many trajectories is off by less than this part in rank.
+# The bins of the digests; the rank of a median of many trajectories is off by less than 2/bins.
 _BINS = 1000
 
 
@@ -340,23 +345,24 @@ def summarize(
 ) -> EnsembleSummary:
     """Solve an ensemble and summarise it, batch by batch, in one pass.
 
-    Memory is that of a batch (`batch_size`) and about 100 kB for each time and component, however
-    many trajectories there are. Mean and variance are those of
-    [`EnsembleSummary`][ensembleode.analysis.EnsembleSummary] up to rounding (batches are joined as
-    in Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American
-    Statistician 37, 1983). The quantiles come from t-digests: exact up to a few hundred
+    The memory is that of a batch (`batch_size`) and about 100 kB for each time and component,
+    however many trajectories there are. Mean and variance are those of
+    [`EnsembleSummary`][ensembleode.analysis.EnsembleSummary] up to rounding (batches are combined
+    as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American
+    Statistician 37, 1983). The quantiles come from t-digests: they are exact up to a few hundred
     trajectories, and beyond that off by at most 0.2% in rank (measured: 0.03% at 100,000).
 
     **Arguments:** `ens`, `alg`, `ensemblealg`, `trajectories` and the other `options` are those of
     [`solve`][ensembleode.solve]; `quantiles` are those of `EnsembleSummary`. All trajectories must
-    be saved at the same times (`saveat`); where their spans differ, as far as these go.
+    be saved at the same times (`saveat`); where their time spans differ, each is saved as far as
+    its span goes.
 
-    **Cost:** sorting each batch, on the host, and as much as for 2,000 trajectories more each time:
-    batches should not be small.
+    **Cost:** each batch is sorted on the host, and has an additional cost like that of 2,000
+    trajectories, so batches should not be small.
 
-    **Raises:** `ValueError` for an ensemble with an `output_func` or a `reduction`, or with
-    times of their own for its trajectories, and inside `jit` (use `EnsembleSummary` of a solution
-    there); `TypeError` for complex states.
+    **Raises:** `ValueError` for an ensemble with an `output_func` or a `reduction`, for one whose
+    trajectories have their own times, and inside `jit` (use `EnsembleSummary` of a solution there);
+    `TypeError` for complex states.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 1.0)
@@ -386,7 +392,7 @@ def summarize(
         reduction=_add_batch,
         u_init=(),
     )
-    from ..solving import solve  # (which imports this package)
+    from ..solving import solve  # which imports this package
 
     sim: Any = solve(streamed, alg, ensemblealg, trajectories=trajectories, **options)
     ended = _ended(sim.u.events, sim.retcode)
@@ -413,7 +419,8 @@ def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
 
 
 class _Stream(NamedTuple):
-    """Of all batches so far: `[time, *state]`, but for `t [time]` and the digest of the columns."""
+    """The numbers of all batches so far: `[time, *state]`, except for `t [time]` and the digest of
+    the columns."""
 
     t: np.ndarray
     n: np.ndarray
@@ -430,7 +437,7 @@ class _Stream(NamedTuple):
         return cls(np.full(t.shape[1:], np.nan, t.dtype), zeros, zeros, zeros, digest, u.dtype)
 
     def add(self, t: np.ndarray, u: np.ndarray) -> "_Stream":
-        # Where trajectories have times of their own, those not reached are NaN.
+        # Where trajectories have their own times, those that are not reached are NaN.
         times = np.fmax(self.t, np.fmax.reduce(t, axis=0))
         if not all(np.all((x == times) | np.isnan(x)) for x in (t, self.t)):
             raise ValueError(

@@ -5,8 +5,8 @@
     (`called_prob_func.py`).
 - `saving.py`: which times are saved.
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.
-- `run.py`: a batch, and again those trajectories that are to be solved again; `batches.py`: batch
-    after batch, until a reduction stops. `batch_size.py`, `gather.py`, `every_step.py`,
-    `every_event.py`, `reductions.py`, `progress.py`: their parts.
-- `fingerprint.py`: what its numbers depend on.
+- `run.py`: one batch, and the reruns of some of its trajectories; `batches.py`: one batch after the
+    other, until a reduction stops. `batch_size.py`, `gather.py`, `every_step.py`, `every_event.py`,
+    `reductions.py`, `progress.py`: their parts.
+- `fingerprint.py`: everything that the resulting numbers depend on.
 """

@@ -1,4 +1,4 @@
-"""What `solve` is given, and what it refuses before anything is traced."""
+"""The arguments of `solve`: those that are refused before anything is traced."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from .lane import Trajectories
 
 
 def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
-    """The solver, and where the trajectories run.
+    """The solver and the ensemble algorithm, from the first two arguments.
 
     **Raises:** `TypeError` for a class or a string in place of a solver.
     """
@@ -32,9 +32,9 @@ def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
 
 
 def check_trajectories(trajectories: Any) -> int:
-    """How many.
+    """The number of trajectories.
 
-    **Raises:** `ValueError` where it isn't given, or not positive.
+    **Raises:** `ValueError` where it isn't given, or isn't positive.
     """
     if trajectories is None:
         raise ValueError(
@@ -44,8 +44,8 @@ def check_trajectories(trajectories: Any) -> int:
 
 
 def check_direction(every: Trajectories, n: int) -> None:
-    """**Raises:** `ValueError` for steps of `n` trajectories that go against their time span, as
-    far as these are known."""
+    """**Raises:** `ValueError` for a step size whose sign is opposite to that of its trajectory's
+    time span, as far as both are known."""
     lanes = every.shared
     if every.batched.dt is None or not (lanes.dt is None or is_tracer(lanes.dt) or lanes.dt < 0):
         return
@@ -63,7 +63,7 @@ def check_direction(every: Trajectories, n: int) -> None:
 
 
 def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
-    """**Raises:** `TypeError` for one of them that is given with a single problem."""
+    """**Raises:** `TypeError` for an option of ensembles that is given with a single problem."""
     given = {
         "ensemblealg": ensemblealg,
         "trajectories": trajectories,
@@ -80,7 +80,8 @@ def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, sto
 
 
 def check_store_key(store_key: Any, store: Any) -> None:
-    """**Raises:** `TypeError` for what is no string, `ValueError` without a store."""
+    """**Raises:** `TypeError` for a `store_key` that is no string, `ValueError` for one without a
+    store."""
     if store_key is None:
         return
     if not isinstance(store_key, str) or not store_key:
@@ -90,9 +91,9 @@ def check_store_key(store_key: Any, store: Any) -> None:
 
 
 def key_from(seed: Any, key: Any) -> Any:
-    """The PRNG key that those of the trajectories come from.
+    """The PRNG key from which the keys of the trajectories are derived.
 
-    **Raises:** `TypeError` for what is none, and for seeds that are no integers.
+    **Raises:** `TypeError` for a `key` that is no PRNG key, and for a `seed` that is no integer.
     """
     if key is None:
         if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):

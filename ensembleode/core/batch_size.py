@@ -1,4 +1,4 @@
-"""How many trajectories make a batch."""
+"""The number of trajectories of a batch."""
 
 import math
 
@@ -7,27 +7,28 @@ from .executor import Executor
 from .job import Job
 
 
-# Bytes of a batch. On the CPU a lockstep loop over more than the cache holds takes several times
-# longer for each trajectory.
+# The bytes of a batch. On the CPU, a lockstep loop over more than the cache holds takes several
+# times as long for each trajectory.
 _CACHE = 2**20
 _LEAST = 256  # trajectories, below which the cost of starting a batch shows
-# Programs that factorise matrices take seconds to compile. One serves all ensembles, with batches
-# that are filled up, and narrow enough for that to be cheap; another those that would be more than
-# so many of these, wider and so faster by a quarter.
+# Programs that factorise matrices take seconds to compile, so all ensembles share two batch sizes,
+# and batches are filled up. The narrow size makes filling up cheap; the wide one is faster by a
+# quarter, and is for ensembles of more than `_FEW` narrow batches.
 _NARROW, _FEW = (32, 128), 16
 
 
 def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
-    """How many trajectories make a batch, from an estimate of their memory.
+    """The number of trajectories of a batch, from an estimate of their memory.
 
-    On the CPU, what fits the cache where the executor is vectorised, and 256 MiB otherwise; on an
-    accelerator a quarter of its memory. Batches are of equal size but for the last; those of an
-    implicit method, on the CPU, of one size whatever the number of trajectories.
+    On the CPU a batch takes as much memory as the cache has if the executor is vectorised, and 256
+    MiB otherwise; on an accelerator it takes a quarter of the memory. All batches but the last have
+    the same size. For an implicit method on the CPU, that size is one of two fixed ones, for any
+    number of trajectories.
     """
     u0 = job.plan.state
     state = max(1, math.prod(u0.shape))
     rows = job.plan.saving.rows or 256
-    # Stages twice over (XLA keeps old and new), or the Jacobian of an implicit method.
+    # The stages twice, as XLA keeps old and new ones; or the Jacobian of an implicit method.
     factorises = job.plan.engine.factorises(job.plan)
     stages = None if factorises else job.plan.method.value.stages
     work = 2 * (stages or state + 8) + 16

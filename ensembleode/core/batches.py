@@ -1,7 +1,8 @@
-"""From one batch to the whole ensemble: batch after batch, reduction, early stop.
+"""From one batch to the whole ensemble: the loop over batches, reductions, and early stops.
 
-Eagerly the batches are a Python loop and the results are gathered on the host, so the memory of
-the device is bounded by a batch. Inside `jit`, `grad` or `vmap` the same is a loop in the program.
+When run eagerly, the batches are a Python loop, and results are gathered on the host, so that a
+batch bounds the memory used on the device. Inside `jit`, `grad` or `vmap` the loop is part of the
+program.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from .run import Run
 
 
 class Stopped(Exception):
-    """The ensemble ended before its end: the `result` so far, and the `cause`."""
+    """The ensemble was stopped before its end; has the `result` so far, and the `cause`."""
 
     def __init__(self, result: Outcome | None, cause: BaseException):
         super().__init__(str(cause))
@@ -36,12 +37,13 @@ class Stopped(Exception):
 
 
 def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
-    """The outcome of all trajectories, batch after batch; with a reduction its `u` is reduced.
+    """The outcome of all trajectories, run batch after batch; with a reduction, its `u` is reduced.
 
-    **Arguments:** `gather`: what collects them, by default arrays on the host. It says which
-    batches it still wants. (A store gives nothing back.)
+    **Arguments:** `gather`: collects the batches, by default in arrays on the host. It also says
+    which batches it still wants. With a store, None is returned.
 
-    **Raises:** `Stopped`, with what was done, for whatever ends it before its end.
+    **Raises:** `Stopped`, with the results so far, for anything that stops the ensemble before its
+    end.
     """
     if run.ens.reduction is not None:
         return _reduce_eagerly(run, run.ens.reduction)
@@ -64,7 +66,8 @@ def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
 
 
 def _reduce_eagerly(run: Run, reduction: Callable) -> Outcome:
-    """Run batch after batch and reduce each. (Return codes are kept, one byte a trajectory.)"""
+    """Run batch after batch and reduce each. Return codes are kept, at one byte for each
+    trajectory."""
     u, converged, codes, counts = run.ens.u_init, False, [], None
     where_it_is = reduction is sum_reduction and adds_up(run.job, run.executor)
 
@@ -96,7 +99,7 @@ def _reduce_eagerly(run: Run, reduction: Callable) -> Outcome:
 
 
 def _total(u: Any, retcode: Any, counts: Any, converged: Any) -> Outcome:
-    """The outcome of a reduced ensemble: return codes of each, and total counts."""
+    """The outcome of a reduced ensemble, with all return codes, and total counts."""
     return Outcome(u, None, None, None, retcode, *counts, converged=converged)
 
 
@@ -123,12 +126,12 @@ def run_traced(run: Run) -> Outcome:
             indices = np.pad(indices, (0, -run.n % batch_size), mode="edge")
         head, rest = _split(indices, batch_size)
         if not being_staged():
-            # Differentiated or mapped outside of jit: batch by batch, as eagerly, by the programs
-            # that are compiled already.
+            # Differentiated or mapped outside of jit: batch by batch as when run eagerly, with the
+            # programs that are already compiled.
             outcomes = [batch(some) for some in [*head, *([rest] if len(rest) else [])]]
             outcome = jax.tree.map(lambda *x: jnp.concatenate(x)[: run.n], *outcomes)
             return outcome._replace(converged=True)
-        # Recomputed in the backward pass, so that memory stays that of a batch there, too.
+        # Recomputed in the backward pass, so that a batch bounds the memory there, too.
         outcome = _merge(jax.lax.map(jax.checkpoint(batch), head))
         if len(rest):
             outcome = _join(outcome, jax.checkpoint(batch)(rest))
@@ -163,7 +166,8 @@ def run_traced(run: Run) -> Outcome:
 
 
 def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:
-    """The indices as whole batches `[batch, trajectory]`, and those of the shorter last batch."""
+    """The indices as whole batches `[batch, trajectory]`, and the indices of the last batch if it
+    is shorter."""
     whole = len(indices) // batch_size * batch_size
     return integers(indices[:whole].reshape(-1, batch_size)), integers(indices[whole:])
 

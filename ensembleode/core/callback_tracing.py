@@ -24,9 +24,12 @@ from .events import Continuous, Discrete, Events, Jump, Limit, Part
 class Tracing:
     """Traces the functions of callbacks.
 
-    **Arguments:** `u`: the abstract state, an array; `tree`: what it is made of where it is a
-    pytree; `p`: the parameters, of which leaves are traced where `is_number` says so; `t0`: the
-    first time; `f`: the vector field, as the user wrote it.
+    **Arguments:**
+
+    - `u`: the abstract state, an array; `tree`: the structure of a state that is a pytree.
+    - `p`: the parameters; the leaves for which `is_number` is true are traced.
+    - `t0`: the first time.
+    - `f`: the vector field, as the user wrote it.
     """
 
     def __init__(
@@ -37,20 +40,21 @@ class Tracing:
         numeric, self.static = eqx.partition(p, is_number)
         leaves, self.structure = jtu.tree_flatten(numeric)
         self.leaves = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
-        # What the programs so far close over.
+        # The arrays that the programs traced so far close over.
         self.consts: list = []
 
     def events(self, callback: Any, known: Sequence[Any]) -> Events:
-        """
-        **Arguments:** `known`: the times of each callback, where they are; else None.
+        """The programs of a callback, or of several.
+
+        **Arguments:** `known`: for each callback, the known times at which it acts, or None.
 
         **Raises:** `TypeError` and `ValueError`, which name the callback and its argument, for
-        conditions and affects that can't be called or return something else.
+        conditions and affects that can't be called or return something else than they should.
         """
         continuous, discrete = [], []
         for number, (x, times) in enumerate(zip(all_of(callback), known, strict=True)):
             if isinstance(x, SavingCallback):
-                continue  # (which is no event, and is counted)
+                continue  # it makes no events, but is counted
             name = f"callback {number}, a {type(x).__name__}"
             if times is not None:
                 discrete.append(self._scheduled(number, name, x, times))
@@ -83,7 +87,7 @@ class Tracing:
 
     def _limit(self, name: str, x: StepLimit) -> Limit:
         """
-        **Raises:** `TypeError` and `ValueError` for tolerances that the state can't have.
+        **Raises:** `TypeError` and `ValueError` for tolerances that don't fit the state.
         """
         value = x.abstol
         if value is None:
@@ -171,16 +175,16 @@ class Tracing:
         return Integrator(u, self._parameters(p), t, uprev, tprev, _f=self.f)
 
     def _given(self, u: Any) -> Any:
-        """A state as the user has it."""
+        """A state in the structure that the user gave."""
         return u if self.tree is None else self.tree.unravel(u)
 
     def _parameters(self, leaves: Sequence) -> Any:
         return eqx.combine(jtu.tree_unflatten(self.structure, leaves), self.static)
 
     def _vector(self, u: Any, what: str) -> Any:
-        """The vector of a state that an affect made.
+        """The state that an affect returned as a vector.
 
-        **Raises:** `TypeError` and `ValueError` where it is not made like the state.
+        **Raises:** `TypeError` and `ValueError` where its structure isn't that of the state.
         """
         like = jax.eval_shape(self._given, self.u)
         structure = jtu.tree_structure(like)
@@ -213,9 +217,9 @@ class Tracing:
         return jnp.concatenate(leaves)
 
     def _changed(self, before: Sequence, p: Any, what: str) -> dict[int, Any]:
-        """The leaves of the parameters that an affect has changed, by their places.
+        """The leaves of the parameters that an affect has changed, by their index.
 
-        **Raises:** `TypeError` and `ValueError` where they are not made like those before.
+        **Raises:** `TypeError` and `ValueError` where the structure of the parameters has changed.
         """
         numeric, static = eqx.partition(p, self.is_number)
         leaves, structure = jtu.tree_flatten(numeric)
@@ -274,7 +278,8 @@ class Tracing:
 def _without_unused(
     program: Program, n: int, extras: tuple[str, ...]
 ) -> tuple[Program, tuple[str, ...]]:
-    """The program without those of its `extras` that it doesn't read."""
+    """The program without those of its `extras` that it doesn't read, and the names of those
+    left."""
     jaxpr = program.jaxpr
     read = [v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)]
     read = {*read, *(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))}

@@ -1,4 +1,5 @@
-"""A `prob_func` that can't be traced: called once a trajectory, and its results stacked."""
+"""A `prob_func` that can't be traced: it is called once for each trajectory, and its results are
+stacked."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
     """Call `maker` with every index, and stack the numbers of all trajectories."""
 
     def columns(lanes):
-        """Each leaf as the sequence of its values over the trajectories."""
+        """For each leaf, the sequence of its values for all trajectories."""
         return list(zip(*map(jtu.tree_leaves, lanes), strict=True))
 
     keep = _keeper()
@@ -29,7 +30,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
     structure = jtu.tree_structure(made[0])
     names = [n for n, x in zip(Lane._fields, made[0], strict=True) for _ in jtu.tree_leaves(x)]
     firsts = columns(made)
-    # What is shared in the first run may still be changed in a rerun.
+    # Numbers that all trajectories share in the first run may differ in a rerun.
     reruns = maker.ens.output_func is not None
     varies = [
         (reruns and name in _ARRAYS) or not _all_same(name, column)
@@ -68,8 +69,8 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
 
 
 def _keeper() -> Callable[[Lane], Lane]:
-    """A function that copies NumPy arrays, which the next call of `prob_func` may write into: one
-    copy for as long as an array stays as it is."""
+    """A function that copies NumPy arrays, since the next call of `prob_func` may write into these.
+    An array that hasn't changed is copied only once."""
     copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def kept(x: Any) -> Any:
@@ -88,7 +89,8 @@ _ARRAYS = [x.name for x in of_kind("state", "parameters", "constants")]
 
 
 def _all_same(name: str, column: Sequence) -> bool:
-    """Whether a leaf is shared: times and tolerances by value, arrays by identity."""
+    """Whether all trajectories share a leaf: times and tolerances are compared by value, arrays by
+    identity."""
     first = column[0]
     if all(x is first for x in column):
         return True

@@ -1,6 +1,6 @@
-"""The callbacks of a problem as programs, which decide what is compiled.
+"""The callbacks of a problem as programs. They are a part of what decides the compiled code.
 
-The state that they see is one array, as engines have it.
+In these programs the state is one array, as in the engines.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from ..tracing.program import Program, program_of, trace, with_constants
 from .extended_state import Extension
 
 
-# The rows of an event among those of a trajectory: the state before it, the state after it, and its
-# time, as the first component of a state of zeros.
+# An event has three rows among those of its trajectory: the state before it, the state after it,
+# and its time as the first component of a row that is otherwise zero.
 EVENT_ROWS = 3
 
 
@@ -25,9 +25,10 @@ EVENT_ROWS = 3
 class Part:
     """A function of a callback, as `program(consts, u, (*p, *extras), t)`.
 
-    - `extras`: the names of what it reads besides: `uprev` and `tprev`, the state and the time
-        where the step began; `mask`, which of several conditions cross zero and how, as reals.
-    - `start`: where its constants begin among those of all callbacks.
+    - `extras`: the names of further inputs: `uprev` and `tprev`, the state and the time at the
+        start of the step; `mask`, which says as a real number for each of several conditions how it
+        crosses zero.
+    - `start`: the place of its first constant among the constants of all callbacks.
     """
 
     program: Program
@@ -41,16 +42,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """What an affect does.
+    """The effect of an affect.
 
-    - `part`: to the state after it, flattened, and at its end whether the trajectory ends there,
-        1 or 0: `[size + 1]`. (As it is traced, what it makes of `changes` stands before that end.)
-    - `ends`: whether it does, where that is the same always; else None.
-    - `changes`: which leaves of the parameters it changes.
-    - `fails`: whether what is at the end may be 2, too: the trajectory ends, as this could not be
+    - `part`: returns a vector of `[size + 1]`: the flattened state after the affect, followed by a
+        flag that says whether the trajectory ends there, 1 or 0. As long as the parameters are not
+        a part of the state, the new values of those in `changes` stand before the flag.
+    - `ends`: whether the trajectory ends there, if that is always the same; else None.
+    - `changes`: the indices of the leaves of the parameters that the affect changes.
+    - `fails`: whether the flag may also be 2: the trajectory ends because the affect could not be
         done.
-    - `moves`: of a state with tangents, how its time moves (see `moving_jumps.Moving`): then the
-        part makes the rows of that, and whether the trajectory ends.
+    - `moves`: for a state with tangents, how the time of the jump moves (see
+        `moving_jumps.Moving`). The part then returns the rows of `Moving.rows`, and the flag.
     """
 
     part: Part
@@ -62,12 +64,12 @@ class Jump:
 
 @dataclasses.dataclass(frozen=True)
 class Continuous:
-    """A continuous callback, of one condition or several.
+    """A continuous callback, with one condition or several.
 
-    - `which`: its number among all callbacks, as the user counts them.
-    - `conditions`: `[length]`, without extras.
-    - `up`, `down`: what happens where a condition rises or falls through zero; None: nothing. Of a
-        vector callback both are the same.
+    - `which`: its number among all callbacks, in the order that the user gave.
+    - `conditions`: returns the conditions, `[length]`; it has no extras.
+    - `up`, `down`: the jumps where a condition rises or falls through zero; None where nothing is
+        done. A vector callback has the same jump for both.
     """
 
     which: int
@@ -84,18 +86,19 @@ class Continuous:
 
     @property
     def is_kept(self) -> bool:
-        """Whether a solution has its events."""
+        """Whether solutions record its events."""
         return any(self.save_positions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What the step after a discrete callback is held to: the state is not to be negative at its
-    end, as far as the step before foretells it.
+    """A limit on the step after a discrete callback: the state should not be negative at the end of
+    that step, as far as the step before predicts it.
 
-    - `tolerance`: how far below zero each component may be, of the user's state, flat; None: as
-        far as `abstol` of the solve says.
-    - `scalefactor`: what the step is multiplied by until that holds.
+    - `tolerance`: how far below zero each component of the user's state may be, flat; None for as
+        far as the `abstol` of the solve.
+    - `scalefactor`: the factor by which the step is multiplied until the prediction is within the
+        limit.
     """
 
     tolerance: Part | None
@@ -106,14 +109,14 @@ class Limit:
 class Discrete:
     """A discrete callback.
 
-    - `condition`: positive where it acts: `[1]`.
-    - `scheduled`: whether that is at known times only, which steps end at.
-    - `at_start`: whether one of them may be the start.
-    - `passed`: at such a time, how long ago that was, `[1]`: zero, with derivatives by the known
-        times. None of others.
-    - `is_kept`: whether a solution has its events.
-    - `limit`: what the next step is held to.
-    - `is_discontinuity`: whether it acts where the field jumps, and is there for derivatives only.
+    - `condition`: positive where the callback acts: `[1]`.
+    - `scheduled`: whether it acts only at known times, which steps end at.
+    - `at_start`: whether the start may be one of these times.
+    - `passed`: at such a time, returns the time since then, `[1]`: zero, but with derivatives with
+        respect to the known times. None for callbacks without known times.
+    - `is_kept`: whether solutions record its events.
+    - `limit`: the limit on the next step.
+    - `is_discontinuity`: whether it acts at a jump of the field, and serves only for derivatives.
     """
 
     which: int
@@ -130,7 +133,7 @@ class Discrete:
 
 @dataclasses.dataclass(frozen=True)
 class Events:
-    """The callbacks of a problem: those of a kind in the order in which they act."""
+    """The callbacks of a problem; those of one kind are in the order in which they act."""
 
     continuous: tuple[Continuous, ...]
     discrete: tuple[Discrete, ...]
@@ -141,12 +144,13 @@ class Events:
 
     @property
     def jumps(self) -> tuple[Jump, ...]:
-        """Each once, in the order of the callbacks; of one that rises before one that falls."""
+        """All jumps, each once, in the order of the callbacks; the jump of a rising condition is
+        before that of a falling one."""
         return tuple(dict.fromkeys(jump for x in self.callbacks for jump in _jumps_of(x)))
 
     @property
     def about(self) -> tuple:
-        """What is fixed about the callbacks, besides their programs."""
+        """The static properties of the callbacks, without their programs."""
         ways = [
             (x.rootfind.__name__, x.interp_points, x.repeat_nudge, x.dtrelax, x.length)
             for x in self.continuous
@@ -159,48 +163,48 @@ class Events:
 
     @property
     def components(self) -> int:
-        """How many conditions of continuous callbacks there are."""
+        """The number of conditions of all continuous callbacks."""
         return sum(x.length for x in self.continuous)
 
     @property
     def marks(self) -> int:
-        """How many numbers say what acted at the end of a step: one a condition of the continuous
-        callbacks, in their order, and then one a discrete callback."""
+        """The number of marks that record what acted at the end of a step: one for each condition
+        of the continuous callbacks, in their order, and then one for each discrete callback."""
         return self.components + len(self.discrete)
 
     @property
     def longest(self) -> int:
-        """How many conditions a callback has at most."""
+        """The largest number of conditions of a callback."""
         return max((x.length for x in self.continuous), default=1)
 
     @property
     def is_kept(self) -> bool:
-        """Whether there are events that a solution has."""
+        """Whether solutions record events of some callback."""
         return any(x.is_kept for x in self.callbacks)
 
     @property
     def may_end(self) -> bool:
-        """Whether a trajectory may end by an affect."""
+        """Whether an affect may end a trajectory."""
         return any(x.ends is not False for x in self.jumps)
 
     @property
     def limits(self) -> bool:
-        """Whether some callback holds the next step to something."""
+        """Whether some callback limits the next step."""
         return any(x.limit is not None for x in self.discrete)
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """Which leaves of the parameters are changed."""
+        """The indices of the leaves of the parameters that affects change."""
         return tuple(sorted({i for x in self.jumps for i in x.changes}))
 
     @property
     def only_ends(self) -> bool:
-        """Whether a trajectory ends with its first event."""
+        """Whether every event ends its trajectory."""
         return all(x.ends is True for x in self.jumps)
 
     @property
     def consts(self) -> list[Any]:
-        """The abstract values of what the callbacks close over."""
+        """The abstract values of the arrays that the callbacks close over."""
         parts = sorted(set(self.parts), key=lambda x: x.start)
         return [v.aval for x in parts for v in x.program.jaxpr.constvars]
 
@@ -218,8 +222,8 @@ class Events:
         return found
 
     def mapped(self, change: Callable[[Part, tuple[int, ...] | None], Part]) -> "Events":
-        """With other parts, in place of each that there is: `change(part, changes)`, where of a
-        condition `changes` is None, and of a jump which parameters it changes."""
+        """The callbacks with each part replaced by `change(part, changes)`. For a condition
+        `changes` is None; for a jump it is the indices of the parameters that the jump changes."""
         change = functools.cache(change)
 
         def jump(x: Jump | None) -> Jump | None:
@@ -263,8 +267,8 @@ def _jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
 
 @functools.lru_cache(maxsize=1024)
 def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
-    """The same without constants, as a function of all `numbers` (abstract values, each a pair of a
-    shape and a dtype): its constants and parameters are those in these `places`."""
+    """The part without constants, as a function of the list of all `numbers` (abstract values, as
+    pairs of a shape and a dtype). Its constants and parameters are at the `places` in that list."""
     jaxpr = part.program.jaxpr
     u, *inputs, t = jaxpr.invars
     end = len(inputs) - len(part.extras)
@@ -278,11 +282,11 @@ def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
 
 @functools.lru_cache(maxsize=1024)
 def of_extended(part: Part, extension: Extension, changes: tuple[int, ...] | None) -> Part:
-    """The same of a state with components behind those of the user's, which reads the numbers that
-    are held from there.
+    """The part for a state that has further components behind the user's, from which it reads the
+    held numbers.
 
-    **Arguments:** `part`: one without constants; `changes`: those of its parameters, by place, that
-    the part of a jump makes anew; None of a condition.
+    **Arguments:** `part`: a part without constants; `changes`: for a jump, the places of the
+    parameters that the part computes anew; None for a condition.
     """
     n = len(part.extras)
 

@@ -1,4 +1,4 @@
-"""Room for the events of trajectories."""
+"""The room for the events of trajectories, which grows where it is too small."""
 
 import dataclasses
 from typing import Any
@@ -11,16 +11,16 @@ from .lane import Trajectories
 from .plan import Outcome
 
 
-# Of a trajectory, where nobody says how many there are.
+# The room for events of a trajectory where the user doesn't say how many there are.
 MOST_EVENTS = 16
-# By how much there is more room where that was not enough.
+# The factor by which the room grows where it is too small.
 _MORE = 8
-# Until it is this much: a ball that comes to rest bounces ever more often, and no room is enough.
+# The largest room. A ball that comes to rest bounces ever more often, and no room is enough for it.
 _MOST_ROOM = 2**13
 
 
 def first_room(every: Trajectories) -> int:
-    """For how many events of a trajectory there is room at first."""
+    """The number of events of a trajectory for which there is room at first."""
     events = every.events
     if events is None or not events.is_kept:
         return 0
@@ -30,15 +30,16 @@ def first_room(every: Trajectories) -> int:
 
 
 def with_more_room(job: Job, outcome: Outcome) -> Job | None:
-    """The job with more room, to be run again, where a trajectory had more events than there was
-    room for and nobody has said how many may be; else None."""
+    """The job with more room for events, to be run again. None if no trajectory had more events
+    than there was room for, or if the user has said how many there may be."""
     if not lacks_room(job, outcome).any():
         return None
     return with_output(job.replan(max_events=_MORE * job.plan.max_events))
 
 
 def lacks_room(job: Job, outcome: Outcome) -> Any:
-    """Which trajectories had more events than there was room for, and get more."""
+    """The trajectories that had more events than there was room for, and for which there may be
+    more room."""
     given = job.trajectories.options["max_events"]
     if job.plan.events is None or given is not None or job.traced:
         return np.False_
@@ -48,8 +49,7 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
 
 
 def check_room(had: tuple, has: tuple) -> None:
-    """**Raises:** `ValueError` where an output is of another shape than it was, as there was more
-    room for events."""
+    """**Raises:** `ValueError` where more room for events has changed the shape of an output."""
     if had != has:
         raise ValueError(
             f"what output_func returns has the shape {had}, and {has} where there was more room "
@@ -59,7 +59,7 @@ def check_room(had: tuple, has: tuple) -> None:
 
 
 def of_whole(job: Job) -> Job:
-    """The job whose sink takes only trajectories whose events had room for done."""
+    """The job whose sink regards a trajectory as done only if there was room for its events."""
     sink = job.sink
     if sink is None or job.plan.events is None:
         return job

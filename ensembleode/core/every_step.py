@@ -1,4 +1,4 @@
-"""Room for every step, where they are saved."""
+"""The room for saved steps, where every step is saved."""
 
 import dataclasses
 import math
@@ -13,15 +13,15 @@ from .saving import Saving
 
 
 def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
-    """The job with room for as many saved steps as a first solve takes."""
+    """The job with room for as many saved steps as a first solve has taken."""
     ends = dataclasses.replace(job, report=None, sink=None)
     try:
         counts = executor.run(ends.replan(saving=Saving("ends", False, 1)), indices, repeat)
         check(job, counts)
-    except Unfinished as e:  # of states, there are none yet
+    except Unfinished as e:  # the first solve has no states to keep
         raise e.cause from None
     most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))
-    # A little more, as the program that saves them is another and may round otherwise.
+    # A little more, as the program that saves steps is a different one, and may round differently.
     room = 2 ** math.ceil(math.log2(max(16, most + most // 16 + 1)))
     room = min(room, job.plan.maxiters)
     return bounded(job, room)

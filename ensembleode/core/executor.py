@@ -1,4 +1,5 @@
-"""What an executor is: it runs the trajectories of a batch where its ensemble algorithm says."""
+"""The interface of executors, which run the trajectories of a batch as an ensemble algorithm
+says."""
 
 import abc
 from collections.abc import Sequence, Set
@@ -12,17 +13,18 @@ from .plan import Outcome, Plan
 
 
 class Executor(abc.ABC):
-    """Where trajectories run.
+    """Runs trajectories.
 
-    - `vectorised`: whether a batch is stepped together, trajectory by trajectory independently.
-        Then a batch had better fit the cache, and a short last one is filled up with copies, so
-        that it needs no program of its own.
-    - `reports`: whether it calls `job.report` and `job.sink` itself, as trajectories are done.
+    - `vectorised`: whether a batch is stepped together, with independent trajectories. A batch
+        should then fit the cache, and a shorter last batch is filled up with copies, so that it
+        needs no program of its own.
+    - `reports`: whether the executor itself calls `job.report` and `job.sink` as trajectories are
+        done.
     - `totals`: whether it has `total`.
     - `local`: whether trajectories are solved in this process.
-    - `how`: what solutions say of it, besides which engine ran.
-    - `notes`: what happened to trajectories, besides numerics.
-    - `lost`: the indices of the trajectories that workers died of.
+    - `how`: what solutions say about the executor, besides the engine.
+    - `notes`: what happened to trajectories, apart from numerics.
+    - `lost`: the indices of the trajectories whose workers died.
     """
 
     vectorised: ClassVar[bool] = False
@@ -35,14 +37,14 @@ class Executor(abc.ABC):
     lost: Set[int] = frozenset()
 
     def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` for what this ensemble algorithm can't do."""
+        """**Raises:** `ValueError` for a plan that this ensemble algorithm can't carry out."""
         del plan
 
     @abc.abstractmethod
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         """Solve these trajectories, eagerly or while being traced.
 
-        **Raises:** `Unfinished` when it is stopped and something is done already.
+        **Raises:** `Unfinished` if it is stopped when some trajectories are done.
         """
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
@@ -51,5 +53,5 @@ class Executor(abc.ABC):
 
     def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, added up where they were computed (on a
-        worker, say), and the return codes and counts of each."""
+        worker, for example), and the return code and the counts of each."""
         raise NotImplementedError

@@ -1,13 +1,13 @@
-"""States with components behind those of the user's: integrals, and numbers that are held.
+"""States with components behind the user's: integrals, and held numbers.
 
 An engine sees one vector, `[user's components | integrals | held numbers]`. Its step-size control,
-its norms, and what it looks at to tell whether a trajectory went wrong are of the first part alone,
-as many components as `Extension.controlled`: the steps, and the bits of the user's components, are
-those of the problem without the rest.
+its norms and its checks for failure look only at the first part, which has `Extension.controlled`
+components. So the steps, and the bits of the user's components, are those of the problem without
+the other parts.
 
-- The integral of a function `q(u, p, t)` is a component with `q` as its derivative.
-- A number that is held is a constant or a parameter of the field that an event may change: its
-    derivative is zero, and the field reads it from the state.
+- The integral of a function `q(u, p, t)` is a component whose derivative is `q`.
+- A held number is a constant or a parameter of the field that an event may change. Its derivative
+    is zero, and the field reads it from the state.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -28,13 +29,13 @@ from ..tracing.program import Program, program_of, with_constants
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-    """What the state of an engine is made of: static, and part of a plan.
+    """The parts of an engine's state; static, and a part of the plan.
 
-    - `user`: the shape and dtype of the user's state, as an engine would have it alone (a state
-        that is a pytree is a vector there: see `ground.state_tree`).
-    - `integral`: what the integrals are made of; None where there are none.
-    - `held`: of the field's constants and parameters (by their place among these, constants first)
-        those that are held, each with its shape and dtype.
+    - `user`: the shape and dtype of the user's state, as the engine would have it without the other
+        parts (a pytree is a vector there: see `ground.state_tree`).
+    - `integral`: the structure of the integrals; None where there are none.
+    - `held`: the held numbers, each with its place among the field's constants and parameters
+        (constants first), its shape and its dtype.
     """
 
     user: jax.ShapeDtypeStruct
@@ -43,17 +44,17 @@ class Extension:
 
     @property
     def controlled(self) -> int:
-        """How many components step-size control looks at: the first ones."""
+        """The number of components that step-size control looks at; they are the first ones."""
         return math.prod(self.user.shape)
 
     @property
     def size(self) -> int:
-        """How many components there are."""
+        """The number of all components."""
         return self._ends[-1]
 
     @property
     def _ends(self) -> tuple[int, int, int]:
-        """Where the three parts end."""
+        """The places at which the three parts end."""
         integrals = self.controlled + (0 if self.integral is None else self.integral.size)
         return self.controlled, integrals, integrals + sum(math.prod(x.shape) for _, x in self.held)
 
@@ -62,19 +63,19 @@ class Extension:
     #
 
     def user_of(self, u: Any) -> Any:
-        """Of states `[..., component]` the user's, `[..., *state]`."""
+        """The user's part `[..., *state]` of states `[..., component]`."""
         return u[..., : self.controlled].reshape(*u.shape[:-1], *self.user.shape)
 
     def integral_of(self, u: Any) -> Any:
-        """Of states `[..., component]` the integrals, in the structure of what the integrand
-        returned; None where there are none."""
+        """The integrals of states `[..., component]`, in the structure that the integrand returned;
+        None where there are none."""
         if self.integral is None:
             return None
         first, end, _ = self._ends
         return self.integral.unravel(u[..., first:end])
 
     def held_of(self, u: Any) -> tuple:
-        """Of states `[..., component]` the numbers that are held, each in its shape and dtype."""
+        """The held numbers of states `[..., component]`, each with its shape and dtype."""
         start, found = self._ends[1], []
         for _, x in self.held:
             end = start + math.prod(x.shape)
@@ -83,8 +84,8 @@ class Extension:
         return tuple(found)
 
     def state(self, user: Any, integrals: Any = None, held: Sequence = ()) -> Any:
-        """The vector of a state, `[component]`: of the user's, of the integrals as they are in a
-        vector (by default zeros, as at the start), and of the numbers that are held."""
+        """The vector `[component]` from the user's state, the vector of the integrals (by default
+        zeros, as at the start), and the held numbers."""
         first, end, _ = self._ends
         if integrals is None:
             integrals = jnp.zeros(end - first, self.user.dtype)
@@ -92,13 +93,13 @@ class Extension:
         return jnp.concatenate([jnp.reshape(x, -1).astype(self.user.dtype) for x in parts])
 
     def integrals(self, u: Any) -> Any:
-        """The integrals of a vector `[component]` as a vector."""
+        """The integrals of a vector `[component]`, as a vector."""
         first, end, _ = self._ends
         return u[first:end]
 
     def tolerance(self, value: Any) -> Any:
-        """A tolerance, a number or like the user's state, for the vector. (What it is of the other
-        components nobody asks.)"""
+        """A tolerance, either a number or like the user's state, extended to the vector. The values
+        for other components are arbitrary, since nothing uses them."""
         if np.ndim(value) == 0:
             return value
         more = np.ones(self.size - self.controlled)
@@ -106,16 +107,16 @@ class Extension:
 
 
 #
-# Fields of them
+# Fields of extended states
 #
 
 
 @functools.lru_cache(maxsize=256)
 def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
-    """What the integrals of an integrand `q(consts, u, p, t)` are made of.
+    """The structure of the integrals of an integrand `q(consts, u, p, t)`.
 
-    **Raises:** `TypeError` where it returns no numbers of the state's precision; `ValueError` where
-    it returns nothing.
+    **Raises:** `TypeError` where the integrand doesn't return numbers of the state's precision;
+    `ValueError` where it returns nothing.
     """
     if not sum(math.prod(x.shape) for x in integrand.out_avals):
         raise ValueError(
@@ -137,8 +138,8 @@ def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
 
 @functools.lru_cache(maxsize=256)
 def with_integrand(field: Program, integrand: Program, extension: Extension) -> Program:
-    """The field of the user's state and the integrals of `integrand`, whose constants come after
-    those of the field: a program `(consts, u, p, t)` of vectors."""
+    """The field of the user's state and the integrals of `integrand`, whose constants follow those
+    of the field: a program `(consts, u, p, t)` of vectors."""
     n = len(field.jaxpr.constvars)
     more = [_struct(v.aval) for v in integrand.jaxpr.constvars]
 
@@ -150,21 +151,18 @@ def with_integrand(field: Program, integrand: Program, extension: Extension) -> 
         return extension.state(field(consts, user, p, t), jnp.concatenate(flat))
 
     jaxpr = staged(field, both, state=_vector(extension), extra=more)
-    u, *inputs, t = jaxpr.invars
-    end = len(inputs) - len(more)
-    constants = [*jaxpr.constvars, *inputs[end:]]
-    jaxpr = with_constants(jaxpr, constants, [u, *inputs[:end], t])
-    assert len(constants) == n + len(more)
+    jaxpr = with_last_as_constants(jaxpr, len(more))
+    assert len(jaxpr.constvars) == n + len(more)
     return program_of(jaxpr, field.out_tree, rules=True)
 
 
 @functools.lru_cache(maxsize=256)
 def with_held(field: Program, before: Extension | None, extension: Extension) -> Program:
-    """The field of a state behind which there are the numbers that `extension` holds, which it
-    reads from there. Its constants and parameters stay as they are.
+    """The field of a state with held numbers behind it, which reads these numbers from the state.
+    Its list of constants and parameters stays as it is.
 
-    **Arguments:** `before`: what the state of `field` is made of, with no numbers that are held;
-    None where it is the user's alone.
+    **Arguments:** `before`: the parts of the state of `field`, which has no held numbers; None
+    where it is the user's state alone.
     """
     n = len(field.jaxpr.constvars)
 
@@ -183,8 +181,8 @@ def with_held(field: Program, before: Extension | None, extension: Extension) ->
 
 @functools.lru_cache(maxsize=256)
 def users_field(field: Program, extension: Extension) -> Program:
-    """The field of the user's state alone, of the same constants and parameters: with the numbers
-    that are held as these have them."""
+    """The field of the user's state alone, with the same constants and parameters. The numbers that
+    `extension` holds are read from these again."""
 
     def alone(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         numbers = [*consts, *p]
@@ -194,8 +192,15 @@ def users_field(field: Program, extension: Extension) -> Program:
     return program_of(staged(field, alone, state=extension.user), field.out_tree, rules=True)
 
 
+def with_last_as_constants(jaxpr: Any, n: int) -> jex.Jaxpr:
+    """The program whose last constants are the last `n` parameters of this one."""
+    u, *inputs, t = jaxpr.invars
+    end = len(inputs) - n
+    return with_constants(jaxpr, [*jaxpr.constvars, *inputs[end:]], [u, *inputs[:end], t])
+
+
 def held_like(field: Program, places: Sequence[int]) -> tuple:
-    """`Extension.held` of these constants and parameters of a field."""
+    """The `Extension.held` for these constants and parameters of a field."""
     avals = parameters_of(field)
     return tuple((i, _struct(avals[i])) for i in places)
 

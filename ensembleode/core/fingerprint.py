@@ -1,8 +1,9 @@
-"""What the numbers of a solve depend on, in short: the same for the same, in every process.
+"""Fingerprints of a solve: short values that are equal in every process if everything that the
+resulting numbers depend on is equal.
 
-That is what JAX traces, and its constants. What Python computes when it runs isn't known by that,
-nor by its code, which may read a file: only functions and classes of installed packages are, by
-name and version. Others are named by a key that the user gives.
+That is everything JAX traces, with its constants. What Python functions compute on the host can't
+be known from the trace, nor from their code, which might read a file. Only functions and classes of
+installed packages are known, by name and version; for others the user has to give a key.
 """
 
 import contextlib
@@ -36,17 +37,17 @@ from .plan import Plan
 
 
 class NotKnown(Exception):
-    """What a part of the ensemble computes can't be told apart from another: says why."""
+    """It can't be known what a part of the ensemble computes; the message says why."""
 
 
 def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
-    """What the numbers depend on, by name; what begins with # is a digest.
+    """The fingerprint: values by name, where names that begin with # are those of digests.
 
     **Arguments:**
 
-    - `store_key`: stands for what functions and classes of the user compute on the host.
+    - `store_key`: stands for everything that the user's functions and classes compute on the host.
 
-    **Raises:** `NotKnown` where that can't be done.
+    **Raises:** `NotKnown` where it can't be known what a part computes.
     """
     from ..ground.version import __version__
 
@@ -64,6 +65,8 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#which of them prob_func changes": plan.batched,
         "#prob_func": _made(job),
     }
+    if plan.form is not None:
+        fields["#what is known of f"] = (plan.form.product, plan.form.mass)
     if plan.events is not None:
         fields["#what callbacks do"] = (plan.events.about, [x.program for x in plan.events.parts])
         fields["#max_events"] = job.trajectories.options["max_events"]
@@ -100,9 +103,9 @@ def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
 
 
 def _made(job: Job) -> Any:
-    """What `prob_func` makes of an index and a repeat, as its trace. Where Python has to call
-    `prob_func`, what it made in the first run, and the function itself where there may be other
-    runs."""
+    """The trace of `prob_func` over an index and a repeat. If `prob_func` can't be traced, the
+    numbers that it returned in the first run, together with the function itself where there may be
+    reruns."""
     every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
 
     def made(indices, repeat):
@@ -119,9 +122,9 @@ def text_of(value: Any, host: bool = True) -> bytes:
 
     **Arguments:**
 
-    - `host`: whether what Python computes counts.
+    - `host`: whether functions that Python runs on the host count.
 
-    **Raises:** `NotKnown` where that isn't by functions and classes of installed packages.
+    **Raises:** `NotKnown` where such a function is not from an installed package.
     """
     leaves, structure = jtu.tree_flatten(value, is_leaf=lambda x: isinstance(x, Program))
     parts = [_plain(structure)]
@@ -149,7 +152,7 @@ def text_of_jaxpr(closed: Any) -> bytes:
 
 
 def _plain(x: Any) -> bytes:
-    """A value as text, without addresses (of functions, say), file names and line numbers."""
+    """A value as text, without the addresses of functions, file names and line numbers."""
     return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", str(x)).encode()
 
 
@@ -171,7 +174,7 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
     **Arguments:**
 
-    - `above`: the calls with a derivative rule that it is part of the rule of.
+    - `above`: the calls whose derivative rules this jaxpr is a part of.
     """
     yield _plain(_without_functions(jaxpr))
     for eqn in jaxpr.eqns:
@@ -192,7 +195,8 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
 
 def _text_of_function(x: Any) -> bytes:
-    """The text of a function or class: of what it `stands_for`, where it says so, or its name."""
+    """The text of a function or class: that of its attribute `stands_for`, if it has one, or its
+    name."""
     if not isinstance(x, type) and hasattr(x, "stands_for"):
         return text_of(x.stands_for)
     if (name := name_of(x)) is None:
@@ -202,18 +206,19 @@ def _text_of_function(x: Any) -> bytes:
 
 
 def _is_told(eqn: Any) -> bool:
-    """Whether a function among its parameters says what an equation computes (by `stands_for`)."""
+    """Whether a function among an equation's parameters has an attribute `stands_for`, which says
+    what the equation computes."""
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
 def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
-    """The texts of a function's derivative rule, by which implicit methods have their Jacobian."""
+    """The texts of a function's derivative rule, from which implicit methods get their Jacobian."""
     primal = _plain(eqn.params["call_jaxpr"])
-    if primal in above:  # (a rule usually calls the function itself)
+    if primal in above:  # a rule usually calls the function itself
         return
     try:
         rule = tangents_of(eqn)
-    except Exception as e:  # a rule that refuses
+    except Exception as e:  # the rule raises
         yield type(e).__name__.encode()
         return
     for const in rule.consts:
@@ -222,8 +227,9 @@ def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
 
 
 def _called_by(eqn: Any) -> list[Any]:
-    """The Python functions that the results of an equation are computed by."""
-    # (The first two have none; the rule of the last is another way to compute the same.)
+    """The Python functions that compute the results of an equation."""
+    # The first two primitives have no results; the rule of the last computes the same in another
+    # way.
     if eqn.primitive.name in ("debug_callback", "debug_print", "custom_vmap_call"):
         return []
     if eqn.primitive.name == "ffi_call":
@@ -238,14 +244,15 @@ def _functions_of(eqn: Any) -> list[Any]:
 
 
 def _is_function(x: Any) -> bool:
-    # (A mesh of devices is a decorator, too.)
+    # A mesh of devices is callable, since it is a decorator.
     is_other = is_jaxpr(x) or isinstance(x, type | contextlib.ContextDecorator)
     return hasattr(x, "callback_func") or (callable(x) and not is_other)
 
 
 def _without_functions(jaxpr: Any) -> Any:
-    """The jaxpr with a word for each function, as its `repr` may differ between processes."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)  # (of the newest JAX a closed jaxpr is itself)
+    """The jaxpr with a fixed word in place of each function, whose `repr` may differ between
+    processes."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)  # in the newest JAX, a closed jaxpr is its own jaxpr
     if inner is not jaxpr:
         return jaxpr.replace(jaxpr=_without_functions(inner))
     if not any(map(_functions_of, equations(jaxpr))):
@@ -265,7 +272,7 @@ def _without_functions(jaxpr: Any) -> Any:
 
 
 def digest_of(parts: list) -> int:
-    """Eight bytes that are never zero."""
+    """A digest of eight bytes as an integer, which is never zero."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())

@@ -1,4 +1,4 @@
-"""Batches collected into arrays on the host."""
+"""Batches, collected into arrays on the host."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,7 +44,8 @@ class Gather:
     def ensemble(
         self, job: Job, stopped: BaseException | None = None, wanted: Any = None
     ) -> Outcome:
-        """What was collected, with those that were done of the batch that was `stopped`."""
+        """All that was collected, including those trajectories of a `stopped` batch that were
+        done."""
         if isinstance(stopped, Unfinished):
             done = stopped.done
             outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
@@ -56,7 +57,7 @@ class Gather:
 
 
 def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:
-    """The indices of batch after batch."""
+    """The indices of the trajectories, batch after batch."""
     for start in range(0, trajectories, batch_size):
         yield np.arange(start, min(start + batch_size, trajectories))
 
@@ -81,7 +82,8 @@ def outcome_of_one(job: Job) -> Outcome:
 
 
 def _fit(full: np.ndarray, new: np.ndarray, fill: Any) -> np.ndarray:
-    """Room for a batch that saved more steps, or had more events, than those before it."""
+    """The array `full`, enlarged if a batch saved more steps, or had more events, than those before
+    it."""
     shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
     if shape == full.shape:
         return full

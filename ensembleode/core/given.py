@@ -1,4 +1,5 @@
-"""The starts and parameters that trajectories were given, made again when they are asked for."""
+"""The initial states and parameters that trajectories were given, computed again when they are
+asked for."""
 
 import dataclasses
 import functools
@@ -18,30 +19,33 @@ from ..tracing.program import is_tracer
 from .extended_state import Extension
 
 
-# (`typing.Self` is refused by beartype where it checks methods one by one.)
+# `typing.Self` is refused by beartype where it checks methods one by one.
 _Record = TypeVar("_Record", bound="_Chosen")
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Chosen:
-    """Starts and parameters of `n` trajectories: of all, or of the one of this `index`."""
+    """The initial states and parameters of `n` trajectories, or only of the one with this
+    `index`."""
 
     n: int
     index: Any = None
 
     def of(self: _Record, index: Any) -> _Record:
-        """The starts and parameters of one trajectory, counted from the end where negative."""
+        """The initial state and the parameters of one trajectory; a negative index counts from the
+        end."""
         return dataclasses.replace(self, index=index % self.n)
 
 
 @dataclasses.dataclass
 class Known(_Chosen):
-    """The starts and parameters of several trajectories, or of one of them.
+    """The initial states and parameters of several trajectories, or of one.
 
-    - `starts`, `parameters`: in the structure that the user gave them; what all trajectories share
-        has no axis of these.
-    - `own_starts`, `own_parameters`: whether trajectories have starts of their own; and which
-        leaves of the parameters (None for what is no number).
+    - `starts`, `parameters`: in the structure that the user gave. Values that all trajectories
+        share have no trajectory axis.
+    - `own_starts`: whether the trajectories have different initial states.
+    - `own_parameters`: for each leaf of the parameters, whether it differs between trajectories;
+        None for a leaf that is no number.
     """
 
     starts: Any
@@ -51,16 +55,18 @@ class Known(_Chosen):
 
     @property
     def u0(self) -> Any:
-        """The starts: `[trajectory, ...]`, or of one `[...]`."""
+        """The initial states `[trajectory, ...]`, or that of one trajectory `[...]`."""
         return jax.tree.map(lambda x: self._shaped(x, self.own_starts), self.starts)
 
     @property
     def p(self) -> Any:
-        """The parameters: the numbers among them `[trajectory, ...]`, or of one `[...]`."""
+        """The parameters; numbers among them are `[trajectory, ...]`, or `[...]` for one
+        trajectory."""
         return self.of_parameters(self._shaped, lambda x: x)
 
     def varying(self) -> dict[str, Any]:
-        """`u0` and `p` with None for what all trajectories share, and for what is no number."""
+        """`u0` and `p`, with None for values that all trajectories share, and for leaves that are
+        no numbers."""
         p = self.of_parameters(lambda x, own: x if own else None, lambda _: None)
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
@@ -73,8 +79,8 @@ class Known(_Chosen):
         return self
 
     def of_parameters(self, of_number: Callable, of_other: Callable) -> Any:
-        """The parameters with something in the place of each: `of_number(x, is_own)` of a number,
-        `of_other(x)` of what is none."""
+        """The parameters with each leaf replaced: a number `x` by `of_number(x, is_own)`, any other
+        leaf by `of_other(x)`."""
 
         def one(own: Any, x: Any) -> Any:
             return of_other(x) if own is None else of_number(x, own)
@@ -92,20 +98,20 @@ class Known(_Chosen):
             return x
         is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)
         shape = (self.n, *np.shape(x))
-        # A view: what all share is there once.
+        # A broadcast view, so that shared values are in memory only once.
         as_jax = is_tracer(x) or is_key
         return jnp.broadcast_to(x, shape) if as_jax else np.broadcast_to(np.asarray(x), shape)
 
 
 @dataclasses.dataclass
 class Given(_Chosen):
-    """What `Known` is made of again.
+    """All that is needed to compute `Known`.
 
-    - `lanes(indices, repeat)`: the numbers of several trajectories, a `Lane`; `batched`: which of
-        them each has to itself.
-    - `tree`, `extension`: what the state is made of.
-    - `numbers`, `others`: what the parameters are made of: the structure of their numbers, and the
-        pytree that has the rest, with None for these.
+    - `lanes(indices, repeat)`: returns the numbers of several trajectories, a `Lane`.
+    - `batched`: which of these numbers differ between trajectories.
+    - `tree`, `extension`: the structure of the state.
+    - `numbers`, `others`: the structure of the numbers in the parameters; and the parameters with
+        None in the place of numbers.
     """
 
     lanes: Callable[[Any, Any], Any]
@@ -136,7 +142,7 @@ class Given(_Chosen):
         return self.known_of(jnp.arange(self.n))
 
     def known_of(self, indices: Any) -> Known:
-        """The starts and parameters of several trajectories."""
+        """The initial states and parameters of several trajectories."""
         made = self.lanes(indices, 1)
         u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
         u0 = u0 if self.tree is None else self.tree.unravel(u0)

@@ -1,9 +1,10 @@
-"""Ctrl-C while programs run: they are told to stop.
+"""Ctrl-C while programs run: it tells the programs to stop.
 
-Python raises `KeyboardInterrupt` between two of its own instructions, and a program that runs is
-one. So a thread that Python writes the numbers of signals to, as they come, sets a flag, wherever
-the program runs. Engines look at it, as its address is one of their numbers; then what is done is
-collected, and `KeyboardInterrupt` raised.
+Python raises `KeyboardInterrupt` only between two of its own instructions, and a running program is
+a single instruction. But Python writes the numbers of signals to a file descriptor as they arrive,
+so a thread that reads them can set a flag at any time. The address of the flag is one of the
+numbers that engines get, and they look at it. When a program has stopped, its results are
+collected, and `KeyboardInterrupt` is raised.
 """
 
 import contextlib
@@ -24,12 +25,12 @@ from ..ground.retcode import ReturnCode
 from .job import Job, Unfinished
 
 
-# The address of no flag.
+# The address that stands for no flag.
 NEVER = np.zeros(2, np.uint32)
 
 
 class Stop:
-    """A flag in memory for programs to look at, `is_set` by Ctrl-C."""
+    """A flag in memory that programs look at, and that Ctrl-C sets."""
 
     def __init__(self):
         self._flag = ctypes.c_ubyte(0)
@@ -37,8 +38,8 @@ class Stop:
 
     @property
     def address(self) -> np.ndarray:
-        """The flag's address in two halves, the lower first, as programs may lack larger
-        integers."""
+        """The address of the flag as two integers of 32 bits, the lower half first, since programs
+        may have no integers of 64 bits."""
         return np.array([ctypes.addressof(self._flag)], np.uint64).view(np.uint32)
 
     @property
@@ -50,12 +51,13 @@ class Stop:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within this block Ctrl-C raises nothing but sets the flag; pressed twice, it raises."""
+        """Within this block, Ctrl-C sets the flag instead of raising; if it is pressed twice, it
+        raises."""
         self._is_held = True
         try:
             yield
         except BaseException:
-            _never_freed.append(self)  # by a program that may still run
+            _never_freed.append(self)  # a program that reads it may still run
             raise
         finally:
             self._is_held = False
@@ -72,7 +74,7 @@ _never_freed: list[Stop] = []
 
 @contextlib.contextmanager
 def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
-    """The job with a flag that Ctrl-C sets, where its engine looks at one.
+    """The job with a flag that Ctrl-C sets, if its engine looks at one.
 
     **Arguments:** `local`: whether its programs run in this process.
     """
@@ -85,7 +87,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
 
 
 def looking_at(job: Job, stop: Stop | None) -> Job:
-    """The job whose programs look at the flag `stop`; without one, at the address of no flag."""
+    """The job whose programs look at the flag `stop`, or at no flag if that is None."""
     address = NEVER if stop is None else stop.address
     batched = job.plan.batched._replace(stop=False)
     every = job.trajectories.changed(lambda x: x._replace(stop=address), batched=batched)
@@ -94,7 +96,7 @@ def looking_at(job: Job, stop: Stop | None) -> Job:
 
 
 def finished(job: Job, program: Callable, *args: Any) -> Any:
-    """What a program returns, once it is done."""
+    """The result of a program, once the program has finished."""
     if job.stop is None:
         return program(*args)
     with job.stop.held():
@@ -104,7 +106,7 @@ def finished(job: Job, program: Callable, *args: Any) -> Any:
 def check(job: Job, outcome: Any) -> None:
     """**Raises:** `Unfinished` where Ctrl-C has stopped a batch."""
     if job.stop is not None and job.stop.is_set:
-        # (By NumPy, as what JAX would have to compile takes its time.)
+        # NumPy's, since JAX would take time to compile this.
         outcome = jax.tree.map(np.asarray, outcome)
         done = outcome.retcode != ReturnCode.Default.value
         raise Unfinished(outcome, done, KeyboardInterrupt())
@@ -112,7 +114,8 @@ def check(job: Job, outcome: Any) -> None:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Stop | None]:
-    """A flag that Ctrl-C sets within; None where it isn't Python's own to handle."""
+    """A flag that Ctrl-C sets within this block; None where Ctrl-C isn't handled by Python's own
+    handler."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield None
@@ -130,9 +133,11 @@ def watched() -> Iterator[Stop | None]:
 
 
 class _Listener:
-    """A thread that Python writes signals to, while the main one is busy elsewhere.
+    """A thread to which Python writes signals, while the main thread is busy elsewhere.
 
-    - `stop`: the flag to set; `before`: who was written to before, and is passed them on, or -1.
+    - `stop`: the flag to set.
+    - `before`: the file descriptor to which Python wrote signals before, and to which they are
+        passed on; -1 if there was none.
     """
 
     def __init__(self):

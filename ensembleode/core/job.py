@@ -1,4 +1,4 @@
-"""One solve of an ensemble: what the executors are given, and what they give back."""
+"""A solve of an ensemble: what executors get, and what they return."""
 
 import dataclasses
 import math
@@ -26,16 +26,18 @@ from .plan import Happened, Outcome, Plan, Result
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A plan, the trajectories it is for, and the arrays that go with it.
+    """A plan, the trajectories that it is for, and the arrays that go with it.
 
-    - `key`: the PRNG key that those of the trajectories are folded from.
-    - `traced`: whether this runs inside `jit`, `grad` or `vmap`.
-    - `remake`: a function that makes this job, and its arguments.
-    - `output_func`: the user's; it is in the plan, traced, once the number of saved times is
-        known, and `output_consts` are the arrays it closes over.
-    - `report`: told the return codes of trajectories that are done; None where nobody asks.
-    - `sink`: given the outcome of a batch as far as it is, and which of it is done.
-    - `stop`: the flag that Ctrl-C sets, where the engine looks at one (see `interrupts`).
+    - `key`: the PRNG key from which the keys of the trajectories are derived.
+    - `traced`: whether this runs inside of `jit`, `grad` or `vmap`.
+    - `remake`: a function that makes this job again, and its arguments.
+    - `output_func`: the user's function. Once the number of saved times is known it is traced, and
+        the trace is in the plan; `output_consts` are the arrays that it closes over.
+    - `report`: called with the return codes of trajectories that are done; None where there is no
+        progress to show.
+    - `sink`: called with the outcome of a batch so far, and a mask of those trajectories that are
+        done.
+    - `stop`: the flag that Ctrl-C sets, if the engine looks at one (see `interrupts`).
     """
 
     plan: Plan
@@ -50,12 +52,13 @@ class Job:
     stop: Any = None
 
     def replan(self, **changes: Any) -> "Job":
-        """The job with these changes of its plan."""
+        """The job with these fields of its plan changed."""
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
 
 
 class Unfinished(Exception):
-    """A batch ended before its end: the `outcome` of those that are `done`, and the `cause`."""
+    """A batch was stopped before its end; has its `outcome`, a mask of the trajectories that are
+    `done`, and the `cause`."""
 
     def __init__(self, outcome: Outcome, done: np.ndarray, cause: BaseException):
         super().__init__(str(cause))
@@ -65,7 +68,7 @@ class Unfinished(Exception):
 
 
 def cause_of(e: BaseException) -> BaseException:
-    """What ended a batch."""
+    """The exception that stopped a batch."""
     return e.cause if isinstance(e, Unfinished) else e
 
 
@@ -102,7 +105,7 @@ def finish_lanes(
 
 
 def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Outcome:
-    """What the user is given of a trajectory that was integrated: `output_func` is applied.
+    """The outcome of a trajectory as the user gets it, with `output_func` applied.
 
     **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved.
     """
@@ -118,8 +121,8 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
 
 
 def _as_given(plan: Plan, result: Result) -> Outcome:
-    """The outcome of a result: its states in the structure that the user gave, and the integrals
-    apart."""
+    """The outcome of a result, with states in the structure that the user gave, and the integrals
+    separate."""
     events = result.events
     if events is not None:
         before, after = plan.as_given(events.before), plan.as_given(events.after)
@@ -130,15 +133,16 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
 
 
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
-    """The constants and parameters of `f`, where saved steps may be made again with them."""
+    """The constants and parameters of `f`, where saved steps may have to be computed again from
+    them."""
     return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
 
 
 def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
-    """How a trajectory goes on within its steps, where every step was saved.
+    """The solution within a trajectory's steps, where every step was saved.
 
-    **Arguments:** `numbers`: the constants and parameters of `f`; `own`: which of them several
-    trajectories have to themselves, by default none.
+    **Arguments:** `numbers`: the constants and parameters of `f`; `own`: for several trajectories,
+    which of these numbers differ between them; by default none do.
     """
     if plan.saving.mode != "steps":
         return None
@@ -150,11 +154,13 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
     jumps = plan.batched.d_discontinuities is not None
-    return Again(consts, p, Known(plan.users_field, method, plan.tree, own, jumps))
+    known = Known(plan.users_field, method, plan.tree, own, jumps, plan.users_form)
+    return Again(consts, p, known)
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
-    """The outcome without states and times, as it is kept where outputs are added up."""
+    """The outcome without states and times, which is all that is kept where outputs are added
+    up."""
     gone = ("u", "t", "inner", "length", "events", "rerun", "integral")
     return outcome._replace(**dict.fromkeys(gone))
 
@@ -162,7 +168,8 @@ def codes_and_counts(outcome: Outcome) -> Outcome:
 def with_output(job: Job) -> Job:
     """The job with its `output_func` traced, on a solution of the planned shape.
 
-    **Raises:** `TypeError` for an `output_func` that can't be traced, or doesn't return a pair.
+    **Raises:** `TypeError` for an `output_func` that can't be traced, or that doesn't return a
+    pair.
     """
     output_func = job.output_func
     if output_func is None:
@@ -260,7 +267,7 @@ def solution_of(
     """The solution of one trajectory.
 
     **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved;
-    `given`: the start and the parameters, where they are known.
+    `given`: the initial state and the parameters, where they are known.
     """
     u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
     dense = dense_of(outcome, plan, numbers)
@@ -269,7 +276,7 @@ def solution_of(
 
 
 def events_of(outcome: Outcome, plan: Plan) -> Events | None:
-    """The events of an outcome, as solutions have them."""
+    """The events of an outcome, in the form that solutions have."""
     events = outcome.events
     if events is None or plan.events is None:
         return None
@@ -279,12 +286,12 @@ def events_of(outcome: Outcome, plan: Plan) -> Events | None:
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
-    """Options of XLA: without them a CPU with wide vector units leaves half of them idle."""
+    """Options of XLA. Without them, XLA leaves half of wide vector units of a CPU idle."""
     return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 
 def blank(shape: tuple, dtype: np.dtype, fill: Any) -> np.ndarray:
-    """Room for results, filled. (Aligned, so that JAX on the CPU takes it as it is.)"""
+    """An array filled with `fill`; it is aligned, so that JAX on the CPU uses it without a copy."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + _ALIGNMENT, np.uint8)
@@ -298,11 +305,11 @@ _ALIGNMENT = 64  # bytes
 
 
 def integers(values: Any) -> Any:
-    """Indices in JAX's integer dtype of the moment."""
+    """Indices in the integer dtype that JAX uses at the moment."""
     dtype = jax.dtypes.canonicalize_dtype(int)
     return values.astype(dtype) if is_tracer(values) else jnp.asarray(values, dtype)
 
 
 def axes(batched: Any) -> Any:
-    """The `in_axes` of a Lane (or a part of it) from what is batched in it."""
+    """The `in_axes` of a Lane, or of a part of it, from the booleans that say what is batched."""
     return jax.tree.map(lambda b: 0 if b else None, batched)

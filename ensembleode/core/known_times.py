@@ -1,5 +1,5 @@
-"""Known times to be stepped onto: from `tstops` and `d_discontinuities` to tables of times in the
-order in which they come."""
+"""Known times on which steps end: from `tstops` and `d_discontinuities` to tables of times, sorted
+in the order of integration."""
 
 import math
 from collections.abc import Sequence
@@ -19,15 +19,19 @@ from ..tracing.program import is_tracer
 def in_order(
     row: Row, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
 ) -> Any:
-    """The known times of one trajectory, sorted: `[time]`. Those that its time span does not have
-    come last, infinitely late; so do those that are NaN.
+    """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span
+    or NaN come last, and are infinitely late.
 
-    A discontinuity may be at the start, as what matters of it is what comes after. Of one right
-    before the end nothing does.
+    A discontinuity may be at the start, because what matters is the field after it. For the same
+    reason, a discontinuity just before the end is left out.
 
-    **Arguments:** `row`: what they are; `value`: as it is given, a time, several, or a row for each
-    trajectory, of which `index` picks one; `more`: other times, `[time]`; `t0` and `t1`: the ends
-    of the time span.
+    **Arguments:**
+
+    - `row`: the kind of the times.
+    - `value`: the times as they are given: one, several, or a row for each trajectory, of which
+        `index` picks one.
+    - `more`: further times, `[time]`.
+    - `t0` and `t1`: the ends of the time span.
     """
     times = _as_array(value, dtype)
     if times is not None and times.ndim == 2:
@@ -49,9 +53,9 @@ def in_order(
 
 
 def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
-    """The known times of each callback, `[time]`; None of those that have none.
+    """The known times of each callback, `[time]`; None for callbacks without known times.
 
-    **Raises:** `TypeError` for a period over a time span that isn't known.
+    **Raises:** `TypeError` for a period over a time span that isn't known while tracing.
     """
     found: list[Any] = []
     for x in all_of(callback):
@@ -60,7 +64,8 @@ def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
             times = _as_array(x.times, dtype)
         elif isinstance(x, PeriodicCallback):
             times = _periodic(x, t0, t1, dtype)
-        # (Compared with themselves where they are stepped onto: so not computed twice.)
+        # Each time is compared with itself where a step ends on it, so it must not be computed
+        # twice.
         found.append(jax.lax.optimization_barrier(times) if is_tracer(times) else times)
     return found
 
@@ -75,7 +80,7 @@ def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> 
     phase, dt = (dtype.type(direction * x) for x in (callback.phase, callback.dt))
     first = 0 if callback.phase else 1
     count = math.ceil(abs(float(t1) - float(t0)) / callback.dt) + 2
-    # (By multiplication: roundings don't add up.)
+    # By multiplication, so that rounding errors don't accumulate.
     times = (t0 + phase) + np.arange(first, count).astype(dtype) * dt
     times = times[direction * (t1 - times) > 0]
     initial, final = [t0] * callback.initial_affect, [t1] * callback.final_affect
@@ -83,7 +88,7 @@ def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> 
 
 
 def _as_array(value: Any, dtype: np.dtype) -> Any:
-    """Of at least one axis. (Traced times may be in a list.)"""
+    """An array of at least one axis. The value may be a list with traced times."""
     if isinstance(value, list | tuple) and any(map(is_tracer, value)):
         value = jnp.stack([jnp.asarray(x, dtype) for x in value])
     if value is None:

@@ -16,6 +16,7 @@ from ..tracing.written_numbers import with_numbers_apart
 from .events import Events, of_extended, over, Part
 from .extended_state import Extension, held_like, with_held
 from .given import Given
+from .implicit_form import ImplicitForm
 
 
 _CONSTANTS = of_kind("constants")
@@ -25,20 +26,21 @@ _NAMES = [x.name for x in NUMBERS]
 
 
 class Lane(collections.namedtuple("Lane", _NAMES, defaults=[None] * len(_NAMES))):
-    """The numbers of one trajectory, by the names of `core.numbers`; a leaf is None where it
-    doesn't apply.
+    """The numbers of one trajectory, by the names of `numbers.py`; a leaf that doesn't apply is
+    None.
 
     `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
-    `count` is how many of the times in `saveat` are meant (None: all). `stop` is where a flag lies
-    that ends the solve early (see `core.interrupts`).
+    `count` is how many of the times in `saveat` are to be saved (None: all). `stop` is the address
+    of a flag that ends the solve early (see `core.interrupts`).
     """
 
     __slots__ = ()
-    count: Any  # (Or type checkers take it for the method of tuples.)
+    count: Any  # declared, as type checkers would take it for the method of tuples
 
     @property
     def parameters(self) -> tuple:
-        """What `f` reads besides the state and the time, as `fields.parameters_of` has it."""
+        """The inputs of `f` besides the state and the time, in the order of
+        `fields.parameters_of`."""
         return (*self.consts, *self.p)
 
     def with_parameters(self, values: Sequence) -> "Lane":
@@ -52,23 +54,26 @@ class Trajectories:
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
-    - `events`: its callbacks, whose programs have constants of their own; or have none, once
-        everything reads one list of numbers (see `with_one_list`). None without callbacks.
+    - `events`: the callbacks; None without callbacks. Their programs have constants of their own
+        until all programs read one list of numbers (see `with_one_list`).
+    - `form`: what implicit methods need besides the field; None where they need nothing.
     - `saving`: what each trajectory saves.
-    - `extension`: what the state has behind the user's components; None where there is nothing.
-    - `tree`: what the state is made of where it is a pytree; None where it is an array.
-    - `options`: the resolved solver options; those that every trajectory shares.
-    - `batched`: a Lane of booleans, true where a leaf varies with the trajectory.
-    - `lanes(indices, repeat)`: the numbers of several trajectories; the leaves that vary have a
-        leading axis.
-    - `lane(index, repeat)`: those of one, computed operation by operation, as the user's own
-        Python would.
-    - `shared`: a Lane with those leaves that are shared and known, the rest None.
+    - `extension`: the components of the state behind the user's; None where there are none.
+    - `tree`: the structure of a state that is a pytree; None for an array.
+    - `options`: the resolved solver options that all trajectories share.
+    - `batched`: a Lane of booleans, true for leaves that differ between trajectories.
+    - `lanes(indices, repeat)`: returns the numbers of several trajectories; leaves that differ
+        between these have a leading axis.
+    - `lane(index, repeat)`: returns the numbers of one trajectory, computed operation by operation,
+        as the user's own Python would.
+    - `shared`: a Lane with the leaves that all trajectories share and whose values are known; the
+        others are None.
     - `traced`: whether anything here is a tracer of an outer transformation.
-    - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
-    - `given`: the starts and parameters as the user gave them, whatever becomes of the numbers.
-    - `made`: `lanes` as they were made, before the times of each were laid out.
-    - `saving_function`: the `fn` of a `SavingCallback`, None without.
+    - `repeatable`: whether `repeat` may be traced (not if `prob_func` has to be called).
+    - `given`: the initial states and parameters as the user gave them, whatever is done to the
+        numbers.
+    - `made`: `lanes` before the times of each trajectory were laid out.
+    - `saving_function`: the `fn` of a `SavingCallback`, or None.
     """
 
     field: Program
@@ -85,6 +90,7 @@ class Trajectories:
     beside: tuple[tuple[str, Program], ...] = ()
     extension: Extension | None = None
     events: Events | None = None
+    form: ImplicitForm | None = None
     given: Given | None = None
     saving_function: Callable | None = None
 
@@ -92,7 +98,7 @@ class Trajectories:
         self.made = self.made or self.lanes
 
     def changed(self, change: Callable[[Lane], Lane], **fields: Any) -> "Trajectories":
-        """The ensemble with these fields, whose numbers are what `change` makes of them."""
+        """The ensemble with these fields changed, and with numbers that are changed by `change`."""
 
         def after(make: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
             return lambda index, repeat: change(make(index, repeat))
@@ -101,7 +107,8 @@ class Trajectories:
         return dataclasses.replace(self, lanes=lanes, lane=lane, made=made, **fields)
 
     def with_numbers_apart(self) -> "Trajectories":
-        """The ensemble with the numbers that are written in a program among its constants."""
+        """The ensemble with the numeric literals of its programs moved to the programs'
+        constants."""
         programs = {"f": self.field, **dict(self.beside)}
         apart = {name: with_numbers_apart(program) for name, program in programs.items()}
         more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
@@ -112,12 +119,15 @@ class Trajectories:
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
         (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
         changes = {"field": field, "beside": tuple(beside), "batched": batched}
+        if self.form is not None:
+            avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
+            changes["form"] = self.form.with_constants_around((), avals)
         return self.changed(added, **changes, shared=added(self.shared))
 
     def with_one_list(self) -> "Trajectories":
-        """The ensemble with every number that a program reads in `p`: the constants of the field,
-        its parameters, and the constants of the callbacks; no program has constants then. What
-        affects change of the parameters is behind the state."""
+        """The ensemble in which every number that programs read is in `p`: the constants of the
+        field, its parameters, and the constants of the callbacks. No program has constants then.
+        Parameters that affects change are moved behind the state."""
         events = self.events
         assert events is not None
         parameters = parameters_of(self.field)
@@ -125,6 +135,7 @@ class Trajectories:
         numbers = tuple((x.shape, x.dtype) for x in avals)
         n_consts, n = len(self.field.jaxpr.constvars), len(parameters)
         field = over(Part(self.field), numbers, tuple(range(n))).program
+        form = self.form and self.form.over(numbers, tuple(range(n)))
         held = held_like(field, [n_consts + i for i in events.changes])
         before = extension = self.extension
         if held:
@@ -132,6 +143,7 @@ class Trajectories:
             user = jax.ShapeDtypeStruct(state.shape, state.dtype)
             user, integral = (before.user, before.integral) if before else (user, None)
             extension = Extension(user, integral, held)
+            form = form and form.with_held(field, before, extension)
             field = with_held(field, before, extension)
 
         def changed(part: Part, changes: tuple[int, ...] | None) -> Part:
@@ -163,20 +175,22 @@ class Trajectories:
             extended,
             field=field,
             extension=extension,
+            form=form,
             events=events.mapped(changed),
             batched=batched._replace(u0=own),
             shared=shared._replace(u0=None) if held else shared,
         )
 
     def after_start(self) -> "Trajectories":
-        """The ensemble with its states after what callbacks do at the start (see
-        `with_one_list`)."""
+        """The ensemble whose initial states are those after the callbacks that act at the start; to
+        be called after `with_one_list`."""
         assert self.events is not None
         acting = [x for x in self.events.discrete if x.at_start]
         if not acting:
             return self
 
-        def of_one(u0: Any, p: tuple, t0: Any) -> Any:
+        def of_one(u0: Any, numbers: Sequence, t0: Any) -> Any:
+            p = tuple(numbers)
             for x in acting:
                 given = {"uprev": u0, "tprev": t0}
                 (wanted,) = x.condition.program((), u0, (*p, *_extras(x.condition, given)), t0)
@@ -184,23 +198,30 @@ class Trajectories:
                 u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
             return u0
 
-        jaxpr: Any = self.field.jaxpr
-        avals = [v.aval for v in jaxpr.invars]
-        batched = [self.batched.u0, *self.batched.p, self.batched.t0]
+        return self.with_start(of_one)
+
+    def with_start(self, of_one: Callable[[Any, Sequence, Any], Any]) -> "Trajectories":
+        """The ensemble with the initial states `of_one(u0, numbers, t0)`, a function of the
+        previous initial state, of the constants and parameters, and of the start time."""
+        u: Any = self.field.jaxpr.invars[0]
+        t: Any = self.field.jaxpr.invars[-1]
+        avals = [u.aval, *parameters_of(self.field), t.aval]
+        batched = [self.batched.u0, *self.batched.parameters, self.batched.t0]
 
         def changed(lane: Lane) -> Lane:
-            u0, *p, t0 = map(jnp.asarray, (lane.u0, *lane.p, lane.t0))
+            u0, *numbers, t0 = map(jnp.asarray, (lane.u0, *lane.parameters, lane.t0))
+            each = (u0, *numbers, t0)
             several = any(
-                x.ndim > a.ndim for x, a, b in zip((u0, *p, t0), avals, batched, strict=True) if b
+                x.ndim > a.ndim for x, a, b in zip(each, avals, batched, strict=True) if b
             )
             fn = of_one
             if several:
                 axes = [0 if b else None for b in batched]
-                fn = jax.vmap(of_one, in_axes=(axes[0], tuple(axes[1:-1]), axes[-1]))
-            return lane._replace(u0=fn(u0, tuple(p), t0))
+                fn = jax.vmap(of_one, in_axes=(axes[0], axes[1:-1], axes[-1]))
+            return lane._replace(u0=fn(u0, numbers, t0))
 
         own, given = any(batched), self.shared
-        unknown = own or any(x is None for x in (given.u0, *given.p, given.t0))
+        unknown = own or any(x is None for x in (given.u0, *given.parameters, given.t0))
         known = None if unknown else changed(given).u0
         shared = self.shared._replace(u0=known)
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
@@ -211,7 +232,8 @@ def _extras(part: Part, given: dict[str, Any]) -> list[Any]:
 
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:
-    """Arrays, each with how many axes it has of one trajectory, as a vector of each trajectory."""
+    """One vector for each trajectory, from arrays that are each paired with their number of axes
+    for one trajectory."""
     flat, lead = [], ()
     for x, ndim in parts:
         x = jnp.asarray(x, dtype)

@@ -1,17 +1,17 @@
-"""Derivatives through a jump whose time moves: the times of steps are constants, those of jumps are
-not.
+"""Derivatives through a jump whose time depends on the numbers of the problem, although the times
+of steps are regarded as constants.
 
-A step ends at a fixed time, where the state jumps. With other numbers (a first state, parameters)
-the jump would be at another time, `delta` later: there the condition is what it is here, and the
-state, which goes on along the field until then, jumps. After the jump it is followed back along the
-field to the fixed time, from which the next step begins. `delta` is an expression whose value is
-zero and whose derivatives are not, so that values are those of the jump at the fixed time, and JAX
-differentiates the rest.
+A step ends at a fixed time, and the state jumps there. With slightly different numbers (an initial
+state, parameters) the jump would be `delta` later. The state would go on along the field until
+then, the condition would have the value there that it has here now, and the state would jump. After
+the jump, the state is followed back along the field to the fixed time, at which the next step
+begins. `delta` is an expression whose value is zero and whose derivatives are not. So values are
+those of a jump at the fixed time, and JAX differentiates the rest.
 
 The first derivatives are those of the saltation matrix (Kong, Payne, Zhu and Johnson, "Saltation
-Matrices", Proceedings of the IEEE 2024, arXiv:2306.06862); for those of `order` k the state moves
-by its Taylor polynomial of order k, and `delta` is what Newton's iteration finds from zero, which
-doubles the orders that are right each time.
+Matrices", Proceedings of the IEEE 2024, arXiv:2306.06862). For derivatives of `order` k, the state
+moves by its Taylor polynomial of order k. `delta` is then found by Newton's iteration from zero,
+each turn of which doubles the order up to which the derivatives are right.
 """
 
 import math
@@ -23,12 +23,12 @@ import jax.numpy as jnp
 
 
 class Moved(NamedTuple):
-    """What a jump makes of a state, with derivatives.
+    """The result of a jump, with derivatives.
 
-    - `on`: the state that the next step begins with, at the fixed time; after a jump that ends the
-        solve, `after`.
+    - `on`: the state with which the next step begins, at the fixed time; after a jump that ends the
+        solve, it is `after`.
     - `before`, `after`: the states at the time of the jump.
-    - `time`: that time.
+    - `time`: the time of the jump.
     - `ends`: whether the jump ends the solve.
     """
 
@@ -40,8 +40,8 @@ class Moved(NamedTuple):
 
 
 def along(field: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
-    """The solution of `field(u, t)` from the state `u` at `t`, by `delta` later: its Taylor
-    polynomial of this order."""
+    """The solution of `field(u, t)` that starts from the state `u` at `t`, after a time `delta`, as
+    a Taylor polynomial of this order."""
     rate, power, total = field, 1.0, u
     for k in range(1, order + 1):
         power = power * delta / k
@@ -51,7 +51,8 @@ def along(field: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
 
 
 def _rate_of(fn: Callable, field: Callable) -> Callable:
-    """How `fn(u, t)` changes along the field."""
+    """The derivative of `fn(u, t)` with respect to time along the field, as a function of `u` and
+    `t`."""
 
     def rate(u: Any, t: Any) -> Any:
         return jax.jvp(fn, (u, t), (field(u, t), jnp.ones_like(t)))[1]
@@ -60,8 +61,9 @@ def _rate_of(fn: Callable, field: Callable) -> Callable:
 
 
 def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -> Any:
-    """How much later `condition(u, t)`, a real number, is what it is here: zero, with derivatives
-    up to this order. (Infinite ones where the solution only touches that level.)"""
+    """The time that passes until `condition(u, t)`, a real number, has its present value again:
+    zero, with derivatives up to this order. They are infinite where the solution only touches that
+    value."""
     level = jax.lax.stop_gradient(condition(u, t))
 
     def excess(delta: Any) -> Any:
@@ -71,18 +73,18 @@ def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -
     tiny = jnp.finfo(delta.dtype).tiny
     for _ in range(math.ceil(math.log2(order + 1))):
         value, slope = jax.jvp(excess, (delta,), (jnp.ones_like(delta),))
-        # (Not a division of zero by zero: the value would be NaN.)
+        # Dividing zero by zero would make the value NaN.
         delta = delta - value / jnp.where(slope == 0, tiny, slope)
     return delta
 
 
 def shift(time: Any) -> Any:
-    """How much later a known time is than it is: zero, with derivatives."""
+    """The amount by which a known time is later than its own value: zero, with derivatives."""
     return time - jax.lax.stop_gradient(time)
 
 
 def spacing(time: Any) -> Any:
-    """That of floating-point numbers about a time, or a little more: a constant."""
+    """The spacing of floating-point numbers near a time, or a little more, as a constant."""
     limits = jnp.finfo(time.dtype)
     return jax.lax.stop_gradient(jnp.maximum(limits.eps * jnp.abs(time), limits.tiny))
 
@@ -99,13 +101,11 @@ def jumped(
 ) -> Moved:
     """A jump from the state `u` at the fixed time `t`.
 
-    **Arguments:**
-
-    - `field(u, t)`: the vector field up to the jump; `field_after`: from there, where that is
-        another. (Parameters that the jump changes belong to the state.)
-    - `affect(u, t)`: the state after the jump, and whether that ends the solve.
-    - `delta`: see `crossing` and `shift`; None of a jump whose time does not move.
-    - `order`: up to which derivatives are right.
+    - `field(u, t)`: the vector field before the jump; `field_after`: the vector field after it, if
+        that is different. Parameters that the jump changes are a part of the state.
+    - `affect(u, t)`: returns the state after the jump, and whether the jump ends the solve.
+    - `delta`: see `crossing` and `shift`; None for a jump whose time does not move.
+    - `order`: the order up to which derivatives are right.
     """
     if delta is None:
         after, ends = affect(u, t)

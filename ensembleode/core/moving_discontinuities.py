@@ -1,11 +1,11 @@
-"""Times where the field jumps that move: the plan that has their derivatives.
+"""Derivatives with respect to times at which the field jumps.
 
-A step ends at such a time, and the next one begins a unit in the last place later, with the field
-from there on. With other numbers the jump would be `delta` later: until then the state goes on
-along the field up to there, and it is followed back to the fixed time along the field from there
-on. That is a jump of the kind that `moving.py` has, which changes nothing, at a known time: a
-callback of the library's own, whose times are one more parameter of the field, which doesn't read
-it.
+A step ends at such a time, and the next step begins a unit in the last place later, with the field
+after the jump. With other numbers the jump would be `delta` later. The state would go on along the
+field before the jump until then, and is followed back to the fixed time along the field after the
+jump. That is a jump as in `moving.py`, at a known time, which leaves the state as it is. It is made
+by a callback of the library's own; the known times are an additional parameter of the field, which
+the field doesn't read.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from .plan import Plan
 
 
 def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
-    """The plan whose field has the known times as its last parameter, behind what it has in its
-    other constants and parameters, which are all in `p` then; and jumps that move with it.
+    """The plan whose field has the known times as its last parameter, and which has a callback that
+    moves with them. All constants and parameters of the field are in `p` then.
 
     **Arguments:** `table`: the shape and dtype of the times of a trajectory.
     """
@@ -31,11 +31,11 @@ def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
     avals = [*parameters_of(plan.field), table]
     numbers = tuple((x.shape, x.dtype) for x in avals)
     field, events = _widened(plan.field, plan.events, numbers)
+    form = plan.form and plan.form.over(numbers, tuple(range(len(numbers) - 1)))
     batched = plan.batched
     p = (*batched.parameters, bool(batched.d_discontinuities))
-    return dataclasses.replace(
-        plan, field=field, events=events, batched=batched._replace(consts=(), p=p)
-    )
+    batched = batched._replace(consts=(), p=p)
+    return dataclasses.replace(plan, field=field, form=form, events=events, batched=batched)
 
 
 @functools.lru_cache(maxsize=256)
@@ -52,8 +52,8 @@ def _widened(field: Program, events: Events | None, numbers: tuple) -> tuple[Pro
 
 
 def _at_jumps(field: Program) -> Discrete:
-    """What is done at the times that are the last parameter of the field: nothing. (Last of all
-    that happens then, which the field up to there governs.)"""
+    """The callback that acts at the times in the last parameter of the field, and changes nothing.
+    It acts last, because what else happens at that time belongs to the field before the jump."""
 
     def part(fn: Any) -> Part:
         def at(consts: Any, u: Any, p: Any, t: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The programs of jumps whose times move (see `moving.py`), of states with tangents, too."""
+"""The programs of jumps whose times move (see `moving.py`), also for states with tangents."""
 
 import dataclasses
 import functools
@@ -14,15 +14,17 @@ from .events import Continuous, Discrete, Events, Jump, Part
 from .moving import crossing, jumped, shift, spacing
 
 
-# The rows that a moving jump makes, each as large as the state.
+# The number of rows that a moving jump returns; each is as large as the state.
 ROWS = 4
 
 
 class Level(NamedTuple):
-    """How tangents come to a state `[2, *state]` and to a list of numbers.
+    """The extension of a state to `[2, *state]`, with its tangent, and the extension of its list of
+    numbers by tangents.
 
-    - `constants`: how many come first in the new list; those from before follow.
-    - `n`: how many these are, before the tangents of those that are `moved`.
+    - `constants`: how many further constants the new list begins with.
+    - `n`: the number of the old numbers, which follow.
+    - `moved`: which of these have tangents; the tangents come after the old numbers.
     """
 
     constants: int
@@ -30,7 +32,7 @@ class Level(NamedTuple):
     moved: tuple[int, ...]
 
     def split(self, numbers: Sequence) -> tuple[list, list]:
-        """The numbers from before, and the tangents. (Others may follow, which nothing reads.)"""
+        """The old numbers, and the tangents. Further numbers may follow, which nothing reads."""
         end = self.constants + self.n
         tangents = numbers[end : end + len(self.moved)]
         return list(numbers[self.constants : end]), list(tangents)
@@ -38,14 +40,16 @@ class Level(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Moving:
-    """A jump whose time moves, of a state with as many tangents as there are `levels`.
+    """A jump whose time moves, for a state with a tangent for each of the `levels`.
 
-    - `field`: of the state without tangents; `affect`: what the jump does to that.
-    - `conditions`: of a continuous callback, `[length]`; None of a discrete one.
-    - `passed`: of a discrete callback that acts at known times, how long ago that was, `[1]`.
-    - `follows`: of another one, whether it may act at the time of a callback that moves, and moves
-        with that.
-    - `is_discontinuity`: whether the field is another after the jump, a little later.
+    - `field`: the field of the state without tangents.
+    - `affect`: the effect of the jump on the state without tangents.
+    - `conditions`: for a continuous callback, `[length]`; None for a discrete one.
+    - `passed`: for a discrete callback at known times, the time since the known time, `[1]`.
+    - `follows`: for another discrete callback, whether it may act at the time of a callback that
+        moves, and then moves with it.
+    - `is_discontinuity`: whether the field is a different one after the jump, where the next step
+        begins a little later.
     """
 
     field: Program
@@ -59,8 +63,8 @@ class Moving:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """What its programs read besides: names as of a `Part`, and `moved`, the time of the jump
-        with its tangents, where it follows another."""
+        """The names of the jump's further inputs: those of a `Part`; and `moved`, the time of the
+        jump with its tangents, if it follows another jump."""
         several = self.conditions is not None and self.length > 1
         more = [*(["mask"] if several else []), *(["moved"] if self.follows else [])]
         more += ["tprev"] if self.is_discontinuity else []
@@ -68,12 +72,13 @@ class Moving:
 
     @property
     def moving(self) -> tuple[str, ...]:
-        """Those of the extras that have derivatives."""
+        """The extras that have derivatives."""
         return tuple(name for name in self.extras if name in ("uprev", "moved"))
 
     def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
-        """The rows `[4, *state]` of `Moved`, the time as the first component of a row of zeros, and
-        whether the trajectory ends, 1 or 0. Derivatives are right up to this order."""
+        """The rows `[4, *state]` of `Moved` (the time is the first component of a row that is
+        otherwise zero), and a flag that says whether the trajectory ends, 1 or 0. Derivatives are
+        right up to `order`."""
         return self._at(len(self.levels), u, numbers, extras, t, order)
 
     def _at(
@@ -134,7 +139,7 @@ class Moving:
         return rows, found.ends.astype(u.dtype)
 
     def _first(self, conditions: Any, extras: dict[str, Any]) -> Any:
-        """The first of the conditions that cross zero."""
+        """The first of the conditions that cross zero, as a single number."""
         if self.length == 1:
             return conditions[0]
         found, taken = conditions[0], extras["mask"][0] != 0
@@ -156,7 +161,8 @@ def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t:
 def moving_of(
     events: Events, field: Program, callback: Continuous | Discrete, jump: Jump
 ) -> Moving:
-    """How the jump of this callback, one of the `events`, moves where `field` is solved."""
+    """The moving jump that belongs to this jump of a callback, one of the `events`, in a solve of
+    `field`."""
     if jump.moves is not None:
         return jump.moves
     if isinstance(callback, Continuous):
@@ -170,7 +176,7 @@ def moving_of(
 
 
 def follow(events: Events) -> bool:
-    """Whether there are discrete callbacks that may act at the time of one that moves."""
+    """Whether there are discrete callbacks that may act at the time of a callback that moves."""
     known = any(x.passed is not None for x in events.discrete)
     others = any(x.passed is None for x in events.discrete)
     return others and (known or bool(events.continuous))
@@ -200,8 +206,8 @@ def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]
 
 @functools.lru_cache(maxsize=1024)
 def program(moving: Moving, field: Program, order: int) -> Part:
-    """The rows of a jump and whether the trajectory ends, flat, of the state of this field (with
-    the tangents of all levels)."""
+    """The program of a jump, for the state of this field with the tangents of all levels. Returns
+    the flattened rows, followed by the flag that says whether the trajectory ends."""
 
     def flat(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
         numbers, extras = _split(moving, consts, p)
@@ -214,9 +220,10 @@ def program(moving: Moving, field: Program, order: int) -> Part:
 
 @functools.lru_cache(maxsize=1024)
 def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
-    """The program of a cotangent of the rows, flat, in the place of the state, and the state at the
-    end of `p`, that pulls the cotangent back: to the state, to those of the extras that are
-    `moving`, and to these constants and parameters of the field."""
+    """The program that pulls a cotangent of the flattened rows back through a jump. Its state is
+    that cotangent; the state is appended to `p`. Its results are the cotangents of the state, of
+    the extras that are `moving`, and of the constants and parameters of the field that are numbered
+    `which`."""
     state = _struct_of(field)
     rows = jax.ShapeDtypeStruct((ROWS, *state.shape), state.dtype)
     order = len(moving.levels) + 1
@@ -240,21 +247,22 @@ def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
 
 
 def _split(moving: Moving, consts: Sequence, p: Sequence) -> tuple[list, dict[str, Any]]:
-    """All numbers, and the extras by name."""
+    """The list of all numbers, and the extras by name."""
     n = len(p) - len(moving.extras)
     return [*consts, *p[:n]], dict(zip(moving.extras, p[n:], strict=True))
 
 
 #
-# Events of the field with tangents
+# Events of a field with tangents
 #
 
 
 def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence[int]) -> Events:
-    """The events of a state and its tangent: conditions look at the state, jumps move.
+    """The events of a state with its tangent: conditions look at the state, and jumps move.
 
-    **Arguments:** `field`: that of the state; `wide`: that with tangents of these of the constants
-    and parameters of `field`, which come after them.
+    **Arguments:** `field`: the field of the state; `wide`: the field of the state with its tangent.
+    Its constants and parameters are those of `field`, followed by the tangents of those numbered
+    `moved`.
     """
     level = Level(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
     condition = functools.partial(_of_state, wide, level)
@@ -282,7 +290,7 @@ def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence
 
 @functools.lru_cache(maxsize=1024)
 def _of_state(wide: Program, level: Level, part: Part) -> Part:
-    """A condition as a function of the state with its tangent."""
+    """A condition as a function of the state with its tangent, which it doesn't read."""
     state = _struct_of(wide)
     t: Any = wide.jaxpr.invars[-1].aval
     of = {"uprev": state, "tprev": jax.ShapeDtypeStruct(t.shape, t.dtype)}

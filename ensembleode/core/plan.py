@@ -1,4 +1,4 @@
-"""What is fixed when a solve is compiled, and what comes out of it."""
+"""What is fixed when a solve is compiled, and the results of the compiled program."""
 
 import collections
 import dataclasses
@@ -15,35 +15,41 @@ from ..solution import COUNTS
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
+from .implicit_form import ImplicitForm
 from .lane import Lane
 from .saving import Saving
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything about a solve that decides the compiled program, and no numbers.
+    """Everything about a solve that decides the compiled program, without its numbers.
 
-    Hashable and compared by content, so that solves which differ only in numbers share one
+    A plan is hashable and compared by content, so solves that differ only in numbers share a
     compiled program.
 
     - `engine`: the module that integrates (see `ensembleode.engines`).
-    - `method`: the solver and its static options, as that engine wants them.
+    - `method`: the solver and its static options, in the form that the engine wants.
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
-    - `controlled`: how many components of the state step-size control looks at: the first ones.
-    - `extension`: what that has behind the user's components; None where there is nothing.
+    - `controlled`: the number of components of the state that step-size control looks at; they are
+        the first ones.
+    - `extension`: the components of the state behind the user's; None where there are none.
     - `saving`: which times are saved.
-    - `maxiters`: the limit on steps.
-    - `width`: how many trajectories belong together, on whichever device.
-    - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
-    - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
-        gives its output, and whether to rerun (None when it never asks).
-    - `tree`: what the state is made of where it is a pytree to the user.
-    - `events`: its callbacks (see `core.events`), None without; `max_events`: room for as many of a
-        trajectory, zero where none are kept.
-    - `inner`: whether results are to have the states within steps, too, where every step is saved.
-    - `threads`: how many threads of the CPU an engine that shares its work out may use.
+    - `maxiters`: the largest number of steps.
+    - `width`: how many trajectories stay together on one device.
+    - `batched`: a Lane of booleans, true where numbers differ between trajectories.
+    - `output`: the traced `output_func`, or None.
+        `output(consts, result, numbers, index, repeat, key)` returns its output, and whether to
+        rerun (None if it never asks for that).
+    - `tree`: the structure of a state that is a pytree to the user.
+    - `events`: the callbacks (see `core.events`); None without callbacks.
+    - `max_events`: the number of events of a trajectory that there is room for; zero where none are
+        kept.
+    - `inner`: whether results also have the states within steps, where every step is saved.
+    - `form`: what implicit methods need besides the field; None where they need nothing, and for
+        explicit methods.
+    - `threads`: how many threads of the CPU may share the work, in engines that can share it.
     """
 
     engine: Any
@@ -63,10 +69,11 @@ class Plan:
     extension: Extension | None = None
     events: Events | None = None
     max_events: int = 0
+    form: ImplicitForm | None = None
 
     @property
     def own_times(self) -> bool:
-        """Whether the saved times differ by trajectory."""
+        """Whether the saved times differ between trajectories."""
         ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
 
@@ -79,22 +86,33 @@ class Plan:
         return users_field(self.field, self.extension)
 
     @property
+    def users_form(self) -> ImplicitForm | None:
+        """The form for the field of the user's components alone."""
+        if self.extension is None or self.form is None:
+            return self.form
+        assert isinstance(self.field, Program)
+        return self.form.of_user(self.field, self.extension)
+
+    @property
     def may_end(self) -> bool:
-        """Whether a trajectory may end before `t1`, by an event that is kept."""
+        """Whether an event that is kept may end a trajectory before `t1`."""
         return self.events is not None and self.events.may_end and self.events.is_kept
 
     @property
     def order(self) -> tuple[str, ...] | None:
-        """The leaves of the state by name, as they were written; None of an array."""
+        """The names of the state's leaves in the order in which they were written; None for an
+        array."""
         return None if self.tree is None else self.tree.order
 
     @property
     def stands_for(self) -> tuple:
-        """The parts of the plan that decide the numbers of a solve, whatever computes them."""
+        """The parts of the plan that decide the resulting numbers, whichever code computes
+        these."""
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events
-        return (*solver, self.field, *state, self.batched, self.output, *events, *self.beside)
+        programs = self.field, *state, self.batched, self.output, *events, *self.beside
+        return (*solver, *programs, *([] if self.form is None else [self.form]))
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None stays None."""
@@ -108,12 +126,13 @@ class Plan:
         return None if self.extension is None else self.extension.integral_of(u)
 
 
-# The number of the callback, where there was no event.
+# The number of the callback in the place of an event that did not happen.
 NO_CALLBACK = -1
 
 
 def fill_of(path: tuple, dtype: Any) -> Any:
-    """What stands where there is nothing, in the leaf of an outcome that is at this path."""
+    """The fill value for the leaf at this path of an outcome, in places where nothing was
+    computed."""
     if jax.dtypes.issubdtype(dtype, np.inexact):
         return np.nan
     names = [getattr(part, "name", None) for part in path]
@@ -121,14 +140,14 @@ def fill_of(path: tuple, dtype: Any) -> Any:
 
 
 class Happened(NamedTuple):
-    """The events of a trajectory, or of several, whose axis comes first; of what did not happen
-    states and times are NaN, `which` is -1.
+    """The events of a trajectory, or of several, with an additional first axis. In the place of an
+    event that did not happen, states and times are NaN and `which` is -1.
 
-    - `t [event]`, `which [event]`: the number of the callback.
-    - `crossed [event, longest]`: how each of its conditions crossed zero, -1, 0 or 1 (of a discrete
-        callback the first is 1).
+    - `t [event]`: the times; `which [event]`: the numbers of the callbacks.
+    - `crossed [event, longest]`: how each condition of the callback crossed zero: -1, 0 or 1. For a
+        discrete callback the first entry is 1.
     - `before`, `after [event, *state]`: the states.
-    - `count []`: how many there were.
+    - `count []`: the number of events.
     """
 
     t: Any
@@ -140,12 +159,15 @@ class Happened(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What an engine returns of a trajectory, or of several, whose axis comes first.
+    """What an engine returns for a trajectory, or for several, with an additional first axis.
 
-    `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have their
-    own times; `length` counts those reached; `inner` are states within the steps,
-    `[time, node, *state]` (see `core.dense`; None where they were not kept); counts are those of
-    `solution.Stats`; `events`, a `Happened`, are None without callbacks whose events are kept.
+    - `u [time, *state]`: the states; NaN where a time was not reached.
+    - `t [time]`: the times, likewise; only if trajectories have their own times.
+    - `length`: the number of times that were reached.
+    - `inner [time, node, *state]`: the states within the steps (see `dense.py`); None where they
+        were not kept.
+    - The counts are those of `solution.Stats`.
+    - `events`: a `Happened`; None without callbacks whose events are kept.
     """
 
     u: Any
@@ -166,26 +188,29 @@ _GIVEN = (*Result._fields, "rerun", "integral", "converged")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
-    """What the user is given of a trajectory, or of several (see `core.job.finish`).
+    """What the user gets for a trajectory, or for several (see `core.job.finish`).
 
-    As in a `Result`, but states are in the structure of the user's state, or `u` is what
-    `output_func` made of the trajectory, with neither `t`, `inner` nor `events` then; `t` is None
-    unless the trajectories have their own times; `rerun` is None where none can be asked for;
-    `integral` is that of the integrand, `[time, ...]`, None where there is none. Of an ensemble
-    `u` is reduced, where there is a reduction, and `converged` says whether that, or the last
-    trajectory, was its end; None of a batch.
+    The fields are those of a `Result`, with these differences:
+
+    - `u` is in the structure of the user's state. With an `output_func` it is the output instead,
+        and `t`, `inner` and `events` are None.
+    - `t` is None unless the trajectories have their own times.
+    - `rerun` is None where no reruns can be asked for.
+    - `integral` is that of the integrand, `[time, ...]`; None where there is none.
+    - For an ensemble with a reduction, `u` is reduced. `converged` says whether the reduction, or
+        the last trajectory, ended the ensemble; it is None for a batch.
     """
 
     __slots__ = ()
 
     @property
     def counts(self) -> tuple:
-        """Those of `solution.Stats`."""
+        """The counts, which are those of `solution.Stats`."""
         return tuple(getattr(self, name) for name in COUNTS)
 
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:
-    """The saved times of `lanes`, where all trajectories share them: `[time]`."""
+    """The saved times of `lanes`, if all trajectories share them: `[time]`."""
     if plan.saving.mode == "times":
         return jnp.asarray(lanes.saveat)
     ends = [lanes.t0, lanes.t1][-plan.saving.rows :]

@@ -1,4 +1,4 @@
-"""Reductions: the one that comes with the package, and what a user's must do."""
+"""Reductions: the one that comes with the package, and the checks of those that users write."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,12 @@ from .job import Job, may_rerun
 
 
 def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
-    """The sum over all trajectories of what `output_func` gives: `reduction=eo.sum_reduction`.
+    """The sum of the outputs of all trajectories: `reduction=eo.sum_reduction`.
 
-    Adds to `u` the sum of `data` over the trajectories (whatever their `indices`), and never stops
-    the ensemble. It needs no `u_init`. `EnsembleDistributed` adds up on the workers; where the
-    output is one number, such as a loss, each worker gives its sum and its gradient at once, and no
-    trajectories.
+    It adds to `u` the sum of `data` over the trajectories, ignores their `indices`, and never stops
+    the ensemble. It needs no `u_init`. `EnsembleDistributed` adds up on the workers. Where the
+    output is one number, such as a loss, each worker returns its sum together with the gradient,
+    and no trajectories.
 
     >>> import jax, ensembleode as eo
     >>> def loss(p):
@@ -37,12 +37,12 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
 
 
 def total(x: Any) -> Any:
-    """The sum over the first axis; of booleans it counts those that are true."""
+    """The sum over the first axis; for booleans, the number of true ones."""
     return jnp.sum(x, 0)
 
 
 def empty(reduction: Callable | None, out: Any) -> Any:
-    """What a reduction starts from, without `u_init`."""
+    """The value that a reduction without `u_init` starts from."""
     if reduction is sum_reduction:
         sums = jax.eval_shape(lambda out: jax.tree.map(total, out), out)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
@@ -52,7 +52,7 @@ def empty(reduction: Callable | None, out: Any) -> Any:
 def adds_up(job: Job, executor: Executor) -> bool:
     """Whether the executor can add up the outputs where they are computed.
 
-    Inside `jit` they may be differentiated, and so have to be one real number.
+    Inside `jit`, outputs may be differentiated, and then each has to be one real number.
     """
     if job.plan.output is None or not executor.totals or may_rerun(job.plan):
         return False
@@ -64,7 +64,7 @@ def adds_up(job: Job, executor: Executor) -> bool:
 def checked(pair: Any) -> tuple[Any, Any]:
     """The value and the boolean that a reduction returned.
 
-    **Raises:** `TypeError` where that is no pair of a value and a boolean.
+    **Raises:** `TypeError` where it returned something else than a pair of a value and a boolean.
     """
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(f"reduction must return a pair (u, converged), got {type(pair).__name__}.")
@@ -78,7 +78,8 @@ def checked(pair: Any) -> tuple[Any, Any]:
 
 
 def check_structure(u: Any, new: Any) -> None:
-    """**Raises:** `TypeError` where a step of a traced reduction changes what it carries."""
+    """**Raises:** `TypeError` where a traced reduction returns another structure than it was
+    given."""
 
     def struct(tree):
         leaves, structure = jtu.tree_flatten(tree)

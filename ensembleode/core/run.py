@@ -1,4 +1,4 @@
-"""A job as it is run: batch by batch, and again those trajectories that `output_func` wants."""
+"""A run of a job: batch by batch, and again for those trajectories for which `output_func` asks."""
 
 import dataclasses
 import functools
@@ -25,10 +25,11 @@ from .plan import Outcome
 
 
 class Run(NamedTuple):
-    """A job, and where and how it is run: an ensemble of `n` trajectories.
+    """A job of `n` trajectories, with where and how it is run.
 
-    - `batch_size`: how many are solved at a time; None until that is known (see `size`).
-    - `started`: seconds by `time.perf_counter`.
+    - `batch_size`: how many trajectories are solved at a time; None until that is decided (see
+        `size`).
+    - `started`: the start of the run, in seconds of `time.perf_counter`.
     """
 
     job: Job
@@ -46,8 +47,8 @@ class Run(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The size of batches that was given, or one for the memory that there is; with a progress
-        bar, twenty of them at least."""
+        """The size of batches: the one that was given, or one that fits the memory. With a progress
+        bar there are at least twenty batches."""
         if self.batch_size is not None:
             return self.batch_size
         size = default_batch_size(self.job, self.executor, self.n)
@@ -58,7 +59,7 @@ class Run(NamedTuple):
     def solve(self, wanted: np.ndarray) -> Outcome:
         """The outcome of these trajectories.
 
-        **Raises:** `Unfinished`, with what was done, where it is stopped.
+        **Raises:** `Unfinished`, with what is done, if it is stopped.
         """
         try:
             outcome = self._once(wanted, 1, self.size)
@@ -94,14 +95,15 @@ class Run(NamedTuple):
         return _give_up(outcome, jnp)
 
     def solve_into(self, gather: Any, wanted: np.ndarray) -> Outcome:
-        """Solve these, and hand them to `gather` part by part, where the executor gives parts."""
+        """Solve these trajectories, and hand them to `gather` in parts if the executor returns
+        parts."""
         if not hasattr(gather, "part") or may_rerun(self.job.plan):
             return self.solve(wanted)
         sink = functools.partial(gather.part, wanted)
         return self._replace(job=dataclasses.replace(self.job, sink=sink)).solve(wanted)
 
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
-        """The sum of the outputs of these trajectories, added up where they were computed, and
+        """The sum of the outputs of these trajectories, added up where they were computed; and
         their return codes and counts."""
         job = self.job
         while True:
@@ -116,7 +118,7 @@ class Run(NamedTuple):
     def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor
         missing = size - len(wanted) if executor.vectorised else 0
-        # (NumPy's, as the jitted functions that they go to take those faster.)
+        # NumPy's arrays, since jitted functions take these faster.
         indices = np.pad(wanted, (0, missing), mode="edge")
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
         if not job.plan.saving.rows:
@@ -132,7 +134,7 @@ class Run(NamedTuple):
                 break
             job = more
         if missing:
-            # (On the host, as JAX would compile a program for each length.)
+            # On the host, since JAX would compile a program for each length.
             first = slice(len(wanted))
             outcome = jax.tree.map(lambda x: as_before(x, np.asarray(raw(x))[first]), outcome)
         check(job, outcome)
@@ -161,7 +163,7 @@ class Run(NamedTuple):
 
 
 def _give_up(outcome: Outcome, np_: Any) -> Outcome:
-    """A trajectory that still asks for a rerun has not succeeded."""
+    """The outcome in which a trajectory that still asks for a rerun has not succeeded."""
     unsettled = outcome.rerun & is_successful(outcome.retcode)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
     return outcome._replace(retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None)

@@ -1,5 +1,5 @@
-"""Which times are saved: from `saveat`, `save_start`, `save_end` and `save_everystep` to a grid of
-times."""
+"""The times that are saved: from `saveat`, `save_start`, `save_end` and `save_everystep` to a
+grid."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -14,11 +14,11 @@ from ..tracing.program import is_tracer
 
 
 class Saving(NamedTuple):
-    """What every trajectory of a solve saves (the static part; the times are data).
+    """What every trajectory of a solve saves: the static part; the times are data.
 
-    - `mode`: `"ends"`, `"times"` (an array of them) or `"steps"` (every accepted step).
-    - `start`: whether the start is saved (`"ends"` and `"steps"`).
-    - `rows`: how many times a trajectory has at most.
+    - `mode`: `"ends"`, `"times"` (an array of these) or `"steps"` (every accepted step).
+    - `start`: whether the start is saved, in the modes `"ends"` and `"steps"`.
+    - `rows`: the largest number of times of a trajectory.
     """
 
     mode: Literal["ends", "times", "steps"]
@@ -27,7 +27,8 @@ class Saving(NamedTuple):
 
 
 class Spacing(NamedTuple):
-    """A `saveat` number whose grid can't be laid out yet: `tspan` differs by trajectory."""
+    """A number as `saveat`, whose grid can't be laid out yet since `tspan` differs between
+    trajectories."""
 
     step: float
     start: bool
@@ -39,9 +40,9 @@ def resolve_saving(
 ) -> tuple[Saving | Spacing, Any]:
     """The saving of one trajectory, and its times (an array, or None).
 
-    **Arguments:** the resolved options, the ends of the time span (numbers or tracers), the
-    dtype of time, and the index of the trajectory, which picks a row of a two-dimensional
-    `saveat`. With `defer` the grid of a `saveat` number is left to [`grid`][].
+    **Arguments:** the resolved options; the ends of the time span (numbers or tracers); the dtype
+    of time; the index of the trajectory, which picks a row of a two-dimensional `saveat`. With
+    `defer`, the grid of a number as `saveat` is left to [`grid`][].
     """
     saveat = _as_numbers(options["saveat"])
     start, end = (options[name] is not False for name in ("save_start", "save_end"))
@@ -75,7 +76,7 @@ def resolve_saving(
             f"saveat must be a number, an array of times, or an array [trajectory, time]; its "
             f"shape is {np.shape(saveat)}."
         )
-    # What a trajectory is given by itself, or one of rows, may be shorter than others.
+    # The times of one trajectory alone, or of a row, may be fewer than those of others.
     times = _as_times(saveat, t0, t1, dtype, may_end=defer or np.ndim(saveat) == 2)
     if times.ndim == 2:
         times = (jnp.asarray(times) if is_tracer(index) else times)[index]
@@ -87,16 +88,16 @@ def grid(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lay out evenly spaced times, on the host.
 
-    **Arguments:** the spacing; `t0` and `t1`, numbers or arrays `[trajectory]`; the dtype of
-    time; and the number of rows (by default as many as the longest span needs).
+    **Arguments:** the spacing; `t0` and `t1`, numbers or arrays `[trajectory]`; the dtype of time;
+    and the number of rows (by default as many as the longest span needs).
 
-    **Returns:** times `[trajectory, rows]`, of which the first `counts [trajectory]` are meant
-    and the rest repeat `t1`. Without the trajectory axis when both ends are numbers. A span without
-    length has one time, which is both of its ends.
+    **Returns:** times `[trajectory, rows]`, and `counts [trajectory]`. The first `counts` of the
+    times are to be saved; the others repeat `t1`. Without the trajectory axis when both ends are
+    numbers. A span of no length has one time, which is both of its ends.
     """
     t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
     intervals = np.abs(t1 - t0) / spacing.step
-    # A span that is a whole number of steps but for the rounding of its ends ends on the grid.
+    # A span that is a whole number of steps up to the rounding of its ends, ends on the grid.
     slack = np.minimum(rounding(t0, t1, dtype, np) / spacing.step + 1e-15 * intervals, 0.5)
     whole = np.floor(intervals + slack)
     between = whole < intervals - slack
@@ -129,8 +130,8 @@ def grid(
 
 
 def meant(times: Any, count: Any, t0: Any, t1: Any) -> Any:
-    """The times, infinite past those that are meant, as many as `count` of each trajectory (None:
-    all are), in the direction from `t0` to `t1`."""
+    """The times with those beyond the first `count` made infinite, in the direction from `t0` to
+    `t1`; with None as `count`, all times as they are."""
     if times is None or count is None:
         return times
     times, count = jnp.asarray(times), jnp.asarray(count)
@@ -170,7 +171,8 @@ def _spaced(saveat, start, end, t0, t1, dtype, defer):
 
 
 def _as_times(saveat, t0, t1, dtype, *, may_end):
-    """Times that are infinite, or NaN, come infinitely late: they are not meant."""
+    """The times as an array. Infinite and NaN entries become infinitely late, so they are not
+    saved."""
     times = saveat.astype(dtype)
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
@@ -194,9 +196,10 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
 
 
 def _within(xp, times, t0, t1):
-    """The times, those beyond an end by a rounding or two (of `arange` and friends) at that end.
+    """The times, where those beyond an end by one or two roundings (of `arange`, for example) are
+    moved to that end.
 
-    A derivative by a time remains one: it is not that of the end.
+    Derivatives with respect to a time stay with that time, and don't go to the end.
     """
     lo, hi = xp.minimum(t0, t1), xp.maximum(t0, t1)
     close = 2 * rounding(t0, t1, times.dtype, xp)

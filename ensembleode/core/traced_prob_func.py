@@ -1,4 +1,4 @@
-"""A `prob_func` traced over the index, and whether it makes the same each time."""
+"""Tracing of a `prob_func` over the index, and a check that it makes the same problem each time."""
 
 import contextlib
 import weakref
@@ -15,7 +15,8 @@ from .trajectory_maker import Maker
 
 
 class Trace(NamedTuple):
-    """A `prob_func` traced over the index: the numbers of a trajectory, some of them traced."""
+    """A `prob_func` traced over the index: the numbers of a trajectory, of which some are
+    traced."""
 
     program: Program
     consts: list
@@ -36,9 +37,9 @@ def _trace(maker: Maker, key: Any) -> Trace:
 
 
 def _numbers(maker: Maker, made: Trace) -> tuple:
-    """Every number that a call of `prob_func` led to."""
+    """All numbers that a call of `prob_func` produced."""
     known = jtu.tree_leaves(maker.ens.prob)
-    # (What they close over is among the leaves.)
+    # The arrays that these programs close over are among the leaves.
     beside = [] if maker.events is None else [x.program for x in maker.events.parts]
     programs = [numbers_in(x, ()) for x in (*maker.programs.values(), *beside)]
     program = numbers_in(made.program, made.consts, known)
@@ -50,7 +51,7 @@ _known_as_pure: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class Impure(Exception):
-    """A `prob_func` that makes another problem each time it is called."""
+    """A `prob_func` makes a different problem each time that it is called."""
 
     def __init__(self):
         super().__init__(
@@ -62,9 +63,9 @@ class Impure(Exception):
 
 
 def trace_checked(maker: Maker, key: Any) -> Trace:
-    """The trace of `maker`, made twice where its `prob_func` is met for the first time.
+    """The trace of `maker`. The first time that its `prob_func` is seen, it is traced twice.
 
-    **Raises:** `Impure` where the second is another.
+    **Raises:** `Impure` where the second trace differs.
     """
     prob_func = maker.ens.prob_func
     if prob_func is None:
@@ -77,8 +78,8 @@ def trace_checked(maker: Maker, key: Any) -> Trace:
     numbers = _numbers(maker, made)  # now, as the second call may write into these arrays
     # JAX keeps what it made of a NumPy array for as long as that lives.
     made = made._replace(consts=list(map(owned, made.consts)), leaves=list(map(owned, made.leaves)))
-    # Once more; and where random numbers are drawn (perhaps in another thread) several times, as
-    # they may decide about a branch, which need not be another each time.
+    # Traced once more. If random numbers are drawn (perhaps in another thread), traced several
+    # times, because a branch that they decide may be the same by chance.
     for _ in range(_CALLS_WITH_DRAWS):
         state, again = random_state(), maker.again()
         if _numbers(again, _trace(again, key)) != numbers:
@@ -92,5 +93,5 @@ def trace_checked(maker: Maker, key: Any) -> Trace:
 
 
 def as_input(x: Any) -> Any:
-    # A number stays one: inside the user's jit it is then a constant, which XLA can fold.
+    # A number stays a number: inside of the user's jit it is then a constant, which XLA can fold.
     return x if isinstance(x, jax.Array) or np.ndim(x) == 0 else copied_to_jax(x)

@@ -1,9 +1,9 @@
-"""From a `prob_func` to trajectories as arrays: traced once, shared numbers kept shared.
+"""From a `prob_func` to trajectories as arrays: traced once, with shared numbers kept shared.
 
-A [`Lane`][ensembleode.core.lane.Lane] holds the numbers of one trajectory; the same
-structure with a leading axis on *some* of its leaves holds a batch. Which leaves vary with the
-index is found by walking the jaxpr of `prob_func`, so that the weights of a network, say, are
-never copied once a trajectory.
+A [`Lane`][ensembleode.core.lane.Lane] holds the numbers of one trajectory. The same structure with
+a leading axis on *some* of its leaves holds a batch. Which leaves vary with the index is found by
+walking the jaxpr of `prob_func`, so that the weights of a network, for example, are never copied
+for each trajectory.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from .traced_prob_func import as_input, Impure, trace_checked
 from .trajectory_maker import Maker
 
 
-# The options of which there may be a row for each trajectory.
+# The options that may have a row for each trajectory.
 _TIMES = [row.option for row in of_kind("times", "stops")]
 
 
@@ -38,11 +38,11 @@ def describe(
 ) -> Trajectories:
     """Evaluate `ens.prob_func` over the index, by tracing it where that is possible.
 
-    **Arguments:** the ensemble, the options given to `solve`, the PRNG key, and how many
-    trajectories there are (None: a single problem).
+    **Arguments:** the ensemble; the options given to `solve`; the PRNG key; and the number of
+    trajectories (None: a single problem).
 
-    **Raises:** what `prob_func` raises; `TypeError` and `ValueError` for problems that can't be
-    solved (see [`solve`][ensembleode.solve]).
+    **Raises:** the exceptions that `prob_func` raises; `TypeError` and `ValueError` for problems
+    that can't be solved (see [`solve`][ensembleode.solve]).
     """
     staged = being_staged()
     maker = Maker(ens, solve_options, trajectories)
@@ -73,10 +73,10 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
             return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
         first_line = str(error).partition("\n")[0]
         message = _CALLED_AS_NOT_TRACEABLE.format(f"{type(error).__name__}: {first_line}")
-    # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
-    # case, and raises its plain error in the second. (Here, where the trace is forgotten: as long
-    # as a constant of it lives, JAX takes it for the NumPy array that it was made of, even where
-    # that has changed.)
+    # Either prob_func needs a concrete index, or it is wrong. Called with a concrete index it works
+    # in the first case, and raises its plain error in the second. This is after the trace is
+    # forgotten: as long as a constant of the trace lives, JAX uses it for the NumPy array that it
+    # was made from, even if the array has changed since.
     found = called(Maker(ens, maker.solve_options, maker.n, concrete=True), key, n)
     log_once(message)
     return found
@@ -98,7 +98,7 @@ _CALLED_AS_IMPURE = (
 def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
     """Trace `maker` over the index."""
     program, consts, leaves, structure = trace_checked(maker, key)
-    # (The solution makes u0 and p of them again, whatever has been written into arrays by then.)
+    # The solution computes u0 and p from them again, even if arrays have been overwritten by then.
     consts = list(map(owned, consts))
     varies = tuple(program.depends_on([True] * 3))
     is_output = list(map(is_tracer, leaves))
@@ -148,7 +148,8 @@ def _evaluate(program, varies, consts, indices, repeat, key):
 
 
 def _laid_out(traj: Trajectories, n: int) -> Trajectories:
-    """Replace a spacing (`saveat` a number) by the grid of each trajectory's own time span."""
+    """Replace each spacing (a number as `saveat`) by the grid of each trajectory's own time
+    span."""
     spacing = traj.saving
     if not isinstance(spacing, Spacing):
         return traj
@@ -178,7 +179,7 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 def _is_plain(maker: Maker, key: Any) -> bool:
     """Whether all trajectories are the problem as it was given, so that only `f` has to be traced.
 
-    (A row of times for each is looked up by the index.)
+    That isn't so where each trajectory has its own row of times, which is looked up by the index.
     """
     if maker.ens.prob_func is not None:
         return False
@@ -191,7 +192,7 @@ def _is_plain(maker: Maker, key: Any) -> bool:
     ]
     try:
         return all(np.ndim(x) < 2 for x in given)
-    except ValueError:  # ragged, which is found later
+    except ValueError:  # ragged times, for which a later check raises
         return False
 
 

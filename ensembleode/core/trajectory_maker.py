@@ -1,4 +1,4 @@
-"""One trajectory: from the problem that `prob_func` makes to its numbers, and `f` traced."""
+"""One trajectory: from the problem that `prob_func` returns to its numbers and the traced `f`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 from ..callbacks import all_of
 from ..ground.state_tree import StateTree, tree_of
 from ..numbers import NUMBERS, of_kind, Row
+from ..ode_function import in_order_of, mass_of, ODEFunction, prototype_of
 from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_function, SavingCallback
@@ -21,6 +22,12 @@ from .callback_tracing import Tracing
 from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
 from .given import Given
+from .implicit_form import (
+    check_jacobian,
+    ImplicitForm,
+    product_of,
+    with_constants_around,
+)
 from .known_times import in_order, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
@@ -32,7 +39,8 @@ _STOPS = of_kind("stops")
 
 
 class Maker:
-    """Makes a Lane from the problem of one trajectory, and keeps what is static on the way."""
+    """Makes a Lane from the problem of one trajectory, and keeps the static parts of that
+    problem."""
 
     def __init__(
         self,
@@ -48,22 +56,24 @@ class Maker:
         self.concrete = concrete
         self.kept: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
-        # Of each program by name, what was traced last, and what it closes over.
+        # For each program by its name: what was traced last, and the result.
         self._traced: dict[str, tuple] = {}
         self.programs: dict[str, Program] = {}
         self.extension: Extension | None = None
         self.events: Events | None = None
+        self.form: ImplicitForm | None = None
         self.saving_function: Callable | None = None
-        # What p is made of: the structure of its numbers, and the rest.
+        # The structure of the numbers in p, and p without these numbers.
         self.parameters: tuple[Any, Any] = (None, None)
-        # Whether whole numbers in p are known to f, which decides by them.
+        # Whether f needs the values of integers in p to be known while tracing.
         self.fixes_whole = False
 
     def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
         prob = self.ens.make(EnsembleContext(index, repeat, key))
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
-        # As numbers, new ones compile nothing; only where f has to know them they are none.
+        # Integers are traced first, so that new values compile nothing. Only where f needs to know
+        # them are they constants.
         kept = dict(self.kept)
         try:
             return self._lane(prob, index)
@@ -101,7 +111,7 @@ class Maker:
         for row in _CONSTANTS:
             if row.option == "callback":
                 continue
-            fn = prob.f if row.option == "f" else options[row.option]
+            fn = field_of(prob) if row.option == "f" else options[row.option]
             numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
         t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
         callback = options["callback"]
@@ -119,19 +129,50 @@ class Maker:
             if row.name not in numbers:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
         lane = Lane(**numbers)
+        if isinstance(prob.f, ODEFunction):
+            more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
+            lane = self._formed(lane, prob.f, tree, more)
+        self._keep(
+            "form", self.form, "what is known of f: mass_matrix, jac or jac_prototype", index
+        )
         if prob.integrand is not None:
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
             lane = self._extended(lane, more)
         self._keep("extension", self.extension, "the integrand", index)
         return lane
 
+    def _formed(self, lane: Lane, f: ODEFunction, tree: StateTree | None, more: tuple) -> Lane:
+        """The lane with the constants `more` of `jac` behind those of the field."""
+        field, jac = self.programs["f"], self.programs.pop("jac", None)
+        size = field.out_avals[0].size
+        order = np.arange(size) if tree is None else tree.written()
+        mask, mass = prototype_of(f, size), mass_of(f, field.out_avals[0].shape, tree)
+        if jac is not None:
+            check_jacobian(jac, field)
+        if jac is None and mask is None and mass is None:
+            return lane
+        product = None
+        if jac is not None or mask is not None:
+            places = None if mask is None else tuple(in_order_of(mask, order).ravel().tolist())
+            written = None if tree is None else tuple(order.tolist())
+            product = product_of(field, jac, places, written)
+        self.form = ImplicitForm(product, mass)
+        if jac is not None:
+            avals: list[Any] = [v.aval for v in jac.jaxpr.constvars]
+            numbers = tuple((x.shape, x.dtype) for x in avals)
+            self.programs["f"] = with_constants_around(field, (), numbers)
+        return lane._replace(consts=(*lane.consts, *more))
+
     def _extended(self, lane: Lane, more: tuple) -> Lane:
-        """With the integrals behind the state, and with the constants of the integrand, `more`."""
+        """The lane with the integrals behind the state, and with the constants `more` of the
+        integrand."""
         field, integrand = self.programs["f"], self.programs.pop("integrand")
         (state,) = field.out_avals
         user = jax.ShapeDtypeStruct(state.shape, state.dtype)
         self.extension = extension = Extension(user, integrals_of(integrand, user))
         self.programs["f"] = with_integrand(field, integrand, extension)
+        if self.form is not None:
+            self.form = self.form.with_integrals(field, integrand, extension)
         tolerances = {x.name: extension.tolerance(getattr(lane, x.name)) for x in _TOLERANCES}
         u0, consts = extension.state(lane.u0), (*lane.consts, *more)
         return lane._replace(u0=u0, consts=consts, **tolerances)
@@ -142,7 +183,7 @@ class Maker:
         before, (program, consts) = self._traced.get(name, ((), (None, ())))
         if fn is None:
             program, consts = None, ()
-        elif not _identical(before, same):  # else it is called again, and is the one traced already
+        elif not _identical(before, same):  # if identical, it is the program traced before
             program, consts = trace_program(prob, name, fn, p, dtype, self._is_number)
         self._keep(name, program, f"the computation that {name} does", index)
         if program is not None:
@@ -158,7 +199,7 @@ class Maker:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            tracing = Tracing(u, tree, prob.p, self._is_number, t0, prob.f)
+            tracing = Tracing(u, tree, prob.p, self._is_number, t0, field_of(prob))
             events = tracing.events(callback, known)
             consts = tuple(tracing.consts)
         self._keep("callback", events, "the computation that a callback does", index)
@@ -177,10 +218,11 @@ class Maker:
             check_saving_function(fn, values, of_prob_func=own, changes=changes)
 
     def trajectories(self, **fields: Any) -> Trajectories:
-        """The ensemble with these fields, and with what this maker kept."""
+        """The ensemble with these fields, and with the static parts that this maker kept."""
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
+        kept["form"] = self.form
         kept["saving_function"] = self.saving_function
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
@@ -188,7 +230,7 @@ class Maker:
         return Trajectories(field=field, given=given, **kept, **fields)
 
     def again(self) -> "Maker":
-        """A maker that is to make the same numbers, to find whether it does."""
+        """A maker that should make the same numbers, to check whether it does."""
         maker = Maker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
         known = self._traced.items()
@@ -196,7 +238,8 @@ class Maker:
         return maker
 
     def static_numbers(self) -> tuple:
-        """What it kept that isn't among the leaves: shapes, and numbers that all share."""
+        """The static parts that it kept and that aren't among the leaves: shapes, and numbers that
+        all trajectories share."""
         numbers = contents(numbers_among(self.options))
         return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
 
@@ -212,14 +255,15 @@ class Maker:
 
 
 def _identical(a: tuple, b: tuple) -> bool:
-    """Whether two traces of f would be the same: functions and the like by identity."""
+    """Whether two traces of f would be the same; functions and other objects are compared by
+    identity."""
     return len(a) == len(b) and all(
         x is y or (i in (1, 2) and x == y) for i, (x, y) in enumerate(zip(a, b, strict=True))
     )
 
 
 def _with_tolerances(options: dict, tree: StateTree) -> dict:
-    """The options, with tolerances that are pytrees like the state as vectors."""
+    """The options, with tolerances that are pytrees like the state turned into vectors."""
     names = [x.option for x in _TOLERANCES if options.get(x.option) is not None]
     return options | {k: tree.tolerance(k, options[k]) for k in names}
 
@@ -236,16 +280,21 @@ def _check_rows(name: str, times: Any, n: int | None) -> None:
         )
 
 
+def field_of(prob: ODEProblem) -> Callable:
+    """The vector field of a problem, as the user wrote it."""
+    return prob.f.f if isinstance(prob.f, ODEFunction) else prob.f
+
+
 def trace_program(
     prob: ODEProblem, name: str, fn: Callable, p: tuple, dtype: np.dtype, is_number: Callable
 ) -> tuple[Program, tuple]:
-    """Trace a function `(u, p, t)` of a problem; of `f`, check what it returns.
+    """Trace a function `(u, p, t)` of a problem. For `f`, check what it returns.
 
-    **Arguments:** `name`, `fn`: what the user calls it, and the function; `p`: the leaves of the
-    parameters that are traced, which `is_number` tells from the others.
+    **Arguments:** `name`: what the user calls the function; `fn`: the function; `p`: the leaves of
+    the parameters that are traced; `is_number`: tells these leaves from the others.
 
-    **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype
-    than the state's.
+    **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype than
+    the state's.
     """
     is_field = name == "f"
     numeric, static = eqx.partition(prob.p, is_number)
@@ -309,7 +358,7 @@ def _check_rate(program: Program, u: Any) -> None:
 
 
 def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
-    """The numbers of an option, as the user gave them."""
+    """The numbers of an option, in the form that the user gave."""
     value = options[row.option]
     if row.kind == "tolerance":
         if holds_tolerances(options["stepsize_controller"]):
@@ -323,5 +372,5 @@ def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) 
 
 
 def _as_real(x: Any, dtype: np.dtype) -> Any:
-    # NumPy keeps a concrete number concrete inside a trace.
+    # NumPy's conversion leaves a concrete number concrete inside of a trace.
     return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)

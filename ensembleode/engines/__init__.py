@@ -1,6 +1,6 @@
-"""How one trajectory, or one chunk of them, is integrated.
+"""The engines, which integrate single trajectories or chunks of them.
 
-A new engine is a subclass of `engine.Engine`, in a module here, and its place in `choice.ENGINES`.
+A new engine is a subclass of `engine.Engine` in a module here, with its place in `choice.ENGINES`.
 """
 
 from .choice import choose as choose, ENGINES as ENGINES

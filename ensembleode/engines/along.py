@@ -1,4 +1,5 @@
-"""What saved states move by with their times: `f` along them, which derivatives by times are of."""
+"""The rate at which saved states change with their times: `f` along the solution, of which
+derivatives with respect to times consist."""
 
 from typing import Any
 
@@ -14,24 +15,24 @@ from .results import each
 
 
 def where(mask: Any, x: Any) -> Any:
-    """`x` where the mask, of its first axes, is true, and zero elsewhere."""
+    """`x` where the mask, which has the first axes of `x`, is true; zero elsewhere."""
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
 
 
 def saved_of(flow: Flow) -> int:
-    """How many states of each trajectory are saved."""
+    """The number of saved states of each trajectory."""
     saving = flow.plan.saving
     return 1 if saving.mode == "ends" else saving.rows
 
 
 def rows_of(flow: Flow) -> int:
-    """How many rows a trajectory has, with those of events."""
+    """The number of rows of a trajectory, including those of events."""
     return saved_of(flow) + EVENT_ROWS * flow.plan.max_events
 
 
 def rows_of_events(events: Happened) -> Any:
-    """The rows `[trajectory, row, *state]` of events: of each the state before, the state after,
-    and its time, the first component of a state of zeros."""
+    """The rows `[trajectory, row, *state]` of events: for each event the state before it, the state
+    after it, and its time as the first component of a row that is otherwise zero."""
     before = events.before
     t = events.t.reshape(*events.t.shape, 1)
     time = jnp.concatenate([t, jnp.zeros((*t.shape[:2], before[0, 0].size - 1), t.dtype)], axis=2)
@@ -40,14 +41,14 @@ def rows_of_events(events: Happened) -> Any:
 
 
 def with_rows(events: Happened, rows: Any) -> Happened:
-    """The events whose rows are these (see `rows_of_events`)."""
+    """The events with their states and times taken from these rows (see `rows_of_events`)."""
     before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
     t = time.reshape(*time.shape[:2], -1)[..., 0]
     return events._replace(before=before, after=after, t=t)
 
 
 def is_there(flow: Flow, known: Known) -> Any:
-    """Which rows were reached, of trajectories that succeeded: `[trajectory, row]`."""
+    """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`."""
     there, happened = _is_saved(flow, known), known.happened
     if happened is None:
         return there
@@ -57,7 +58,7 @@ def is_there(flow: Flow, known: Known) -> Any:
 
 
 def _is_saved(flow: Flow, known: Known) -> Any:
-    """Which rows of saved states were reached: `[trajectory, row]`."""
+    """The rows of saved states that were reached: `[trajectory, row]`."""
     ok, reached = known.ok[:, None], known.reached
     if flow.plan.saving.mode == "ends":
         return ok
@@ -65,25 +66,28 @@ def _is_saved(flow: Flow, known: Known) -> Any:
 
 
 def times_rate(rate: Any, dt: Any) -> Any:
-    """The product with a tangent of time."""
+    """A rate of change multiplied by a tangent of time."""
     return rate * dt.reshape(*dt.shape, *(1,) * (rate.ndim - dt.ndim))
 
 
 def each_t0(flow: Flow, x: Any) -> Any:
-    """One number a trajectory, of what all share where they share `t0`."""
+    """`x` with one number for each trajectory, where all may share the number since they share
+    `t0`."""
     return each(x, flow.plan.batched.t0, flow.n)
 
 
 def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
-    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded, zero of others.
+    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded; zero for the
+    others.
 
-    (Their numbers, which may be infinite or NaN, are replaced by those of one that succeeded, so
-    that products with what is shared stay finite; and where none did, it is a function of nothing.)
+    The numbers of trajectories that failed may be infinite or NaN. They are replaced by those of a
+    trajectory that succeeded, so that products with shared numbers stay finite. If none succeeded,
+    the result doesn't depend on anything.
     """
     some, any_ = jnp.argmax(ok), jnp.any(ok)
 
     def safe(x, is_own=True):
-        # (Not differentiated: a zero times what is infinite is NaN.)
+        # Not differentiated, since zero times an infinite derivative is NaN.
         fixed = jax.lax.stop_gradient(x)
         if not is_own:
             return jnp.where(any_, x, fixed)
@@ -98,13 +102,13 @@ def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
 
 
 def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:
-    """`f` at the first states."""
+    """`f` at the initial states."""
     t0 = each_t0(flow, lanes.t0)
     return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0[:, None])[:, 0]
 
 
 def _which_end(flow: Flow, known: Known) -> tuple[Any, Any]:
-    """The row of a trajectory that is at `t1`, and whether there is one."""
+    """The row of each trajectory that is at `t1`, and whether there is such a row."""
     saving, reached = flow.plan.saving, known.reached
     arrived = jnp.ones_like(reached, bool) if known.ended is None else ~known.ended
     if saving.mode == "ends":
@@ -113,13 +117,13 @@ def _which_end(flow: Flow, known: Known) -> tuple[Any, Any]:
 
 
 def moving_times(flow: Flow, dlanes: Lane) -> Any:
-    """The tangent of the times that saved states are at; a Zero where it is one."""
+    """The tangent of the times of saved states, or a symbolic Zero."""
     return dlanes.saveat if flow.plan.saving.mode == "times" else dlanes.t1
 
 
 def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
-    """`f` at the saved states whose times may move: `[trajectory, time, *state]`, the times those
-    of `saveat`, or `t1` alone. Zero where there is none."""
+    """`f` at those saved states whose times may move, `[trajectory, time, *state]`: at the times of
+    `saveat`, or at `t1` alone. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
         rows = rows[:, : saved_of(flow)]
@@ -128,7 +132,7 @@ def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
         row, is_end = _which_end(flow, known)
         rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
         there, t = (ok & is_end)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
-    # Of rows that are not reached there is no state, and their times may be infinite.
+    # A row that is not reached has no state, and its time may be infinite.
     t = jnp.where(there, t, each_t0(flow, lanes.t0)[:, None])
     mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
     safe = jnp.where(mask, rows, lanes.u0[:, None])
@@ -136,7 +140,7 @@ def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
 
 
 def at_times(flow: Flow, dtimes: Any) -> Any:
-    """Tangents of times, `[trajectory, time]` as of `row_rates`."""
+    """Tangents of times as `[trajectory, time]`, for the times of `row_rates`."""
     batched, n = flow.plan.batched, flow.n
     if flow.plan.saving.mode == "times":
         return each(dtimes, batched.saveat, n)
@@ -144,7 +148,7 @@ def at_times(flow: Flow, dtimes: Any) -> Any:
 
 
 def to_rows(flow: Flow, known: Known, x: Any) -> Any:
-    """From the times of `row_rates` to rows."""
+    """An array over the times of `row_rates`, extended to all rows by zeros."""
     if flow.plan.saving.mode != "steps":
         none = jnp.zeros((flow.n, rows_of(flow) - x.shape[1], *x.shape[2:]), x.dtype)
         return jnp.concatenate([x, none], axis=1) if flow.plan.max_events else x
@@ -154,7 +158,7 @@ def to_rows(flow: Flow, known: Known, x: Any) -> Any:
 
 
 def from_rows(flow: Flow, known: Known, c: Any) -> Any:
-    """The transpose of `to_rows`: from rows to the times of `row_rates`."""
+    """The transpose of `to_rows`: from all rows to the times of `row_rates`."""
     if flow.plan.saving.mode != "steps":
         return c[:, : saved_of(flow)]
     row, _ = _which_end(flow, known)

@@ -1,4 +1,4 @@
-"""The batching rule of the four primitives: an axis that is mapped over makes more trajectories."""
+"""The batching rule of the four primitives: a mapped axis makes more trajectories."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,8 @@ from .primitives import bend_p, bind, pull_p, push_p, solve_p, unpack
 
 
 def _folded_tangents(flow: Flow, size: int, v: Sequence, batched: Sequence) -> tuple[list, list]:
-    """The tangents of `size` times as many trajectories, and whether each has its own."""
+    """The tangents of `size` times as many trajectories, and for each tangent whether each
+    trajectory has its own."""
     own = [True, *(m for m in flow.moved if m is not None)]
     found, now = [], []
     for x, is_batched, is_own in zip(v, batched, own, strict=True):
@@ -34,7 +35,7 @@ def batch(prim: Any, operands, axes, *, flow):
         return _in_turn(prim, flow, operands, batched)
     lanes, known, *others = unpack(flow, operands)
     lanes_b, known_b, *others_b = unpack(flow, batched)
-    # What is its own: rows (of each trajectory), and tangents.
+    # These operands differ between trajectories: rows and tangents.
     n_v = 0 if prim in (solve_p, pull_p) else 1 + sum(m is not None for m in flow.moved)
     start = 1 if prim is bend_p else 0
     v, v_b = (x[start : start + n_v] for x in (others, others_b))
@@ -55,7 +56,8 @@ def batch(prim: Any, operands, axes, *, flow):
         found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
         for x, was, now in zip(outs[1:], own_of(flow.plan), own_of(wide.plan), strict=True):
             if now and not was:
-                # Shared in each, but not by all: the sum over the trajectories of each group.
+                # Shared within each entry of the mapped axis, but not between them: summed over the
+                # trajectories of each group.
                 x = x.reshape(size, flow.groups, -1, *x.shape[1:]).sum(2)
             else:
                 x = x.reshape(size, -1, *x.shape[1:])
@@ -64,7 +66,7 @@ def batch(prim: Any, operands, axes, *, flow):
 
 
 def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> tuple:
-    """The results of the primitive at one place of the mapped axis after the other."""
+    """The results of the primitive, computed for one place of the mapped axis after the other."""
     mapped = [x for x, b in zip(operands, batched, strict=True) if b]
 
     def one(mapped):

@@ -1,4 +1,4 @@
-"""What engines check of a solver and its options alike."""
+"""Checks of a solver and its options that several engines make."""
 
 from typing import Any
 
@@ -18,9 +18,10 @@ from ..tracing.pulses import switches_in_time
 def refusal_of_ours(
     name: str, alg: Any, options: dict, dtype: Any, *, more: str = ""
 ) -> str | None:
-    """Why the engine of this name, which runs our own solvers, can't run `alg`; None if it can.
+    """Why the engine of this name, which runs this library's own solvers, can't run `alg`; None if
+    it can.
 
-    `more`: what it runs besides, as its message has it.
+    **Arguments:** `more`: what else the engine runs, in the words of the error message.
     """
     if dtype not in (np.float32, np.float64):
         return f"its states are float32 or float64, and u0 is {dtype}."
@@ -34,7 +35,7 @@ def refusal_of_ours(
 
 
 def refusal_backwards(options: dict) -> str | None:
-    """Why known times can't be stepped onto, where a gradient solves the ODE backwards."""
+    """Why steps can't end on known times, where a gradient solves the ODE backwards."""
     if type(options["sensealg"]).__name__ != "BacksolveAdjoint":
         return None
     return (
@@ -44,7 +45,7 @@ def refusal_backwards(options: dict) -> str | None:
 
 
 def check_backsolve(options: dict) -> None:
-    """**Raises:** `ValueError` for what can't be solved backwards."""
+    """**Raises:** `ValueError` for options with which the ODE can't be solved backwards."""
     if options["save_everystep"]:
         raise ValueError(
             "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
@@ -53,9 +54,9 @@ def check_backsolve(options: dict) -> None:
 
 def check_controller(label: str, can_adapt: bool, controller: Any) -> None:
     """
-    **Arguments:** `controller`: that chooses the steps by their errors; or None.
+    **Arguments:** `controller`: the step-size controller; None for a fixed step.
 
-    **Raises:** `ValueError` where the method has no estimate of them.
+    **Raises:** `ValueError` for a controller where the method has no error estimate.
     """
     if controller is not None and not can_adapt:
         raise ValueError(
@@ -77,11 +78,11 @@ def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> No
 
 
 def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: Lane) -> None:
-    """Log where the state can't be as accurate as the tolerances ask: where they are less than
-    `_ROUNDINGS` of its own.
+    """Log a warning where the tolerances are smaller than `_ROUNDINGS` rounding errors of the
+    state, so that they can't be met.
 
-    **Arguments:** `shared`: a Lane with the numbers that all trajectories share and that are known,
-    the rest None.
+    **Arguments:** `shared`: a Lane with the known numbers that all trajectories share; the others
+    are None.
     """
     abstol, reltol, u0 = (
         None if x is None or is_tracer(x) else np.abs(np.asarray(x))
@@ -106,12 +107,13 @@ def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: Lane) -> None:
     )
 
 
-# Of a state, below which an estimate of the error is noise.
+# In rounding errors of the state; an error estimate below this is noise.
 _ROUNDINGS = 4
 
 
 def say_if_it_switches(adaptive: bool | None, every: Trajectories) -> None:
-    """Log where `f` switches at some time, and nothing keeps the steps from going over that."""
+    """Log a warning where `f` changes abruptly at some time, and nothing keeps steps from crossing
+    that time."""
     told = every.batched.tstops, every.batched.d_discontinuities, every.batched.dtmax, every.events
     is_told = any(x is not None for x in told)
     if adaptive is False or is_told or holds_tolerances(every.options["stepsize_controller"]):
@@ -125,7 +127,7 @@ def say_if_it_switches(adaptive: bool | None, every: Trajectories) -> None:
 
 
 def check_limits(adaptive: bool | None, events: Events | None) -> None:
-    """**Raises:** `ValueError` for a callback that chooses how long steps are, with a fixed one."""
+    """**Raises:** `ValueError` for a callback that limits the step size, with a fixed step."""
     if adaptive is False and events is not None and events.limits:
         raise ValueError(
             "callback has a PositiveDomain, and PositiveDomain chooses how long steps are: pass a "
@@ -137,7 +139,7 @@ def check_bounds(adaptive: bool | None, batched: Lane) -> None:
     """
     **Arguments:** `batched`: a Lane whose leaves are None where nothing is given.
 
-    **Raises:** `ValueError` for bounds of a step that is fixed.
+    **Raises:** `ValueError` for bounds of the step size, with a fixed step.
     """
     for row in of_kind("bound"):
         if adaptive is False and getattr(batched, row.name) is not None:

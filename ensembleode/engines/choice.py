@@ -1,4 +1,4 @@
-"""Which engine runs what: the one that is asked for, or of those that can the first."""
+"""The choice of the engine: the one that is asked for, or the first one that can run the solve."""
 
 from typing import Any
 
@@ -6,13 +6,17 @@ from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
 from ..numbers import of_kind
 from ..solution import EngineChoice
+from ..solvers import JuliaAlg
+from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
 from .engine import Engine
 
 
-# In order of preference.
+# In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
+# Of this library's engines only the compiled one runs these methods.
+_COMPILED = (Rosenbrock, AutoSwitch)
 
 
 def choose(
@@ -20,10 +24,15 @@ def choose(
 ) -> tuple[Engine, EngineChoice]:
     """The engine that runs `alg` on these trajectories, with their options.
 
-    **Arguments:** `ensemblealg`: where the trajectories run; None for a problem alone.
+    **Arguments:** `ensemblealg`: the ensemble algorithm; None for a single problem.
 
-    **Raises:** `ValueError` for an unknown engine, or one that can't run `alg` or the field.
+    **Raises:** `ValueError` for an unknown engine, or for one that can't run `alg` or the field.
     """
+    if every.form is not None and every.form.mass is not None and not isinstance(alg, Rosenbrock):
+        raise ValueError(
+            f"mass_matrix is given, and {_name(alg)} solves du/dt = f(u, p, t) without one: pass a "
+            "Rosenbrock method, such as eo.Rodas5P()."
+        )
     options, field, batched = every.options, every.field, every.batched
     (state,) = field.out_avals
     named = {e.name: e for e in ENGINES}
@@ -45,6 +54,9 @@ def choose(
             reason = candidate.extended_refusal(options)
         if reason is None and every.events is not None:
             reason = candidate.events_refusal(every.events)
+        has_mass = every.form is not None and every.form.mass is not None
+        if reason is None and has_mass and not candidate.has_mass_matrices:
+            reason = 'it has no mass_matrix: use engine="compiled".'
         return reason
 
     if engine != "auto":
@@ -63,7 +75,8 @@ def choose(
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
-        if isinstance(alg, Rosenbrock) and candidate is julia.ENGINE:
+        ours = isinstance(alg, _COMPILED) or every.events is not None
+        if ours and candidate is julia.ENGINE and not isinstance(alg, JuliaAlg):
             reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
         if every.events is None and _has_arrays(alg):
@@ -76,12 +89,12 @@ def choose(
 
 
 def _has_arrays(alg: Any) -> bool:
-    """Whether engines run this method, that solve trajectories as arrays of JAX."""
-    return not isinstance(alg, Rosenbrock)
+    """Whether a method can be run by engines that hold trajectories as arrays of JAX."""
+    return not isinstance(alg, _COMPILED)
 
 
 def _remedy(alg: Any) -> str:
-    if not isinstance(alg, Rosenbrock):
+    if not isinstance(alg, _COMPILED):
         return ""
     return "; for stiff problems there is eo.Kvaerno5(), too, which the diffrax engine runs"
 

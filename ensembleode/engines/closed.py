@@ -1,4 +1,5 @@
-"""The engines of ours: what their solves have in common, whose derivatives are solves again."""
+"""The common part of this library's own engines: their solves are primitives whose derivatives are
+solves again."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,19 +19,21 @@ from .results import with_times
 
 
 class Closed(Engine):
-    """An engine whose solves are primitives of ours (see `primitives.py`), of these functions:
+    """An engine whose solves are the primitives of `primitives.py`, which are made of these
+    functions:
 
-    - `solved(plan, lanes, mask)`: the result of the trajectories that are wanted, its times only
-        where each has its own.
-    - `rows(plan, lanes, mask)`: what is saved of those that succeeded, the last state alone where
-        only ends are: `[trajectory, row, *state]`; and behind that three rows an event, as far as
-        there is room, the states before and after it, and its time as the first component. The
-        rows of the others are any.
-    - `pull_back(flow, lanes, known, cotangent)`: from the cotangents of the rows those of the first
-        states, and of the real parameters, one a trajectory, or one a group where all share them.
-        Those of trajectories that failed are any.
-    - `moves_steps`: whether `ForwardDiffSensitivity()` differentiates the steps, too.
-    - `has_jumps`: whether it solves with callbacks.
+    - `solved(plan, lanes, mask)`: returns the result of the wanted trajectories; it has times only
+        where each trajectory has its own.
+    - `rows(plan, lanes, mask)`: returns the saved states of the trajectories that succeeded (where
+        only ends are saved, the last state), `[trajectory, row, *state]`. Behind these are three
+        rows for each event that there is room for: the state before it, the state after it, and its
+        time as the first component. The rows of other trajectories are arbitrary.
+    - `pull_back(flow, lanes, known, cotangent)`: turns the cotangents of the rows into those of the
+        initial states and of the real parameters. There is one cotangent for each trajectory, or
+        one for each group where all trajectories share a parameter. The cotangents of trajectories
+        that failed are arbitrary.
+    - `moves_steps`: whether `ForwardDiffSensitivity()` also differentiates the step sizes.
+    - `has_jumps`: whether the engine solves with callbacks.
     """
 
     chunked = True
@@ -42,11 +45,12 @@ class Closed(Engine):
     pull_back: ClassVar[Callable[[Flow, Lane, Known, Any], list]]
 
     def more_of(self, plan: Plan, result: Result) -> Any:
-        """What `pull_back` wants to know besides, `Known.more`."""
+        """The additional data that `pull_back` needs, `Known.more`."""
         del plan, result
 
     def widens(self, flow: Flow, size: int) -> bool:
-        """Whether `size` times as many are better solved at once, than so many times these."""
+        """Whether one solve of `size` times as many trajectories is better than `size` solves in
+        turn."""
         del flow, size
         return True
 

@@ -1,4 +1,4 @@
-"""The derivatives and transposes of the four primitives, and solves that have them."""
+"""The derivatives and transposes of the four primitives, and the solves that use them."""
 
 import dataclasses
 import functools
@@ -60,8 +60,8 @@ from .results import each
 
 
 def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
-    """The tangents of x as operands, that of the first state with what it moves along the field
-    when `t0` does; None where nothing moves."""
+    """The flow and the operands for the tangents of x. The tangent of the initial state includes
+    its change along the field when `t0` moves. None where all tangents are zero."""
     v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
@@ -73,10 +73,10 @@ def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, 
 
 
 def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lane, Lane]:
-    """The flow that has derivatives by the times where the field jumps, where these have tangents.
-    (That of other known times is nothing: there the solution is as smooth as elsewhere.)
+    """The flow with derivatives with respect to the times at which the field jumps, if these times
+    have tangents. Other known times have none, as the solution there is as smooth as elsewhere.
 
-    **Raises:** `NotImplementedError` where the engine has none.
+    **Raises:** `NotImplementedError` where the engine has no such derivatives.
     """
     moving, table = dlanes.d_discontinuities, lanes.d_discontinuities
     if moving is None or is_zero(moving):
@@ -96,12 +96,13 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     still = ad.Zero(moving.aval.to_tangent_aval())
     p = (*dlanes.parameters, moving)
     dlanes = dlanes._replace(consts=(), p=p, d_discontinuities=still)
-    # (There is no tangent of the times among those that the flow has.)
+    # The times of jumps, now the last parameter, have no tangent among those of the flow itself.
     return flow.with_moved((*flow.moved, None), plan=plan), lanes, dlanes
 
 
 def _without_jumps(found: Sequence, flow: Flow) -> list:
-    """Of cotangents of the numbers, and perhaps of the times of jumps, those of the flow's."""
+    """The cotangents of the flow's own numbers, without that of the times of jumps if it
+    follows."""
     return list(found[: len(numbers_avals(flow))])
 
 
@@ -126,7 +127,7 @@ def _pull_dot(
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     more: list = []
     if dtimes is not None and not is_zero(dtimes):
-        # J^T c at the saved states, and what the parameters of f there are moved by.
+        # J^T c at the saved states, and how it changes with the parameters of f.
         (rows,) = bind(solve_p, flow.with_moved(groups=1), lanes, known)
         args = _by_group(flow, lanes)
 
@@ -161,12 +162,12 @@ def _pull_dot(
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """None is zero."""
+    """The sum, where None is zero."""
     return b if a is None else a if b is None else a + b
 
 
 def _by_group(flow: Flow, lanes: Lane) -> list:
-    """The real parameters; a parameter that all trajectories share is there once a group."""
+    """The real parameters, with a leading axis of groups on those that all trajectories share."""
     k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
@@ -175,7 +176,7 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
 
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
-    """The flow and its numbers, with these parameters in each group."""
+    """The flow and its numbers with these parameters, which may differ between groups."""
     k, own = flow.groups, own_of(flow.plan)
     if k == 1:
         reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
@@ -220,7 +221,8 @@ def _push_jvp(primals, tangents, *, flow):
 
 
 def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
-    """The tangents of tangents as such, without those that are zero."""
+    """The flow and the operands for tangents of tangents, which enter linearly; those that are zero
+    are left out."""
     dv0, *rest = dv
     flags = iter(rest)
     kept = [next(flags) if m is not None else None for m in flow.moved]
@@ -269,7 +271,8 @@ def _bend_jvp(primals, tangents, *, flow):
 
 
 def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
-    """Cotangents of cotangents of the numbers, as what `push` and `bend` are linear in."""
+    """Cotangents of the cotangents of the numbers, in the form of the tangents in which `push` and
+    `bend` are linear."""
     z0, *zs = cts
     k = flow.groups
     moved, found = [], []
@@ -283,7 +286,7 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
 def _to_tangents(
     flow: Flow, prim: Any, lanes: Lane, known: Known, *others: Any, like: Flow
 ) -> list:
-    """Cotangents of the tangents of `like`: each trajectory's own, or their sum."""
+    """Cotangents of the tangents of `like`: one for each trajectory, or their sum."""
     wanted = [bool(m) for m in like.moved]
     flow, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, wanted)
     to_u0, *found = bind(prim, flow, lanes, known, *others)
@@ -347,12 +350,13 @@ for _prim, _jvp, _transpose in (
 
 
 #
-# Solves with them
+# Solves with these derivatives
 #
 
 
 def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
-    """A result whose saved states and events have derivatives of any order by the numbers.
+    """A result whose saved states and events have derivatives of any order with respect to the
+    numbers.
 
     **Arguments:**
 
@@ -383,7 +387,8 @@ def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any =
         rows = rows[:, :size]
     if saving.mode == "times" or not saving.start:
         return result._replace(u=rows)
-    # A state saved at t0 is u0, whenever that is; but where it is at a time given by saveat.
+    # A state that is saved as the start is u0, wherever t0 is; one saved at a time of saveat moves
+    # with that time.
     start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
     rows = rows if saving.mode == "ends" else rows[:, 1:]
     return result._replace(u=jnp.concatenate([start, rows], axis=1))

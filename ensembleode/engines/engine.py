@@ -1,4 +1,4 @@
-"""What an engine is: it integrates one trajectory, or many."""
+"""The interface of engines, which integrate one trajectory or many."""
 
 import abc
 from typing import Any, ClassVar
@@ -11,19 +11,20 @@ from .results import for_one, only
 
 
 class Engine(abc.ABC):
-    """How trajectories are integrated.
+    """Integrates trajectories.
 
-    - `name`: what `engine=` calls it.
+    - `name`: the name that `engine=` takes.
     - `default_sensealg`: the name of the adjoint that is used without `sensealg`.
-    - `chunked`: whether it takes a large ensemble apart into chunks itself.
+    - `chunked`: whether the engine splits a large ensemble into chunks itself.
     - `solves_columns`: whether it can solve the matrix of all states as one state.
-    - `shares_work`: whether it shares a batch out to threads of the CPU itself, as many as
-        `plan.threads`, and needs no devices for that.
-    - `on_gpu`: whether a trajectory is a thread of a GPU.
-    - `closed`: whether its solves are primitives of ours, closed under differentiation (see
-        `derivatives.py`).
-    - `numbers_apart`: whether a number that is written in `f` is better a constant of its program:
-        other numbers compile nothing, and the bits are the same.
+    - `shares_work`: whether it shares a batch out to `plan.threads` threads of the CPU itself, and
+        needs no devices for that.
+    - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
+    - `closed`: whether its solves are this library's own primitives, which are closed under
+        differentiation (see `derivatives.py`).
+    - `has_mass_matrices`: whether it solves with mass matrices, by methods that can.
+    - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
+        then another number compiles nothing, and the bits are the same.
     """
 
     name: ClassVar[str]
@@ -34,23 +35,24 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
+    has_mass_matrices: ClassVar[bool] = False
 
     @abc.abstractmethod
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run the solver `alg` with these resolved options on a state of
-        this dtype for this ensemble algorithm (None: of a problem alone); None when it can."""
+        """Why this engine can't run the solver `alg` with these resolved options, on a state of
+        this dtype, for this ensemble algorithm (None for a single problem); None when it can."""
 
     def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field on such a state; None when it can.
 
-        **Arguments:** `batched`: what differs by trajectory, a `Lane` of booleans.
+        **Arguments:** `batched`: which numbers differ between trajectories, a `Lane` of booleans.
         """
         del field, state, batched
         return None
 
     def extended_refusal(self, options: dict) -> str | None:
-        """Why this engine can't solve for components that its step-size control doesn't look at,
-        as integrals are (see `core.extended_state`), with these options; None when it can."""
+        """Why, with these options, this engine can't solve for components that its step-size
+        control doesn't look at, such as integrals (see `core.extended_state`); None when it can."""
         del options
         return (
             "its step-size control looks at all components of a state, so it has no integrands: "
@@ -63,21 +65,22 @@ class Engine(abc.ABC):
         return 'it has no callbacks: use engine="compiled", on threads or GPU kernels.'
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why another engine is faster with this field, or alone has its derivative; else None."""
+        """Why another engine is faster with this field, or is the only one with its derivative;
+        None where neither is so."""
         del field, state, batched
         return None
 
     def known_times_refusal(self, options: dict) -> str | None:
-        """Why this engine can't step onto known times (`tstops`, `d_discontinuities`) with these
-        options; None when it can."""
+        """Why, with these options, this engine's steps can't end on known times (`tstops`,
+        `d_discontinuities`); None when they can."""
         del options
         return None
 
     @abc.abstractmethod
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """The solver with its static options, as something hashable.
+        """The solver with its static options, as a hashable object.
 
-        **Raises:** `ValueError` and `TypeError` for options that don't go together.
+        **Raises:** `ValueError` and `TypeError` for options that can't be combined.
         """
 
     def counts(self, method: Static) -> tuple[str, ...]:
@@ -89,7 +92,7 @@ class Engine(abc.ABC):
         return "naccept", "nreject", *of_f, *of_matrices
 
     def versions(self, method: Static) -> dict[str, str]:
-        """The versions of what results depend on, besides ensembleode and JAX."""
+        """The versions of the packages, besides ensembleode and JAX, that results depend on."""
         del method
         return {}
 
@@ -100,25 +103,26 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
-        """The solutions of `n` trajectories, whose axis comes first (in `t` only where they have
-        their own times). Those that the mask leaves out need not be solved."""
+        """The solutions of `n` trajectories, with the trajectories along the first axis (in `t`
+        only where they have their own times). Trajectories that the mask excludes need not be
+        solved."""
 
     def width(self, state: Any, n: int) -> int:
-        """How many of `n` trajectories of such a state belong together on a device."""
+        """How many of `n` trajectories with such a state stay together on a device."""
         del state, n
         return 1
 
     def is_stoppable(self) -> bool:
-        """Whether, on a CPU, it looks at `Lane.stop`, and then gives the trajectories that have not
-        ended the return code `Default`."""
+        """Whether, on a CPU, the engine looks at `Lane.stop`, and gives trajectories that have not
+        ended by then the return code `Default`."""
         return False
 
     def interpolant(self, method: Static) -> Any:
-        """How the solution goes on within a saved step: as the step that this method makes, or by
-        the states at so many nodes within it, which are then in `Result.inner`; None: as the cubic
-        of the states and slopes at both ends."""
+        """The way in which the solution within a saved step is computed: a method that makes the
+        step again; or the number of nodes within the step at which `Result.inner` has the states;
+        or None for the cubic polynomial of the states and slopes at both ends."""
         ours = getattr(method.value, "method", None)
-        # (What remembers earlier steps makes no step again from the state alone.)
+        # A method that remembers earlier steps can't make a step again from the state alone.
         return None if ours is None or ours.remembers else ours
 
     def factorises(self, plan: Plan) -> bool:
@@ -127,9 +131,9 @@ class Engine(abc.ABC):
         return False
 
     def executor(self, ensemblealg: Any) -> Any:
-        """What runs ensembles, where this engine does so itself; None for the usual executor.
+        """The executor for ensembles, if this engine has its own; None for the usual executor.
 
-        **Raises:** `ValueError` for ensemble algorithms that it has not got.
+        **Raises:** `ValueError` for ensemble algorithms that the engine doesn't support.
         """
         del ensemblealg
         return None

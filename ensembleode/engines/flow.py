@@ -1,5 +1,5 @@
-"""A solution as a function of its numbers, and that with tangents: what the primitives of
-`derivatives.py` are of, whichever engine computes it."""
+"""A solution as a function of its numbers, and the same with tangents. The primitives of
+`derivatives.py` are defined by these, whichever engine computes them."""
 
 import dataclasses
 import functools
@@ -12,9 +12,11 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jaxtyping import Array, Bool, Int
 
+from ..core.implicit_form import ImplicitForm, with_constants_around
 from ..core.lane import Lane
 from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
+from ..core.rate import rate_of
 from ..fields import parameters_of
 from ..fields.jacobian import leaves_no_tangent
 from ..tracing.program import Program, trace
@@ -22,13 +24,13 @@ from .results import each
 
 
 class Known(NamedTuple):
-    """What the solve has found out, the trajectories first.
+    """What the solve has found out, with the trajectories along the first axis.
 
-    - `ok`: which succeeded; `reached`: how many times of each were saved, or would have been with
-        more rows.
-    - `happened`: how many events of each there were that are kept; `ended`: which of them ended by
-        an event. None without callbacks.
-    - `more`: what else an engine wants to know; its own.
+    - `ok`: whether each trajectory succeeded.
+    - `reached`: how many times of each were saved, or would have been with more rows.
+    - `happened`: how many events of each are kept; `ended`: whether each ended by an event. Both
+        are None without callbacks.
+    - `more`: further data of the engine's own.
     """
 
     ok: Bool[Array, "lane"]
@@ -40,17 +42,17 @@ class Known(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Flow:
-    """What a primitive is of, but for the numbers: the solve of `n` trajectories, each of which has
-    its own first state.
+    """The static part of a primitive: the solve of `n` trajectories, each of which has its own
+    initial state.
 
-    The plan of the field with tangents takes the place of the plan, and step-size control looks at
-    as many components as before.
+    For the field with tangents, the plan is that of the extended field; its step-size control looks
+    at the same number of components as before.
 
-    - `groups`: how many groups of as many, each of which has its own sum of the gradients by shared
-        parameters.
-    - `moved`: of each real parameter, whether there is a tangent (None: there is not), and whether
-        each trajectory has its own. (The first state has one always.)
-    - `tree`: the structure of its numbers, a `Lane`, and of what is `Known`.
+    - `groups`: the number of groups of equal size into which the trajectories fall. Each group has
+        its own sum of the gradients with respect to shared parameters.
+    - `moved`: for each real parameter, None if it has no tangent, and otherwise whether each
+        trajectory has its own tangent. The initial state always has a tangent for each.
+    - `tree`: the structure of the numbers (a `Lane`) and of the `Known`.
     """
 
     plan: Plan
@@ -72,19 +74,20 @@ class Flow:
 
 
 def real_of(plan: Plan) -> list[int]:
-    """Which of the constants and parameters of the field are real numbers."""
+    """The indices of those constants and parameters of the field that are real numbers."""
     avals = parameters_of(plan.field)
     return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
 
 
 def reals_of(plan: Plan, lanes: Lane) -> list:
-    """The real parameters among the numbers of trajectories (or their flags, or tangents)."""
+    """The real parameters among the numbers of trajectories; or their flags or tangents, in a Lane
+    of these."""
     every = lanes.parameters
     return [every[i] for i in real_of(plan)]
 
 
 def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
-    """The numbers of trajectories with these real parameters in place of theirs."""
+    """The numbers of trajectories with their real parameters replaced by these."""
     every = list(lanes.parameters)
     for i, x in zip(real_of(plan), reals, strict=True):
         every[i] = x
@@ -92,12 +95,13 @@ def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
 
 
 def own_of(plan: Plan) -> list[bool]:
-    """Which of the real parameters each trajectory has its own of."""
+    """For each real parameter, whether it differs between trajectories."""
     return list(map(bool, reals_of(plan, plan.batched)))
 
 
 def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
-    """The flow and its numbers with these parameters as each trajectory's own, too."""
+    """The flow and its numbers, with the parameters marked in `own` given to each trajectory
+    separately."""
     plan, was = flow.plan, own_of(flow.plan)
     wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
     if wanted == was:
@@ -118,8 +122,8 @@ def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
 
 @functools.lru_cache(maxsize=256)
 def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
-    """The field of a state and its tangent, `[2, *state]`, with the tangents of these parameters
-    after the parameters (and all of them in `p`), and its constants."""
+    """The field of a state and its tangent, `[2, *state]`, and its constants. Its parameters are
+    all numbers of the original field, followed by the tangents of those in `moved`."""
     avals = parameters_of(field)
     n = len(field.jaxpr.constvars)
 
@@ -151,6 +155,53 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
     return program, consts
 
 
+def _form_with_tangents(
+    form: ImplicitForm, field: Program, program: Program, consts: list, moved: tuple[int, ...]
+) -> tuple[Program, ImplicitForm, list]:
+    """The program, the form and the constants of the field with tangents. They are `program`,
+    `form` and `consts` if the form has no product; otherwise the constants of the program and of
+    the product are joined."""
+    form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
+    if form.product is None:
+        return program, form, consts
+    product, more = _product_with_tangents(form.product, field, moved)
+    before, after = (tuple((x.shape, x.dtype) for x in xs) for xs in (consts, more))
+    product = with_constants_around(product, before, ())
+    program = with_constants_around(program, (), after)
+    return program, dataclasses.replace(form, product=product), [*consts, *more]
+
+
+@functools.lru_cache(maxsize=256)
+def _product_with_tangents(
+    product: Program, field: Program, moved: tuple[int, ...]
+) -> tuple[Program, list]:
+    """The product of the Jacobian with a direction for the field with tangents, and its constants;
+    the direction is `[2, *state]`, too. That Jacobian is `[[J, 0], [dJ, J]]`."""
+    avals = parameters_of(field)
+    n = len(field.jaxpr.constvars)
+
+    def both(u, p, t):
+        numbers, tangents, direction = p
+        first, second = direction
+
+        def at(state, *chosen):
+            every = list(numbers)
+            for i, x in zip(moved, chosen, strict=True):
+                every[i] = x
+            return product(every[:n], state, (*every[n:], first), t)
+
+        chosen = [numbers[i] for i in moved]
+        out, tangent = jax.jvp(at, (u[0], *chosen), (u[1], *tangents))
+        return jnp.stack([out, tangent + product(numbers[:n], u[0], (*numbers[n:], second), t)])
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    (out,) = field.out_avals
+    state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
+    t: Any = field.jaxpr.invars[-1].aval
+    p = (tuple(structs), tuple(structs[i] for i in moved), state)
+    return trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+
+
 _NO_TANGENT = (
     "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f calls a "
     "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
@@ -159,21 +210,25 @@ _NO_TANGENT = (
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
-    """JF and its numbers, which are the numbers of F and their tangents."""
+    """The flow JF and its numbers, which are those of F and their tangents."""
     v0, *tangents = v
     plan = flow.plan
     flags = zip(real_of(plan), flow.moved, strict=True)
     which = tuple(i for i, m in flags if m is not None)
     own = (*plan.batched.parameters, *(m for m in flow.moved if m is not None))
     program, consts = _field_with_tangents(plan.field, which)
-    events = plan.events
+    form, events = plan.form, plan.events
+    if form is not None:
+        assert isinstance(plan.field, Program)
+        program, form, consts = _form_with_tangents(form, plan.field, program, consts, which)
     if events is not None:
         assert isinstance(plan.field, Program)
-        events = with_tangents(events, plan.field, program, which)
+        events = with_tangents(events, rate_of(plan.field, plan.form), program, which)
     wide = dataclasses.replace(
         plan,
         field=program,
         events=events,
+        form=form,
         state=jax.ShapeDtypeStruct((2, *plan.state.shape), plan.state.dtype),
         batched=plan.batched._replace(p=own, consts=(False,) * len(consts)),
     )
@@ -192,21 +247,22 @@ def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> La
     return dlanes._replace(
         u0=stacked(dlanes.u0, dv0, axis=1),
         p=(*dlanes.parameters, *tangents),
-        # (Constants of a derivative rule.)
+        # The constants come from derivative rules, and have no tangents.
         consts=tuple(ad.Zero(a.to_tangent_aval()) for a in consts),
     )
 
 
 def unaugmented(flow: Flow, wide: Flow, parameters: Sequence) -> list:
-    """The real parameters of F, among the real parameters of JF."""
-    # (First come the constants of a derivative rule.)
+    """The entries of `parameters`, which has one for each real parameter of JF, that belong to the
+    real parameters of F."""
+    # The constants, which come from derivative rules, are first.
     consts = len(wide.plan.batched.consts)
     start = sum(i < consts for i in real_of(wide.plan))
     return list(parameters[start : start + len(flow.moved)])
 
 
 def stacked(a: Any, b: Any, axis: int) -> Any:
-    """Two tangents, stacked along a new axis; a Zero where both are."""
+    """Two tangents stacked along a new axis; a symbolic Zero where both are."""
     if is_zero(a) and is_zero(b):
         shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
         return ad.Zero(jax.core.ShapedArray(shape, a.aval.dtype))
@@ -223,9 +279,11 @@ def is_zero(x: Any) -> bool:
 
 
 def widened(flow: Flow, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
-    """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
+    """For a mapped axis of this size, the flow and the operands of as many more trajectories. The
+    axis comes first in the operands that `batched` marks.
 
-    What all share, but not over that axis, becomes each trajectory's own.
+    A number that trajectories share, but that differs along the mapped axis, becomes each
+    trajectory's own.
     """
     n, own = flow.n, flow.plan.batched
     lanes_batched, *more_batched = batched

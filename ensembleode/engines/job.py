@@ -1,4 +1,4 @@
-"""From an ensemble to the job of solving it, and the engine that does so."""
+"""From an ensemble to the job of solving it, and the engine for that."""
 
 import math
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from ..core.arguments import check_direction
+from ..core.consistent_start import with_consistent_start
 from ..core.every_event import first_room
 from ..core.every_step import bounded
 from ..core.job import Job, may_rerun, with_output
@@ -28,20 +29,23 @@ def job_for(
     alg: Any,
     ensemblealg: Any = None,
 ) -> tuple[Job, EngineChoice]:
-    """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
+    """The job of `n` trajectories (None: of a single problem), and the engine that it is for."""
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     check_direction(every, n or 1)
     module, choice = choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
+    every = with_consistent_start(every)
     if every.events is not None:
         every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
+    method = module.method(alg, every.options, has_dt=has_dt)
+    is_implicit = getattr(getattr(method.value, "method", None), "is_implicit", False)
     plan = Plan(
         engine=module,
-        method=module.method(alg, every.options, has_dt=has_dt),
+        method=method,
         field=every.field,
         state=state,
         controlled=extension.controlled if extension else math.prod(state.shape),
@@ -53,6 +57,7 @@ def job_for(
         beside=every.beside,
         extension=extension,
         events=every.events,
+        form=every.form if is_implicit else None,
         max_events=first_room(every),
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
@@ -63,12 +68,12 @@ def job_for(
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)
-    # Where every step is saved, the count of times is known later.
+    # Where every step is saved, the number of times is known only later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice
 
 
 def make_storable(job: Job, ens: EnsembleProblem) -> Job:
-    """**Raises:** `ValueError` for what a store can't hold."""
+    """**Raises:** `ValueError` for an ensemble whose results a store can't hold."""
     if ens.reduction is not None:
         raise ValueError(
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
@@ -78,9 +83,9 @@ def make_storable(job: Job, ens: EnsembleProblem) -> Job:
 
 
 def _with_room(job: Job, where: str) -> Job:
-    """With room for every step, where they are saved and can't be counted first.
+    """The job with room for every step, where steps are saved and can't be counted first.
 
-    **Raises:** `ValueError` where nobody has said how many there are at most.
+    **Raises:** `ValueError` where the user hasn't said how many steps there are at most.
     """
     if job.plan.saving.mode != "steps":
         return job
@@ -93,7 +98,7 @@ def _with_room(job: Job, where: str) -> Job:
 
 
 def make_traceable(job: Job, ens: EnsembleProblem) -> Job:
-    """What can't be decided by numbers, as there are none inside jit."""
+    """The job inside of jit, where no decision can depend on numbers."""
     job = _with_room(job, "inside jit, grad or vmap")
     if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
         raise ValueError(

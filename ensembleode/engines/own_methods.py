@@ -1,4 +1,4 @@
-"""The methods of our own engines, as plans hold them."""
+"""The methods of this library's own engines, in the form that plans hold."""
 
 import functools
 from typing import Any, NamedTuple
@@ -7,6 +7,7 @@ from .. import sensitivity
 from ..solvers.controllers import AbstractController, PIController
 from ..solvers.method import Method
 from ..solvers.norms import AbstractNorm, RMSNorm
+from ..solvers.switching import Switching, SwitchingController
 from ..tracing.program import Static
 from .checks import check_backsolve, check_controller, check_steps
 
@@ -15,7 +16,7 @@ REVERSE = (sensitivity.ReplayAdjoint, sensitivity.GaussAdjoint, sensitivity.Back
 
 
 class Solver(NamedTuple):
-    """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
+    """A solver, and how it is differentiated: `adjoint` is the one of reverse mode."""
 
     method: Method
     controller: AbstractController | None
@@ -33,6 +34,9 @@ class Solver(NamedTuple):
 
 
 def _controller(chosen: AbstractController, method: Method) -> AbstractController:
+    if isinstance(method, Switching):
+        both = (_controller(chosen, x) for x in (method.nonstiff, method.stiff))
+        return SwitchingController(*both)
     found = chosen.for_method(method.order, method.embedded_order)
     return found.for_implicit() if method.is_implicit else found
 
@@ -45,11 +49,16 @@ def _default_controller(method: Method) -> AbstractController:
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
-    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
-    estimate, or an adjoint that can't be used with `save_everystep`.
+    **Raises:** `ValueError` for a fixed step without `dt`, for an adaptive step without an error
+    estimate, and for an adjoint that can't be used with `save_everystep`.
     """
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
     label = type(alg).__name__
+    if isinstance(alg.method, Switching) and not adaptive:
+        raise ValueError(
+            f"{label} switches by how long its steps are, so they can't be fixed: leave adaptive "
+            "out, or choose one of its methods."
+        )
     check_controller(label, alg.adaptive, options["stepsize_controller"])
     check_steps(label, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]

@@ -1,27 +1,28 @@
 """Derivatives of any order of a solve: four primitives over the two kernels.
 
-With S the saved states as a function of x, the first state and the parameters, and JF the field
-augmented by a tangent:
+Let S be the saved states as a function of x, the initial state and the parameters, and let JF be
+the field F extended by a tangent:
 
     solve[F](x)          S(x)                              kernel `solve` of F
     push[F](x; v)        DS(x) v                           kernel `solve` of JF, its tangent half
     pull[F](x; c)        DS(x)^T c                         kernel `pull_back` of F
     bend[F](x, c; v, w)  DS(x)^T w + (D^2 S(x) v)^T c      kernel `pull_back` of JF, its primal half
 
-What stands after the `;` is what they are linear in. They are closed: the derivative of each is one
-of them, of F or of JF, and so is each transpose (that of `bend` in v is `bend`, as second
-derivatives are symmetric). Batching makes more trajectories. Nothing is traced of JF before a
-program with `push` or `bend` is lowered, or one of them is differentiated: in a first gradient
-`push` is only a step on the way to `pull`.
+The primitives are linear in the operands after the `;`. They are closed: the derivative of each is
+one of them, for F or for JF, and so is each transpose (the transpose of `bend` with respect to v is
+`bend`, as second derivatives are symmetric). Batching makes more trajectories. JF is not traced
+before a program with `push` or `bend` is lowered or one of these is differentiated. In a first
+gradient, `push` is only an intermediate step to `pull`, and is not.
 
-Steps are constants, chosen by the components of F's own state alone, which JF computes by the same
-operations: they have the same bits, and the steps are the same. (Where a derivative rule of a
-function of the user's computes it otherwise, a step whose error is at the bound may be another's:
-then these are derivatives of other steps, as right as those.) The solution is that of F always.
-Derivatives by times are those of the solution of the ODE, along the field: S moves by f when its
-times do, and by -DS f when `t0` does.
+Steps are regarded as constants. They are chosen by the components of F's own state alone; JF
+computes these by the same operations, so their bits and the steps are the same. (If the user's
+derivative rule of a function computes its value differently, a step whose error is at the bound may
+be decided differently. The derivatives are then those of other steps, which are as good.) The
+solution is always that of F. Derivatives with respect to times are those of the solution of the
+ODE, along the field: S moves by f when its times move, and by -DS f when `t0` does.
 
-Only trajectories that succeeded have derivatives, and rows that were reached; others have zero.
+Only trajectories that succeeded, and rows that were reached, have derivatives; those of others are
+zero.
 """
 
 import dataclasses
@@ -43,12 +44,12 @@ from .flow import augmented, Flow, Known, own_of, real_of, unaugmented
 
 
 def half(rows: Any, i: int) -> Any:
-    """Of rows of JF `[trajectory, row, 2, *state]`: the states (0), or their tangents (1)."""
+    """The states (0) or the tangents (1) in rows of JF, `[trajectory, row, 2, *state]`."""
     return rows[:, :, i]
 
 
 #
-# What the kernels compute
+# Computation by the kernels
 #
 
 
@@ -63,7 +64,7 @@ def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
 
 
 def _pull(flow: Flow, lanes: Lane, known: Known, c: Any) -> list:
-    # (Of what was not reached they may be NaN.)
+    # The cotangents of rows that were not reached may be NaN.
     c = where(is_there(flow, known), c)
     u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, c)
     own = own_of(flow.plan)
@@ -84,7 +85,8 @@ def rows_avals(flow: Flow) -> list:
 
 
 def numbers_avals(flow: Flow) -> list:
-    """Cotangents: of what all share, one a group."""
+    """The abstract values of the numbers' cotangents; a number that all trajectories share has one
+    for each group."""
     plan = flow.plan
     avals = [parameters_of(plan.field)[i] for i in real_of(plan)]
     lead = [flow.n if own else flow.groups for own in own_of(plan)]
@@ -95,15 +97,14 @@ def numbers_avals(flow: Flow) -> list:
 
 
 def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
-    """A primitive whose operands are the numbers of a `Lane`, what is `Known`, and what is its
-    own."""
+    """A primitive with the operands `lanes` and `known`, followed by its own."""
     prim: Any = jex.Primitive(f"ensembleode_{name}")
     prim.multiple_results = True
 
     def run(*operands, flow):
         return fn(flow, *unpack(flow, operands))
 
-    prim.opened = run  # (see `compiled.call.kernels_in`)
+    prim.opened = run  # see `compiled.call.kernels_in`
     eagerly = jit_recent(lambda flow, *operands: run(*operands, flow=flow))
     prim.def_impl(jax.disable_jit(False)(lambda *operands, flow: eagerly(flow, *operands)))
     prim.def_abstract_eval(lambda *_, flow: results(flow))
@@ -113,7 +114,7 @@ def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
 
 
 def unpack(flow: Flow, operands: Sequence) -> list:
-    """The operands of a primitive (or their tangents): the numbers, what is known, and others."""
+    """The operands of a primitive, or their tangents: the `Lane`, the `Known`, and the others."""
     n = flow.tree.num_leaves
     return [*jtu.tree_unflatten(flow.tree, operands[:n]), *operands[n:]]
 
@@ -127,7 +128,7 @@ def _solve_or_given(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:
     return list(given) or _solve(flow, lanes, known)
 
 
-# (Where the rows are at hand, they are an operand, and what it gives.)
+# Rows that have been computed already may be given as a further operand, which is then the result.
 solve_p = _primitive("solve", _solve_or_given, rows_avals)
 push_p = _primitive("push", _push, rows_avals)
 pull_p = _primitive("pull", _pull, numbers_avals)

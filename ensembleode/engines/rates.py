@@ -1,4 +1,4 @@
-"""`f` at the saved states, which derivatives with respect to times need."""
+"""How saved states move with time, which derivatives with respect to times need."""
 
 from typing import Any
 
@@ -6,13 +6,19 @@ import jax
 
 from ..core.lane import Lane
 from ..core.plan import Plan
+from ..core.rate import rate_of
+from ..tracing.program import Program
 
 
 def rates(plan: Plan, lanes: Lane, u: Any, t: Any) -> Any:
-    """`f` at the states `u [trajectory, time, *state]` and the times `t [trajectory, time]`."""
+    """`du/dt` at the states `u [trajectory, time, *state]` and the times `t [trajectory, time]`."""
+    rate: Any = plan.field
+    if plan.form is not None:
+        assert isinstance(plan.field, Program)
+        rate = rate_of(plan.field, plan.form)
     batched: Any = jax.tree.map(lambda b: 0 if b else None, plan.batched)
 
     def of_one(consts, p, u, t):
-        return jax.vmap(lambda u, t: plan.field(consts, u, p, t))(u, t)
+        return jax.vmap(lambda u, t: rate(consts, u, p, t))(u, t)
 
     return jax.vmap(of_one, in_axes=(batched.consts, batched.p, 0, 0))(lanes.consts, lanes.p, u, t)

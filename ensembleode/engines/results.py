@@ -1,4 +1,5 @@
-"""From what a time loop of ours leaves behind to the `Result` of trajectories, many or one."""
+"""From the outcome of one of this library's own time loops to the `Result` of one trajectory or
+many."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -11,16 +12,20 @@ from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
 from ..core.saving import meant
 from ..ground.retcode import ReturnCode
+from ..solvers.switching import Tried
 from ..tracing.program import Program, trace
 
 
 class Left(NamedTuple):
-    """What a time loop of ours leaves behind, the trajectories first.
+    """The outcome of a time loop, with the trajectories along the first axis.
 
-    - `u`: the saved states, or the last ones alone where only ends are; `t`: their times, where
-        every step is saved; `rows`: how many there are of each trajectory, or of all.
-    - `codes`: the return codes. `naccept`, `ntried`: how many steps were accepted and tried.
-    - `restarts`: how often what the method carries was made anew on the way; None: never.
+    - `u`: the saved states; where only ends are saved, the last states.
+    - `t`: the times of the saved states, where every step is saved.
+    - `rows`: the number of rows of each trajectory, or of all.
+    - `codes`: the return codes.
+    - `naccept`, `ntried`: the numbers of accepted and of tried steps; `ntried` is a `Tried` if two
+        methods make the steps.
+    - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`: None without callbacks whose events are kept.
     """
 
@@ -29,15 +34,15 @@ class Left(NamedTuple):
     rows: Int[Array, ""] | Int[Array, "lane"]
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
-    ntried: Int[Array, "lane"]
+    ntried: Int[Array, "lane"] | Tried
     restarts: Int[Array, "lane"] | None = None
     events: Happened | None = None
 
 
 def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
-    """The result of these numbers, NaN where nothing was reached; its times only where each
-    trajectory has its own. Trajectories whose saved states overflow, or which miss a time, have not
-    succeeded."""
+    """The result for these numbers, NaN in rows that were not reached; it has times only where each
+    trajectory has its own. A trajectory has not succeeded if its saved states overflow, or if a
+    time to save was missed."""
     saving, codes, events = plan.saving, left.codes, left.events
     method = plan.method.value.method
     success = codes == ReturnCode.Success.value
@@ -68,12 +73,7 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     t = None
     if plan.own_times:
         if saving.mode == "ends":
-            ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
-            if events is not None:
-                last = jnp.clip(events.count - 1, 0)[:, None]
-                last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
-                ends[1] = jnp.where(ended, last, ends[1])
-            t = jnp.stack(ends[-saving.rows :], axis=1)
+            t = end_times(lanes, events, codes)[:, -saving.rows :]
         else:
             t = times if left.t is None else left.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
@@ -81,16 +81,30 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     if left.restarts is not None:
         nf = nf + left.restarts * method.evaluations(0)
     if lanes.dt is None:
-        nf = nf + 2  # the automatic first step
+        nf = nf + 2  # the automatic choice of the first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    about = length, codes, left.naccept, left.ntried - left.naccept, nf
+    tried = left.ntried.all if isinstance(left.ntried, Tried) else left.ntried
+    about = length, codes, left.naccept, tried - left.naccept, nf
     of_matrices = method.linear_algebra(left.ntried) or ()
     return Result(u, t, None, *about, *of_matrices, events=events)
 
 
+def end_times(lanes: Lane, events: Happened | None, codes: Any) -> Any:
+    """Where each trajectory starts, and where it ends, `[trajectory, 2]`: at `t1`, or where an
+    event ended it."""
+    t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
+    n = len(codes)
+    ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
+    if events is not None:
+        last = jnp.clip(events.count - 1, 0)[:, None]
+        last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
+        ends[1] = jnp.where(codes == ReturnCode.Terminated.value, last, ends[1])
+    return jnp.stack(ends, axis=1)
+
+
 def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
-    """Which rows have a time; and which have one before `t0`, or before that of an earlier row (as
-    traced times may): `[1, row]` or `[lane, row]`."""
+    """Masks `[1, row]` or `[lane, row]` of the rows that have a time, and of the rows whose time is
+    before `t0` or before that of an earlier row, which is possible for traced times."""
     times = jnp.asarray(times)
     times = times if times.ndim == 2 else times[None]
     t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (t0, t1))
@@ -101,15 +115,15 @@ def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
 
 
 def each(x: Any, is_own: bool, n: int) -> Any:
-    """The numbers `x` of trajectories, `n` of them where all share it."""
+    """The numbers `x` of `n` trajectories, repeated where all trajectories share `x`."""
     x = jnp.asarray(x)
     return x if is_own else jnp.broadcast_to(x, (n, *x.shape))
 
 
 def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     """The plan and the numbers of one trajectory without an axis of trajectories, for which nothing
-    need be as wide as for several; a field that is no program (that of the columns of a matrix,
-    say) is traced."""
+    need be as wide as for several. A field that is no program (such as that of the columns of a
+    matrix) is traced."""
     if not isinstance(plan.field, Program):
 
         def field(u, p, t):
@@ -134,7 +148,7 @@ def only(plan: Plan, result: Result) -> Result:
 
 
 def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
-    """The result with its saved times, which it lacks where the trajectories share them."""
+    """The result with its saved times, which it lacks where trajectories share them."""
     t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)
     return result._replace(t=t)
 
@@ -142,7 +156,7 @@ def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
 def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
     """The saved times `[trajectory, row]` as functions of the numbers that they depend on.
 
-    (Within a solve that saves every step they are constants, but for the first and the last.)
+    In a solve that saves every step, all times but the first and the last are constants.
     """
     n, rows = result.t.shape
 

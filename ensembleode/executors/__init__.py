@@ -1,4 +1,4 @@
-"""Where trajectories run.
+"""Executors, which run trajectories where an ensemble algorithm says.
 
 A new ensemble algorithm is a class in `ensembleode.ensemble`, a subclass of
 `core.executor.Executor` in a module here, and a line in `EXECUTORS`, which makes the executor for
@@ -37,8 +37,8 @@ EXECUTORS: dict[type, Callable[[Any, Engine], Executor]] = {
 def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
     """The executor of an ensemble algorithm with an engine.
 
-    **Raises:** `TypeError` for anything that is not one; what the executor raises for devices that
-    are not there.
+    **Raises:** `TypeError` for an object that is no ensemble algorithm; the errors of the executor
+    for devices that don't exist.
     """
     if not isinstance(ensemblealg, EnsembleAlgorithm) or type(ensemblealg) not in EXECUTORS:
         hint = "; give an instance, with ()" if isinstance(ensemblealg, type) else ""

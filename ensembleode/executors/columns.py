@@ -17,11 +17,16 @@ from ..tracing.program import Program
 
 
 class Columns(Executor):
-    """The trajectories as the columns of one state."""
+    """Solves the trajectories as the columns of one state."""
 
     def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` when an option that all columns share differs by trajectory, and
-        for an integrand."""
+        """**Raises:** `ValueError` when an option that all columns share differs between
+        trajectories, and for callbacks and an integrand."""
+        if plan.events is not None:
+            raise ValueError(
+                "EnsembleColumns solves all trajectories with the same steps, and a callback acts "
+                "on each by itself: use EnsembleThreads()."
+            )
         if plan.extension is not None:
             raise ValueError(
                 "EnsembleColumns has no integrands: let f return what integrand does as further "

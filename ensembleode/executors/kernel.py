@@ -1,4 +1,5 @@
-"""EnsembleGPUKernel: the compiled engine, on GPUs; without one, arrays on the CPU."""
+"""EnsembleGPUKernel: the compiled engine on GPUs; without a GPU, the lanes engine's arrays on the
+CPU."""
 
 import dataclasses
 from typing import Any
@@ -15,17 +16,18 @@ from .sharded import arrays, Devices
 
 @dataclasses.dataclass(frozen=True)
 class Kernels(Devices):
-    """The executor on these GPUs; none stands for the one where JAX computes.
+    """The executor on these GPUs; without any, on the GPU where JAX computes.
 
-    Without a GPU (`on_gpu`) it is that of arrays, on the CPU, with the same things refused.
+    Where that is no GPU (`on_gpu` is false), trajectories are solved as arrays on the CPU, and the
+    same things are refused as on a GPU.
     """
 
     on_gpu: bool = True
     how: str = "in one kernel"
 
     def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be
-        compiled."""
+        """**Raises:** `ValueError` for a plan that has no kernel; `KernelError` where kernels can't
+        be compiled."""
         if reason := gpu.refusal(plan):
             raise ValueError(f"EnsembleGPUKernel() {reason} Use EnsembleGPUArray() for it.")
         if self.on_gpu:

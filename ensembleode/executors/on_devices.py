@@ -1,8 +1,9 @@
-"""A solve on each device of a mesh, differentiable, with no collective but at the end.
+"""A solve on each device of a mesh, which is differentiable, and has no collective before the end.
 
-What a field may use (lineax, optimistix, diffrax) compares abstract values, which know of the mesh
-inside `jax.shard_map`. So an engine's program is traced outside and evaluated inside, and so are
-its forward and backward pass; but those of primitives of ours are JAX's, of any order.
+The libraries that a field may use (lineax, optimistix, diffrax) compare abstract values, which know
+of the mesh inside `jax.shard_map`. So an engine's program is traced outside of it and evaluated
+inside, and so are its forward and its backward pass. The derivatives of this library's own
+primitives, however, are JAX's, of any order.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 
 def is_on_one_device() -> bool:
-    """Whether this is traced for one device of several."""
+    """Whether the code that is being traced is for one device of several."""
     return bool(device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
 
 
 @contextlib.contextmanager
 def for_one_device() -> Iterator[None]:
-    """Within this block, what is traced is for one device, however many there are."""
+    """Within this block, code is traced for a single device, however many there are."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
         yield
 
@@ -44,10 +45,11 @@ def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any
 
     **Arguments:**
 
-    - `numbers`: what differs by trajectory, of which each device has its part, and what is shared.
-    - `mask`: false for those that only fill a place.
+    - `numbers`: the numbers that differ between trajectories, of which each device has its part;
+        and the numbers that all trajectories share.
+    - `mask`: false for places that are only filled up.
 
-    **Returns:** the result, split over the devices; without `t` where that is shared.
+    **Returns:** the result, split over the devices; without `t` where all trajectories share it.
     """
     if plan.method.value.direction == "reverse" and not plan.engine.closed:
         label = type(plan.method.value.adjoint).__name__ + "()"
@@ -72,9 +74,9 @@ def evaluated_on_each(
     args: tuple,
     post: Callable | None = None,
 ) -> Any:
-    """`fn` traced for the part of one device, evaluated on each; `post` runs there, too.
+    """`fn` traced for the part of one device, and evaluated on each device; `post` runs there, too.
 
-    What solves ensembles in it does so on that device.
+    Ensembles that are solved inside `fn` are solved on that device.
     """
 
     def part(spec, tree):
@@ -92,7 +94,7 @@ def evaluated_on_each(
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
     tree = jtu.tree_structure(out)
 
-    # One call, so that what maps or differentiates it does so outside of the mesh, too.
+    # A single call, so that it is mapped and differentiated outside of the mesh, too.
     evaluate = jax.jit(functools.partial(jax.core.eval_jaxpr, closed.jaxpr))
 
     def local(consts, *args):
@@ -110,16 +112,16 @@ def _with_adjoint(numbers, mask, plan, mesh):
 
 
 class _PullBack(eqx.Module):
-    """A pullback as the devices hold it: its arrays have an axis of the devices first."""
+    """A pullback that the devices hold: its arrays have a leading axis of devices."""
 
     arrays: list
-    structure: Any = eqx.field(static=True)
+    structure: jtu.PyTreeDef = eqx.field(static=True)
 
 
 @_with_adjoint.def_fwd
 def _(perturbed, numbers, mask, plan, mesh):
     (every, shared), (rest_every, rest_shared) = eqx.partition(numbers, perturbed)
-    structure: Any = None
+    structure = jtu.tree_structure(None)
 
     def forward(every, shared, rest_every, rest_shared, mask):
         nonlocal structure

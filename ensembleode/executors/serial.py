@@ -1,4 +1,4 @@
-"""EnsembleSerial: one trajectory after the other; and a problem on its own."""
+"""EnsembleSerial: one trajectory after the other; also for a single problem."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .sharded import Devices
 
 
 class Serial(Executor):
-    """One trajectory at a time; with an engine that solves chunk by chunk, on one device."""
+    """Solves one trajectory at a time; with an engine that solves chunk by chunk, on one device."""
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if job.plan.engine.chunked:
@@ -41,7 +41,7 @@ class Serial(Executor):
         return stacked()
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
-        """Solve one trajectory by the program that solves its problem alone."""
+        """Solve one trajectory by the program for a single problem."""
         lane = job.trajectories.lane(index, repeat)
         args = (job.plan, lane, index, repeat, job.key, job.output_consts)
         return finished(job, _solve, *args)
@@ -52,8 +52,8 @@ _solve = jit_recent(solve_lane)
 
 @jit_recent
 def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
-    # Where all numbers are constants of the program, XLA would run the loop while compiling it,
-    # and very slowly.
+    # If all numbers were constants of the program, XLA would run the loop while compiling it, very
+    # slowly.
     lanes = lanes._replace(u0=jax.lax.optimization_barrier(lanes.u0))
     each, shared = eqx.partition(lanes, plan.batched)
 

@@ -1,7 +1,7 @@
 """EnsembleThreads and EnsembleGPUArray: the trajectories of a batch on one device or several.
 
-Every device runs a loop over time of its own: they share nothing until the results are gathered.
-On CPUs, an engine may share the work out to threads itself, within a program of one device.
+Every device runs its own loop over time: the devices share nothing until the results are gathered.
+On CPUs, an engine may itself share the work out to threads, within a program for one device.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ from .on_devices import AXIS, is_on_one_device, on_each_device
 
 @dataclasses.dataclass(frozen=True)
 class Devices(Executor):
-    """The executor on these devices. Without any it is the device where JAX computes, with as many
-    `threads` for an engine that shares its work out."""
+    """The executor on these devices; without any, on the device where JAX computes, with `threads`
+    threads for an engine that shares its work out."""
 
     devices: tuple[jax.Device, ...] = ()
     threads: int = 1
@@ -50,12 +50,13 @@ class Devices(Executor):
             return finished(job, solve, job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
-        # Wherever they are: committed to one device, they could not go with the others.
-        # (`src`: their cotangents stay on all, where what they are used with may be.)
+        # The numbers are put on all devices: committed to one device, they could not be used with
+        # the others. `src` keeps their cotangents on all devices, where the arrays may be that they
+        # are added to.
         everywhere = NamedSharding(mesh, PartitionSpec())
         put = functools.partial(jax.device_put, device=everywhere, src=everywhere)
         if job.traced:
-            # One by one: of several put at once, all have a tangent where one has.
+            # One by one, since of several arrays put at once, all get a tangent if one has one.
             return _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
         outcome = finished(job, _fastest(_solve_sharded), job.plan, mesh, *put(numbers))
         return _brought_home(outcome, numbers)
@@ -86,10 +87,11 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) ->
 
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
-    """The devices that have something to do; None for the one where JAX computes anyway."""
+    """The mesh of the devices that get trajectories; None for the single device where JAX computes
+    anyway."""
     field: Any = plan.field
     if is_on_one_device() or field.jaxpr.effects:
-        # (Places that are left over on some device would have the effects, too.)
+        # Places that are only filled up on some device would have the effects, too.
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
@@ -118,8 +120,9 @@ def _factorises(plan: Plan) -> bool:
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:
-    """The outcome on the device of a committed array among the numbers; else on the default device,
-    but uncommitted, so that it goes with arrays that are elsewhere."""
+    """The outcome, moved to the device of a committed array among the numbers. If there is none,
+    the outcome is on the default device and uncommitted, so that it can be used with arrays
+    elsewhere."""
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
             return jax.device_put(outcome, next(iter(x.devices())))
@@ -162,9 +165,8 @@ def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
 
 @dataclasses.dataclass(frozen=True)
 class _Deal:
-    """Deals `n` trajectories out to `parts` devices, `width` at a time in turn.
-
-    (In turn, as neighbours often cost alike.) Places that are left over hold copies of the last.
+    """Deals `n` trajectories out to `parts` devices, `width` at a time in turn, since neighbours
+    often cost the same. The places that are left over hold copies of the last trajectory.
     """
 
     n: int

@@ -1,18 +1,23 @@
 """A vector field, from its traced program to what an engine runs of it.
 
-- `lanes/`: for all lanes of a chunk at once, as arrays of JAX whose last axis is the lane.
-- `ir.py`: the small language that a field is lowered to, and `walking.py`, through what is written
-    in it; `lowering/`: jaxpr to it, a rule a primitive; `scalarise.py`: small programs taken apart
-    into scalars first.
-- `plain/`: what indexes, pads or accumulates written in plainer equations, before it is lowered.
-- What both share: `equations.py`, which equations are used and what they call; `movements.py`,
-    what only moves data; `gather_scatter.py`, the arithmetic of indices; `combining.py`, by what
-    numbers are reduced and scattered; `folding.py`, arithmetic on what is known; `products.py`.
-- `sparsity.py`: which components of a result depend on which of the state.
-- `staging.py`: what else of a field is lowered, such as its derivatives.
+- `lanes/`: evaluates a field for all lanes of a chunk at once, as arrays of JAX whose last axis is
+    the lane.
+- `ir.py`: the small language that a field is lowered to. `walking.py` iterates over its statements
+    and expressions. `lowering/` translates a jaxpr to it, with one rule for each primitive;
+    `scalarise.py` takes small programs apart into scalars before that.
+- `plain/`: rewrites primitives that index, pad or accumulate in plainer equations, before they are
+    lowered.
+- Modules that `lanes/` and `lowering/` share: `equations.py` (which equations are used, and what
+    they call), `movements.py` (primitives that only move data), `gather_scatter.py` (the arithmetic
+    of indices), `combining.py` (the operations of reductions and scatters), `folding.py`
+    (arithmetic on known numbers), `products.py` (the layout of matrix products).
+- `sparsity.py`: which components of a result depend on which components of the state.
+    `jacobian.py`: the Jacobian as a program. `elimination.py`: the order in which a sparse matrix
+    is factorised.
+- `staging.py`: traces the other programs that are lowered with a field, such as its derivatives.
 
-A printer writes the language as source: `engines/julia/source.py` in Julia,
-`engines/compiled/field.py` as LLVM IR.
+The language is printed as source by `engines/julia/source.py` (Julia) and by
+`engines/compiled/field.py` (LLVM IR).
 """
 
 from .lowering import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError

@@ -12,11 +12,12 @@ from jax import lax
 
 
 class Combination(NamedTuple):
-    """An operation that makes one number of two.
+    """A binary operation by which numbers are combined.
 
-    - `name`: of the elementwise primitive; of what is none, its own.
-    - `emit`: of two arrays.
-    - `neutral`: of a dtype, the number that changes nothing.
+    - `name`: the name of the elementwise primitive, or a name of its own where there is no such
+        primitive.
+    - `emit`: the operation, a function of two arrays.
+    - `neutral`: a function of a dtype that returns the operation's neutral element.
     """
 
     name: str
@@ -39,7 +40,7 @@ def most(dtype: np.dtype) -> Any:
 
 
 def _logaddexp(x: Any, y: Any) -> Any:
-    """`log(exp(x) + exp(y))`, also of infinities."""
+    """`log(exp(x) + exp(y))`, also for infinities."""
     more = lax.log1p(lax.exp(lax.neg(lax.abs(lax.sub(x, y)))))
     equal = lax.add(x, lax.full_like(x, math.log(2)))
     return lax.select(lax.eq(x, y), equal, lax.add(lax.max(x, y), more))
@@ -55,7 +56,7 @@ _OR = Combination("or", lax.bitwise_or, lambda dtype: 0)
 _SUB = Combination("sub", lax.sub, lambda dtype: 0)
 _XOR = Combination("xor", lax.bitwise_xor, lambda dtype: 0)
 
-# By primitive. (What a scatter writes may replace what was there.)
+# Each table is keyed by the name of the primitive. None: the scatter replaces what was there.
 REDUCTIONS = {
     **{f"reduce_{by.name}": by for by in (_AND, _MAX, _MIN, _OR, _XOR)},
     **{"reduce_prod": _MUL, "reduce_sum": _ADD},
@@ -68,7 +69,8 @@ SCATTERS = {"scatter": None, **{f"scatter-{by.name}": by for by in (_ADD, _MAX, 
 
 
 def as_rows(x: Any, axes: Sequence[int]) -> Any:
-    """An array whose first axis runs over all that is reduced, from one with these axes."""
+    """`x` as an array whose first axis runs over all the elements that a reduction over `axes`
+    combines."""
     x = jnp.moveaxis(x, axes, range(len(axes)))
     return x.reshape((-1, *x.shape[len(axes) :]))
 
@@ -76,7 +78,8 @@ def as_rows(x: Any, axes: Sequence[int]) -> Any:
 def folded(body: Any, starts: list, rows: list) -> list:
     """The rows combined by `body`, one after the other.
 
-    Not by JAX's primitive: its derivative has another initial value than it has itself (JAX 0.12).
+    JAX's own primitive isn't used, because its derivative starts from another initial value than it
+    does itself (JAX 0.12).
     """
     known = _known_reduction(body)
     if known is not None:
@@ -89,7 +92,7 @@ def folded(body: Any, starts: list, rows: list) -> list:
 
 
 def _known_reduction(body: Any) -> str | None:
-    """The name of the reduction that combines by this body, if it is a primitive of its own."""
+    """The name of the reduction primitive that combines by this body; None if there is none."""
     jaxpr = body.jaxpr
     if len(jaxpr.eqns) != 1 or len(jaxpr.invars) != 2:
         return None

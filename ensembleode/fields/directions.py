@@ -1,7 +1,7 @@
 """The derivatives of a program of arrays along all components of its state at once.
 
-What a tangent is along each of them is kept as a diagonal for as long as it is one: a matrix times
-that has its columns scaled, where along one direction after the other it would be a product of
+As long as the tangents along all directions make up a diagonal matrix, only the diagonal is kept. A
+matrix times a diagonal then is the matrix with its columns scaled, instead of a product of
 matrices.
 """
 
@@ -17,13 +17,14 @@ from .lanes.interpreter import bind
 
 
 class _Diagonal(NamedTuple):
-    """A tangent which along direction `i` is component `i` of this array, and zero elsewhere."""
+    """A tangent that along direction `i` is component `i` of this array, and zero in the other
+    components."""
 
     array: Any
 
 
 class _Every(NamedTuple):
-    """A tangent along all directions, those last."""
+    """A tangent along all directions, which are the last axis."""
 
     array: Any
 
@@ -32,10 +33,11 @@ _Value: TypeAlias = Any  # an array, or a tangent
 
 
 def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
-    """The results of a program that is linear in one of its inputs, for each component of it.
+    """The results of a program that is linear in one of its inputs, for each component of that
+    input.
 
-    **Arguments:** `args`: of the constants and the other inputs; `place`: where in the sequence of
-    both the one belongs, an array of floating-point numbers.
+    **Arguments:** `args`: the constants and the other inputs; `place`: the place of that input, an
+    array of floating-point numbers, in the sequence of constants and inputs.
 
     **Returns:** `[component of the result, component of the input]`.
     """
@@ -68,7 +70,7 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
         return _evaluated(getattr(inner, "jaxpr", inner), [*consts, *args])
     name, size = eqn.primitive.name, eqn.outvars[0].aval.size
     diagonal = all(isinstance(x, _Diagonal) for x in tangents)
-    # (All of them are as large as their common input.)
+    # All diagonals are as large as the input that they come from.
     if diagonal and size == tangents[0].array.size and _keeps_diagonals(name, args):
         outs = bind(eqn, [x.array if isinstance(x, _Diagonal) else x for x in args])
         return [_Diagonal(outs[0])]
@@ -85,7 +87,8 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
 
 
 def _keeps_diagonals(name: str, args: Sequence[_Value]) -> bool:
-    """Whether components stay apart, and in order, and are zero where all tangents are."""
+    """Whether the result is a diagonal again: components stay in their places, and are zero where
+    all tangents are zero."""
     if name in ("mul", "div"):
         return not all(isinstance(x, _Diagonal) for x in args)
     return name in _IN_ORDER and all(isinstance(x, _Diagonal) for x in args)
@@ -99,7 +102,8 @@ _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type
 
 
 def _scaled(eqn: Any, args: Sequence[_Value]) -> _Every | None:
-    """A product of an array and a diagonal that is summed over: the array, scaled."""
+    """The product of an array with a diagonal that is summed over, which is the array with its
+    columns scaled; None for any other product."""
     contracted, (batched, _) = eqn.params["dimension_numbers"]
     which = next(i for i, x in enumerate(args) if isinstance(x, _Diagonal))
     diagonal, other = args[which].array, args[1 - which]
@@ -121,7 +125,7 @@ def _every(x: _Diagonal | _Every) -> Any:
 
 
 def _alike(x: _Value, shape: Sequence[int]) -> Any:
-    """An array, or a tangent, with all directions last."""
+    """An array or a tangent with all directions as its last axis."""
     if isinstance(x, _Diagonal | _Every):
         return jnp.broadcast_to(_every(x), shape)
     x = jnp.asarray(x)

@@ -1,9 +1,9 @@
 """Sparse Gaussian elimination, planned from the pattern of a matrix alone.
 
-Pivots are on the diagonal, in an order that is chosen beforehand. First the matrix is taken apart
-into blocks, of components that depend on each other in a circle: only these are factorised, and
-what couples a block to those before it is used as it is. So integrals, and the tangents of a state,
-change nothing of how the state itself is solved for.
+Pivots are on the diagonal, in an order that is chosen beforehand. The matrix is first split into
+blocks of components that depend on each other in a circle. Only these blocks are factorised; the
+entries that couple a block to earlier blocks are used as they are. So quadratures and tangents that
+are appended to a state don't change how the state itself is solved for.
 
 Sources: blocks as in T. A. Davis and E. Palamadai Natarajan, "Algorithm 907: KLU", ACM TOMS 37
 (2010), 36; the order within a block as in H. M. Markowitz, "The elimination form of the inverse",
@@ -22,10 +22,11 @@ Place = tuple[int, int]
 
 
 class Pivot(NamedTuple):
-    """A step of the elimination in its block.
+    """One step of the elimination within a block.
 
-    - `component`: whose row and column are eliminated.
-    - `below`, `right`: the components with other entries in that column, and in that row, by then.
+    - `component`: the component whose row and column are eliminated.
+    - `below`, `right`: the components whose entries in that column, and in that row, are not zero
+        when this step is reached.
     """
 
     component: int
@@ -34,9 +35,10 @@ class Pivot(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Components that depend on each other, in the order of their elimination.
+    """Components that depend on each other in a circle, in the order of their elimination.
 
-    - `before`: the entries of their rows that are of blocks before; `inside`: the others.
+    - `before`: the entries of the block's rows in columns of earlier blocks.
+    - `inside`: the entries of its rows in its own columns.
     """
 
     pivots: tuple[Pivot, ...]
@@ -45,12 +47,12 @@ class Block(NamedTuple):
 
     @property
     def updates(self) -> int:
-        """How many products are subtracted in the factorisation."""
+        """The number of products that the factorisation subtracts."""
         return sum(len(x.below) * len(x.right) for x in self.pivots)
 
     @property
     def moves(self) -> Iterator[Move]:
-        """The parts of a solution, in order."""
+        """The operations that solve for this block's components, in order."""
         for i, j in self.before:
             yield Move("matrix", i, j)
         for pivot in self.pivots:
@@ -64,10 +66,11 @@ class Block(NamedTuple):
 
 
 class Move(NamedTuple):
-    """`x[row] -= entry[row, column] * x[column]` with an entry of a factor (`"factor"`) or of the
-    matrix (`"matrix"`), or a division by a pivot (`"pivot"`).
+    """An operation of a solve: `x[row] -= entry[row, column] * x[column]` with an entry of a factor
+    (`"factor"`) or of the matrix (`"matrix"`), or the division of `x[row]` by its pivot
+    (`"pivot"`).
 
-    Those of a solution backwards, with rows and columns exchanged, are a solution with the
+    Run in reverse order with rows and columns exchanged, the moves of a solve are a solve with the
     transposed matrix.
     """
 
@@ -78,27 +81,36 @@ class Move(NamedTuple):
 
 @dc.dataclass(frozen=True)
 class Elimination:
-    """How a matrix of a pattern is factorised, and its equations solved: `L D U` in each block,
-    both L and U with ones on the diagonal.
+    """The plan by which matrices of one pattern are factorised, and their equations solved. Each
+    block is factorised as `L D U`, with ones on the diagonals of L and U.
 
-    - `size`: how many rows and columns.
-    - `entries`: the places of the matrix, the diagonal among them, row by row.
-    - `blocks`: in the order in which they are solved.
+    - `size`: the number of rows, which is that of the columns.
+    - `equations`: for each row, the equation that stands in it; None if each equation stands in its
+        own row.
+    - `entries`: the places of the matrix's entries, including the diagonal, row by row.
+    - `blocks`: the blocks in the order in which they are solved.
     """
 
     size: int
     entries: tuple[Place, ...]
     blocks: tuple[Block, ...]
+    equations: tuple[int, ...] | None = None
 
     @property
     def updates(self) -> int:
-        """How many products are subtracted in the factorisation."""
+        """The number of products that the factorisation subtracts."""
         return sum(x.updates for x in self.blocks)
 
 
 @functools.lru_cache(maxsize=256)
-def eliminated(size: int, pattern: Sequence[Place]) -> Elimination:
-    """The elimination of matrices with entries in these places, and on the diagonal."""
+def eliminated(
+    size: int, pattern: Sequence[Place], equations: tuple[int, ...] | None = None
+) -> Elimination:
+    """The elimination of matrices with entries in the places of `pattern`, and on the diagonal once
+    the `equations` stand in their rows."""
+    if equations is not None:
+        row = {equation: i for i, equation in enumerate(equations)}
+        pattern = [(row[i], j) for i, j in pattern]
     places = {*pattern, *((i, i) for i in range(size))}
     rows: list[list[int]] = [[] for _ in range(size)]
     for i, j in sorted(places):
@@ -109,11 +121,12 @@ def eliminated(size: int, pattern: Sequence[Place]) -> Elimination:
         inside = tuple(p for p in here if p[1] in own)
         before = tuple(p for p in here if p[1] not in own)
         blocks.append(Block(_pivots(components, inside), before, inside))
-    return Elimination(size, tuple(sorted(places)), tuple(blocks))
+    return Elimination(size, tuple(sorted(places)), tuple(blocks), equations)
 
 
 def _pivots(components: Sequence[int], places: Sequence[Place]) -> tuple[Pivot, ...]:
-    """In the order of the least products of counts, the first of those that are equal."""
+    """Pivots by Markowitz' rule: the smallest product of the counts of entries in the row and in
+    the column is next, and the first component among equals."""
     columns = {k: {i for i, j in places if j == k and i != k} for k in components}
     rows = {k: {j for i, j in places if i == k and j != k} for k in components}
     left, pivots = list(components), []
@@ -130,10 +143,10 @@ def _pivots(components: Sequence[int], places: Sequence[Place]) -> tuple[Pivot, 
 
 
 def _connected(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Components that depend on each other, each set after those that it depends on.
+    """The strongly connected sets of components, each after the sets that it depends on.
 
     Source: R. Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Comput. 1 (1972),
-    146, without recursion.
+    146; written without recursion.
     """
     number: dict[int, int] = {}
     lowest: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""The equations of a jaxpr: which are used, what they call, what they carry; and rules by their
-primitives."""
+"""The equations of a jaxpr: which of them are used, and what they call; and tables of rules, keyed
+by the primitive."""
 
 import collections
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jax.extend import source_info_util
 
 _Rule = TypeVar("_Rule", bound=Callable)
 
-# The primitives that act component by component, on numbers that are not complex.
+# The primitives that act component by component on real numbers, integers and booleans.
 ELEMENTWISE = """
     abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
     cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
@@ -22,7 +22,8 @@ ELEMENTWISE = """
     rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
     sqrt square sub tan tanh xor zeta
 """
-# A function with a derivative rule is what it computes: derivatives have been taken by now.
+# Where fields are lowered, derivatives have been taken already. So a function with a derivative
+# rule is just the computation that it wraps.
 CALLS = {
     "checkpoint": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -36,8 +37,8 @@ CALLS = {
 
 
 def registers(rules: dict[str, _Rule]) -> Callable[[str], Callable[[_Rule], _Rule]]:
-    """A decorator `rule(names)`, which makes a function the rule of the primitives of these names,
-    with spaces between."""
+    """A decorator `rule(names)`, which enters a function into `rules` for each of the primitives in
+    `names`, a string with spaces between the names."""
 
     def rule(names: str) -> Callable[[_Rule], _Rule]:
         def register(fn: _Rule) -> _Rule:
@@ -50,20 +51,20 @@ def registers(rules: dict[str, _Rule]) -> Callable[[str], Callable[[_Rule], _Rul
 
 
 def called(eqn: Any) -> Any:
-    """The jaxpr that an equation calls, closed or not; None if it calls none."""
+    """The jaxpr, closed or not, that an equation calls; None if it calls none."""
     name = eqn.primitive.name
     if name in CALLS:
         return eqn.params[CALLS[name]]
     if name != "call_hi_primitive":
         return None
-    # Newer versions of JAX have primitives that are written in others, such as a search.
+    # Newer versions of JAX define some primitives, such as a search, by functions of others.
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))(*structs)
 
 
 def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
-    """The equations whose results are used, and how often each variable is."""
+    """The equations whose results are used, and how often each variable is used."""
     eqns: list = []
     uses = collections.Counter(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
     for eqn in reversed(jaxpr.eqns):
@@ -74,6 +75,6 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
 
 
 def branch_here(eqn: Any) -> Any:
-    """The number of the branch that is taken here, of a `platform_index` equation."""
+    """The branch of a `platform_index` equation that is taken on this platform."""
     platforms = eqn.params["platforms"]
     return np.int32(next(i for i, names in enumerate(platforms) if not names or "cpu" in names))

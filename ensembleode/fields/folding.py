@@ -1,4 +1,5 @@
-"""Elementwise operations that NumPy computes as XLA does, for what is known while tracing."""
+"""Elementwise operations for numbers that are known while tracing; NumPy computes these as XLA
+does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import numpy as np
 
 
-# For numbers, and for integers that stay in range.
+# For numbers of any dtype; integers have to stay in range.
 FOLDED: dict[str, Callable] = {
     **{name: getattr(np, name) for name in ("abs", "add", "ceil", "floor", "sign", "sqrt")},
     **dict.fromkeys(("convert_element_type", "copy", "stop_gradient"), lambda x: x),
@@ -32,12 +33,12 @@ FOLDED: dict[str, Callable] = {
 
 
 def _divided(x: Any, y: Any) -> Any:
-    """The quotient of integers, rounded towards zero."""
+    """The quotient of integers, rounded towards zero as XLA rounds it."""
     whole = np.abs(x) // np.where(y == 0, 1, np.abs(y))
     return np.where(y == 0, ~np.zeros_like(y), np.where((x < 0) == (y < 0), whole, -whole))
 
 
-# For integers alone, as indices are computed with.
+# For integers alone: the operations from which indices are computed.
 FOLDED_INTEGERS: dict[str, Callable] = {
     **FOLDED,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),

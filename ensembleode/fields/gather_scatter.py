@@ -1,7 +1,8 @@
-"""Which components of an array are read and written at indices: their arithmetic, written once.
+"""Which components of an array are read or written at indices: the arithmetic of gather and
+scatter, written once.
 
-As in `movements.py`, `xp` is NumPy where indices are known and JAX's where they are computed. A
-component's number is its place in row-major order.
+As in `movements.py`, `xp` is NumPy where the indices are known while tracing, and `jax.numpy` where
+they are computed. The number of a component is its position in row-major order.
 """
 
 import functools
@@ -21,16 +22,19 @@ Shape = tuple[int, ...]
 
 
 class Windows(NamedTuple):
-    """Parts of an array that begin at indices. The names are those of XLA's Gather.
+    """Windows of an array that begin at given indices. The fields are named after XLA's Gather.
 
-    - `shape`: of the array.
-    - `sizes`: of a window.
-    - `starts`: the axes along which the columns of the indices say where a window begins.
-    - `collapsed`: axes of length 1 that a window does not have in the result.
-    - `batching`: axes of the array along which a window is where it is along those of the indices.
-    - `window_dims`: where the axes of a window are in the result (or in the updates).
+    - `shape`: the shape of the array.
+    - `sizes`: the shape of a window.
+    - `starts`: for each column of the indices, the axis of the array along which it says where a
+        window begins.
+    - `collapsed`: the axes of length 1 that a window loses in the result.
+    - `batching`: pairs of an axis of the array and an axis of the indices along which the two are
+        matched.
+    - `window_dims`: the axes of the result (for a scatter, of the updates) that are axes of a
+        window.
     - `result`: the shape of the result.
-    - `drops`: whether a window that is not inside is none; else it is moved inside.
+    - `drops`: whether windows that are partly outside are dropped; otherwise they are moved inside.
     """
 
     shape: Shape
@@ -75,17 +79,17 @@ class Windows(NamedTuple):
 
     @classmethod
     def one(cls, shape: Shape, sizes: Shape) -> "Windows":
-        """A window with all axes, as a dynamic slice has it."""
+        """A single window with all axes of the array, as in a dynamic slice."""
         axes = tuple(range(len(shape)))
         return cls(shape, sizes, axes, (), ((), ()), axes, sizes, False)
 
     def numbers(self, xp: Any, columns: Sequence) -> tuple[Any, Any]:
-        """The number in the array of each component of the result, and whether there is such a
-        component; None if that is certain.
+        """For each component of the result, its number in the array; and a mask that says whether
+        the component is inside of the array, or None where all certainly are.
 
         **Arguments:**
 
-        - `columns`: of the indices, `[*lead]`.
+        - `columns`: the columns of the indices, each of shape `[*lead]`.
         """
         absent = (*self.collapsed, *self.batching[0])
         window = [d for d in range(len(self.shape)) if d not in absent]
@@ -111,7 +115,8 @@ class Windows(NamedTuple):
 
 
 def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], Any]:
-    """The part of an array that `lax.pad` leaves, and its components' numbers in the result."""
+    """The slices of an array that `lax.pad` keeps, and the numbers of their components in the
+    result."""
     config = [tuple(map(int, axis)) for axis in config]
     ends = [
         max(0, low + n + max(0, n - 1) * between + high)
@@ -133,7 +138,7 @@ def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], 
 
 
 def fill_value(dtype: Any, value: Any) -> Any:
-    """What JAX fills in where it reads outside of an array."""
+    """The number that JAX fills in where it reads outside of an array."""
     dtype = np.dtype(dtype)
     if value is None:
         value = least(dtype) if dtype.kind == "i" else most(dtype) if dtype.kind in "ub" else np.nan
@@ -141,7 +146,7 @@ def fill_value(dtype: Any, value: Any) -> Any:
 
 
 def iota(xp: Any, shape: Shape, axis: int) -> Any:
-    """The counter of an axis, in an array of this shape."""
+    """An array of this shape with the index along `axis` as its entries."""
     if xp is np:
         return _spread(np, np.arange(shape[axis]), shape, [axis])
     return lax.broadcasted_iota(np.int64, shape, axis)
@@ -157,8 +162,8 @@ def _drops(eqn: Any) -> bool:
 
 
 #
-# With NumPy or JAX. (Numbers are spread before they are added: that is then an expression in loops
-# over the result, and no array of its own.)
+# With NumPy or JAX. Numbers are broadcast before they are added, as XLA makes one loop over the
+# result of that, and no arrays in between.
 #
 
 
@@ -167,7 +172,7 @@ def _integer(xp: Any, x: Any) -> Any:
 
 
 def _clipped(xp: Any, x: Any, most: int) -> Any:
-    """An index as JAX takes it: one outside of an array is moved to its edge."""
+    """An index as JAX takes it: clipped to the range of the array."""
     low, high = np.int64(0), np.int64(most)
     return np.clip(x, low, high) if xp is np else lax.clamp(low, x, high)
 
@@ -177,6 +182,6 @@ def _zeros(xp: Any, shape: Shape) -> Any:
 
 
 def _spread(xp: Any, x: Any, shape: Shape, axes: Sequence[int]) -> Any:
-    """`x` along these axes of an array."""
+    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`."""
     params = {"shape": shape, "broadcast_dimensions": tuple(axes)}
     return MOVEMENTS["broadcast_in_dim"](xp, [x], params, ())[0]

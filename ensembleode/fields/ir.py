@@ -1,7 +1,7 @@
-"""A small language of scalars, buffers and loops: what a field is lowered to, and printed from.
+"""A small language of scalars, buffers and loops, to which fields are lowered.
 
 Every value is a scalar; an array is a part of a flat buffer in row-major order. Loop counters and
-indices count from 0. Printers are one a language (see `engines/julia/source.py`).
+indices count from 0. Each target language has one printer (see `engines/julia/source.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Var:
 
 @dc.dataclass(frozen=True, slots=True)
 class Op:
-    """An operation on scalars, named as JAX's primitive; `param` is its static argument."""
+    """An operation on scalars, which has the name of JAX's primitive; `param` is its static
+    argument."""
 
     name: str
     args: tuple[Expr, ...]
@@ -58,7 +59,7 @@ Expr: TypeAlias = Const | Var | Op | Load
 
 @dc.dataclass(frozen=True, slots=True)
 class Index:
-    """`offset + sum(stride * counter)`: where in a buffer."""
+    """An index into a buffer, `offset + sum(stride * counter)`."""
 
     offset: int = 0
     terms: tuple[tuple[Expr, int], ...] = ()
@@ -80,11 +81,11 @@ class Index:
 
 @dc.dataclass(frozen=True, slots=True)
 class Buffer:
-    """`size` elements of a group of numbers, from `start`.
+    """`size` elements of a group of numbers, from `start` on.
 
-    The groups: `u` the state and `tangent` one of it, `own` and `shared` the parameters of one
-    trajectory and of all, `forward` the forward solution (in an adjoint), `work` scratch memory,
-    `table` constants, `out` the result.
+    The groups are `u`, the state; `tangent`, a tangent of the state; `own` and `shared`, the
+    parameters of one trajectory and those that all share; `forward`, the forward solution (in an
+    adjoint); `work`, scratch memory; `table`, constants; `out`, the result.
     """
 
     group: Literal["u", "tangent", "own", "shared", "forward", "work", "table", "out"]
@@ -95,7 +96,7 @@ class Buffer:
 
 @dc.dataclass(frozen=True, slots=True)
 class Let:
-    """A new variable."""
+    """The declaration of a variable."""
 
     var: Var
     expr: Expr
@@ -103,7 +104,7 @@ class Let:
 
 @dc.dataclass(frozen=True, slots=True)
 class Assign:
-    """A new value for a variable."""
+    """An assignment to a variable."""
 
     var: Var
     expr: Expr
@@ -125,7 +126,7 @@ class For:
 
 @dc.dataclass(frozen=True, slots=True)
 class While:
-    """`test` is run, then `body` as long as `condition` holds, and so on."""
+    """Runs `test`, then `body` if `condition` holds, and repeats this until it does not."""
 
     test: tuple[Stmt, ...]
     condition: Expr
@@ -134,7 +135,7 @@ class While:
 
 @dc.dataclass(frozen=True, slots=True)
 class Switch:
-    """The statements of the case with the number `which`, counted from 0."""
+    """Runs the statements of case number `which`, counted from 0."""
 
     which: Expr
     cases: tuple[tuple[Stmt, ...], ...]
@@ -142,7 +143,8 @@ class Switch:
 
 @dc.dataclass(frozen=True, slots=True)
 class Matrix:
-    """A buffer as a matrix `[rows, columns]`; `transposed`: it lies in memory by columns."""
+    """A buffer as a matrix `[rows, columns]`; `transposed` says that it is stored column by
+    column."""
 
     buffer: Buffer
     rows: int
@@ -152,7 +154,7 @@ class Matrix:
 
 @dc.dataclass(frozen=True, slots=True)
 class Product:
-    """`out = x @ y`, matrices."""
+    """The matrix product `out = x @ y`."""
 
     out: Matrix
     x: Matrix
@@ -168,9 +170,9 @@ class Function:
 
     - `body`: the statements.
     - `outputs`: the components of the result as expressions; empty where the body stores them.
-    - `size`: how many there are.
-    - `dtype`: their dtype.
-    - `work`: how many elements of scratch memory it needs, by dtype.
+    - `size`: the number of components of the result.
+    - `dtype`: the dtype of the result.
+    - `work`: for each dtype, how many elements of scratch memory the function needs.
     - `tables`: the constants of the group `table`, one after the other.
     """
 
@@ -183,5 +185,5 @@ class Function:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it needs no memory: only variables, of which its results are some."""
+        """Whether the function needs no memory: its results are expressions in variables alone."""
         return bool(self.outputs) or not self.size

@@ -1,11 +1,11 @@
-"""The Jacobian of a program by its state, as a program: its entries that may be other than zero,
-and the derivative by the time.
+"""The Jacobian of a program with respect to its state, as a program of its own: the entries that
+may be nonzero, and the derivative with respect to time.
 
-Where the program is small, its tangents are followed through it component by component: all entries
-come of one pass, with what they have in common computed once. Otherwise it is pushed forward along
-all components at once; or, where it is sparse, along directions each of which is of columns that
-have no row in common. What only has derivatives backwards is pulled back from each component of its
-result.
+In a small program, tangents are followed component by component, so all entries come from one pass,
+which computes common subexpressions once. A larger program is pushed forward along all components
+at once; or, where its Jacobian is sparse, along directions, each of which sums columns that have no
+row in common. A program that only has derivatives backwards is pulled back from each component of
+its result.
 """
 
 import dataclasses as dc
@@ -20,7 +20,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import equations, Program
+from ..tracing.program import equations, Program, program_of
 from .directions import along_all_components
 from .lanes.interpreter import bind
 from .scalarise import scalarise
@@ -28,9 +28,9 @@ from .sparsity import structure
 from .staging import staged
 
 
-# Tangents are followed through programs of at most so many operations where the Jacobian is sparse.
-# (Where it is not, longer ones compile in up to four times as long, and are no faster: see
-# benchmarks/stiff_sizes.py.)
+# A program of more operations is not taken apart into components, even if its Jacobian is sparse.
+# (With a dense Jacobian, programs beyond the limit of `scalarise` would compile in up to four times
+# as long, and be no faster: see benchmarks/stiff_sizes.py.)
 _MOST_OPERATIONS = 4000
 
 
@@ -38,10 +38,10 @@ _MOST_OPERATIONS = 4000
 class Jacobian:
     """The Jacobian `[component of the result, component of the state]` of a field.
 
-    - `jaxpr`: of the field's constants, state, parameters and time; its result is a vector, of the
-        entries, and then of the derivative by the time unless that is zero.
+    - `jaxpr`: a program of the field's constants, state, parameters and time. Its result is one
+        vector: the entries, followed by the derivative with respect to time unless that is zero.
     - `pattern`: the places of the entries, row by row.
-    - `has_dfdt`: whether the derivative by the time may be other than zero.
+    - `has_dfdt`: whether the derivative with respect to time may be nonzero.
     """
 
     jaxpr: jex.Jaxpr
@@ -53,19 +53,20 @@ class Jacobian:
 
 
 @functools.lru_cache(maxsize=256)
-def jacobian(field: Program, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field by its state.
+def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
+    """The Jacobian of a field with respect to its state.
 
-    **Arguments:** `apart`: whether a small one is taken apart into components.
+    **Arguments:** `product`: the product of the Jacobian with a direction, which is the last of
+    `p`; by default that of the Jacobian that JAX finds. `apart`: whether a small program may be
+    taken apart into components.
     """
     scalars = None
-    if is_reverse_only(field):
-        return _of_arrays(field, by_rows=True)
-    if apart:
-        scalars = scalarise(tangent(field))
-        if scalars is None and not structure(field).all():
-            scalars = scalarise(tangent(field), _MOST_OPERATIONS)
-    return _of_arrays(field) if scalars is None else _of_components(field, scalars)
+    if apart and not is_reverse_only(field):
+        linear = _linear(field, product)
+        scalars = scalarise(linear)
+        if scalars is None and not _structure(field, product).all():
+            scalars = scalarise(linear, _MOST_OPERATIONS)
+    return _of_arrays(field, product) if scalars is None else _of_components(field, scalars)
 
 
 #
@@ -75,7 +76,7 @@ def jacobian(field: Program, *, apart: bool = True) -> Jacobian:
 
 @functools.lru_cache(maxsize=256)
 def is_reverse_only(field: Program) -> bool:
-    """Whether a field has no derivative along a tangent, as what calls a `jax.custom_vjp`
+    """Whether a field has only derivatives in reverse mode, because it calls a `jax.custom_vjp`
     function."""
     try:
         made = tangent(field)
@@ -87,26 +88,46 @@ def is_reverse_only(field: Program) -> bool:
 
 
 def leaves_no_tangent(jaxpr: jex.Jaxpr) -> bool:
-    """Whether it has what JAX leaves in the place of a tangent that there is none of."""
+    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
+    exist."""
     return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def tangent(field: Program) -> jex.Jaxpr:
-    """The program of the field's derivative along the tangents at the end of `p`, of the state and
-    of the time."""
+    """The program of the field's directional derivative; the tangents of the state and of the time
+    are appended to `p`."""
     struct, t = state_and_time(field)
     return staged(field, functools.partial(tangent_at, field), extra=[struct, t])
 
 
 def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    """`tangent` of arrays."""
+    """The directional derivative that `tangent` stages, of arrays."""
     *p, du, dt = p
     return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
 
 
-def _tangent_of_state(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    *p, du = p
-    return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
+def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
+    """The program of `tangent`, computed with `product` as the product with the Jacobian."""
+    if product is None:
+        return tangent(field)
+    state, time = state_and_time(field)
+    return staged(field, functools.partial(_linear_at, field, product), extra=[state, time])
+
+
+def _linear_at(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    if product is None:
+        return tangent_at(field, consts, u, p, t)
+    *p, du, dt = p
+    out = product(consts, u, (*p, du), t)
+    if not _has_time(field):
+        return out
+    return out + jax.jvp(lambda t: field(consts, u, tuple(p), t), (t,), (dt,))[1]
+
+
+def _has_time(field: Program) -> bool:
+    """Whether the derivative with respect to time may be nonzero."""
+    (has_time,) = field.depends_on([False] * (len(field.jaxpr.invars) - 1) + [True])
+    return has_time
 
 
 def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
@@ -118,8 +139,8 @@ def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
 # Component by component
 #
 
-# What a tangent is multiplied by, by the number of the direction: an array of one element, or a
-# number that is known.
+# A linear combination of directions: for each direction's number, its coefficient. A coefficient is
+# an array of one element, or a NumPy scalar where it is known.
 _Row: TypeAlias = dict[int, Any]
 
 
@@ -150,7 +171,8 @@ def _of_components(field: Program, scalars: jex.Jaxpr) -> Jacobian:
 
 
 def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
-    """The results of a program of scalars, each a number or a `_Row`; so are its inputs."""
+    """The results of a program of scalars. Its inputs and its results are coefficients or
+    `_Row`s."""
     env: dict = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
 
     def read(atom: Any) -> Any:
@@ -170,7 +192,7 @@ def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
 
 
 def _row(eqn: Any, args: Sequence) -> _Row:
-    """A result that is linear in those operands that are rows."""
+    """The result of an equation that is linear in those of its operands that are rows."""
     rows = [x for x in args if isinstance(x, dict)]
     rule = _SHORTCUTS.get(eqn.primitive.name)
     found = {}
@@ -198,12 +220,12 @@ def _array(x: Any) -> Any:
 
 
 def _like(x: Any, atom: Any) -> Any:
-    """A number in the shape of an operand."""
+    """A coefficient as an array of the shape of an operand."""
     return _array(x).reshape(atom.aval.shape)
 
 
 def _plus(x: Any, y: Any) -> Any:
-    """(None is zero.)"""
+    """`x + y`, where None is zero; None where the primitive has to be evaluated."""
     return y if x is None else x if y is None else _known_only(np.add, x, y)
 
 
@@ -225,7 +247,8 @@ def _times(x: Any, y: Any) -> Any:
 
 
 def _known_only(fn: Callable, *args: Any) -> Any:
-    """(None is left to the primitive.)"""
+    """The result for known numbers; None where one isn't known, so that the primitive is
+    evaluated."""
     with np.errstate(all="ignore"):
         return fn(*args) if all(map(_is_known, args)) else None
 
@@ -249,51 +272,86 @@ _SHORTCUTS: dict[str, Callable] = {
 #
 
 
-def _of_arrays(field: Program, *, by_rows: bool = False) -> Jacobian:
-    """**Arguments:** `by_rows`: backwards from each component of the result."""
-    places = structure(field)
+def _of_arrays(field: Program, product: Program | None) -> Jacobian:
+    places = _structure(field, product)
     pattern = tuple((int(i), int(j)) for i, j in zip(*np.nonzero(places), strict=True))
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
-    state, time = state_and_time(field)
-    ts = [False] * (len(field.jaxpr.invars) - 1) + [True]
-    (has_dfdt,) = field.depends_on(ts)
+    state, _ = state_and_time(field)
+    has_dfdt = _has_time(field)
+    linear = functools.partial(_along_state, field, product)
 
-    def pulled(consts, u, p, t):
-        out, pull = jax.vjp(lambda u, t: field(consts, u, p, t).reshape(-1), u, t)
-        rows, dfdt = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
-        rows = rows.reshape(out.size, -1)
-        found = [rows[i, j].reshape(1).astype(out.dtype) for i, j in pattern]
-        found += [dfdt.astype(out.dtype)] if has_dfdt else []
-        return jnp.concatenate(found) if found else jnp.zeros(0, out.dtype)
+    def by_rows(consts, u, p, t):
+        out, pull = jax.vjp(lambda u: field(consts, u, p, t).reshape(-1), u)
+        (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
+        return rows.reshape(out.size, -1).astype(out.dtype)
 
-    def entries(consts, u, p, t):
-        def along(du, dt):
-            return tangent_at(field, consts, u, (*p, du, dt), t).reshape(-1)
-
+    def by_colours(consts, u, p, t):
         which = jnp.asarray(colours, np.int32).reshape(state.shape)
 
         def direction(colour):
-            return along((which == colour).astype(state.dtype), jnp.zeros((), time.dtype))
+            du = (which == colour).astype(state.dtype)
+            return linear(consts, u, (*p, du), t).reshape(-1)
 
+        return jax.vmap(direction)(jnp.arange(n_colours, dtype=np.int32))
+
+    def entries(consts, u, p, t):
         found = []
-        if len(pattern) == places.size:
-            by_state = staged(field, functools.partial(_tangent_of_state, field), extra=[state])
+        if product is None and is_reverse_only(field):
+            rows = by_rows(consts, u, p, t)
+            found += [rows[i, j].reshape(1) for i, j in pattern]
+        elif len(pattern) == places.size:
+            by_state = staged(field, linear, extra=[state])
             place = len(consts) + 1 + len(p)
-            rows = along_all_components(by_state, [*consts, u, *p, t], place)
-            found.append(rows.reshape(-1))
+            found.append(along_all_components(by_state, [*consts, u, *p, t], place).reshape(-1))
         elif pattern:
-            rows = jax.vmap(direction)(jnp.arange(n_colours, dtype=np.int32))
-            found += [rows[colours[j], i].reshape(1) for i, j in pattern]
+            columns = by_colours(consts, u, p, t)
+            found += [columns[colours[j], i].reshape(1) for i, j in pattern]
         if has_dfdt:
-            found.append(along(jnp.zeros(state.shape, state.dtype), jnp.ones((), time.dtype)))
+            found.append(_by_time(field, consts, u, p, t))
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
-    return Jacobian(staged(field, pulled if by_rows else entries), pattern, has_dfdt)
+    return Jacobian(staged(field, entries), pattern, has_dfdt)
+
+
+def _along_state(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any):
+    """The product of the Jacobian with the direction, which is the last of `p`."""
+    if product is not None:
+        return product(consts, u, p, t)
+    *p, du = p
+    return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
+
+
+def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    def at(t):
+        return field(consts, u, tuple(p), t).reshape(-1)
+
+    if not is_reverse_only(field):
+        return jax.jvp(at, (t,), (jnp.ones_like(t),))[1]
+    out, pull = jax.vjp(at, t)
+    (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
+    return rows.astype(out.dtype)
+
+
+def _structure(field: Program, product: Program | None) -> np.ndarray:
+    """The places where the Jacobian may be nonzero."""
+    return structure(field if product is None else _of_direction(field, product))
+
+
+def _of_direction(field: Program, product: Program) -> Program:
+    """The product with the Jacobian as a program of the direction; the state is appended to `p`."""
+
+    def at(consts, direction, p, t):
+        *p, u = p
+        return product(consts, u, (*p, direction), t)
+
+    (out,) = field.out_avals
+    struct = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    return program_of(staged(field, at, extra=[struct]), field.out_tree, rules=False)
 
 
 def coloured(places: np.ndarray) -> list[int]:
-    """A colour for each column, so that none of the columns of a colour have a row in common."""
+    """A colour for each column, such that columns of one colour have no row in common."""
     taken: list[np.ndarray] = []
     colours = []
     for column in places.T:

@@ -1,7 +1,8 @@
-"""What only moves data, once for all: `fn(xp, arrays, params, tail) -> arrays` a primitive.
+"""The primitives that only move data, written once: a function
+`fn(xp, arrays, params, tail) -> arrays` for each primitive.
 
-`xp` is NumPy or JAX's: they move arrays of any numbers, such as those by which components are
-known, or lanes-last arrays, whose `tail` is `(lanes,)`.
+`xp` is NumPy or `jax.numpy`. The arrays may hold any numbers, for example the numbers by which
+components are identified; or they are lanes-last arrays, with `tail = (lanes,)`.
 """
 
 from collections.abc import Callable

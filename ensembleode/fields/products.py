@@ -7,7 +7,8 @@ import numpy as np
 
 
 def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:
-    """The numbers of the components of both operands, as `[batch, free, contracted]`."""
+    """The numbers of the components of both operands, each as an array
+    `[batch, free, contracted]`."""
     contracted, batch = eqn.params["dimension_numbers"]
     layouts = []
     for shape, c, b in zip(shapes, contracted, batch, strict=True):

@@ -16,7 +16,7 @@ from .lanes.interpreter import bind, Interpreter, Limits, NotInLanesError, TooLo
 from .lanes.values import fill, Scalars, unpack
 
 
-# Compiled, more operations than this are slower than loops, and take long to compile.
+# Compiled programs of more operations than this are slower than loops, and take long to compile.
 MOST_OPERATIONS = 1000
 
 
@@ -27,12 +27,12 @@ def _limits(most: int) -> Limits:
 
 
 def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None:
-    """The same computation with a variable for each component, or None if that is not small.
+    """The same computation with a variable for each component; None if that is not small.
 
-    Its constants and arguments are the components of those of `jaxpr`, one after the other, each
-    an array of one element; so are its results.
+    The constants, arguments and results of `jaxpr` become their components, one after the other,
+    each an array of one element.
 
-    **Arguments:** `most`: how many operations are still small.
+    **Arguments:** `most`: the largest number of operations that is still small.
     """
     limits = _limits(most)
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]

@@ -1,8 +1,9 @@
-"""The structure of a program's Jacobian: which components of its result may depend on which of the
-state.
+"""The structure of a program's Jacobian: which components of its result may depend on which
+components of the state.
 
-A pass over the program with a set of components of the state, as the bits of an integer, in place
-of each number. Numbers that are known without the inputs, such as indices, are kept with it.
+The program is evaluated with a set of components of the state, stored as the bits of an integer, in
+place of each number. Numbers that are known without the inputs, such as indices, are kept beside
+the set.
 """
 
 import dataclasses as dc
@@ -26,15 +27,16 @@ from .products import layouts
 
 
 _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type", "stop_gradient"])
-# A loop of more equations is not unrolled: all turns are as one then.
+# A loop of more equations is not unrolled; all of its turns are then taken together.
 _MOST_UNROLLED = 20_000
 
 
 @dc.dataclass(frozen=True, slots=True)
 class _Value:
-    """An array, by what its components depend on.
+    """An array, described by what its components depend on.
 
-    - `depends`: for each component, the components of the state that its derivative is by.
+    - `depends`: for each component, the set of components of the state by which its derivative may
+        be nonzero.
     - `known`: the array itself, where it depends on no input.
     """
 
@@ -42,7 +44,7 @@ class _Value:
     known: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        # (Of arrays of objects without axes NumPy often gives the object.)
+        # NumPy often returns the object itself in place of an array of objects without axes.
         object.__setattr__(self, "depends", np.asarray(self.depends, object))
         if self.known is not None:
             object.__setattr__(self, "known", np.asarray(self.known))
@@ -53,21 +55,22 @@ class _Value:
 
     @property
     def all(self) -> int:
-        """The union of what the components depend on."""
+        """The union of the sets of all components."""
         return _union(self.depends.reshape(-1), (0,)).item()
 
     def where_not_zero(self, other: "_Value") -> np.ndarray:
-        """What a product depends on by this factor: nothing where the `other` is zero."""
+        """The part of a product's dependence that is due to this factor: nothing where `other` is
+        zero."""
         return self.depends if other.known is None else np.where(other.known != 0, self.depends, 0)
 
 
 def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
-    """Where the Jacobian of a program by its state is not zero whatever the numbers are.
+    """The places where the Jacobian of a program with respect to its state may be nonzero.
 
     **Arguments:**
 
-    - `consts`: the constants of the program, where the structure is to be that for these numbers:
-        zeros in a matrix are then none of it.
+    - `consts`: values for the constants of the program. With these given, the structure is that for
+        these values alone: zeros of a constant matrix are then left out.
 
     **Returns:** `[component of the result, component of the state]`, booleans.
     """
@@ -165,7 +168,7 @@ def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
     shape = aval.shape
     which, *cases = ins
     if name == "select_n" and which.known is not None and which.shape == shape:
-        # (There may be more than two cases.)
+        # A boolean and an integer choose alike; an integer may choose among more than two cases.
         chosen = which.known.astype(int)
         picked = _Value(_chosen(chosen, [x.depends for x in cases]))
         if all(x.known is not None for x in cases):
@@ -218,7 +221,7 @@ def _put(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     if numbers.known is None:
         return [_Value(x.depends | new.all)]
     depends = x.depends.copy()
-    # What is there before stays part of it, unless it is certainly replaced.
+    # Earlier contents remain a part of each component, unless they are certainly replaced.
     replaced = eqn.params["by"] == "scatter" and all(m.known is not None for m in masks)
     inside = np.ones(numbers.shape, bool)
     for mask in masks:
@@ -241,7 +244,8 @@ def _dot_general(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
-    """What the derivative rule of a function depends on; the rule may call the function itself."""
+    """The dependence by the derivative rule of a function; the rule may call the function
+    itself."""
     if not any(x.all for x in ins):
         return [_Value(_nothing(v.aval.shape)) for v in eqn.outvars]
     primals = [_Value(_nothing(x.shape), x.known) for x in ins]
@@ -262,7 +266,7 @@ def _cond(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _joined(x: _Value, y: _Value) -> _Value:
-    """What a value depends on that may be either of two."""
+    """The dependence of a value that may be either of two."""
     depends = x.depends | y.depends
     if x.known is None or y.known is None or x.known.tobytes() != y.known.tobytes():
         return _Value(depends)
@@ -278,7 +282,7 @@ def _while(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _settled(turn: Callable, carry: Sequence[_Value]) -> list[_Value]:
-    """The values that a loop carries, after any number of turns."""
+    """The values that a loop carries after any number of turns, by iteration to a fixed point."""
     while True:
         after = [_joined(x, y) for x, y in zip(carry, turn(carry), strict=True)]
         if all(

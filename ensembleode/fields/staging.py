@@ -1,4 +1,5 @@
-"""The programs that engines lower besides a field: functions of the same numbers."""
+"""Programs that engines lower besides a field: functions of the same constants, state, parameters
+and time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,15 +13,16 @@ from ..tracing.program import Program, with_constants
 
 
 def parameters_of(program: Any) -> list[Any]:
-    """The abstract values of a program's constants, and of its arguments between
-    the state and the time."""
+    """The abstract values of a program's constants, and of its arguments between the state and the
+    time."""
     return [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars[1:-1])]
 
 
 def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
-    """Trace `fn(consts, u, p, t)` for the inputs of a program; its constants stay constants.
+    """Trace `fn(consts, u, p, t)` with the inputs of a program; its constants stay constants.
 
-    With another `state`, and with `extra` inputs at the end of `p`.
+    **Arguments:** `state`: the abstract value of `u`, where it isn't the program's own; `extra`:
+    the abstract values of further inputs, which are appended to `p`.
     """
     jaxpr = program.jaxpr
     n = len(jaxpr.constvars)
@@ -29,7 +31,7 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
     *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
     closed = jax.make_jaxpr(fn)(*args)
-    if closed.consts:  # a derivative rule brings them along
+    if closed.consts:  # a derivative rule may bring constants along
         with_consts = closed
 
         def spelled_out(*xs):
@@ -42,7 +44,8 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
 
 
 def _spelled_out(array: Any) -> Any:
-    """A constant array as numbers of the program."""
+    """A constant array as an expression of literals, so that the program has no further
+    constant."""
     array = np.asarray(array)
     numbers = [jax.lax.full((1,), x, array.dtype) for x in array.reshape(-1)]
     return jax.lax.reshape(jax.lax.concatenate(numbers, 0), array.shape)

@@ -1,4 +1,5 @@
-"""The statements and expressions of a lowered function, and what they cost."""
+"""Iteration over the statements and expressions of a lowered function, and estimates of their
+cost."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from . import ir
 
 
 def statements(stmts: Sequence[ir.Stmt]) -> Iterator[ir.Stmt]:
-    """These statements, and those inside of them, at any depth."""
+    """These statements, and the statements inside of them at any depth."""
     for stmt in stmts:
         yield stmt
         match stmt:
@@ -36,7 +37,7 @@ def expressions(stmt: ir.Stmt) -> tuple[ir.Expr, ...]:
 
 
 def parts(expr: ir.Expr) -> Iterator[ir.Expr]:
-    """An expression, and what it is made of."""
+    """An expression and its subexpressions."""
     yield expr
     match expr:
         case ir.Load(_, index):
@@ -48,7 +49,7 @@ def parts(expr: ir.Expr) -> Iterator[ir.Expr]:
 
 
 def every_part(fn: ir.Function) -> Iterator[ir.Expr]:
-    """Every expression of a function, and the expressions that it is made of."""
+    """Every expression and subexpression of a function."""
     for expr in (*fn.outputs, *(e for s in statements(fn.body) for e in expressions(s))):
         yield from parts(expr)
 
@@ -76,7 +77,7 @@ def buffers_of(fn: ir.Function) -> Iterator[ir.Buffer]:
 
 
 def length(stmts: Sequence[ir.Stmt]) -> int:
-    """How many statements these are, loops unrolled."""
+    """The number of statements with loops unrolled."""
     total = 0
     for stmt in stmts:
         match stmt:
@@ -103,7 +104,8 @@ _OTHERS = 12
 
 
 def cost(stmts: Sequence[ir.Stmt]) -> float | int:
-    """The cost in simple operations; infinite where lanes may wait for each other."""
+    """The cost in units of a simple operation; infinite where one lane may have to wait for
+    another."""
     total: float = 0
     for stmt in stmts:
         total += sum(_cost_of(x) for e in expressions(stmt) for x in parts(e))
@@ -118,12 +120,13 @@ def cost(stmts: Sequence[ir.Stmt]) -> float | int:
 
 
 def dear(fn: ir.Function) -> int:
-    """How many operations, such as functions, cost as much as a dozen simple ones."""
+    """The number of expensive operations: functions such as a sine, which cost about twelve simple
+    ones."""
     return sum(_cost_of(x) >= _OTHERS for x in every_part(fn))
 
 
 def _cost_of(expr: ir.Expr) -> float | int:
-    """The cost of an expression, without that of its operands."""
+    """The cost of an expression's own operation, without its operands."""
     if not isinstance(expr, ir.Op):
         return 0
     if expr.name == "integer_pow":

@@ -1,9 +1,10 @@
-"""What the rest stands on, and which knows no equation.
+"""The foundations of the package, which know nothing of equations.
 
 - `state_tree.py`: states that are pytrees, as vectors; `retcode.py`: how a trajectory ended.
-- `keys.py`: PRNG keys; `lifting.py`: NumPy arrays indexed by tracers; `placement.py`: where arrays
-    are; `recent.py`: how long compiled programs are kept.
-- `files.py`, `on_disk.py`: files, and arrays in them; `installed.py`, `version.py`: what is known
-    by its name.
-- `cpu_devices.py`, `given_device.py`, `host.py`, `logs.py`: the computer that it runs on.
+- `keys.py`: PRNG keys; `lifting.py`: NumPy arrays indexed by tracers; `placement.py`: the devices
+    of arrays; `recent.py`: how long compiled programs are kept; `aside.py`: objects in a record
+    that JAX doesn't see.
+- `files.py`, `on_disk.py`: files, and arrays in them; `installed.py`, `version.py`: names and
+    versions of packages.
+- `cpu_devices.py`, `given_device.py`, `host.py`, `logs.py`: the computer that the process runs on.
 """

@@ -1,4 +1,4 @@
-"""What a record carries with it that JAX does not see."""
+"""Objects that a record carries along, and that JAX does not see."""
 
 from typing import Any
 
@@ -7,11 +7,12 @@ import jax.tree_util as jtu
 
 @jtu.register_pytree_node_class
 class Aside:
-    """Something that lies in a record for as long as it stays the record that it is: taken apart by
-    JAX (returned from `jit`, mapped over), the record is put together without.
+    """An object that stays in a record as long as the record is not rebuilt. When JAX takes the
+    record apart (because it is returned from `jit`, or mapped over), the record is put together
+    without the object.
 
-    So it may be any object, with arrays or not, whether or not it can be hashed: no program is
-    compiled for it, and no tracer in it leaks.
+    So the object may be anything, with arrays or without, hashable or not: no program is compiled
+    for it, and no tracer in it leaks.
 
     >>> import jax
     >>> kept = Aside(lambda: 3)

@@ -1,10 +1,10 @@
-"""The CPU as several JAX devices, one a core: what `EnsembleThreads` runs on.
+"""The CPU as several JAX devices, one for each core, which `EnsembleThreads` runs on.
 
-JAX fixes their number when it starts its backend, so it is set when both ensembleode and JAX have
-been imported, in any order, unless it was set already (`jax_num_cpu_devices`, or
+JAX fixes their number when it starts its backend. So the number is set when both ensembleode and
+JAX have been imported, in any order, unless it was set already (`jax_num_cpu_devices`, or
 `--xla_force_host_platform_device_count` in `XLA_FLAGS`). The environment variable
-`ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves JAX's configuration alone. This is the one
-thing that ensembleode configures globally.
+`ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves JAX's configuration alone. Nothing else is
+configured globally by ensembleode.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ VARIABLE = "ENSEMBLEODE_NUM_THREADS"
 
 
 def cores() -> int:
-    """The cores that this process may use (fewer than the machine has, under a CPU affinity)."""
+    """The number of cores that this process may use, which a CPU affinity may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def wanted() -> int:
-    """How many CPU devices to have; 0 to leave that alone.
+    """The number of CPU devices to configure; 0 to leave the number as it is.
 
     **Raises:** `ValueError` for an `ENSEMBLEODE_NUM_THREADS` that is not a count.
     """
@@ -39,7 +39,8 @@ def wanted() -> int:
 
 
 def configure() -> None:
-    """Ask JAX for the devices, where it has not been asked yet: now, or when it is imported."""
+    """Configure the number of JAX's devices unless that has been done: now, or when JAX is
+    imported."""
     count = wanted()
     if "jax" not in sys.modules:
         sys.meta_path.insert(0, _WhenJaxIsImported())
@@ -52,14 +53,15 @@ def configure() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if count == 0 or chosen != -1 or "xla_force_host_platform_device_count" in flags:
         return
-    # (Where JAX has started already, `devices` says so when it matters.)
+    # If JAX has started already, `devices` reports that when it matters.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
 
 
 class _WhenJaxIsImported:
-    """A finder of modules that leaves JAX to those after it, and configures it then. (A variable of
-    the environment would be inherited by processes that this one starts.)"""
+    """A finder of modules that notices when JAX is imported, leaves that to the other finders, and
+    then configures JAX. (An environment variable would be inherited by processes that this one
+    starts.)"""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See `importlib.abc.MetaPathFinder`."""
@@ -80,14 +82,14 @@ class _WhenJaxIsImported:
 
 
 def threads() -> int:
-    """How many threads `EnsembleThreads()` has, where it needs no devices for them."""
+    """The number of threads of `EnsembleThreads()`, where it needs no devices for them."""
     return wanted() or cores()
 
 
 def devices(n: int | None) -> list[Any]:
-    """The first `n` CPU devices; all, if None.
+    """The first `n` CPU devices, or all if `n` is None.
 
-    Warns once where there is only one although there are more cores.
+    Warns once if there is only one device although there are more cores.
 
     **Raises:** `ValueError` when there are fewer than `n`, or when an accelerator is the default
     backend.

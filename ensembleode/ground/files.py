@@ -13,18 +13,19 @@ from typing import Any
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike, mode: str = "wb", synced: bool = True) -> Iterator[Any]:
-    """A file object for the new content of `path`, which is in place when the block ends.
+    """A file object for the new content of `path`, which replaces the old content when the block
+    ends.
 
-    Until then, and if anything fails, `path` holds what it held before. A symbolic link stays one:
-    the file that it points to is replaced. What is written is on the disk, not only on its way,
-    and an existing file keeps its permissions.
+    Until then, and if anything fails, `path` keeps its old content. If `path` is a symbolic link,
+    the file that it points to is replaced. At the end of the block, the content is on the disk, and
+    not only in a cache. An existing file keeps its permissions.
 
     **Arguments:**
 
     - `mode`: `"wb"` for bytes, `"w"` for text in UTF-8.
-    - `synced`: False where `sync` puts it on the disk later.
+    - `synced`: False if a later `sync` puts the content on the disk.
 
-    **Raises:** `OSError` that names `path`, such as for a full disk.
+    **Raises:** `OSError` that names `path`, for example because the disk is full.
     """
     place = pathlib.Path(path).resolve()
     partial: str | None = None
@@ -50,9 +51,10 @@ def written_whole(path: str | os.PathLike, mode: str = "wb", synced: bool = True
 
 
 def check_writable(path: str | os.PathLike) -> None:
-    """Find out, before hours of work, whether `path` could be written by `written_whole`.
+    """Find out, before hours of work, whether `written_whole` could write `path`.
 
-    **Raises:** `OSError` that names `path`: there is no such folder, or no permission, or no room.
+    **Raises:** `OSError` that names `path`: the folder doesn't exist, or there is no permission, or
+    no room.
     """
     place = pathlib.Path(path).resolve()
     try:
@@ -70,10 +72,10 @@ class Locked(Exception):
 
 
 def locked(file: str | os.PathLike) -> Any:
-    """The lock that this file is, until its `release()`.
+    """The lock that this file represents; it is held until its `release()`.
 
-    Where a file system has no locks (NFS without its lock service, Lustre mounted without
-    `flock`), what filelock says of it is raised.
+    On a file system without locks (NFS without its lock service, Lustre mounted without `flock`),
+    filelock's own exception is raised.
 
     **Raises:** `Locked`; `OSError` that names the file; `ImportError` without filelock.
     """
@@ -84,7 +86,7 @@ def locked(file: str | os.PathLike) -> Any:
         lock.acquire(timeout=0)
     except filelock.Timeout as e:
         raise Locked(os.fspath(file)) from e
-    except NotImplementedError as e:  # (which is how filelock says that there are no locks)
+    except NotImplementedError as e:  # filelock says by this that there are no locks
         raise OSError(errno.ENOLCK, str(e), os.fspath(file)) from e
     except OSError as e:
         raise naming(e, file) from e
@@ -92,14 +94,15 @@ def locked(file: str | os.PathLike) -> Any:
 
 
 def naming(error: OSError, path: str | os.PathLike) -> OSError:
-    """The same error, of the same class, which says that it was `path` that failed."""
+    """An error of the same class that names `path` as what failed."""
     if error.errno is None:
         return type(error)(f"{os.fspath(path)}: {error}")
     return OSError(error.errno, error.strerror or os.strerror(error.errno), os.fspath(path))
 
 
 def _permissions(place: pathlib.Path) -> int:
-    """Those of the file that is there, or else what `open` would give a new one."""
+    """The permissions of the file at this place; if there is none, those that `open` would give to
+    a new file."""
     try:
         return stat.S_IMODE(place.stat().st_mode)
     except FileNotFoundError:
@@ -109,9 +112,9 @@ def _permissions(place: pathlib.Path) -> int:
 
 
 def make_folders(folder: pathlib.Path, within: pathlib.Path) -> None:
-    """Make a folder within another, and those between.
+    """Make a folder inside of another one, with the folders in between.
 
-    **Raises:** `FileNotFoundError` where the other isn't there: it isn't made.
+    **Raises:** `FileNotFoundError` where the other folder doesn't exist; that one isn't made.
     """
     if folder != within and not folder.is_dir():
         make_folders(folder.parent, within)
@@ -119,8 +122,8 @@ def make_folders(folder: pathlib.Path, within: pathlib.Path) -> None:
 
 
 def sync(paths: Iterable[pathlib.Path]) -> None:
-    """Put files, and the names in folders, on the disk: many at a time, as the disk takes as long
-    for one as for dozens.
+    """Put files, and the names in folders, on the disk. Many are synced at the same time, as the
+    disk takes as long for one as for dozens.
 
     **Raises:** `OSError` that names the file.
     """
@@ -133,13 +136,13 @@ _AT_ONCE = 16
 
 def _sync(path: pathlib.Path) -> None:
     is_folder = path.is_dir()
-    if is_folder and not hasattr(os, "O_DIRECTORY"):  # the system can't
+    if is_folder and not hasattr(os, "O_DIRECTORY"):  # this system can't sync folders
         return
     handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(handle)
     except OSError as e:
-        # (Some network file systems can't do this to a folder.)
+        # Some network file systems can't sync folders.
         if not is_folder or e.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
             raise naming(e, path) from e
     finally:

@@ -1,6 +1,8 @@
-"""Whether what is traced is for one device of several, as JAX's caches of traces know it.
+"""A context that says whether code is traced for one device of several, and that JAX's caches of
+traces take into account.
 
-JAX forgets what it has compiled when this is made: so that is done when JAX is imported.
+JAX forgets everything that it has compiled when the context is made. So it is made when JAX is
+imported.
 """
 
 import jax

@@ -1,7 +1,7 @@
-"""A call of the host from inside a compiled program, whose operands are plain NumPy arrays.
+"""Calls of the host from inside of a compiled program, with plain NumPy arrays as operands.
 
-`jax.pure_callback` makes JAX arrays of the operands first. Copying large ones waits for a thread
-that, on a machine with one core, is the one which waits for the callback.
+`jax.pure_callback` first makes JAX arrays of the operands. Copying large operands waits for a
+thread, and on a machine with one core, that thread is the one that waits for the callback.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +25,15 @@ def host_call(
     *operands: Any,
     no_derivative: str = "what is called on the host has no derivative.",
 ) -> list:
-    """`fn(*operands)`, a sequence of NumPy arrays of these shapes and dtypes.
+    """`fn(*operands)`, which returns a sequence of NumPy arrays of these shapes and dtypes.
 
-    Not differentiable. Mapped, it is called for one after the other.
+    It is not differentiable. Under `jax.vmap`, `fn` is called for one entry after the other.
 
     **Arguments:**
 
-    - `fn`: hashable; compiled programs are kept by it.
+    - `fn`: a hashable function; compiled programs are cached by it.
     - `results`: the shape and dtype of each result.
-    - `no_derivative`: what is said when it is differentiated, as a `TypeError`.
+    - `no_derivative`: the message of the `TypeError` that differentiating raises.
     """
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in results)
     return _call_p.bind(

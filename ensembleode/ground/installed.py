@@ -1,4 +1,5 @@
-"""Functions and classes that are known by their name, as a package is installed that has them."""
+"""Functions and classes that can be identified by their names, since an installed package has
+them."""
 
 import functools
 import importlib.metadata
@@ -12,8 +13,9 @@ from .version import __version__
 
 
 def name_of(thing: Any) -> str | None:
-    """Name and version of a function or class of an installed package or of the standard library;
-    None for others, such as those of a script, or of a package that is being edited."""
+    """The name and version of a function or class of an installed package or of the standard
+    library. None for others, such as those of a script, or of a package in an editable
+    installation."""
     module = "numpy" if type(thing).__name__ == "ufunc" else getattr(thing, "__module__", None)
     name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str):

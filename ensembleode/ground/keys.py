@@ -1,4 +1,4 @@
-"""PRNG keys, which travel and are kept as the integers that they are made of."""
+"""PRNG keys, which are sent and stored as the integers that they consist of."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ def is_key(x: Any) -> bool:
 
 
 def raw(x: Any) -> Any:
-    """The integers of a key; anything else as it is."""
+    """The integers of a key; any other value as it is."""
     return jax.random.key_data(x) if is_key(x) else x
 
 
 def as_before(like: Any, x: Any) -> Any:
-    """What [`raw`][] made of something like `like`, as it was."""
+    """The inverse of [`raw`][]: `x` as a key, if `like` is a key; otherwise `x` as it is."""
     if not is_key(like):
         return x
     return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))

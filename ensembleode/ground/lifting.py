@@ -1,4 +1,4 @@
-"""NumPy arrays that a `prob_func` indexes by a traced index: lifted to arrays of JAX."""
+"""NumPy arrays that a `prob_func` indexes by a traced index: these are lifted to JAX arrays."""
 
 import functools
 import types
@@ -14,7 +14,8 @@ NUMPY_INDEXED = (jax.errors.TracerArrayConversionError, jax.errors.TracerInteger
 
 
 def lift_numpy(fn: Any) -> Callable | None:
-    """`fn` with the NumPy arrays it closes over turned into JAX arrays; None if it has none."""
+    """`fn` with the NumPy arrays that it closes over turned into JAX arrays; None if it has
+    none."""
     if isinstance(fn, functools.partial):
         func = lift_numpy(fn.func)
         args = [_lift(x) for x in fn.args]

@@ -1,4 +1,4 @@
-"""One logger, messages worth saying once, and what a command fails with."""
+"""The package's logger, messages that are given only once, and the failure of a command."""
 
 import functools
 import logging
@@ -11,17 +11,17 @@ logger = logging.getLogger("ensembleode")
 
 @functools.cache
 def log_once(message: str) -> None:
-    """Log a warning the first time it is due in this process."""
+    """Log a warning, but only the first time in this process."""
     logger.warning(message)
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Warn the first time it is due in this process."""
+    """Issue a warning, but only the first time in this process."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def failed(error: object) -> int:
-    """Say so on stderr; the exit code."""
+    """Print an error to stderr, and return the exit code of a failed command."""
     print(f"ensembleode: {error}", file=sys.stderr)
     return 1

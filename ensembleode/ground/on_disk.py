@@ -1,4 +1,4 @@
-"""Arrays of a store, which are read when they are indexed."""
+"""Arrays of a store, which are read from the disk when they are indexed."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ import numpy as np
 
 
 class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of a store: indexed, it reads what is asked for; computed with, all of it.
+    """An array of a store. Indexing reads the part that is asked for; computing with the array
+    reads all of it.
 
-    Indices are those of NumPy. Of several arrays of indices, such as `u[[0, 5], [1, 2]]`, it reads
-    these rows with these columns, and picks from them.
+    Indices are those of NumPy. For several arrays of indices, such as `u[[0, 5], [1, 2]]`, it reads
+    the block of these rows and columns, and picks the entries from that.
     """
 
     def __init__(self, array: Any):
@@ -22,7 +23,7 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         index = tuple(map(_of_numpy, index if isinstance(index, tuple) else (index,)))
-        # What NumPy makes of it: its errors, and the shape.
+        # NumPy checks the index, raises its errors, and gives the shape of the result.
         found = np.broadcast_to(np.zeros((), np.bool_), self.shape)[index]
         if not found.size:
             return np.empty(found.shape, self.dtype)
@@ -61,11 +62,11 @@ def _in_memory(x: Any) -> Any:
 
 
 def _of_numpy(part: Any) -> Any:
-    """A part of an index, where it is an array or can become one, as NumPy takes it."""
+    """A part of an index as NumPy takes it, if it is an array or can become one."""
     if part is None or part is Ellipsis or isinstance(part, slice | str):
         return part
     array = np.asarray(part)
-    if not array.size and not hasattr(part, "dtype"):  # an empty list is of integers
+    if not array.size and not hasattr(part, "dtype"):  # an empty list has integers
         return array.astype(np.intp)
     if array.ndim:
         return array
@@ -75,9 +76,10 @@ def _of_numpy(part: Any) -> Any:
 
 
 def _read_and_pick(index: tuple, shape: tuple[int, ...]) -> tuple[list, tuple]:
-    """Which of each axis to read, in ascending order, and the index of the result in that."""
+    """For each axis, which entries to read, in ascending order; and the index of the result within
+    these."""
     index = _without_masks(index)
-    # How many axes the parts of the index are of.
+    # The number of axes that the parts of the index refer to.
     taken = sum(not (x is None or x is ... or isinstance(x, bool | np.bool_)) for x in index)
     arrays = [x for x in index if not (x is None or x is Ellipsis or isinstance(x, slice))]
     read, pick = [], []
@@ -111,7 +113,7 @@ def _read_and_pick(index: tuple, shape: tuple[int, ...]) -> tuple[list, tuple]:
 
 
 def _without_masks(index: tuple) -> tuple:
-    """Masks as the integers where they are true."""
+    """The index with each mask replaced by the integers at which it is true."""
     parts: list[Any] = []
     for part in index:
         is_mask = isinstance(part, np.ndarray) and part.dtype == bool and part.ndim

@@ -1,4 +1,4 @@
-"""On which device results are, and how much of its memory they may take."""
+"""The devices on which results are, and how much of their memory results may take."""
 
 import contextlib
 from typing import Any
@@ -12,10 +12,11 @@ HOST = 2**28  # bytes on the CPU, for results or a batch
 
 
 def as_jax_arrays(tree: Any) -> Any:
-    """Results as JAX arrays, however many batches they are from.
+    """Results as JAX arrays, however many batches they come from.
 
-    What was gathered on the host goes to JAX's default device; on an accelerator only where it
-    takes less than a quarter of its memory, and else to JAX's CPU device.
+    Results that were gathered on the host go to JAX's default device. If that is an accelerator,
+    they go there only if they take less than a quarter of its memory, and otherwise to JAX's CPU
+    device.
     """
     device = default_device()
     gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
@@ -31,19 +32,19 @@ def as_jax_arrays(tree: Any) -> Any:
 
 
 def copied_to_jax(x: Any) -> jax.Array:
-    """Numbers that are known as an array of JAX's, which shares no memory with them.
+    """Known numbers as a JAX array that shares no memory with them.
 
-    (`jnp.asarray` compiles a program for every shape, and `device_put` alone shares the memory.)
+    `jnp.asarray` would compile a program for every shape, and `device_put` alone shares the memory.
     """
     return jax.device_put(np.array(x))
 
 
 def default_device() -> Any:
-    """Where JAX computes what is on no device yet."""
+    """The device on which JAX computes with arrays that are on no device yet."""
     chosen: Any = getattr(jax.config, "jax_default_device", None)
     return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
 
 
 def share_of_memory(device: Any) -> int:
-    """Bytes of an accelerator that a batch, or the results of all, may take."""
+    """The bytes of an accelerator's memory that a batch, or all results, may take."""
     return (device.memory_stats() or {}).get("bytes_limit", 4 * HOST) // 4

@@ -1,4 +1,4 @@
-"""What is compiled for one problem after another, kept for the recent ones."""
+"""Compiled programs of one problem after another, of which the recent ones are kept."""
 
 import functools
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 
-# A program takes some megabytes.
+# How many are kept; a program takes some megabytes.
 RECENT = 64
 
 
 def jit_recent(fn: Callable, *, static: int = 1, **options: Any) -> Callable:
-    """`jax.jit(fn)`, the first `static` arguments static, which forgets what was compiled for those
-    that are not among the last `RECENT`. (JAX does so after thousands.)
+    """`jax.jit(fn)` with the first `static` arguments static. Programs for static arguments that
+    are not among the last `RECENT` are forgotten; JAX itself would keep thousands.
 
     **Arguments:** `options`: those of `jax.jit`.
     """

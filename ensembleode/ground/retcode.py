@@ -20,7 +20,7 @@ class ReturnCode(enum.IntEnum):
     """The step size fell below the spacing of floating-point numbers, or a `dtmin`."""
     Unstable = 4
     """The state became infinite or NaN, or diverges within one spacing of time; or `f` is infinite
-    or NaN where the trajectory has to go on."""
+    or NaN at a point where the trajectory has to go on."""
     Failure = 5
     """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
     for a rerun after `max_repeats`."""
@@ -28,28 +28,31 @@ class ReturnCode(enum.IntEnum):
     Terminated = 6
     """An affect ended it, by [`terminate`][ensembleode.terminate]: it is successful."""
     MaxEvents = 7
-    """`max_events` events were not enough; what happened until then is there."""
+    """`max_events` events were not enough; the events until then are recorded."""
     ConvergenceFailure = 8
-    """A [`ManifoldProjection`][ensembleode.ManifoldProjection] did not find the manifold."""
+    """A [`ManifoldProjection`][ensembleode.ManifoldProjection] found no point on the manifold."""
+    InitialFailure = 9
+    """The algebraic equations of a singular mass matrix don't hold at the start, or after an
+    affect."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def is_successful(retcode: Any) -> Any:
-    """Which return codes are those of a trajectory that came to its end, or to where it was to
-    end."""
+    """Which return codes belong to trajectories that reached their end, or an event that ended
+    them."""
     return (retcode == ReturnCode.Success.value) | (retcode == ReturnCode.Terminated.value)
 
 
 def has_failed(retcode: Any) -> Any:
-    """Which return codes are those of a trajectory that ran and did not succeed."""
+    """Which return codes belong to trajectories that were run and did not succeed."""
     fine = ReturnCode.Success, ReturnCode.Terminated, ReturnCode.Default
     return functools.reduce(operator.and_, (retcode != code.value for code in fine))
 
 
 def count_codes(retcode: Any, most: int = 5) -> str:
-    """`Success 98, Unstable 2 [17, 42]`: each code, how often, and where."""
+    """`Success 98, Unstable 2 [17, 42]`: each code, how often it occurs, and where."""
     parts = []
     for code in ReturnCode:
         where = np.flatnonzero(np.asarray(retcode) == code.value)

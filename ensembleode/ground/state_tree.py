@@ -1,8 +1,8 @@
-"""States that are pytrees: one vector inside, as it was given outside.
+"""States that are pytrees: vectors inside of the library, and pytrees to the user.
 
-A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module); lists
-and tuples of nothing but numbers are arrays. Engines see arrays only: the leaves of a pytree,
-flattened one after the other.
+A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module). Lists
+and tuples that consist only of numbers are arrays. Engines see only arrays: the flattened leaves of
+a pytree, one after the other.
 """
 
 import collections
@@ -20,11 +20,12 @@ from ..tracing.program import is_tracer
 
 
 class StateTree(NamedTuple):
-    """What a state that is a pytree is made of.
+    """The structure of a state that is a pytree.
 
-    - `structure`: the pytree; `shapes`: those of its leaves, in JAX's order.
-    - `dtype`: that of all of them.
-    - `order`: the names of its leaves as they were written (see `written_order`).
+    - `structure`: the pytree's structure; `shapes`: the shapes of its leaves, in JAX's order.
+    - `dtype`: the dtype of all leaves.
+    - `order`: the names of its leaves in the order in which they were written (see
+        `written_order`).
     """
 
     structure: Any
@@ -34,15 +35,28 @@ class StateTree(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many components there are."""
+        """The number of components."""
         return sum(map(math.prod, self.shapes))
 
     def ravel(self, u: Any) -> Any:
         """The vector of a state."""
         return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)])
 
+    def written(self) -> np.ndarray:
+        """For each component of the state, in the order in which the leaves were written, its place
+        in the vector."""
+        sizes = list(map(math.prod, self.shapes))
+        starts = [0, *itertools.accumulate(sizes[:-1])]
+        names = [name for name, _ in leaf_names(jtu.tree_unflatten(self.structure, sizes))]
+        places = {
+            name: np.arange(start, start + size)
+            for name, start, size in zip(names, starts, sizes, strict=True)
+        }
+        return np.concatenate([places[name] for name in self.order])
+
     def unravel(self, x: Any) -> Any:
-        """The state of a vector, or of many: `[..., component]` becomes leaves `[..., *shape]`."""
+        """The state from a vector, or from several: `[..., component]` becomes leaves
+        `[..., *shape]`."""
         lead = x.shape[:-1]
         ends = list(itertools.accumulate(map(math.prod, self.shapes)))
         parts = zip([0, *ends[:-1]], ends, self.shapes, strict=True)
@@ -50,9 +64,9 @@ class StateTree(NamedTuple):
         return jtu.tree_unflatten(self.structure, leaves)
 
     def derivative(self, du: Any) -> Any:
-        """The vector of what `f` returned.
+        """The return value of `f` as a vector.
 
-        **Raises:** `TypeError` or `ValueError` where it is not made like the state.
+        **Raises:** `TypeError` or `ValueError` where its structure isn't that of the state.
         """
         structure = jtu.tree_structure(du)
         if structure != self.structure:
@@ -75,8 +89,8 @@ class StateTree(NamedTuple):
         return self.ravel(du)
 
     def tolerance(self, name: str, value: Any) -> Any:
-        """A tolerance given as a pytree like the state, a number or an array a leaf, as a vector;
-        another as it is.
+        """A tolerance as a vector, if it was given as a pytree like the state, with a number or an
+        array for each leaf. Any other tolerance is returned as it is.
 
         **Raises:** `ValueError` for a pytree that is not like the state.
         """
@@ -99,8 +113,8 @@ class StateTree(NamedTuple):
 def as_state(u0: Any) -> Any:
     """An initial state as an array, or as a pytree of arrays.
 
-    **Raises:** `TypeError` for what is neither, for leaves that are no inexact numbers or of
-    several dtypes; `ValueError` for a state without components.
+    **Raises:** `TypeError` for an object that is neither, and for leaves that are no inexact
+    numbers or have several dtypes; `ValueError` for a state without components.
     """
     leaves, structure = jtu.tree_flatten(u0, is_leaf=_is_array)
     if jtu.treedef_is_leaf(structure) or not leaves:
@@ -115,7 +129,7 @@ def as_state(u0: Any) -> Any:
         raise TypeError(f"all leaves of u0 must have one dtype, got {each}: use .astype.")
     if not sum(a.size for a in arrays):
         raise ValueError("u0 is empty: none of its leaves has an entry.")
-    # (Python's numbers take the dtype of the arrays beside them.)
+    # Python numbers take the dtype of the arrays beside them.
     dtype = jnp.result_type(
         *dtypes, *(x for x, is_weak in zip(leaves, weak, strict=True) if is_weak)
     )
@@ -123,12 +137,12 @@ def as_state(u0: Any) -> Any:
 
 
 def is_tree(u: Any) -> bool:
-    """Whether a state, or several in one, is a pytree; not an array, nor None."""
+    """Whether a state, or an array of states, is a pytree; false for an array and for None."""
     return u is not None and not jtu.treedef_is_leaf(jtu.tree_structure(u))
 
 
 def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
-    """What a state is made of, whose leaves were written in this order; None for an array."""
+    """The structure of a state whose leaves were written in this order; None for an array."""
     order = written_order(u0, order)
     if order is None:
         return None
@@ -141,10 +155,10 @@ def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, 
     """The names of the leaves of a state that is a pytree, in the order in which they were written;
     None for an array.
 
-    JAX sorts the keys of a dict, in all that it makes of one, so a state of the same names as one
-    `before` has that one's order.
+    JAX sorts the keys of every dict that it makes. So a state with the same names as `before` gets
+    the order of that.
 
-    **Raises:** `ValueError` where several have the same name.
+    **Raises:** `ValueError` where several leaves have the same name.
     """
     if _is_array(u0) or not is_tree(u0):
         return None
@@ -166,12 +180,12 @@ def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, 
 
 
 def flattened(u: Any, lead: int, order: Sequence[str] | None = None) -> Any:
-    """States as one array: those that are pytrees with their components flattened, leaf by leaf in
-    this order, behind as many axes as `lead` says."""
+    """States as one array. The components of a pytree are flattened, leaf by leaf in this order,
+    after the first `lead` axes."""
     if not is_tree(u):
         return u
     leaves = [x for _, x in leaf_names(u, order)]
-    # (What is on disk is read.)
+    # Arrays on disk are read here.
     arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
     xp = jnp if any(isinstance(x, jax.Array) for x in arrays) else np
     return xp.concatenate([x.reshape(*x.shape[:lead], -1) for x in arrays], axis=-1)
@@ -180,8 +194,8 @@ def flattened(u: Any, lead: int, order: Sequence[str] | None = None) -> Any:
 def component_names(
     u: Any, lead: int = 0, order: Sequence[str] | None = None
 ) -> tuple[str, ...] | None:
-    """The names of the components of a state that is a pytree, in the order of `flattened`: of the
-    leaf, and where it is in that. None for an array."""
+    """The names of the components of a state that is a pytree, in the order of `flattened`. A name
+    is that of the leaf with the component's index in it. None for an array."""
     if not is_tree(u):
         return None
     return tuple(
@@ -192,9 +206,10 @@ def component_names(
 
 
 def components_of(name: str, names: Sequence[str]) -> list[int]:
-    """Where the component of this name is among all; of the name of a leaf, all of its components.
+    """The index of the component of this name; or, for the name of a leaf, the indices of all its
+    components.
 
-    **Raises:** `ValueError` for the name of none.
+    **Raises:** `ValueError` for an unknown name.
     """
     found = [i for i, x in enumerate(names) if x == name or x.startswith(f"{name}[")]
     if not found:
@@ -220,10 +235,10 @@ def leaf_names(u: Any, order: Sequence[str] | None = None) -> list[tuple[str, An
 
 
 def _is_array(x: Any) -> bool:
-    """Whether this becomes an array: a list or a plain tuple, at any depth, of numbers.
+    """Whether `x` becomes an array: a list or a plain tuple of numbers, at any depth.
 
-    (A number may be an array without axes, as under `grad`; but a tuple of nothing but arrays is
-    one of states.)
+    A number may be an array without axes, as under `grad`. But a tuple of nothing but arrays is a
+    tuple of states.
     """
     if type(x) not in (list, tuple):
         return False
@@ -234,8 +249,8 @@ def _is_array(x: Any) -> bool:
 
 def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:
     try:
-        # A copy of a NumPy array: one that has been traced, and written into since, is taken for
-        # what it was by JAX, as long as the trace lives.
+        # A copy of a NumPy array: if an array is overwritten after it has been traced, JAX still
+        # uses its old content as long as the trace lives.
         x = np.array(x) if isinstance(x, np.ndarray) else x
         array = x if isinstance(x, jax.Array) else jnp.asarray(x)
     except (TypeError, ValueError) as e:

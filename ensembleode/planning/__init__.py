@@ -1,4 +1,4 @@
-"""What a big run will cost: measure a step, describe the machines, estimate the hours."""
+"""The cost of a large run: measure a step, describe the machines, estimate the hours."""
 
 from .checks import PlanError as PlanError
 from .estimation import (

@@ -1,4 +1,4 @@
-"""Numbers that people write, on command lines and in files."""
+"""Checks of numbers that people write on command lines and in files."""
 
 import contextlib
 import math
@@ -6,11 +6,12 @@ from typing import Any
 
 
 class PlanError(ValueError):
-    """What a plan was asked of is wrong: a number, a fleet, or what was to be measured."""
+    """An input of a plan is wrong: a number, a fleet, or the function to be measured."""
 
 
 def number(value: Any, what: str) -> float:
-    """A positive number, maybe as text (to YAML, 1e8 is text); else `PlanError` of `what`."""
+    """A positive number, possibly given as text (YAML reads 1e8 as text). **Raises:** `PlanError`
+    that names `what`."""
     found = _float(value)
     if found is None or found <= 0:
         raise PlanError(f"{what} must be a positive number, got {value!r}.")
@@ -18,7 +19,8 @@ def number(value: Any, what: str) -> float:
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number, 1 or more, maybe as text or as a float (1e8); else `PlanError` of `what`."""
+    """A whole number of at least 1, possibly given as text or as a float (1e8). **Raises:**
+    `PlanError` that names `what`."""
     found = _float(value)
     if found is None or found < 1 or found != int(found):
         raise PlanError(f"{what} must be a whole number, 1 or more, got {value!r}.")

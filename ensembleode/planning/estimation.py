@@ -1,4 +1,5 @@
-"""How long a run takes on a fleet, who does how much of it, and what the assumptions are worth."""
+"""How long a run takes on a fleet, how much of it each kind does, and how the assumptions
+matter."""
 
 import dataclasses
 import math
@@ -17,13 +18,14 @@ DAY = 24
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one kind does of a run, and what it would take to do all of it.
+    """The part of a run that one kind does, and what it would take for that kind to do all of it.
 
-    - `name`, `count`, `hours_per_day`, `unit_time`: of the kind.
-    - `compute_hours`: of one instance that does everything, without a break.
-    - `alone_hours`: until everything is done, if there were only the instances of this kind.
-    - `fraction`, `items`: what it does of the items when each kind does its share.
-    - `jobs`: how many jobs these are; None where the work is split freely.
+    - `name`, `count`, `hours_per_day`, `unit_time`: those of the kind.
+    - `compute_hours`: the hours in which a single instance would do everything, without a break.
+    - `alone_hours`: the hours until everything is done, if there were only the instances of this
+        kind.
+    - `fraction`, `items`: its part of the items when each kind does its share.
+    - `jobs`: its number of jobs; None where the work is split freely.
     """
 
     name: str
@@ -39,11 +41,11 @@ class Share:
 
 @dataclasses.dataclass(frozen=True)
 class Assumption:
-    """The run time if something were otherwise.
+    """The run time under another assumption.
 
-    - `what` is otherwise.
-    - `run_hours`: the run time then.
-    - `factor`: relative to the run time as it is.
+    - `what`: the assumption.
+    - `run_hours`: the run time under it.
+    - `factor`: that run time relative to the estimated one.
     """
 
     what: str
@@ -53,17 +55,17 @@ class Assumption:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What [`estimate`][ensembleode.planning.estimate] found; prints as tables.
+    """The result of [`estimate`][ensembleode.planning.estimate]; prints as tables.
 
-    - `items`, `iterations`: of the run.
-    - `items_per_job`, `jobs`: of independent jobs, and how many there are; None for a run that is
+    - `items`, `iterations`: those of the run.
+    - `items_per_job`, `jobs`: the size and the number of independent jobs; None for a run that is
         split freely.
-    - `run_hours`: until all is done.
-    - `compute_hours`: what all instances compute until then, in hours of instances.
+    - `run_hours`: the hours until everything is done.
+    - `compute_hours`: the hours that all instances together compute until then.
     - `shares`: a [`Share`][ensembleode.planning.Share] for each kind.
-    - `assumptions`: an [`Assumption`][ensembleode.planning.Assumption] for each thing that might
-        be otherwise.
-    - `notes`: what is doubtful about it, in words.
+    - `assumptions`: an [`Assumption`][ensembleode.planning.Assumption] for everything that might be
+        different.
+    - `notes`: doubts about the estimate, in words.
     """
 
     items: int
@@ -77,7 +79,7 @@ class Estimate:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """As dictionaries, lists and numbers, for JSON."""
+        """The estimate as dictionaries, lists and numbers, for JSON."""
         return plain(self)
 
     def __str__(self) -> str:
@@ -117,30 +119,30 @@ def estimate(
     *,
     items_per_job: int | float | None = None,
 ) -> Estimate:
-    r"""Estimate how long so many iterations over so many items take on a mixed fleet.
+    r"""Estimate how long a number of iterations over a number of items takes on a mixed fleet.
 
-    An instance of a kind computes an item and an iteration in the seconds that were measured, at
+    An instance of a kind computes one item in one iteration in the seconds that were measured, at
     any size. All instances work from the beginning to the end, without gaps and without waiting for
-    each other; then kind $k$, with $c_k$ instances that are there $h_k$ hours a day and take
-    $s_k$ seconds, does its part of the items in proportion to $c_k h_k / s_k$, and all are done
-    at the same time, after
+    each other. Let kind $k$ have $c_k$ instances, which are available $h_k$ hours a day and take
+    $s_k$ seconds. Then it does a part of the items in proportion to $c_k h_k / s_k$, and all kinds
+    are done at the same time, after
 
     $$ T = \frac{\text{items} \times \text{iterations}}{\sum_k c_k h_k / (24 \, s_k)}. $$
 
     **Arguments:**
 
-    - `items`: how many there are, of whatever was measured: trajectories, collocation points.
-    - `iterations`: over all of them.
+    - `items`: the number of items, in the unit that was measured: trajectories, collocation points.
+    - `iterations`: the number of iterations over all items.
     - `fleet`: the kinds of instances, from [`read_fleet`][ensembleode.planning.read_fleet] or as
         [`Kind`][ensembleode.planning.Kind]s.
-    - `items_per_job`: instead of one run that all share, independent jobs of so many items, each of
-        which one instance computes from beginning to end. They are dealt so that the last is done
-        as early as possible. (The last job may have fewer items; it counts as a whole one.)
+    - `items_per_job`: for independent jobs of this many items instead of one shared run. One
+        instance computes a job from beginning to end. The jobs are dealt so that the last one is
+        done as early as possible. (The last job may have fewer items; it counts as a whole one.)
 
     **Returns:** an [`Estimate`][ensembleode.planning.Estimate].
 
     **Raises:** [`PlanError`][ensembleode.planning.PlanError] for numbers that are not whole and
-    positive, for no kinds, and for two of one name.
+    positive, for an empty fleet, and for two kinds of the same name.
 
     >>> from ensembleode import planning
     >>> fleet = [planning.Kind("gpu", 2, unit_time=0.001), planning.Kind("cpu", 10, unit_time=0.1)]
@@ -187,7 +189,7 @@ class _Run(NamedTuple):
 
 def _planned(run: _Run, fleet: Sequence[Kind]) -> tuple[float, list[int], list[int] | None]:
     """The run time in hours, the items of each kind, and the jobs of each kind."""
-    # (In fractions, exactly: counts of items and jobs must not depend on rounding.)
+    # In exact fractions, since the numbers of items and jobs must not depend on rounding.
     items, iterations, items_per_job = run
     costs = [Fraction(kind.cost) * DAY / Fraction(kind.hours_per_day) for kind in fleet]
     if items_per_job is None:
@@ -208,11 +210,11 @@ def _planned(run: _Run, fleet: Sequence[Kind]) -> tuple[float, list[int], list[i
 def makespan(
     jobs: int, counts: Sequence[int], lengths: Sequence[Fraction]
 ) -> tuple[Fraction, list[int]]:
-    """The least time in which so many equal jobs are done, and how many each kind does.
+    """The least time in which `jobs` equal jobs can be done, and how many of them each kind does.
 
-    `counts` instances of each kind take `lengths` for a job, one after the other. The time is when
-    some instance ends a job, a multiple of a length: the least multiple of each that suffices is
-    found by bisection.
+    There are `counts` instances of each kind, each of which takes `lengths` for a job, and does one
+    job after the other. The least time is one at which some instance ends a job, so it is a
+    multiple of a length. For each length, the least multiple that suffices is found by bisection.
     """
 
     def done(time: Fraction) -> list[int]:
@@ -220,7 +222,7 @@ def makespan(
 
     times = []
     for count, length in zip(counts, lengths, strict=True):
-        # After `high` jobs on each of its instances, this kind has done all.
+        # After `high` jobs on each of its instances, this kind alone has done all.
         low, high = 0, -(-jobs // count)
         while high - low > 1:
             middle = (low + high) // 2
@@ -228,8 +230,8 @@ def makespan(
         times.append(high * length)
     time = min(times)
     dealt = done(time)
-    # There may be room for more jobs; not so a little earlier, so that room is with those that end
-    # a job just then.
+    # In that time there may be room for more jobs, but not at any earlier time. So the spare jobs
+    # belong to kinds that end a job just then.
     spare = sum(dealt) - jobs
     for i, length in enumerate(lengths):
         if time % length == 0:
@@ -240,7 +242,7 @@ def makespan(
 
 
 def _rounded(parts: Sequence[Fraction]) -> list[int]:
-    """Whole numbers of the same sum: those that lose most by rounding down get one more."""
+    """Whole numbers with the same sum: the parts that lose most by rounding down get one more."""
     down = [math.floor(part) for part in parts]
     by_loss = sorted(range(len(parts)), key=lambda i: down[i] - parts[i])
     for i in by_loss[: int(sum(parts)) - sum(down)]:
@@ -268,7 +270,7 @@ def _assumptions(run: _Run, fleet: Sequence[Kind], run_hours: float) -> list[Ass
             what = f"{kind.name}: half as fast"
         suppose(what, [*fleet[:i], fewer, *fleet[i + 1 :]])
     for day in (16, DAY):
-        # Fewer hours than there are, or more.
+        # Fewer hours a day than were given, or more.
         limit = min if day < DAY else max
         others = [
             dataclasses.replace(kind, hours_per_day=float(limit(kind.hours_per_day, day)))

@@ -1,4 +1,4 @@
-"""The machines that there are: kinds of them, each with how many and how fast."""
+"""The machines of a fleet: kinds of instances, with their number and their speed."""
 
 import dataclasses
 import os
@@ -13,17 +13,17 @@ MEASURED = ("seconds", "items", "iterations")
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Instances of one kind, alike: a GPU each, say, or eight cores of a node each.
+    """Equal instances of one kind, such as single GPUs, or groups of eight cores of a node.
 
-    - `name`: how it is called in tables.
-    - `count`: how many instances there are.
-    - `seconds`, `items`, `iterations`: what was measured on one: so many iterations over so many
-        items took these seconds.
-    - `unit_time`: instead of these three: seconds an item and 1000 iterations.
-    - `hours_per_day`: for how many hours of a day the instances are to be had, on average.
+    - `name`: its name in tables.
+    - `count`: the number of instances.
+    - `seconds`, `items`, `iterations`: a measurement of one instance: the time of that many
+        iterations over that many items.
+    - `unit_time`: instead of these three, the seconds for one item and 1000 iterations.
+    - `hours_per_day`: how many hours of a day the instances are available, on average.
 
-    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for what is not positive, too much, or
-    missing.
+    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for values that are not positive,
+    contradictory, or missing.
 
     >>> from ensembleode import planning
     >>> planning.Kind("gpu", 32, seconds=200.0, items=50_000, iterations=2000).cost
@@ -71,13 +71,13 @@ class Kind:
 
     @property
     def cost(self) -> float:
-        """Seconds of one instance for one item and one iteration."""
+        """The seconds that one instance takes for one item and one iteration."""
         if self.unit_time is not None:
             return self.unit_time / 1000
         return self.seconds / self.items / self.iterations  # pyright: ignore
 
     def as_dict(self) -> dict[str, Any]:
-        """As in a fleet file: without what was not given."""
+        """The entry of a fleet file, without fields that were not given."""
         fields = dataclasses.asdict(self)
         if self.hours_per_day == 24:
             del fields["hours_per_day"]
@@ -88,9 +88,9 @@ def read_fleet(path: str | os.PathLike) -> list[Kind]:
     """Read a fleet from a YAML file: a list of kinds.
 
     Each kind has the fields of [`Kind`][ensembleode.planning.Kind]: `name`, `count`, and either
-    `seconds`, `items` and `iterations` as measured, or `unit_time`; maybe `hours_per_day`.
+    `seconds`, `items` and `iterations` as measured, or `unit_time`; and optionally `hours_per_day`.
 
-    **Arguments:** `path`: of the file.
+    **Arguments:** `path`: the path of the file.
 
     **Returns:** the kinds, in the order of the file.
 
@@ -122,7 +122,7 @@ def read_fleet(path: str | os.PathLike) -> list[Kind]:
 
 
 def check_fleet(fleet: Sequence[Kind]) -> None:
-    """**Raises:** `PlanError` for no kinds, or two of one name."""
+    """**Raises:** `PlanError` for an empty fleet, or for two kinds of the same name."""
     if not fleet:
         raise PlanError("the fleet is empty: give at least one kind.")
     names = [kind.name for kind in fleet]
@@ -144,5 +144,5 @@ def _kind(entry: Any, place: int) -> Kind:
     for field in ("name", "count"):
         if entry.get(field) is None:
             raise PlanError(f"{called} lacks {field}.")
-    # (In YAML, a field without a value is None.)
+    # In YAML, a field without a value is None.
     return Kind(**{field: x for field, x in entry.items() if x is not None})

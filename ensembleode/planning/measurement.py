@@ -1,4 +1,4 @@
-"""What an iteration costs on this machine, for several sizes."""
+"""Measures the cost of an iteration on this machine, for several sizes."""
 
 import contextlib
 import dataclasses
@@ -25,25 +25,25 @@ from .fleet import Kind
 from .tables import columns, plain
 
 
-# Set in the processes that measure.
+# Set in the environment of processes that measure.
 _MEASURING = "ENSEMBLEODE_MEASURING"
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What one size took: a row of a [`Measurement`][ensembleode.planning.Measurement].
+    """The measurement of one size: a row of a [`Measurement`][ensembleode.planning.Measurement].
 
     - `items`: the size.
-    - `cores`: of the CPU, that the process had; None on an accelerator.
-    - `device`: as JAX calls it, such as "NVIDIA H100 80GB HBM3"; None for a process that didn't
-        get there.
+    - `cores`: the number of CPU cores that the process had; None on an accelerator.
+    - `device`: its name in JAX, such as "NVIDIA H100 80GB HBM3"; None for a process that failed
+        before that was known.
     - `status`: "ok", "OOM" (out of memory), "timeout" or "error".
-    - `reason`: of any but "ok", on one line.
-    - `iterations`: how many were timed together.
-    - `times`: `[repeat]`, the seconds of so many iterations.
+    - `reason`: the reason for a status other than "ok", on one line.
+    - `iterations`: how many iterations were timed together.
+    - `times`: `[repeat]`, the seconds of that many iterations.
     - `first`: the seconds of the first iteration, which compiles.
-    - `memory`: the most bytes in use: of an accelerator's memory, or by the process, Python and
-        all.
+    - `memory`: the most bytes in use: of an accelerator's memory, or by the whole process including
+        Python.
     """
 
     items: int
@@ -63,19 +63,19 @@ class Timing:
 
     @property
     def spread(self) -> float | None:
-        """From the least of the times to the largest, relative to the median."""
+        """The difference between the largest and the least of the times, relative to the median."""
         return (max(self.times) - min(self.times)) / self.seconds if self.seconds else None
 
     @property
     def unit_time(self) -> float | None:
-        """Seconds an item and 1000 iterations."""
+        """The seconds for one item and 1000 iterations."""
         if self.seconds is None or self.iterations is None:
             return None
         return 1000 * self.seconds / self.iterations / self.items
 
     @property
     def where(self) -> str:
-        """The device, in a few words."""
+        """A short description of the device."""
         if self.cores is None:
             return self.device or "?"
         return f"{self.device or 'cpu'}, {self.cores} core{'s' if self.cores > 1 else ''}"
@@ -83,15 +83,14 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The seconds of an iteration as `overhead + slope * items`, by least squares.
+    """The seconds of an iteration as `overhead + slope * items`, fitted by least squares of
+    relative errors, since sizes differ by powers of ten, and timings by percents.
 
-    What is squared is the relative error: sizes differ by powers of ten, and timings by percents.
-
-    - `cores`: as in the rows that were fitted.
-    - `points`: how many these were.
-    - `overhead`, `slope`: in seconds, and seconds an item.
-    - `overhead_error`, `slope_error`: their standard errors, from how far the rows are off; NaN for
-        two rows, which a line always fits.
+    - `cores`: the number of cores in the rows that were fitted.
+    - `points`: the number of these rows.
+    - `overhead`, `slope`: in seconds, and in seconds per item.
+    - `overhead_error`, `slope_error`: their standard errors, from the residuals; NaN for two rows,
+        which a line always fits.
     """
 
     cores: int | None
@@ -111,12 +110,12 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What [`measure`][ensembleode.planning.measure] found; prints as a table.
+    """The result of [`measure`][ensembleode.planning.measure]; prints as a table.
 
-    - `make_loss`: what was measured.
+    - `make_loss`: the name of the function that was measured.
     - `rows`: a [`Timing`][ensembleode.planning.Timing] for each number of cores and each size.
-    - `fits`: a [`Fit`][ensembleode.planning.Fit] for each number of cores of which two sizes or
-        more were timed.
+    - `fits`: a [`Fit`][ensembleode.planning.Fit] for each number of cores for which at least two
+        sizes were timed.
     """
 
     make_loss: str
@@ -124,9 +123,9 @@ class Measurement:
     fits: tuple[Fit, ...]
 
     def kind(self, name: str, count: int = 1) -> Kind:
-        """A kind of a fleet, as fast as the row with the least unit time.
+        """A kind of a fleet that is as fast as the row with the least unit time.
 
-        **Arguments:** `name` and `count`: of the [`Kind`][ensembleode.planning.Kind].
+        **Arguments:** `name` and `count`: those of the [`Kind`][ensembleode.planning.Kind].
 
         **Raises:** [`PlanError`][ensembleode.planning.PlanError] if nothing could be timed.
         """
@@ -136,11 +135,11 @@ class Measurement:
                 f"no size of {self.make_loss} could be timed, so {name!r} has no speed."
             )
         best: Any = min(timed, key=lambda row: row.unit_time or math.inf)
-        # (Six digits, for those who read it.)
+        # Six digits, so that a fleet file is readable.
         return Kind(name, count, float(f"{best.seconds:.6g}"), best.items, best.iterations)
 
     def as_dict(self) -> dict[str, Any]:
-        """As dictionaries, lists and numbers, for JSON, where NaN is None."""
+        """The measurement as dictionaries, lists and numbers, for JSON; NaN becomes None."""
         found = plain(self)
         for row, fields in zip(self.rows, found["rows"], strict=True):
             fields |= {"seconds": row.seconds, "spread": row.spread, "unit_time": row.unit_time}
@@ -178,42 +177,43 @@ def measure(
     time_limit: int | float = 600,
     progress: bool = False,
 ) -> Measurement:
-    """Time an iteration over several sizes, each in a process of its own.
+    """Time an iteration for several sizes, each in a process of its own.
 
-    So what fails at one size, whatever becomes of its process, is a row, and takes nothing else
-    with it. In each process `make_loss(items)` is called once, and what it returns, say `run`, is
-    called without arguments: once, which compiles, and then `repeats` times `iterations` times. A
-    call is one iteration, and is waited for. A training step, for instance:
+    So a size that fails, even if its process is killed, is a row like the others, and affects no
+    other. In each process, `make_loss(items)` is called once. The function that it returns, for
+    example `run`, is called without arguments: once, which compiles, and then `repeats` times
+    `iterations` times. Each call is one iteration, and is waited for. With a training step, for
+    instance:
 
         def make_loss(items):
             points = jax.random.uniform(jax.random.key(0), (items, 2))
             return functools.partial(step, params, points)  # step is jitted
 
-    (Arrays that a jitted function doesn't take but closes over are constants to XLA, which may
-    compute with them at compile time.)
+    Arrays that a jitted function closes over, instead of taking them as arguments, are constants to
+    XLA, which may compute with them at compile time.
 
     **Arguments:**
 
-    - `make_loss`: which function, as `"path/to/script.py:make_loss"`, or as
-        `"package.module:make_loss"`. A script is imported: what it computes when it is run should
-        be under `if __name__ == "__main__":`.
-    - `sizes`: how many items to try.
-    - `iterations`: how many to time together; by default as many as take half a second.
-    - `cores`: numbers of cores to try, on the CPU. Each process has so many, as its affinity (where
-        there is such a thing: on Linux), and as many JAX devices. By default, JAX's default device,
-        or all cores.
-    - `repeats`: how often they are timed; the median counts.
-    - `time_limit`: in seconds, of each process.
-    - `progress`: show a bar.
+    - `make_loss`: the function, as `"path/to/script.py:make_loss"` or as
+        `"package.module:make_loss"`. A script is imported, so the code that should only run when
+        the script is run should be under `if __name__ == "__main__":`.
+    - `sizes`: the numbers of items to try.
+    - `iterations`: how many iterations to time together; by default as many as take half a second.
+    - `cores`: the numbers of cores to try, on the CPU. A process gets that many cores by its
+        affinity (on Linux, where this exists), and as many JAX devices. By default, JAX's default
+        device is measured, or all cores.
+    - `repeats`: how often the iterations are timed; the median counts.
+    - `time_limit`: the limit for each process, in seconds.
+    - `progress`: show a progress bar.
 
     **Returns:** a [`Measurement`][ensembleode.planning.Measurement], whose rows are in the order of
     `cores` and `sizes`.
 
-    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for numbers that are wrong, for more
-    cores than there are, and when there is no such function, or what it returns is none.
+    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for wrong numbers, for more cores than
+    there are, and when there is no such function, or it doesn't return a function.
 
-    A process that JAX has given an accelerator to keeps most of its memory, so measure in one that
-    has computed nothing.
+    A process to which JAX has given an accelerator keeps most of the accelerator's memory, so call
+    this in a process that has computed nothing.
     """
     if _MEASURING in os.environ:
         raise PlanError(
@@ -270,7 +270,7 @@ def _row(task: dict[str, Any], cores: int | None, time_limit: float) -> Timing:
 
 
 def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: float) -> int | None:
-    """The exit code; None for a process that was ended at the time limit."""
+    """The exit code of a process; None if it was ended at the time limit."""
     command = [sys.executable, "-m", "ensembleode.planning.process", *arguments]
     environment = os.environ | {_MEASURING: "1"}
     if cores is not None:
@@ -278,18 +278,18 @@ def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: floa
         environment |= {
             cpu_devices.VARIABLE: str(cores),
             "JAX_PLATFORMS": "cpu",
-            # The threads of XLA, where there is no affinity.
+            # This limits the threads of XLA where there is no affinity.
             "NPROC": str(cores),
         }
     with log.open("wb") as output, _affinity(cores):
         process = subprocess.Popen(
             command,
-            # It ends when this end of the pipe is closed, however this process ends.
+            # The process ends when this end of the pipe is closed, however this process ends.
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            # A group, so that its own processes end with it.
+            # A process group, so that the processes that it starts end with it.
             start_new_session=True,
         )
     try:
@@ -310,7 +310,7 @@ def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: floa
 
 @contextlib.contextmanager
 def _affinity(cores: int | None) -> Iterator[None]:
-    """What this thread starts meanwhile may use so many cores."""
+    """Within this block, processes that this thread starts may use `cores` cores."""
     if cores is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -323,7 +323,7 @@ def _affinity(cores: int | None) -> Iterator[None]:
 
 
 def _ended(code: int | None, said: list[str], limit: float) -> dict[str, str]:
-    """Why a process ended that didn't get to saying so itself."""
+    """The status and the reason for a process that ended before it could write these itself."""
     last = next((line.strip() for line in reversed(said) if line.strip()), "")
     if code is None:
         return {"status": "timeout", "reason": f"not done after {limit:g} seconds (time_limit)"}
@@ -345,9 +345,10 @@ def _fits(rows: Sequence[Timing]) -> Iterator[Fit]:
 
 
 def fitted(cores: int | None, items: Sequence[int], cost: Sequence[float]) -> Fit:
-    """The line through costs of iterations over so many items, two or more."""
+    """The line through the costs of iterations over numbers of items, of which there are at least
+    two."""
     n, y = np.asarray(items, float), np.asarray(cost, float)
-    # Columns of about one, for the conditioning; rows divided by the cost: relative errors.
+    # Columns of order one are well conditioned; rows are divided by the cost, for relative errors.
     scale = np.array([1.0, n.max()])
     x = np.stack([np.ones_like(n), n], axis=1) / scale / y[:, None]
     inverse = np.linalg.inv(x.T @ x)

@@ -1,8 +1,8 @@
 """Times one size, in a process of its own: `python -m ensembleode.planning.process TASK RESULT`.
 
-TASK is JSON: `source`, `function`, `items`, `iterations`, `repeats`. What becomes of it is written
-to the file RESULT, as JSON: first where it runs, then all of it, so that a process that is killed
-has said where.
+TASK is JSON: `source`, `function`, `items`, `iterations`, `repeats`. The outcome is written to the
+file RESULT as JSON, first the device alone and later everything. So even a process that is killed
+has written where it ran.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from ..ground import cpu_devices
 from ..tools.scripts import loaded, ScriptError
 
 
-# How long a repeat takes, where the iterations are not given.
+# The least number of seconds of a repeat, where the number of iterations is not given.
 SECONDS = 0.5
 
 
 class Unusable(Exception):
-    """What should be measured isn't there, or isn't what it should be, at any size."""
+    """The function to be measured doesn't exist, or isn't as it should be, at any size."""
 
 
 def main(task: str, result: str) -> None:
-    """Do the task, and write what became of it."""
+    """Do the task, and write its outcome."""
     _let_the_kernel_choose_this()
     path = pathlib.Path(result)
     report: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def measured(
     report: dict[str, Any],
     say: Callable[[], Any],
 ) -> None:
-    """Make what is to be timed, and time it; `say` that something is in the report."""
+    """Make the function to be timed, and time it; `say` is called when the report has grown."""
     make_loss = function_of(source, function)
     device = jax.devices()[0]
     report["device"] = device.device_kind
@@ -75,16 +75,16 @@ def measured(
 
 
 def seconds(run: Callable[[], Any], iterations: int = 1) -> float:
-    """What so many iterations take, each of which is waited for."""
+    """The seconds that this many iterations take, each of which is waited for."""
     start = time.perf_counter()
     for _ in range(iterations):
         jax.block_until_ready(run())
-    # (Where the clock is coarser than a call.)
+    # The clock may be coarser than a call takes.
     return max(time.perf_counter() - start, 1e-9)
 
 
 def function_of(source: str, function: str) -> Callable[[int], Any]:
-    """**Raises:** `Unusable`."""
+    """The function to measure. **Raises:** `Unusable`."""
     try:
         return loaded(source, function)
     except ScriptError as e:
@@ -96,7 +96,7 @@ def function_of(source: str, function: str) -> Callable[[int], Any]:
 
 
 def status_of(error: BaseException) -> str:
-    """As in a row: "OOM", "error"; or "unusable"."""
+    """The status of a row after this error: "OOM" or "error"; or "unusable"."""
     if isinstance(error, Unusable):
         return "unusable"
     text = str(error)
@@ -105,7 +105,7 @@ def status_of(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """On one line, which is not too long."""
+    """The text of an error on one line, which is not too long."""
     if isinstance(error, Unusable):
         return str(error)
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").rstrip(".")
@@ -116,7 +116,7 @@ def peak_memory(device: Any) -> int | None:
     """The most bytes that were in use: of an accelerator's memory, or by this process."""
     if device.platform != "cpu":
         return (device.memory_stats() or {}).get("peak_bytes_in_use")
-    # (On Linux, `ru_maxrss` may be that of the process which started this one.)
+    # On Linux, `ru_maxrss` may be that of the process that started this one.
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -130,22 +130,24 @@ def peak_memory(device: Any) -> int | None:
 
 
 def _end_with_the_parent() -> None:
-    """Whichever way that ends: it holds the other end of the pipe which is our standard input."""
+    """End this process when its parent ends, in whichever way: the parent holds the other end of
+    the pipe that is this process's standard input."""
     pipe = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 
     def wait():
-        os.read(pipe, 1)  # nothing comes but the end
+        os.read(pipe, 1)  # returns only at the end of the pipe
         if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)  # with the processes of its own
+            os.killpg(os.getpid(), signal.SIGKILL)  # with the processes that this one started
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def _let_the_kernel_choose_this() -> None:
-    """Of all processes, when Linux runs out of memory: not the one that waits for this."""
+    """Let Linux choose this process when it runs out of memory, and not the parent that waits for
+    it."""
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
 

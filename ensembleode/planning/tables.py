@@ -1,4 +1,4 @@
-"""What was found as text, in columns, and as JSON has it."""
+"""Results as text in columns, and as values for JSON."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(found: Any) -> Any:
-    """Dataclasses, and what is in them, as dictionaries, lists and numbers; NaN is None."""
+    """Dataclasses, with their contents, as dictionaries, lists and numbers; NaN becomes None."""
     if dataclasses.is_dataclass(found):
         return {name: plain(x) for name, x in vars(found).items()}
     if isinstance(found, tuple):
@@ -16,7 +16,7 @@ def plain(found: Any) -> Any:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: the first column is flush left, the others right."""
+    """The lines of a table: the first column is flush left, the others are flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:
@@ -26,5 +26,5 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def hours(value: float) -> str:
-    """To the hundredth; small ones to three digits."""
+    """Hours with two decimals; small values with three digits."""
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"

@@ -1,16 +1,22 @@
-"""The batching service: many small requests, one ensemble.
+"""The batching service: many small requests become one ensemble.
 
-- `registry.py`: the problems that are served, and their limits.
+- `registry.py`: the problems that are served, and the limits of requests.
 - `solving.py`: a problem as compiled functions of padded arrays.
-- `batcher.py`: from requests to batches and back.
-- `wire.py`: bodies to numbers and back; `calls.py`: requests and answers.
-- `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
-- `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: what they consist of;
-    `through_batcher.py`: how they are solved; `metrics.py`, `tokens.py`.
-- `page/`: what is at `/`.
+- `batcher.py`: from requests to batches and back; `lines.py`: the items that wait, and the next
+    batch.
+- `wire.py`: from bodies to numbers and back; `queries.py`: requests within their limits, and their
+    answers; `calls.py`: the calls of the API.
+- `service.py`: the state that the endpoints share; `app.py`: the endpoints; `process.py`,
+    `protocol.py`: the process, and HTTP.
+- `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: their specification;
+    `through_batcher.py`: how they are solved.
+- `metrics.py`, `tokens.py`: what is counted, and who is let in.
+- `client.py`: the clients; `client_requests.py`: their requests; `client_jobs.py`: the handles of
+    jobs; `exchange.py`: the answers; `remote.py`: solves inside of JAX's transformations.
+- `page/`: the page at `/`.
 
-Names are imported when they are first asked for; what needs the extra `serve` is imported where it
-is used, so that a registry can be made without.
+Names are imported when they are first asked for, and the packages of the extra `serve` where they
+are used, so that a registry can be made without these packages.
 """
 
 import importlib

@@ -25,7 +25,7 @@ except ImportError as e:
 
 from ..ground.version import __version__
 from ..options import check_count
-from . import documented, tokens as tokens_of, wire
+from . import documented, queries, tokens as tokens_of, wire
 from .batcher import Done
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
@@ -40,7 +40,7 @@ _PAGE = Path(__file__).parent / "page"
 _PAGE_OF_JOBS = 1000
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
-    # (Asked for again, as the modules of two versions don't go together.)
+    # Browsers ask again each time, since modules of two versions don't work together.
     "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -64,27 +64,29 @@ def create_app(
 ) -> "App":
     """The service of a registry, as an ASGI app.
 
-    It compiles all it needs when it starts, and is ready after that (`/readyz`).
+    When it starts, it compiles everything that it needs, and is ready after that (`/readyz`).
 
     **Arguments:**
 
     - `registry`: the problems.
-    - `ensemblealg`: where batches are solved, by default `EnsembleThreads()`.
-    - `max_batch`: trajectories of a batch at most.
-    - `max_wait_ms`: how long the first request of a batch waits for others at most; no longer, when
-        none comes for a twentieth of that.
-    - `queue`: how many trajectories may wait; with more, requests are refused (429).
-    - `tokens`: one of these is wanted with every request; by default none is.
-    - `hosts`: the names that it answers to, without their port; by default any.
-    - `cors`: origins whose pages may use the service, by default only its own.
-    - `store`: a folder for durable ensembles; without one there are none.
-    - `drain_seconds`: how long what was taken may take when the service ends.
+    - `ensemblealg`: the ensemble algorithm for batches, by default `EnsembleThreads()`.
+    - `max_batch`: the largest number of trajectories of a batch.
+    - `max_wait_ms`: the longest time for which the first request of a batch waits for others. The
+        wait is over earlier if no request arrives for a twentieth of that time.
+    - `queue`: how many trajectories may wait; beyond that, requests are refused (429).
+    - `tokens`: every request needs one of these; by default none is needed.
+    - `hosts`: the host names, without port, to which the service answers; by default any.
+    - `cors`: the origins whose pages may use the service; by default only its own.
+    - `store`: a folder for durable ensembles; without it they are not offered.
+    - `drain_seconds`: when the service ends, the time for finishing the requests that it has
+        accepted.
     - `batching`: False solves every request on its own.
-    - `batch_seconds`: how long a batch may take. One that has not returned by then is given up
-        (504), and its problem refuses requests (503) until it returns; others are solved.
+    - `batch_seconds`: the longest time of a batch. A batch that has not returned by then is given
+        up (504), and its problem refuses requests (503) until it returns; other problems are
+        solved.
 
-    **Raises:** `ValueError` and `TypeError` for bad arguments, and what solving a problem of the
-    registry raises.
+    **Raises:** `ValueError` and `TypeError` for bad arguments, and any error of solving a problem
+    of the registry.
     """
     if not isinstance(registry, Registry):
         raise TypeError(f"registry must be an eo.serve.Registry, got {type(registry).__name__}.")
@@ -114,7 +116,7 @@ def create_app(
 
     app = App(
         service, cors, title="ensembleode", version=__version__, description=documented.ABOUT,
-        docs_url=None, redoc_url=None,  # their pages are scripts from elsewhere
+        docs_url=None, redoc_url=None,  # these pages load scripts from other sites
         lifespan=lifespan,
     )  # fmt: skip
     if cors:
@@ -132,7 +134,7 @@ def create_app(
 
     async def refused(request: Request, e: Exception) -> Response:
         if isinstance(e, HTTPException) and e.status_code == 405:
-            # (Starlette's has what the first route of this path takes only.)
+            # The error of Starlette lists only the methods of the first route with this path.
             at = [r for r in app.routes if r.matches(request.scope)[0] != Match.NONE]
             allowed = {method for route in at for method in getattr(route, "methods", None) or ()}
             e.headers = {"Allow": ", ".join(sorted(allowed))}
@@ -144,7 +146,7 @@ def create_app(
 
 
 class App(FastAPI):
-    """Has endpoints that take a `Call`: these need neither FastAPI nor an ASGI server."""
+    """An app with endpoints that take a `Call`; these need neither FastAPI nor an ASGI server."""
 
     def __init__(self, service: Service, cors: Sequence[str], **options: Any):
         super().__init__(**options)
@@ -161,7 +163,7 @@ class App(FastAPI):
         """Decorates the endpoint of `POST /v1/problems/{name}/{what}`, which takes a `Call`."""
 
         def decorated(endpoint: Callable) -> Callable:
-            # What FastAPI documents and routes.
+            # The function that FastAPI documents and routes to.
             async def route(name: str) -> Any:
                 raise NotImplementedError
 
@@ -175,13 +177,13 @@ class App(FastAPI):
 
     @property
     def of_calls(self) -> dict[str, Callable]:
-        """Those endpoints, where nothing is to be done before or after them."""
+        """The endpoints that take a `Call`, if nothing has to be done before or after them."""
         return {} if self.user_middleware else self.endpoints
 
 
 def _route_class(service: Service, cors: Sequence[str]) -> type[APIRoute]:
     class Route(APIRoute):
-        """Answers by way of the service."""
+        """A route whose answers go through the service."""
 
         def get_route_handler(self) -> Callable:
             handle = super().get_route_handler()
@@ -215,13 +217,13 @@ def _json(content: Any, status: int = 200) -> Response:
 def _add_problems(app: App, service: Service) -> None:
     @app.takes("solve", **documented.SOLVE)
     async def solve(call: Call) -> Reply:
-        """Solve one trajectory, or many."""
+        """Solve one trajectory, or several."""
         entry, asked = await _asked(service, call)
-        wire.check_answer(entry, asked)
+        queries.check_answer(entry, asked)
         program = service.solver(entry.name).program(asked.rows, own=asked.numbers.p is not None)
         done = await service.done(call, program, asked.numbers, asked.deadline)
         size = asked.n * asked.rows * max(1, entry.u0.size)
-        return await _replied(call, done, functools.partial(wire.solved, asked), size)
+        return await _replied(call, done, functools.partial(queries.solved, asked), size)
 
     @app.takes("vjp", **documented.VJP)
     async def vjp(call: Call) -> Reply:
@@ -230,14 +232,14 @@ def _add_problems(app: App, service: Service) -> None:
         if solver.no_gradient is not None:
             raise Refused(404, "no_gradient", f"there is no gradient: {solver.no_gradient}.")
         entry, asked = await _asked(service, call, "cotangent")
-        wire.check_answer(entry, asked, pulls=True)
-        numbers = asked.numbers._replace(cotangent=wire.cotangent(entry, asked))
+        queries.check_answer(entry, asked, pulls=True)
+        numbers = asked.numbers._replace(cotangent=queries.cotangent(entry, asked))
         if numbers.p is None and entry.p.size:
             numbers = numbers._replace(p=np.broadcast_to(entry.p, (asked.n, entry.p.size)))
         program = solver.program(asked.rows, own=True, pulls=True)
         done = await service.done(call, program, numbers, asked.deadline)
         size = asked.n * (entry.u0.size + entry.p.size)
-        return await _replied(call, done, functools.partial(wire.pulled, asked), size)
+        return await _replied(call, done, functools.partial(queries.pulled, asked), size)
 
     @app.get("/v1/problems", **documented.PROBLEMS)
     async def problems() -> Response:
@@ -246,14 +248,15 @@ def _add_problems(app: App, service: Service) -> None:
 
     @app.get("/v1/problems/{name}", **documented.PROBLEM)
     async def problem(name: str) -> Response:
-        """One of them."""
+        """A problem that is served."""
         return _json(service.solver(name).describe())
 
 
 async def _read(
     service: Service, call: Call, made: Callable[[Entry, dict], Any], writes: bool = False
 ) -> Any:
-    """What is made of a body: in another thread where that takes long, or `writes` to disk."""
+    """The result of `made` for a body. It is computed in another thread if it takes long, or
+    `writes` to disk."""
     entry, binary = service.solver(call.name).entry, call.sends_binary()
     body = await call.body(entry.limits.body, service.bodies)
     service.check_ready()
@@ -262,19 +265,19 @@ async def _read(
         return made(entry, wire.parsed(body, binary))
 
     if len(body) > LARGE:
-        async with service.reading_large:  # which takes several times its bytes
+        async with service.reading_large:  # reading takes several times the bytes of the body
             return await asyncio.to_thread(read)
     return await asyncio.to_thread(read) if writes else read()
 
 
-async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, wire.Query]:
-    asked = await _read(service, call, lambda entry, body: wire.query(entry, body, more))
+async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, queries.Query]:
+    asked = await _read(service, call, lambda entry, body: queries.query(entry, body, more))
     call.count = asked.n
     return service.solver(call.name).entry, asked
 
 
 async def _replied(call: Call, done: Done, answer: Callable[..., dict], size: int) -> Reply:
-    """An answer with so many numbers."""
+    """An answer, of which `size` is the number of numbers."""
     binary = call.wants_binary()
 
     def content() -> bytes:
@@ -298,7 +301,7 @@ def _add_ensembles(app: App, service: Service) -> None:
 
     @app.takes("ensembles", status_code=202, **documented.ENSEMBLES)
     async def create(call: Call) -> Reply:
-        """Solve an ensemble, which is kept."""
+        """Solve an ensemble, and keep it."""
         key, here = call.header(b"idempotency-key") or None, jobs()
 
         def made(entry: Entry, body: dict[str, Any]) -> dict[str, Any]:
@@ -317,22 +320,22 @@ def _add_ensembles(app: App, service: Service) -> None:
 
     @app.get("/v1/ensembles/{id}", **documented.JOB)
     async def one(owner: Owner, id: str) -> Response:
-        """How far an ensemble is."""
+        """The status of an ensemble."""
         return _json(await asyncio.to_thread(jobs().status, id, owner))
 
     @app.delete("/v1/ensembles/{id}", **documented.JOB)
     async def delete(owner: Owner, id: str) -> Response:
-        """Delete one that has ended, with what is in it; or cancel it."""
+        """Delete an ensemble that has ended, with its results; cancel one that has not."""
         return _json(await asyncio.to_thread(jobs().delete, id, owner))
 
     @app.post("/v1/ensembles/{id}/cancel", **documented.JOB)
     async def cancel(owner: Owner, id: str) -> Response:
-        """Stop it, if it has not ended; what is done stays."""
+        """Cancel an ensemble, if it has not ended; its results so far are kept."""
         return _json(await asyncio.to_thread(jobs().cancel, id, owner))
 
     @app.post("/v1/ensembles/{id}/resume", **documented.JOB)
     async def resume(owner: Owner, id: str) -> Response:
-        """Go on with one that was cancelled, or failed."""
+        """Resume an ensemble that was cancelled, or that failed."""
         service.check_ready()
         return _json(await asyncio.to_thread(jobs().resume, id, owner))
 
@@ -344,7 +347,7 @@ def _add_ensembles(app: App, service: Service) -> None:
         stop: Annotated[int | None, Query(ge=1)] = None,
         format: Literal["msgpack", "npz"] = "msgpack",
     ) -> Response:
-        """Some of its trajectories."""
+        """The results of some trajectories of an ensemble."""
         body = await asyncio.to_thread(jobs().read, id, start, stop, format == "npz", owner)
         if format == "npz":
             headers = {"Content-Disposition": f'attachment; filename="{id}.npz"'}
@@ -355,13 +358,13 @@ def _add_ensembles(app: App, service: Service) -> None:
 def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", **documented.HEALTH)
     async def healthz() -> Response:
-        """Whether the process works; where it doesn't, only a new one will."""
+        """Whether the process works; if it doesn't, it has to be replaced by a new one."""
         dead = service.dead()
         return _json({"status": "dead", "dead": dead}, 503) if dead else _json({"status": "ok"})
 
     @app.get("/readyz", **documented.HEALTH)
     async def readyz() -> Response:
-        """Whether it solves."""
+        """Whether the service is ready to solve."""
         status: dict[str, Any] = {"status": service.status}
         if service.hung:
             status["hung"] = service.hung
@@ -373,7 +376,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics", **documented.METRICS)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 

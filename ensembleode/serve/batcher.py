@@ -1,10 +1,7 @@
-"""From requests to batches and back: pure asyncio, which knows neither HTTP nor JAX.
+"""From requests to batches and back, in pure asyncio, without any knowledge of HTTP or JAX.
 
-Items of one line can be run together. A batch is due when a line has as many as it takes, when the
-first of them has waited long enough, or when there is a lull. Each problem has a thread, in which
-its lines take turns: a batch that takes long, or never returns, is no other problem's business.
-Within a batch every item has a share, and only what is left over goes to those that want more: so a
-large item is split, and others are not stuck behind it.
+Each problem has a thread, in which its lines take turns (see `lines.py`). So a batch that takes
+long, or never returns, doesn't hold up other problems.
 """
 
 import asyncio
@@ -16,55 +13,56 @@ import queue
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from .lines import Item, Lines, Part
 
 
 logger = logging.getLogger("ensembleode.serve")
 
 
-# The part of the longest wait after which nobody else is expected, where nobody came in it.
-_LULL = 0.05
-# Timers of event loops are no finer than this.
+# The resolution of the timers of event loops.
 _TICK = 0.002
-# Runs of parts of a batch that crashed: two for each halving find one culprit among thousands; if
-# everything crashes (a cluster is lost, say), there should not be many.
+# The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
+# one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
+# should not be many runs.
 _RUNS_APART = 32
 
 
 @dataclasses.dataclass(eq=False)
 class QueueFull(Exception):
-    """There is no room; try again after so many `seconds`."""
+    """The queue is full; the client should try again after `seconds`."""
 
     seconds: float
 
 
 class Draining(Exception):
-    """Nothing is taken any more."""
+    """The service is ending, and accepts no more requests."""
 
 
 class DeadlineExceeded(Exception):
-    """The answer isn't there in time."""
+    """The answer is too late for the deadline."""
 
 
 @dataclasses.dataclass(eq=False)
 class BatchFailed(Exception):
-    """Running the item crashed; the log has why, under this `id`."""
+    """Running the item crashed; the log has the reason under this `id`."""
 
     id: str
 
 
 @dataclasses.dataclass(eq=False)
 class Hung(Exception):
-    """A batch of the problem has not returned in time, that of the item (`mine`) or another."""
+    """A batch of the problem has not returned in time: either that of the item (`mine`), or
+    another."""
 
     problem: Any
     mine: bool
 
 
 class Slice(NamedTuple):
-    """Some of an item: `payload` from `start` to `stop`."""
+    """A part of an item: `payload` from `start` to `stop`."""
 
     payload: Any
     start: int
@@ -72,56 +70,28 @@ class Slice(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An item's results, part by part in order; the seconds it waited for the first batch, and
-    those that its batches took."""
+    """The results of an item, part by part in order; the seconds that it waited for its first
+    batch, and the seconds that its batches took."""
 
     results: list[Any]
     wait: float
     seconds: float
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Item:
-    where: tuple[Any, Any]  # its problem and line
-    payload: Any
-    n: int
-    waiting: int
-    submitted: float
-    future: Any
-    background: bool
-    given: int = 0  # how many of it have gone into batches
-    started: float = math.nan
-    seconds: float = 0.0
-    results: list[Any] = dataclasses.field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    settled: Callable | None = None  # called when the future is done
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Line:
-    """The items that can be run together, in order of their turns; when the first and the last of
-    those that wait came."""
-
-    most: int
-    items: dict[_Item, None] = dataclasses.field(default_factory=dict)  # an ordered set
-    waiting: int = 0
-    first: float = math.inf
-    last: float = -math.inf
-
-
 class _Runner:
-    """A thread that calls a function with what it is given, one after the other, until it is None.
+    """A thread that calls a function with each of the arguments that it is given, until one is
+    None.
 
-    It is a daemon: what never returns can't be ended, and must not keep the process from ending
-    (which would wait for the threads of a `ThreadPoolExecutor`). What never returns may do so in
-    the end; then the thread goes on.
+    It is a daemon thread: a call that never returns can't be ended, and must not keep the process
+    from ending, as a thread of a `ThreadPoolExecutor` would. If such a call returns after all, the
+    thread goes on.
     """
 
     def __init__(self, call: Callable[..., Any], name: str):
-        self.began = math.inf  # when that began which it is at
-        self.parts: list[tuple[_Item, int, int]] = []  # the items of that
-        self.hangs = False  # whether that has been given up
-        self.timer: asyncio.TimerHandle | None = None  # of the look whether it is to be
+        self.began = math.inf  # when the present call began
+        self.parts: list[Part] = []  # the items of that
+        self.hangs = False  # whether the present call has been given up
+        self.timer: asyncio.TimerHandle | None = None  # for checking whether to give it up
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -130,22 +100,22 @@ class _Runner:
     def _live(self) -> None:
         while (arguments := self.given.get()) is not None:
             self._call(self, *arguments)
-            del arguments  # or it would be kept until the next comes
+            del arguments  # they would otherwise be kept until the next call
 
 
 class Batcher:
-    """Gathers items into batches, and runs these one by one in the thread of their problem.
+    """Gathers items into batches, and runs the batches one by one in the thread of their problem.
 
-    - `run(line, slices)`: gives a result for each slice; it blocks.
-    - `most(line)`: how many a batch of that line has at most; by default `max_batch`.
-    - `max_wait`: seconds that the first of a batch waits for others at most (a twentieth of them,
-        where none comes in that time).
-    - `queue`: how many may wait, over all items.
-    - `share`: how many of an item are in a batch for sure.
-    - `coalesce`: whether items share batches at all.
-    - `limit`: seconds that a run may take. After that its items are given up, and its problem takes
-        no others until it returns.
-    - `observe(line, count, items, seconds)`: told of each batch.
+    - `run(line, slices)`: returns a result for each slice; it blocks.
+    - `most(line)`: the largest size of a batch of that line; by default `max_batch`.
+    - `max_wait`: the longest time in seconds for which the first item of a batch waits for others
+        (a twentieth of it, if none arrives in that time).
+    - `queue`: how many trajectories may wait, over all items.
+    - `share`: how many trajectories of an item are certain to be in a batch.
+    - `coalesce`: whether items share batches.
+    - `limit`: the longest time of a run in seconds. After that its items are given up, and its
+        problem accepts no others until the run returns.
+    - `observe(line, count, items, seconds)`: called for each batch.
     """
 
     def __init__(
@@ -162,18 +132,13 @@ class Batcher:
         observe: Callable[[Any, int, int, float], None] | None = None,
     ):
         self._run = run
-        self._most = most or (lambda line: max_batch)
-        self._max_wait = max_wait if coalesce else 0.0
-        self._lull = _LULL * self._max_wait
+        most = most or (lambda line: max_batch)
+        share = share or max(1, max_batch // 8)
+        self._lines = Lines(most, share, max_wait if coalesce else 0.0, coalesce)
         self._queue = queue
-        self._share = share or max(1, max_batch // 8)
-        self._coalesce = coalesce
         self._limit = limit
         self._observe = observe
-        # By problem, then by line; the first is next.
-        self._problems: OrderedDict[Any, OrderedDict[Any, _Line]] = OrderedDict()
-        self._waiting = 0
-        self._rate = 1000.0  # items a second, as of late
+        self._rate = 1000.0  # recent rate, in items per second
         self._draining = False
         self._runners: dict[Any, _Runner] = {}  # by problem
         self._wake = asyncio.Event()
@@ -185,33 +150,33 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """How many wait, those of background items left out."""
-        return self._waiting
+        """How many trajectories wait, without those of background items."""
+        return self._lines.waiting
 
     @property
     def is_dead(self) -> bool:
-        """Whether its task or a thread of it has ended, though nobody told it to."""
+        """Whether its task, or one of its threads, has ended although nothing told it to."""
         if self._ended or self._task is None:
             return False
         return self._task.done() or not all(x.thread.is_alive() for x in self._runners.values())
 
     @property
     def _running(self) -> list[_Runner]:
-        """Those that run a batch which is waited for."""
+        """The threads that run a batch which somebody waits for."""
         return [x for x in self._runners.values() if x.parts]
 
     @property
     def hung(self) -> list[Any]:
-        """The problems that have a batch which doesn't return."""
+        """The problems with a batch that doesn't return."""
         return [problem for problem, runner in self._runners.items() if runner.hangs]
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a thread runs a batch, waited for or not."""
+        """Whether a thread is running a batch, whether or not somebody waits for it."""
         return any(x.began < math.inf for x in self._runners.values())
 
     def start(self) -> None:
-        """Begin, in the event loop that runs."""
+        """Start, in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._go(), name="ensembleode-batcher")
 
@@ -225,15 +190,17 @@ class Batcher:
         deadline: float | None = None,
         background: bool = False,
     ) -> "asyncio.Future[Done]":
-        """Have an item run; where the future is cancelled, what of it hasn't run yet is dropped.
+        """Have an item run. If the future is cancelled, the parts of the item that haven't run are
+        dropped.
 
         Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded`, `BatchFailed`,
         `Hung`.
 
-        - `problem`: lines of one problem share its turns.
-        - `n`: how many the item stands for.
-        - `deadline`: when an answer is too late, on the clock `time.monotonic`.
-        - `background`: it has no more than a share of a batch, and is not counted in the queue.
+        - `problem`: the lines of one problem take turns.
+        - `n`: how many trajectories the item stands for.
+        - `deadline`: the time after which an answer is too late, on the clock `time.monotonic`.
+        - `background`: the item gets no more than a share of a batch, and isn't counted in the
+            queue.
         """
         loop = self._loop
         assert loop is not None
@@ -242,23 +209,25 @@ class Batcher:
         runner = self._runners.get(problem)
         if runner is not None and runner.hangs:
             raise Hung(problem, mine=False)
-        if not background and self._waiting and self._waiting + n > self._queue:
-            excess = self._waiting + n - self._queue
+        excess = self.waiting + n - self._queue
+        if not background and self.waiting and excess > 0:
             raise QueueFull(min(60.0, max(1.0, math.ceil(excess / self._rate))))
         now = time.monotonic()
-        item = _Item((problem, line), payload, n, n, now, loop.create_future(), background)
+        item = Item((problem, line), payload, n, n, now, loop.create_future(), background)
         if deadline is not None:
             if deadline <= now:
                 raise DeadlineExceeded
             item.timer = loop.call_later(deadline - now, _refuse, [item], DeadlineExceeded())
-        self._add(item)
+        self._idle.clear()
+        if self._lines.add(item):
+            self._wake.set()
         item.settled = lambda _: self._settled(item)
         item.future.add_done_callback(item.settled)
         return item.future
 
     async def drain(self, seconds: float) -> bool:
-        """Take nothing more, finish what was taken, and end. Returns whether all was finished; what
-        wasn't raises `Draining`."""
+        """Accept nothing more, finish what was accepted, and end. Returns whether everything was
+        finished; items that weren't raise `Draining`."""
         self._draining = True
         self._wake.set()
         finished = True
@@ -277,68 +246,34 @@ class Batcher:
 
     def _refuse_all(self, error: Exception) -> None:
         running = [item for x in self._running for item, _, _ in x.parts]
-        _refuse([*(x for p in self._problems for x in self._items(p)), *running], error)
+        _refuse([*self._lines.items(), *running], error)
 
-    def _items(self, problem: Any) -> list[_Item]:
-        return [x for line in self._problems.get(problem, {}).values() for x in line.items]
-
-    def _add(self, item: _Item) -> None:
-        problem, key = item.where
-        lines = self._problems.setdefault(problem, OrderedDict())
-        line = lines.get(key)
-        if line is None:
-            line = lines[key] = _Line(self._most(key))
-        line.items[item] = None
-        line.waiting += item.n
-        line.first = min(line.first, item.submitted)
-        line.last = item.submitted
-        if not item.background:
-            self._waiting += item.n
-        self._idle.clear()
-        # The first of a line sets the time of its batch; the last that fits, brings it forward.
-        if len(line.items) == 1 or line.waiting >= line.most:
-            self._wake.set()
-
-    def _settled(self, item: _Item) -> None:
-        """Drop what waits of an item whose future is done."""
+    def _settled(self, item: Item) -> None:
+        """Drop the waiting parts of an item whose future is done."""
         item.settled = None
         if item.timer is not None:
             item.timer.cancel()
-        if not item.waiting:
-            return
-        problem, key = item.where
-        line = self._problems[problem][key]
-        del line.items[item]
-        line.waiting -= item.waiting
-        if not item.background:
-            self._waiting -= item.waiting
-        item.waiting = 0
-        self._clean(problem, key)
-        self._rest()
-
-    def _clean(self, problem: Any, key: Any) -> None:
-        """Drop a line without items."""
-        lines = self._problems[problem]
-        if not lines[key].items:
-            del lines[key]
-            if not lines:
-                del self._problems[problem]
+        if item.waiting:
+            self._lines.drop(item)
+            self._rest()
 
     def _rest(self) -> None:
-        if not self._problems and not self._running:
+        if not self._lines.problems and not self._running:
             self._idle.set()
 
     async def _go(self) -> None:
         try:
             while True:
                 now = time.monotonic()
-                found, due = self._next(now)
+                busy = {x for x, runner in self._runners.items() if runner.parts or runner.hangs}
+                found, due = self._lines.next(now, busy, at_once=self._draining)
                 if found is None:
                     await self._wait(due - now)
                 else:
                     self._begin(*found, now)
         except Exception as e:
-            # Without it nothing is solved any more: nobody waits for it, and nothing is taken.
+            # Without this task nothing is solved, so items are not left to wait, and nothing is
+            # accepted.
             self._draining = True
             self._refuse_all(self._crash("all problems", e))
             for runner in self._running:
@@ -346,7 +281,7 @@ class Batcher:
             raise
 
     async def _wait(self, seconds: float) -> None:
-        """For so long, or until something is due before that."""
+        """Wait for this long, or until something is due earlier."""
         if seconds < _TICK:
             await asyncio.sleep(0)
             return
@@ -355,71 +290,16 @@ class Batcher:
             async with asyncio.timeout(None if seconds == math.inf else seconds - _TICK):
                 await self._wake.wait()
 
-    def _next(self, now: float) -> tuple[Any, float]:
-        """The line whose turn it is; or when one is due."""
-        first_due = math.inf
-        for problem, lines in self._problems.items():
-            runner = self._runners.get(problem)
-            if runner is not None and (runner.parts or runner.hangs):
-                continue
-            for key, line in lines.items():
-                due = min(line.first + self._max_wait, line.last + self._lull)
-                if line.waiting >= line.most or due <= now or self._draining:
-                    return (problem, key), now
-                first_due = min(first_due, due)
-        return None, first_due
-
-    def _take(self, problem: Any, key: Any, now: float) -> list[tuple[_Item, int, int]]:
-        """The parts of items that are the next batch of a line."""
-        line = self._problems[problem][key]
-        room = line.most
-        counts: dict[_Item, int] = {}
-        background = self._share
-        for item in line.items:
-            count = min(item.waiting, self._share, room)
-            if item.background:
-                count = min(count, background)
-                background -= count
-            if count:
-                counts[item] = count
-                room -= count
-            if not (room and self._coalesce):
-                break
-        for item in counts:
-            if not item.background:
-                more = min(item.waiting - counts[item], room)
-                counts[item] += more
-                room -= more
-        parts = []
-        for item, count in counts.items():
-            if not item.given:
-                item.started = now
-            parts.append((item, item.given, item.given + count))
-            item.given += count
-            item.waiting -= count
-            line.waiting -= count
-            if not item.background:
-                self._waiting -= count
-            del line.items[item]
-            if item.waiting:
-                line.items[item] = None
-        line.first = min((x.submitted for x in line.items), default=math.inf)
-        # The turns of others come first.
-        self._problems[problem].move_to_end(key)
-        self._problems.move_to_end(problem)
-        self._clean(problem, key)
-        return parts
-
     def _begin(self, problem: Any, key: Any, now: float) -> None:
-        """Have the next batch of a line run."""
-        parts = self._take(problem, key, now)
+        """Run the next batch of a line."""
+        parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
         try:
             runner = self._runners.get(problem)
             if runner is None:
                 name = f"ensembleode-batches-{problem}"
                 runner = self._runners[problem] = _Runner(self._run_and_tell, name)
-        except RuntimeError as e:  # no thread can be started
+        except RuntimeError as e:  # no thread could be started
             self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
             self._rest()
             return
@@ -428,7 +308,7 @@ class Batcher:
         runner.given.put((problem, key, slices))
 
     def _look(self, problem: Any, runner: _Runner) -> None:
-        """Whether a run is over its time; and again when it would be."""
+        """Check whether a run is over its time limit; if not, check again when it would be."""
         assert self._loop is not None
         left = runner.began + self._limit - time.monotonic()
         if left <= 0:
@@ -437,27 +317,27 @@ class Batcher:
             runner.timer = self._loop.call_later(left, self._look, problem, runner)
 
     def _give_up(self, problem: Any, runner: _Runner) -> None:
-        """Nobody waits any longer for what a thread runs, nor for its problem. (Python can't end
-        it. What can be told to stop, as a loop of compiled code, is to be told here.)"""
+        """Give up the present run of a thread, and refuse its problem. Python can't end the run; if
+        it can be told to stop, as a loop of compiled code can, this is the place to tell it."""
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
         _refuse([item for item, _, _ in parts], Hung(problem, mine=True))
-        _refuse(self._items(problem), Hung(problem, mine=False))
+        _refuse(self._lines.items(problem), Hung(problem, mine=False))
         self._rest()
 
     def _run_and_tell(
         self, runner: _Runner, problem: Any, key: Any, slices: Sequence[Slice]
     ) -> None:
-        """In the thread of a problem."""
+        """Run a batch in the thread of its problem, and report to the event loop."""
         assert self._loop is not None
         began = time.monotonic()
         try:
             results = self._apart(runner, key, slices, [_RUNS_APART])
-        except BaseException as e:  # whatever it is, it must not end the thread
+        except BaseException as e:  # no exception may end the thread
             results = [self._crash(key, e)] * len(slices)
-        seconds = time.monotonic() - began  # (The event loop may be later.)
+        seconds = time.monotonic() - began  # the event loop may get to this later
         runner.began = math.inf
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._finish, problem, key, results, seconds)
 
     def _finish(self, problem: Any, key: Any, results: Sequence[Any], seconds: float) -> None:
@@ -469,24 +349,23 @@ class Batcher:
             runner.hangs = False
             return
         parts, runner.parts = runner.parts, []
-        if not parts:  # they were given up with all others
+        if not parts:  # all of them were given up
             return
         count = sum(stop - start for _, start, stop in parts)
         self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
         self._end(parts, results, seconds)
         self._rest()
-        if problem in self._problems:
+        if problem in self._lines.problems:
             self._wake.set()
         if self._observe is not None:
             try:
                 self._observe(key, count, len(parts), seconds)
-            except Exception as e:  # which is no reason to fail those of the batch
+            except Exception as e:  # the batch itself didn't fail
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
-    def _end(
-        self, parts: list[tuple[_Item, int, int]], results: Sequence[Any], seconds: float
-    ) -> None:
-        """Hand the results of a batch to its items; a `BatchFailed` is raised there."""
+    def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
+        """Hand the results of a batch to its items; a result that is a `BatchFailed` is raised
+        there."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue
@@ -497,23 +376,24 @@ class Batcher:
             item.results.append(result)
             if stop == item.n:
                 wait = item.started - item.submitted
-                if item.timer is None:  # there is nothing left to be done
+                if item.timer is None:  # there is nothing else to do
                     item.future.remove_done_callback(item.settled)
-                    item.settled = None  # (or the two of them would be for the garbage collector)
+                    item.settled = None  # so that no cycle is left to the garbage collector
                 item.future.set_result(Done(item.results, wait, item.seconds))
 
     def _apart(
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
     ) -> Sequence[Any]:
-        """The results; where running them crashes, those of each half: only what crashes by itself
-        is not answered (or what is left when so many runs didn't find it)."""
+        """The results of a batch. If running it crashes, its halves are run separately, so that
+        only an item that crashes by itself fails (or all remaining ones, once `runs_left` is used
+        up)."""
         runner.began = time.monotonic()
         try:
             results = self._run(key, slices)
             if len(results) != len(slices):
                 raise RuntimeError(f"{len(results)} results for {len(slices)} parts")
             return results
-        except BaseException as e:  # whatever it is, it must not end the thread
+        except BaseException as e:  # no exception may end the thread
             if len(slices) == 1 or runs_left[0] < 2:
                 return [self._crash(key, e)] * len(slices)
         runs_left[0] -= 2
@@ -527,7 +407,7 @@ class Batcher:
         return failure
 
 
-def _refuse(items: Sequence[_Item], error: Exception) -> None:
+def _refuse(items: Sequence[Item], error: Exception) -> None:
     for item in items:
         if not item.future.done():
             item.future.set_exception(error)

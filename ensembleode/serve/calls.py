@@ -1,6 +1,6 @@
-"""A request and its answer, and what is answered to errors.
+"""A request and its answer, and the answers to errors.
 
-A small request is solved in ten microseconds; Starlette's objects for one take longer than that.
+A small request is solved in ten microseconds; making Starlette's objects for it takes longer.
 """
 
 import asyncio
@@ -27,22 +27,23 @@ _MSGPACK = (wire.BINARY.encode(), b"application/msgpack")
 _BINARY = {**dict.fromkeys(_MSGPACK, True), wire.JSON.encode(): False}
 _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in HTTPStatus}
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
-# Seconds for a body to arrive.
+# The time in seconds for a body to arrive.
 BODY_SECONDS = 60.0
-# Bytes of a body that keep nobody from anything.
+# The size in bytes up to which a body holds up nothing else.
 LARGE = 2**16
-# Bytes of all larger bodies, and of those of one token, of which one may have more.
+# The bytes of all larger bodies; and of those of one token, of which a single one may have more.
 _BODIES, _BODIES_OF_ONE = 2**28, 2**26
 
 
 class Bodies:
-    """The bytes of the larger bodies that are here, or are to come, until they are answered."""
+    """Counts the bytes of larger bodies that have arrived or are arriving, until they are
+    answered."""
 
     def __init__(self):
         self._of: Counter[str] = Counter()  # by owner
 
     def hold(self, call: "Call", size: int) -> None:
-        """Count a call's body as one of this size; raises `Refused` where there is no room."""
+        """Count a call's body, of this size; raises `Refused` where there is no room."""
         here = ((self._of.total(), _BODIES), (self._of[call.owner or ""], _BODIES_OF_ONE))
         for held, most in here:
             if held > call.held and held - call.held + size > most:
@@ -61,26 +62,26 @@ class Call:
     """A request."""
 
     headers: Mapping[bytes, bytes]  # by name, in lower case
-    receive: Any  # as of ASGI, or None where it isn't needed to learn that who asked has gone
+    receive: Any  # that of ASGI; None where a lost connection is noticed otherwise
     name: str = ""  # that of the problem, if any
-    count: int | None = None  # of trajectories, once that is known
-    future: asyncio.Future | None = None  # what it waits for
-    gone: bool = False  # whether who asked has
-    owner: str | None = None  # whose its token is ("" where there are none), once that is known
-    held: int = 0  # how many bytes of its body are counted
+    count: int | None = None  # the number of trajectories, once it is known
+    future: asyncio.Future | None = None  # what the call waits for
+    gone: bool = False  # whether the client has disconnected
+    owner: str | None = None  # that of its token ("" where none are needed), once it is known
+    held: int = 0  # the counted bytes of its body
 
     def leave(self) -> None:
-        """Who asked has gone."""
+        """The client has disconnected."""
         self.gone = True
         if self.future is not None:
             self.future.cancel()
 
     def header(self, name: bytes) -> str:
-        """That of a name (in lower case), or nothing."""
+        """The header of this name (in lower case), or nothing."""
         return self.headers.get(name, b"").decode("latin-1")
 
     async def body(self, limit: int, bodies: Bodies) -> bytes | bytearray:
-        """Raises `Refused` for one over the limit, or that doesn't arrive, or has no room."""
+        """The body; raises `Refused` if it is over the limit, doesn't arrive, or has no room."""
         length = self.headers.get(b"content-length", b"")
         body, more = bytearray(), True
         try:
@@ -102,8 +103,8 @@ class Call:
             raise too_late() from None
 
     def sends_binary(self) -> bool:
-        """Whether the body is MessagePack; raises `Refused` for another type than that and JSON:
-        the page of another site can't send one of these two without having asked first."""
+        """Whether the body is MessagePack; raises `Refused` for any other type than that and JSON.
+        The page of another site can't send either type without asking for permission first."""
         binary = _BINARY.get(self.headers.get(b"content-type", b""))
         if binary is None:
             kind = self.header(b"content-type").partition(";")[0].strip().lower()
@@ -118,8 +119,8 @@ class Call:
         return _MSGPACK[0] in accepted or _MSGPACK[1] in accepted
 
     def check_host(self, hosts: frozenset[bytes]) -> None:
-        """Raises `Refused` where it was sent to another name than these: the page of another site
-        may have given its own name this address."""
+        """Raises `Refused` if the request was sent to another host name than these. The page of
+        another site may have given its own name this address."""
         host = self.headers.get(b"host", b"").lower()
         if host not in hosts and host.rpartition(b":")[0] not in hosts:
             other = "this service answers to other names"
@@ -128,8 +129,9 @@ class Call:
             )
 
     def check_origin(self, allowed: Collection[str]) -> None:
-        """Raises `Refused` where the page of another site asks, which browsers tell. (With a body
-        of JSON they ask first whether it may; without one they don't.)"""
+        """Raises `Refused` if the request is from the page of another site, as browsers tell. (They
+        ask for permission before a request with a body of JSON, but not before one without a
+        body.)"""
         origin = self.header(b"origin")
         if not origin or origin in allowed or "*" in allowed:
             return
@@ -150,7 +152,7 @@ def too_late() -> Refused:
 
 
 class Reply(NamedTuple):
-    """What is answered."""
+    """An answer."""
 
     body: bytes
     kind: str = wire.JSON
@@ -158,7 +160,7 @@ class Reply(NamedTuple):
     headers: Mapping[str, str] | None = None
 
     def response(self) -> Response:
-        """As Starlette has it."""
+        """The answer as an object of Starlette."""
         headers = dict(self.headers) if self.headers else None
         return Response(self.body, self.status_code, headers, self.kind)
 
@@ -181,13 +183,13 @@ def in_json(content: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def reply_to(refused: Refused) -> Reply:
-    # (This encodes any text, whatever was in the request.)
+    # This can encode any text that may have been in the request.
     body = json.dumps(refused.body()).encode()
     return Reply(body, wire.JSON, refused.status, refused.headers)
 
 
 def refusal(e: Exception, id: str) -> Refused:
-    """What is answered to an exception; those that nobody foresaw are logged."""
+    """The answer to an exception; unexpected exceptions are logged."""
     match e:
         case Refused():
             return e

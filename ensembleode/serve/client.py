@@ -1,122 +1,33 @@
-"""Solving on a service: the clients, and their handles of long jobs."""
+"""The clients of a service, which solve on it."""
 
 import asyncio
-import dataclasses
-import functools
-import math
 import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from ..solution import EngineChoice, ODESolution
+from ..solution import EngineChoice
 from ..tracing.program import is_tracer
 from . import exchange, remote
+from .client_jobs import EnsembleJob as EnsembleJob
+from .client_requests import arguments_of, bounds_of, for_both, numbers_of, path_of, Request
 from .exchange import ServiceError as ServiceError
 
 
-# The service closes connections that are idle for half a minute; what else may serve its app, or
-# stand before it, after five seconds (uvicorn does): not the moment one is used again.
+# The service closes connections that are idle for half a minute. A different server for its app
+# (such as uvicorn), or a proxy, may close them after five seconds, possibly at the moment at which
+# they are used again.
 _IDLE = 4.0
-# Seconds between two looks at a job, at first and at most.
-_FIRST_LOOK, _LONGEST_LOOK = 0.05, 5.0
-# Bytes of a part of a job's result.
-_PART = 2**24
-_ENDED = frozenset({"done", "failed", "cancelled"})
-
-
-@dataclasses.dataclass
-class _Request:
-    method: str
-    path: str
-    body: Mapping[str, Any] | None = None
-    query: Mapping[str, Any] | None = None
-    deadline: float | None = None
-    repeatable: bool = True
-    key: str | None = None
-
-    def options(self, attempts: exchange.Attempts) -> dict[str, Any]:
-        """Of HTTPX's `request`."""
-        headers = {} if self.key is None else {"idempotency-key": self.key}
-        content = None
-        if self.body is not None:
-            headers["content-type"] = exchange.BINARY
-            # (The service is told what is left of it.)
-            late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
-            content = exchange.pack({**self.body, **late})
-        asked = {"method": self.method, "url": self.path, "params": self.query}
-        return asked | {"headers": headers, "content": content, "timeout": attempts.patience}
-
-
-def _path(kind: str, name: str, what: str = "") -> str:
-    return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
-
-
-def _bounds(name: str, pair: Any) -> dict[str, Any]:
-    if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
-        what = "a pair (low, high), between which each trajectory's is drawn"
-        raise ValueError(f"with trajectories, {name} must be {what}, got {pair!r:.200}.")
-    return {"low": _numbers(name, pair[0]), "high": _numbers(name, pair[1])}
-
-
-def _arguments(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
-    """Those that are not None, as arrays: of NumPy, but for those that are traced."""
-    return {name: _numbers(name, x, may_be_traced) for name, x in given.items() if x is not None}
-
-
-def _numbers(name: str, x: Any, may_be_traced: bool = False) -> Any:
-    x = _as_vector(x) if name == "p" else x
-    if not remote.is_traced(x):
-        return exchange.numbers(name, x)
-    if not may_be_traced:
-        raise TypeError(
-            f"{name} is traced: only Client.solve works inside jit, grad and vmap. Call this "
-            "outside of them."
-        )
-    return x if is_tracer(x) else jnp.asarray(x)
-
-
-def _as_vector(p: Any) -> Any:
-    """Parameters as they are, if they are an array or lists of numbers; else, of a pytree, the
-    vector of its numbers that are real and no integers."""
-    if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
-        return p
-    leaves = jax.tree.leaves(p)
-    if isinstance(p, int | float | list | tuple) and not any(map(eqx.is_array, leaves)):
-        return p
-    leaves = [x for x in leaves if eqx.is_inexact_array(x) or isinstance(x, float)]
-    leaves = [x for x in leaves if not jnp.iscomplexobj(x)]
-    if not leaves:
-        raise TypeError(f"p must have numbers that are no integers in it, got {p!r:.200}.")
-    xp = jnp if any(map(is_tracer, leaves)) else np
-    dtype = jnp.result_type(*leaves)
-    return xp.concatenate([xp.asarray(x).astype(dtype).reshape(-1) for x in leaves])
-
-
-def _both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
-    """The method of both clients: of the asynchronous one it is awaited, and of the other it is
-    made to its end, as its requests and pauses are over when they return."""
-
-    @functools.wraps(method)
-    def asking(self: Any, *arguments: Any, **named: Any) -> Any:
-        return self._made(method(self, *arguments, **named))
-
-    return asking
 
 
 class _Both:
-    """What both clients are. Each has its way to send a request and to pause, and its `_made`: what
-    a coroutine of these two is to who calls a method."""
+    """The common part of both clients. Each has its own way of sending a request and of pausing,
+    and `_made`, which turns a coroutine into what the caller of a method gets."""
 
-    _kind = ""  # HTTPX's class
+    _kind = ""  # the class of HTTPX
     _may_be_traced = False
-    _sent: Callable[[_Request, exchange.Attempts], Coroutine]
+    _sent: Callable[[Request, exchange.Attempts], Coroutine]
     _paused: Callable[[float], Coroutine]
     _made: Callable[[Coroutine], Any]
 
@@ -150,19 +61,20 @@ class _Both:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    @_both
+    @for_both
     async def problems(self) -> Any:
-        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
-        return (await self._ask(_Request("GET", "/v1/problems")))["problems"]
+        """The problems of the service: a list of descriptions as from
+        [`problem`][ensembleode.Client.problem]."""
+        return (await self._ask(Request("GET", "/v1/problems")))["problems"]
 
-    @_both
+    @for_both
     async def problem(self, name: str) -> Any:
         """A problem: its description, its `state` (shape, dtype, labels and the registered
         numbers), `parameters`, `tspan`, `saveat` and `limits`.
 
-        **Arguments:** `name`: the one it is registered by.
+        **Arguments:** `name`: the name under which it is registered.
         """
-        self._known[name] = found = await self._ask(_Request("GET", _path("problems", name)))
+        self._known[name] = found = await self._ask(Request("GET", path_of("problems", name)))
         return found
 
     def solve(
@@ -174,33 +86,35 @@ class _Both:
         saveat: Any = None,
         deadline: float | None = None,
     ) -> Any:
-        """Solve one trajectory, or many; what is left out is as registered.
+        """Solve one trajectory, or several. Arguments that are left out have their registered
+        values.
 
         **Arguments:**
 
-        - `name`: the problem.
+        - `name`: the name of the problem.
         - `u0`: the initial state, or `[trajectory, *state]`.
         - `p`: the parameters: the vector of the numbers in the registered problem's arrays, or
             `[trajectory, number]`; or a pytree like the registered one.
         - `tspan`: `(t0, t1)`, or `[trajectory, 2]`.
         - `saveat`: a spacing, times, or `[trajectory, time]`.
-        - `deadline`: seconds within which the answer is of use. The service drops what is late.
+        - `deadline`: the seconds after which the answer is of no use. The service drops requests
+            that are late.
 
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays, or,
-        where no argument has an axis of trajectories, an
-        [`ODESolution`][ensembleode.ODESolution]. A trajectory that failed has its return code, as
-        of [`solve`][ensembleode.solve]; it is no error.
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays; or, if
+        no argument has an axis of trajectories, an [`ODESolution`][ensembleode.ODESolution]. A
+        trajectory that failed has its return code, as with [`solve`][ensembleode.solve]; that isn't
+        an error.
 
-        Inside `jit`, `grad` and `vmap` a `Client` makes the request when the program runs. Mapped,
-        it is one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and
-        those of the service's solver; `stats.nf` and `events` are None. An error of the service is
-        then JAX's, with the service's message in it.
+        Inside `jit`, `grad` and `vmap`, a `Client` makes the request when the program runs. Under
+        `vmap`, it is one request with more trajectories. Gradients are with respect to `u0` and
+        `p`, in reverse mode, and are those of the service's solver; `stats.nf` and `events` are
+        None. An error of the service is then an error of JAX's, with the service's message in it.
 
         **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
         """
         given = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        arguments = _arguments(may_be_traced=self._may_be_traced, **given)
+        arguments = arguments_of(may_be_traced=self._may_be_traced, **given)
         if not any(map(is_tracer, arguments.values())):
             return self._ask_solution(name, arguments, deadline)
         known = self._known.get(name) or self.problem(name)
@@ -216,20 +130,21 @@ class _Both:
         saveat: Any = None,
         deadline: float | None = None,
     ) -> Any:
-        """The gradients of `sum(cotangent * u)` by `u0` and `p`, for those without JAX.
+        """The gradients of `sum(cotangent * u)` with respect to `u0` and `p`, for programs without
+        JAX.
 
-        **Arguments:** `cotangent`: of the shape of the solution's `u`. `name`, `u0`, `p`, `tspan`,
-        `saveat` and `deadline` are as of [`solve`][ensembleode.Client.solve].
+        **Arguments:** `cotangent`: an array of the shape of the solution's `u`. `name`, `u0`, `p`,
+        `tspan`, `saveat` and `deadline`: see [`solve`][ensembleode.Client.solve].
 
-        **Returns:** a named tuple of `u0` (shaped as the request's), `p` (the vector; summed over
-        the trajectories unless they have their own) and `retcode`.
+        **Returns:** a named tuple of `u0` (in the shape of the request's), `p` (the vector; summed
+        over the trajectories unless these have their own parameters) and `retcode`.
 
-        **Raises:** as `solve`.
+        **Raises:** the same errors as `solve`.
         """
-        body = _arguments(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
+        body = arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
 
-    @_both
+    @for_both
     async def submit(
         self,
         name: str,
@@ -241,66 +156,66 @@ class _Both:
         trajectories: int | None = None,
         seed: int | None = None,
     ) -> Any:
-        """Give the service a large ensemble to solve, durably: it goes on after a restart.
+        """Submit a large ensemble, which the service solves durably: it goes on after a restart.
 
         **Arguments:**
 
-        - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
-        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, pairs `(low, high)`, between
-            which the service draws those of each trajectory.
-        - `trajectories`: how many are drawn.
-        - `seed`: what they are drawn by: the same are drawn again.
+        - `name`, `tspan`, `saveat`: see [`solve`][ensembleode.Client.solve].
+        - `u0`, `p`: see `solve`; or, with `trajectories`, pairs `(low, high)` of bounds, between
+            which the service draws the values of each trajectory.
+        - `trajectories`: the number of trajectories to draw.
+        - `seed`: the seed for drawing; the same seed draws the same values.
 
         **Returns:** a handle, with `status()`, `wait()`, `cancel()`, `resume()` and `result()`.
 
-        **Raises:** as `solve`.
+        **Raises:** the same errors as `solve`.
         """
-        numbers = _numbers if trajectories is None else _bounds
+        numbers = numbers_of if trajectories is None else bounds_of
         body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
-        body |= _arguments(tspan=tspan, saveat=saveat)
+        body |= arguments_of(tspan=tspan, saveat=saveat)
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
-        # By its key a service tells that a request has come again, and makes no second job.
-        path, key = _path("problems", name, "/ensembles"), uuid.uuid4().hex
-        answer = await self._ask(_Request("POST", path, body, key=key))
+        # By this key the service recognises a repeated request, and makes no second job.
+        path, key = path_of("problems", name, "/ensembles"), uuid.uuid4().hex
+        answer = await self._ask(Request("POST", path, body, key=key))
         return EnsembleJob(self, answer["id"], name)
 
-    @_both
+    @for_both
     async def job(self, id: str) -> Any:
         """The handle of a job that was submitted before.
 
-        **Arguments:** `id`: the job's.
+        **Arguments:** `id`: the id of the job.
         """
-        found = await self._ask(_Request("GET", _path("ensembles", id)))
+        found = await self._ask(Request("GET", path_of("ensembles", id)))
         return EnsembleJob(self, id, found["problem"])
 
-    @_both
+    @for_both
     async def jobs(self) -> Any:
         """The handles of all jobs of the service, the oldest first."""
         found, after = [], ""
         while after is not None:
-            page = await self._ask(_Request("GET", "/v1/ensembles", query={"after": after}))
+            page = await self._ask(Request("GET", "/v1/ensembles", query={"after": after}))
             found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
             after = page["next"]
         return found
 
-    # (What `remote` asks.)
+    # The requests of `remote`.
 
-    @_both
+    @for_both
     async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The solution of a request of NumPy arrays."""
+        """The solution for a request of NumPy arrays."""
         started = time.perf_counter()
-        request = _Request("POST", _path("problems", name, "/solve"), body, deadline=deadline)
+        request = Request("POST", path_of("problems", name, "/solve"), body, deadline=deadline)
         answer = await self._ask(request)
         return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
 
-    @_both
+    @for_both
     async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The `Gradients` of a request of NumPy arrays."""
-        request = _Request("POST", _path("problems", name, "/vjp"), body, deadline=deadline)
+        """The `Gradients` for a request of NumPy arrays."""
+        request = Request("POST", path_of("problems", name, "/vjp"), body, deadline=deadline)
         return exchange.gradients(await self._ask(request))
 
-    async def _ask(self, request: _Request) -> Any:
+    async def _ask(self, request: Request) -> Any:
         attempts = exchange.Attempts(
             self._retries, self._timeout, request.deadline, request.repeatable
         )
@@ -321,7 +236,8 @@ class _Both:
         return EngineChoice("service", f"{name!r} at {self.url}")
 
     def _after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
-        """Seconds to wait after an exception of HTTPX; raises a `ServiceError`."""
+        """The seconds to wait after an exception of HTTPX; raises a `ServiceError` if it is no
+        use."""
         httpx = self._httpx
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         slow = isinstance(error, httpx.TimeoutException) and not unsent
@@ -343,21 +259,22 @@ class Client(_Both):
     """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
     `vmap`.
 
-    Requests are tried again after lost connections, and when the service is full, starting or
-    behind a gateway that gave up; with growing pauses, or those the service asks for. Connections
-    are kept. A client can be used by several threads, and as a context manager, which closes it.
+    Requests are tried again after a lost connection, and when the service is full or starting, or a
+    gateway in front of it gave up. The pauses in between grow, or are those that the service asks
+    for. Connections are kept open. A client can be used by several threads, and as a context
+    manager, which closes it.
 
     **Arguments:**
 
-    - `url`: of the service, such as `"http://127.0.0.1:8000"`.
-    - `token`: sent with each request, where the service wants one.
-    - `timeout`: seconds to wait for an answer. The service has its own limits as well.
+    - `url`: the address of the service, such as `"http://127.0.0.1:8000"`.
+    - `token`: sent with each request, if the service needs one.
+    - `timeout`: the seconds to wait for an answer. The service has its own limits as well.
     - `retries`: how often a request is tried again.
 
     **Raises:** `ValueError` for malformed arguments; `ImportError` without HTTPX and msgpack.
 
-    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses or can't
-    be reached.
+    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses a request
+    or can't be reached.
     """
 
     _kind = "Client"
@@ -382,9 +299,9 @@ class Client(_Both):
     async def _paused(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
-        """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
-        byte at a time there may be many.)"""
+    async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
+        """The answer to a request. HTTPX's timeout is that of a single read, so an answer that
+        arrives byte by byte needs a limit of its own."""
         parts = []
         with self._http.stream(**request.options(attempts)) as response:
             for part in response.iter_raw():
@@ -396,15 +313,15 @@ class Client(_Both):
 
 
 class AsyncClient(_Both):
-    """A client of a service for `asyncio`: as [`Client`][ensembleode.Client], its methods awaited,
-    and so those of the jobs that it gives.
+    """A client of a service for `asyncio`: a [`Client`][ensembleode.Client] whose methods are
+    awaited, and so are those of its jobs.
 
-    Its solves are not differentiated, and not for inside `jit`. It belongs to one event loop. It
+    Its solves can't be differentiated, nor be used inside `jit`. It belongs to one event loop. It
     can be used as an asynchronous context manager, which closes it.
 
-    **Arguments:** `url`, `token`, `timeout` and `retries`, as of `Client`.
+    **Arguments:** `url`, `token`, `timeout` and `retries`: see `Client`.
 
-    **Raises:** as `Client`.
+    **Raises:** the same errors as `Client`.
     """
 
     _kind = "AsyncClient"
@@ -425,112 +342,9 @@ class AsyncClient(_Both):
     async def _paused(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
+    async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
         try:
             async with asyncio.timeout(attempts.rest):
                 return await self._http.request(**request.options(attempts))
         except TimeoutError as e:
             raise self._httpx.ReadTimeout("too late") from e
-
-
-class EnsembleJob:
-    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]; of one of an
-    `AsyncClient` the methods are awaited.
-
-    - `id`: what the service calls it; [`Client.job`][ensembleode.Client.job] finds it by that.
-    - `problem`: the name of the problem.
-    """
-
-    def __init__(self, client: _Both, id: str, problem: str):
-        self._client, self.id, self.problem = client, id, problem
-        self._made = client._made
-
-    async def _ask(self, method: str, what: str = "", **options: Any) -> Any:
-        request = _Request(method, _path("ensembles", self.id, what), **options)
-        return await self._client._ask(request)
-
-    @_both
-    async def status(self) -> Any:
-        """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
-        or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
-        when it was `"created"`, for how many `"seconds"` it has run, and its `"error"`."""
-        return await self._ask("GET")
-
-    @_both
-    async def wait(self, timeout: float | None = None) -> Any:
-        """Its status once it has ended: done, failed or cancelled.
-
-        **Arguments:** `timeout`: in seconds; None for as long as it takes.
-
-        **Raises:** `TimeoutError` after that.
-        """
-        return await self._ended(timeout)
-
-    async def _ended(self, timeout: float | None) -> Any:
-        started, pause = time.monotonic(), _FIRST_LOOK
-        while (status := await self._ask("GET"))["status"] not in _ENDED:
-            left = math.inf if timeout is None else started + timeout - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(
-                    f"the job {self.id} has not ended after {timeout:g} s: "
-                    f"{status['done']} of {status['trajectories']} trajectories are done."
-                )
-            await self._client._paused(min(pause, left))
-            pause = min(_LONGEST_LOOK, 1.5 * pause)
-        return status
-
-    @_both
-    async def cancel(self) -> Any:
-        """Stop it, unless it has ended; what is done stays. Returns its status."""
-        return await self._ask("POST", "/cancel")
-
-    @_both
-    async def delete(self) -> Any:
-        """Delete it from the service, with all that it has computed; stop it first, if it runs."""
-        await self._ask("POST", "/cancel")
-        await self._ask("DELETE", repeatable=False)
-
-    @_both
-    async def resume(self) -> Any:
-        """Go on with a job that was cancelled or failed. Returns its status."""
-        return await self._ask("POST", "/resume", repeatable=False)
-
-    @_both
-    async def result(
-        self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
-    ) -> Any:
-        """Wait for the end, and fetch the solution.
-
-        **Arguments:**
-
-        - `start`, `stop`: which trajectories; by default all. They must fit into memory.
-        - `timeout`: seconds to wait for the end.
-
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Those that a cancelled
-        job did not come to have the return code `Default`.
-
-        **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
-        """
-        status = await self._ended(timeout)
-        if status["status"] == "failed":
-            raise ServiceError(str(status.get("error") or "the job failed."), code="job_failed")
-        n = status["trajectories"]
-        at, end, _ = slice(start, stop).indices(n)
-        if at >= end:
-            raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
-        engine, elapsed = self._client._engine(self.problem), float(status.get("seconds", math.nan))
-        # The first trajectory by itself, then as many at a time as are a part.
-        parts, size = [], 1
-        while at < end:
-            query = {"start": at, "stop": min(end, at + size)}
-            answer = await self._ask("GET", "/download", query=query)
-            part = exchange.solution(answer, engine, elapsed)
-            if isinstance(part, ODESolution) or not len(part):
-                raise ServiceError("the answer is not of an ensemble.", code="bad_answer")
-            parts.append(part)
-            at += len(part)
-            size = max(1, _PART // max(1, part.u[0].nbytes))
-        return exchange.concatenated(parts)
-
-    def __repr__(self) -> str:
-        return f"EnsembleJob({self.id!r}, problem={self.problem!r})"

@@ -1,4 +1,4 @@
-"""What `ensembleode serve` does, once its options are parsed."""
+"""The command `ensembleode serve`, after its options are parsed."""
 
 import ast
 import os
@@ -11,11 +11,11 @@ from .registry import Registry
 
 
 def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options: Any) -> int:
-    """Serve until the process is told to end."""
+    """Serve until the process is told to end; returns its exit code."""
     from . import tokens as tokens_of
 
-    # A batch that never returns keeps the threads of XLA's pool that it has, as many as cores; with
-    # more in it, something is left for other problems. (XLA reads this when its backend starts.)
+    # A batch that never returns occupies as many threads of XLA's pool as there are cores. A larger
+    # pool leaves some for other problems. (XLA reads this variable when its backend starts.)
     os.environ.setdefault("NPROC", str(4 * cores()))
     try:
         from .process import run
@@ -28,7 +28,7 @@ def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options:
         )
     except (ScriptError, ValueError, TypeError, ImportError, OSError) as e:
         if in_users_code(e):
-            raise  # with its traceback
+            raise  # shows the traceback
         return failed(e)
     return 0
 
@@ -46,7 +46,8 @@ def _registry(name: str) -> Registry:
 
 
 def _ensemblealg(text: str) -> Any:
-    """From `EnsembleThreads`, or `EnsembleThreads(n=4)`: a name, and plain values."""
+    """The ensemble algorithm from text such as `EnsembleThreads` or `EnsembleThreads(n=4)`: a name,
+    and plain values."""
     from .. import ensemble
 
     try:

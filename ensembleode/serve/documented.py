@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of each endpoint: bodies, answers and errors."""
+"""The OpenAPI documentation of the endpoints: bodies, answers and errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def _has(**properties: Any) -> dict[str, Any]:
 
 
 def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    """One that has nothing else."""
+    """The schema of an object that has no other properties."""
     found = _has(**properties) | {"additionalProperties": False}
     return found | {"required": list(required)} if required else found
 
@@ -59,8 +59,8 @@ _WHY = {
 
 
 def _fields(binary: bool) -> dict[str, Any]:
-    """What a request may have, by name: as strict as `wire.py`, but for what depends on the problem
-    (the shapes of its arrays) and on other fields."""
+    """The fields of a request, by name. They are as strict as `queries.py`, except for conditions
+    that depend on the problem (such as the shapes of its arrays) or on other fields."""
     pair, times = _list(_NUMBER, minItems=2, maxItems=2), _list(_NUMBER, minItems=1)
     tree = {"$ref": "#/components/schemas/Numbers"}
     packed = [{"$ref": "#/components/schemas/Packed"}] if binary else []
@@ -110,7 +110,7 @@ def _keeps(binary: bool) -> dict[str, Any]:
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add what the endpoints refer to."""
+    """Add the components that the endpoints refer to."""
     packed = _object(
         {
             "dtype": {"enum": sorted(DTYPES)},
@@ -205,7 +205,7 @@ _KEY = {
     "description": "Sent again with the same, it is the same ensemble.",
 }
 
-# What FastAPI's decorators of the endpoints take.
+# The arguments for FastAPI's decorators of the endpoints.
 SOLVE = _extra(lambda binary: _object(_fields(binary)), _SOLVED, 200, _OF_SOLVES)
 VJP = _extra(_pulls, _PULLED, 200, _OF_SOLVES)
 ENSEMBLES = _extra(_keeps, _JOB, 202, (400, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503))

@@ -1,5 +1,5 @@
-"""What an ensemble of a job consists of: from the body of a request to what is kept of it, and from
-that to a `prob_func`."""
+"""The specification of an ensemble of a job: from the body of a request to the kept specification,
+and from that to a `prob_func`."""
 
 import hashlib
 import json
@@ -11,28 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..problem import remake
-from . import wire
+from . import queries, wire
 from .registry import Entry
 
 
 def specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """From a body to what is kept of it."""
+    """The specification, and the arrays that are kept with it, from a request's body."""
     if "trajectories" in body or "seed" in body:
         return _drawn(entry, body)
     asked = _asked(entry, body, ensemble=entry.limits.ensemble)
     return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
 
 
-def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> wire.Query:
+def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> queries.Query:
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    return wire.query(entry, body, **options)
+    return queries.query(entry, body, **options)
 
 
-def _arrays(asked: wire.Query) -> dict[str, np.ndarray]:
-    """What is kept of the numbers; those that all trajectories have are there once."""
+def _arrays(asked: queries.Query) -> dict[str, np.ndarray]:
+    """The arrays that are kept; numbers that all trajectories share are in them only once."""
     numbers, times, (own_u0, own_p) = asked.numbers, asked.times, asked.own
-    if times.ndim == 2:  # those that are missing are the end again
+    if times.ndim == 2:  # missing times become the end again
         times = np.where(np.isnan(times), numbers.t1[:, None], times)
     tspan = np.stack([numbers.t0, numbers.t1], axis=1)
     arrays = {
@@ -56,7 +56,7 @@ def check_store(entry: Entry, n: int, times: np.ndarray) -> None:
 
 
 def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """An ensemble whose `u0` and `p` are drawn between bounds."""
+    """The specification of an ensemble whose `u0` and `p` are drawn between bounds."""
     given = (body.get("trajectories"), body.get("seed", 0))
     n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
     if type(n) is not int or n < 1:
@@ -75,7 +75,7 @@ def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str
         del rest[name]
         if set(given) != {"low", "high"}:
             raise wire.invalid(name, f"{name} must be an array, or have low and high.")
-        bounds = [wire.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
+        bounds = [queries.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
         if (low_above := bounds[0] > bounds[1]).any():
             at = np.argwhere(low_above)[0]
             raise wire.invalid(wire.path_of(f"{name}.low", at), "low is above high.")

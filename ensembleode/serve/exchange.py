@@ -1,7 +1,7 @@
-"""What clients of a service send and read: bodies, answers, errors, and when to try again.
+"""The exchange between clients and a service: bodies, answers, errors, and when to try again.
 
-Nothing here waits or opens connections, so that the client and the asynchronous one share it.
-Bodies are MessagePack, an array in them a dtype, a shape and its bytes.
+Nothing here waits or opens connections, so both the blocking and the asynchronous client use it.
+Bodies are MessagePack, in which an array is a dtype, a shape and its bytes.
 """
 
 import email.utils
@@ -21,11 +21,11 @@ from ..solution import COUNTS, EngineChoice, EnsembleSolution, Events, ODESoluti
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"
-# What can be an array in an answer: numbers and booleans, never objects.
+# The kinds of dtypes that arrays in answers may have: numbers and booleans, never objects.
 _KINDS = frozenset("biufc")
-# Seconds before the first repeat, doubled for each one after it, and the most there are.
+# The seconds before the first repetition, which double for each further one; and their maximum.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
-# Seconds that the refusal of a service may come after the deadline it was given.
+# The service's refusal may arrive this many seconds after the deadline that it was given.
 _GRACE = 1.0
 
 
@@ -33,10 +33,10 @@ class ServiceError(RuntimeError):
     """Raised when a service refuses a request, or can't be reached.
 
     - `status`: the HTTP status; None where there was no answer.
-    - `code`: a short name of what was wrong, such as `"queue_full"`; `"connection"` and
-        `"timeout"` where there was no answer, `"deadline"` where a deadline passed on this side.
+    - `code`: a short name of the error, such as `"queue_full"`; `"connection"` and `"timeout"`
+        where there was no answer, `"deadline"` where the client's deadline passed.
     - `path`: the field of the request that was wrong, such as `"u0[3][1]"`, or None.
-    - `id`: what the logs of the service call this error, or None.
+    - `id`: the id of this error in the logs of the service, or None.
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class ServiceError(RuntimeError):
 
 
 def numbers(name: str, x: Any) -> np.ndarray:
-    """An argument as an array of floating-point or complex numbers; else a `TypeError`."""
+    """An argument as an array of floating-point or complex numbers. **Raises:** `TypeError` for
+    others."""
     try:
         array = np.asarray(x)
     except ValueError as e:  # ragged
@@ -91,7 +92,7 @@ def _packed(x: Any) -> Any:
 
 
 def unpack(kind: str, content: bytes) -> Any:
-    """An answer of this content type; a `ServiceError` where it can't be read."""
+    """An answer of this content type. **Raises:** `ServiceError` where it can't be read."""
     import msgpack
 
     try:
@@ -111,13 +112,13 @@ def _unpacked(x: dict) -> Any:
     dtype = np.dtype(x["dtype"])
     if dtype.kind not in _KINDS:
         raise ValueError(f"an array of {dtype}")
-    # (Copied: those of a buffer can't be written to.)
+    # Copied, because arrays on a received buffer are read-only.
     return np.frombuffer(x["data"], dtype).reshape(x["shape"]).copy()
 
 
 class Gradients(NamedTuple):
-    """The gradients of a remote solve: `u0` as the request's, `p` as the vector of its numbers
-    (their sums over the trajectories where the request had one for all), and the return codes."""
+    """The gradients of a remote solve: `u0` in the shape of the request's, `p` as the vector of its
+    numbers (summed over the trajectories where all of these shared them), and the return codes."""
 
     u0: np.ndarray
     p: np.ndarray
@@ -125,7 +126,7 @@ class Gradients(NamedTuple):
 
 
 def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = math.nan) -> Any:
-    """An `EnsembleSolution` of an answer, or the `ODESolution` of one trajectory."""
+    """The `EnsembleSolution` of an answer; or the `ODESolution` of one trajectory."""
     try:
         u, t = _floats(answer["u"]), _floats(answer["t"])
         retcode = codes(answer["retcode"])
@@ -150,14 +151,14 @@ def _events(answer: Mapping[str, Any] | None, state: tuple[int, ...]) -> Events 
     if answer is None:
         return None
     t = _floats(answer["t"])
-    # (Of JSON an array of none has lost its shape.)
+    # In JSON, an array without entries has lost its shape.
     states = (_floats(answer[x]).reshape(*t.shape, *state) for x in ("u_before", "u_after"))
     which, direction, count = (_integers(answer[x]) for x in ("which", "direction", "count"))
     return Events(t, which, direction, *states, count if count.ndim else int(count))
 
 
 def gradients(answer: Mapping[str, Any]) -> Gradients:
-    """Of the answer of `/vjp`."""
+    """The gradients in an answer of `/vjp`."""
     try:
         return Gradients(_floats(answer["u0"]), _floats(answer["p"]), codes(answer["retcode"]))
     except (KeyError, TypeError, ValueError) as e:
@@ -165,7 +166,7 @@ def gradients(answer: Mapping[str, Any]) -> Gradients:
 
 
 def codes(x: Any) -> np.ndarray:
-    """Return codes, by name or by number, as the integers of a solution."""
+    """Return codes, given by name or by number, as the integers of a solution."""
     if isinstance(x, str):
         return np.asarray(ReturnCode[x].value, np.int8)
     if isinstance(x, list):
@@ -174,7 +175,7 @@ def codes(x: Any) -> np.ndarray:
 
 
 def _floats(x: Any) -> np.ndarray:
-    """(Of JSON, where what was not reached is null.)"""
+    """An array of floats. In JSON, entries that were not reached are null."""
     return x if isinstance(x, np.ndarray) else np.array(x, np.float64)
 
 
@@ -183,7 +184,7 @@ def _integers(x: Any) -> Any:
 
 
 def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
-    """The pages of one ensemble."""
+    """The pages of one ensemble, joined."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -199,7 +200,7 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
 
 
 def _in_a_row(parts: list[Events]) -> Events:
-    """Those of pages, of which each is as long as its trajectories need."""
+    """The events of pages, joined; each page has as much room as its trajectories need."""
     most = max(part.t.shape[1] for part in parts)
 
     def joined(name: str, fill: Any) -> np.ndarray:
@@ -216,24 +217,25 @@ def _in_a_row(parts: list[Events]) -> Events:
 
 
 def refusal(status: int, kind: str, content: bytes) -> ServiceError:
-    """The error of an answer that is none of success."""
+    """The error for an answer that is no success."""
     try:
         error = unpack(kind, content)["error"]
         known = {"code": str(error["code"]), "path": error.get("path"), "id": error.get("id")}
         return ServiceError(str(error["message"]), status=status, **known)
     except (ServiceError, KeyError, TypeError, AttributeError):
-        # (Of a proxy on the way, say.)
+        # It may be from a proxy.
         text = " ".join(content[:200].decode("utf-8", "replace").split())
         return ServiceError(f"the request was refused: {text or 'without a word'}", status=status)
 
 
 class Attempts:
-    """How often one request is tried again, and how long it waits in between.
+    """Decides how often a request is tried again, and how long the client waits in between.
 
-    - `timeout`: seconds without an answer. A pause that the service asks for is not longer either.
-    - `deadline`: seconds for everything, or None.
-    - `repeatable`: whether to do it twice is as to do it once. If not, it is only tried again where
-        the service can't have taken it.
+    - `timeout`: the seconds to wait for an answer; a pause that the service asks for is no longer
+        than that, either.
+    - `deadline`: the seconds for everything, or None.
+    - `repeatable`: whether doing the request twice has the same effect as doing it once. If not, it
+        is only tried again where the service can't have received it.
     """
 
     def __init__(
@@ -245,33 +247,36 @@ class Attempts:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline."""
+        """The seconds until the deadline."""
         return self._until - time.monotonic()
 
     @property
     def patience(self) -> float:
-        """Seconds for the next try."""
+        """The seconds to wait in the next attempt."""
         return max(0.001, min(self.timeout, self.left + _GRACE))
 
     @property
     def rest(self) -> float | None:
-        """Seconds until an answer is given up, whatever comes of it; None without a deadline."""
+        """The seconds until an answer is given up even if it is arriving; None without a
+        deadline."""
         return None if self.deadline is None else max(0.001, self.left + _GRACE)
 
     def is_too_late(self, for_success: bool) -> bool:
-        """Whether an answer of which some has come is of no use any more."""
+        """Whether an answer that has partly arrived is of no use any more."""
         return self.left <= (0.0 if for_success else -_GRACE)
 
     def after_refusal(self, status: int, kind: str, content: bytes, later: str | None) -> float:
-        """Seconds to wait after this answer; raised as an error where to try again is no use."""
+        """The seconds to wait after this answer; raises it as an error where trying again is no
+        use."""
         error = refusal(status, kind, content)
-        taken = status in (502, 504)  # maybe: a gateway that did not hear more
+        taken = status in (502, 504)  # possibly: a gateway that got no answer
         mine = status == 504 and self.deadline is not None
         again = status in (429, 502, 503, 504) and not mine and (self.repeatable or not taken)
         return self._pause(error, again, _seconds(later))
 
     def after_loss(self, error: ServiceError, *, again: bool) -> float:
-        """Seconds to wait after there was no answer; raises this error where that is no use."""
+        """The seconds to wait when there was no answer; raises `error` where trying again is no
+        use."""
         if self.left <= 0:
             error.code = "deadline"
         return self._pause(error, again, 0.0)
@@ -281,7 +286,7 @@ class Attempts:
             raise error
         spread = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failed)
         self.failed += 1
-        # Those who were refused together don't come back together.
+        # Random, so that clients that were refused together don't return together.
         pause = asked + random.uniform(0.5 * spread, spread)
         if pause >= self.left:
             raise error
@@ -289,7 +294,7 @@ class Attempts:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of a `Retry-After`: a number of seconds, or a date."""
+    """The seconds of a `Retry-After` header, which is a number of seconds or a date."""
     try:
         seconds = float(retry_after or 0.0)
     except ValueError:

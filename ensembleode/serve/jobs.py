@@ -1,9 +1,9 @@
-"""Durable ensembles: jobs in a folder, one at a time, by way of the batcher.
+"""Durable ensembles: jobs in a folder, which run one at a time by way of the batcher.
 
-A job is a folder: `job.json` says what it is and how far, `numbers.npz` holds what was sent,
-`ensemble.zarr` is the store of `solve(..., store=)`. Whatever was queued or running when the
-process ended goes on when the next one starts. One process at a time has the folder of the jobs:
-another waits for its lock, and takes over what is left.
+A job is a folder: `job.json` says what it is and how far it is, `numbers.npz` holds the arrays that
+were sent, and `ensemble.zarr` is the store of `solve(..., store=)`. Jobs that were queued or
+running when the process ended go on when the next process starts. Only one process at a time uses
+the folder: others wait for its lock, and then take over.
 """
 
 import collections
@@ -43,25 +43,25 @@ from .wire import Refused
 
 logger = logging.getLogger("ensembleode.serve")
 
-# Bytes of a download.
+# The largest size of a download in bytes.
 _DOWNLOAD = 2**28
 _GOING_ON = ("queued", "running")
 _STATUSES = (*_GOING_ON, "done", "failed", "cancelled")
-# What is told of a job, and what `job.json` has besides.
+# The fields of a job that clients are told; `job.json` has further ones.
 _TOLD = (
     "id", "problem", "status", "done", "trajectories", "retcodes", "created", "seconds", "error",
 )  # fmt: skip
 _KEPT = (*_TOLD, "digest", "seed", "drawn", "owner")
 _TRASH = ".deleted"
-# Seconds that a request waits for the folder, or for a job to stop.
+# The seconds for which a request waits for the folder, or for a job to stop.
 _PATIENCE = 1.0
 
 
 class Jobs:
-    """The jobs of a service, whose methods raise `Refused`.
+    """The jobs of a service; the methods raise `Refused`.
 
-    A job is its owner's: to another it is not there. One that has no owner ("", as those of a
-    service that lets everybody in) is everybody's, and to such a service all are.
+    A job belongs to its owner; for others it doesn't exist. A job without an owner ("", as in a
+    service that lets everybody in) belongs to everybody, and for such a service so do all jobs.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class Jobs:
         self._current: Current | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        self._opened = threading.Event()  # set once the folder is this process's, and read
+        self._opened = threading.Event()  # set once this process has the folder, and has read it
         self._tried = threading.Event()
         self._jobs: dict[str, dict[str, Any]] = {}
         self._unreadable: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, may_run: threading.Event | None = None) -> None:
-        """Begin, with what was left over, as soon as no other process has the folder, and
+        """Start with the jobs that were left over, as soon as no other process has the folder and
         `may_run` is set."""
         self._thread = threading.Thread(
             target=self._live, args=[may_run], name="ensembleode-jobs", daemon=True
@@ -92,18 +92,18 @@ class Jobs:
 
     @property
     def is_open(self) -> bool:
-        """Whether the folder is this process's; else requests for jobs are refused (503)."""
+        """Whether this process has the folder; until then, requests for jobs are refused (503)."""
         return self._opened.is_set()
 
     @property
     def is_dead(self) -> bool:
-        """Whether the thread of the jobs has ended, though nobody told it to."""
+        """Whether the thread of the jobs has ended although nothing told it to."""
         ended = self._thread is not None and not self._thread.is_alive()
         return ended and not self._ending.is_set()
 
     def end(self) -> None:
-        """Take no more turns, and stop what runs, which goes on when the next process starts. (It
-        takes no lock: it is called by the handler of a signal.)"""
+        """Start no more jobs, and stop the one that runs, which goes on when the next process
+        starts. (This takes no lock, as the handler of a signal calls it.)"""
         self._ending.set()
         current = self._current
         if current is not None:
@@ -119,7 +119,8 @@ class Jobs:
     def create(
         self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
     ) -> dict[str, Any]:
-        """A new job; with a `key` that was given before, that one's (again, if it failed)."""
+        """Create a job. With a `key` that was given before, return that job (and run it again, if
+        it failed)."""
         spec, arrays = specified(entry, body)
         check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
@@ -142,7 +143,7 @@ class Jobs:
             job |= {"status": "queued", "done": 0, "retcodes": {}, "created": created}
             job |= {"seconds": 0.0, "error": None, **spec}
             path = self._folder / id
-            if path.exists():  # without a job.json: it was not made, or not deleted, to the end
+            if path.exists():  # without a job.json: making or deleting it was interrupted
                 shutil.rmtree(path)
             path.mkdir()
             with written_whole(path / "numbers.npz") as file:
@@ -153,8 +154,8 @@ class Jobs:
             return _told(job)
 
     def every(self, after: str = "", most: int | None = None, owner: str = "") -> dict[str, Any]:
-        """A page of `ensembles`, the oldest first, and what `next` is to be asked for as `after`
-        (None at the end)."""
+        """A page of `ensembles`, the oldest first, and `next`, the value of `after` for the next
+        page (None at the end)."""
         with self._access():
             mine = (job for job in self._jobs.values() if _is_of(job, owner))
             places = sorted((f"{job['created']} {job['id']}", job["id"]) for job in mine)
@@ -168,7 +169,7 @@ class Jobs:
             return _told(job)
 
     def cancel(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Stop it, unless it has ended; what is done stays."""
+        """Cancel a job, unless it has ended; its results so far are kept."""
         with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
                 self._change(job, status="cancelled")
@@ -177,7 +178,8 @@ class Jobs:
             return _told(job)
 
     def delete(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Delete one that has ended, with its store; one that has not is cancelled, and stays."""
+        """Delete a job that has ended, with its store. A job that has not is cancelled, and
+        kept."""
         with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
                 return self.cancel(id, owner)
@@ -189,7 +191,7 @@ class Jobs:
                 message = "it was cancelled, but has not stopped yet: try again."
                 raise Refused(503, "stopping", message, headers={"Retry-After": "1"})
             path = self._folder / id
-            # Without this file it is no job any more, whatever else of it is still there.
+            # Without this file it is no job any more, whatever else is still in the folder.
             (path / "job.json").unlink()
             del self._jobs[id]
             trash = _set_aside(path)
@@ -198,7 +200,7 @@ class Jobs:
         return _told(job) | {"status": "deleted"}
 
     def resume(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Go on, where it was cancelled or has failed."""
+        """Resume a job that was cancelled or has failed."""
         with self._access_to(id, owner) as job:
             if job["problem"] not in self._solvers:
                 raise _conflict("its problem is no longer served.")
@@ -220,7 +222,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
-        """What is asked of the jobs waits a little for the folder, which another process may have
+        """A request for jobs waits a little for the folder, which another process may have
         (503)."""
         self._tried.wait(_PATIENCE)
         with self._lock:
@@ -241,7 +243,7 @@ class Jobs:
             yield job
 
     def read(self, id: str, start: int, stop: int | None, npz: bool, owner: str = "") -> bytes:
-        """Trajectories `start` to `stop` as MessagePack, or `.npz`."""
+        """The results of trajectories `start` to `stop` as MessagePack or `.npz`."""
         with self._access_to(id, owner) as job:
             n = job["trajectories"]
         end = n if stop is None else stop
@@ -274,7 +276,7 @@ class Jobs:
         return wire.encoded(arrays | {"retcode": codes, "stats": stats, "start": start}, True)
 
     def _opened_store(self, id: str) -> Any:
-        """None before it has all of its arrays."""
+        """The store of a job; None as long as it doesn't have all of its arrays."""
         try:
             sim = open_ensemble(self._folder / id / "ensemble.zarr")
         except StoreError:
@@ -282,7 +284,7 @@ class Jobs:
         return None if any(x is None for x in (sim.u, sim.t, sim.retcode, sim.lengths)) else sim
 
     def _change(self, job: dict[str, Any], **changes: Any) -> None:
-        """On disk first: where that can't be, it is as it was."""
+        """Change a job, first on the disk; if that fails, the job stays as it was."""
         self._save(job | changes)
         job |= changes
 
@@ -304,7 +306,7 @@ class Jobs:
             lock.release(force=True)
 
     def _open(self, lock: Any) -> None:
-        """Wait for the folder, and read what is in it."""
+        """Wait for the folder, and read the jobs in it."""
         told = False
         while not self._ending.is_set():
             try:
@@ -329,7 +331,7 @@ class Jobs:
             try:
                 job = _loaded(path)
             except (ValueError, OSError) as e:
-                # (It stays there, for whoever may know what to do with it.)
+                # The folder stays, for anyone who may know what to do with it.
                 logger.error("an ensemble is left out, as it can't be read: %s", e)
                 self._unreadable.add(path.parent.name)
                 continue
@@ -341,7 +343,7 @@ class Jobs:
         self._tried.set()
 
     def _take_turn(self, id: str) -> None:
-        """Run a job; whatever becomes of it, those after it have their turns."""
+        """Run a job; however it ends, later jobs have their turns."""
         try:
             self._run(id)
         except BaseException as e:
@@ -366,7 +368,7 @@ class Jobs:
                 return
             self._change(job, status="running")
             self._current = current = Current(id, solver, self._submit, self._progress)
-        if self._ending.is_set():  # (`end` may have come too early to see it)
+        if self._ending.is_set():  # `end` may have been called before this job could be stopped
             current.stop()
         began, finished = time.monotonic(), False
         try:
@@ -380,17 +382,17 @@ class Jobs:
         with self._lock:
             status = job["status"]
             if status == "running" and not finished:
-                return  # the service ends, and it goes on with the next
+                return  # the service ends, and the job goes on with the next process
             found = self._in_store_if_readable(job)
             if finished and found.get("done") != job["trajectories"]:
-                found = {"done": job["trajectories"]}  # they are there all the same
+                found = {"done": job["trajectories"]}  # all of them are there even so
             status = "done" if status == "running" else status
             self._change(job, status=status, error=None, **found)
 
     def _fail(self, id: str, error: str) -> None:
         with self._lock:
             job = self._jobs.get(id)
-            if job is None:  # deleted meanwhile
+            if job is None:  # deleted in the meantime
                 return
             if job["status"] in _GOING_ON:
                 job |= {"status": "failed", "error": error}
@@ -398,7 +400,7 @@ class Jobs:
             try:
                 self._save(job)
             except Exception as e:
-                # (It goes on when the next process starts.)
+                # The job goes on when the next process starts.
                 logger.error("what became of ensemble %s can't be written", id, exc_info=e)
 
     def _solve_or_begin_anew(self, job: dict[str, Any], current: Current) -> None:
@@ -407,7 +409,8 @@ class Jobs:
         except StoreError as e:
             if "versions" not in e.differs:
                 raise
-            # (With them may differ how they write down the problem, which is the job's.)
+            # Other versions may also describe the problem differently, which is still that of the
+            # job.
             what = "ensemble %s begins anew: its store is of other versions (%s)"
             logger.warning(what, job["id"], e)
             _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
@@ -437,7 +440,7 @@ class Jobs:
             job["retcodes"] = dict(collections.Counter(job["retcodes"]) + _counted(codes))
 
     def _in_store(self, job: dict[str, Any]) -> dict[str, Any]:
-        """How far it is."""
+        """The progress of a job, from its store."""
         sim = self._opened_store(job["id"])
         if sim is None:
             return {"done": 0, "retcodes": {}}
@@ -448,7 +451,7 @@ class Jobs:
     def _in_store_if_readable(self, job: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._in_store(job)
-        except Exception as e:  # whatever Zarr makes of a file that was cut off
+        except Exception as e:  # any error of Zarr about a file that was cut off
             logger.error("the store of ensemble %s can't be read", job["id"], exc_info=e)
             return {}
 
@@ -463,14 +466,14 @@ def _conflict(message: str) -> Refused:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    """Raises `ValueError` for what is no job."""
+    """The job in a folder; raises `ValueError` if there is none."""
     try:
         job = json.loads(path.read_bytes())
     except ValueError as e:
         raise ValueError(f"{path} is damaged: {e}") from e
     if not (isinstance(job, dict) and job.get("id") == path.parent.name):
         raise ValueError(f"{path} is not that of an ensemble")
-    job = {"seconds": 0.0, "owner": ""} | job  # which older versions have not
+    job = {"seconds": 0.0, "owner": ""} | job  # older versions have no such fields
     if missing := [name for name in _KEPT if name not in job]:
         raise ValueError(f"{path} is damaged: it lacks {missing[0]}")
     if job["status"] not in _STATUSES or not isinstance(job["created"], str):
@@ -487,14 +490,15 @@ def _is_of(job: dict[str, Any], owner: str) -> bool:
 
 
 def _set_aside(path: Path) -> Path:
-    """By another name, at once: nothing that is half deleted is taken for what it was."""
+    """Rename a folder, which happens at once, so that no half-deleted folder is mistaken for a
+    job."""
     trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH}")
     os.replace(path, trash)
     return trash
 
 
 def _remove(path: Path) -> None:
-    """As far as that can be; what is left is nobody's."""
+    """Remove a folder, as far as that is possible; the rest belongs to no job."""
     shutil.rmtree(path, ignore_errors=True)
     if path.exists():
         logger.warning("%s can't be removed", path)

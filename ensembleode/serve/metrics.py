@@ -1,4 +1,4 @@
-"""What a service counts, for Prometheus."""
+"""The metrics of a service, for Prometheus."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -20,8 +20,8 @@ _CODES = [code.name for code in ReturnCode]
 
 
 class Histogram:
-    """How often there were values up to each bound. Of one thread: prometheus-client's own takes a
-    lock for each of its counts, and several microseconds."""
+    """Counts values up to each bound, in a single thread. The histogram of prometheus-client takes
+    a lock for each count, and several microseconds."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -36,7 +36,7 @@ class Histogram:
 
 
 class _Histograms(Collector):
-    """One for each problem."""
+    """The histograms of all problems."""
 
     def __init__(self, name: str, what: str, bounds: tuple[float, ...], problems: list[str]):
         self.name, self.what = name, what
@@ -52,7 +52,7 @@ class _Histograms(Collector):
 
 
 class _Statuses(Collector):
-    """Requests by problem and status. Of one thread, too."""
+    """Counts requests by problem and status, also in a single thread."""
 
     def __init__(self):
         self.counts: dict[tuple[str, int], int] = defaultdict(int)
@@ -101,7 +101,7 @@ class Metrics:
                 self._codes.labels(problem, _CODES[code]).inc(int(count))
 
     def request(self, problem: str, status: int, seconds: float) -> None:
-        """`problem` is empty where there is none of that name."""
+        """Count a request; `problem` is empty where there is no problem of the requested name."""
         self._statuses.counts[problem, status] += 1
         if problem:
             self.requests[problem].observe(seconds)

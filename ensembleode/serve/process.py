@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any, TYPE_CHECKING
 
-# (It says what to install where that is missing, and so comes before all that needs it.)
+# This import says which packages to install where they are missing, so it comes before others.
 from .app import App, create_app
 from .protocol import protocol
 from .registry import Registry
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ensembleode.serve")
 
-# Seconds for the rest, when what was taken is done or given up.
+# The seconds for the remaining work, when accepted requests are done or given up.
 _LAST_SECONDS = 1.5
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
@@ -36,39 +36,40 @@ def run(
 ) -> None:
     """Serve until the process is told to end (SIGTERM, or Ctrl-C).
 
-    Where something hangs then, the process ends all the same, with the exit status 1.
+    If something hangs at the end, the process still ends, with exit status 1.
 
-    **Arguments:** `host`: the address that it listens at, by default this computer's alone (without
-    tokens it then answers to the names of that only); `options`: those of
+    **Arguments:** `host`: the address to listen at, by default only this computer's (without
+    tokens, the service then answers only to this computer's names); `options`: those of
     [`create_app`][ensembleode.serve.create_app].
 
-    **Raises:** as `create_app`, and what solving a problem raises when it is compiled; `SystemExit`
-    where the address can't be had.
+    **Raises:** the errors of `create_app`, and any error of solving a problem when it is compiled;
+    `SystemExit` where the address can't be used.
     """
     import uvicorn
 
     open_to_all = options.get("tokens") is None
     if open_to_all and host in _LOOPBACK and options.get("hosts") is None:
-        # A page of another site can't reach it by a name that it was given for that.
+        # Another site can't make its pages reach the service by giving its own name this address.
         options = options | {"hosts": _LOOPBACK}
     app = create_app(registry, **options)
     service = app.service
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            # (uvicorn's own would have nobody told that the service drains, as it closes the socket
-            # at once; and end the process by the signal, when all is done.)
+            # uvicorn's own handler would close the socket at once, so that nobody is told that the
+            # service is draining; and it would end the process by the signal when everything is
+            # done.
             self.force_exit = service.status == "draining" and sig == signal.SIGINT
             self.should_exit |= self.force_exit
             if service.status != "draining":
-                # Whatever hangs, a lock or a file of a network: this ends the process, and says
-                # where that was.
+                # This ends the process even if something hangs (a lock, or a file on a network),
+                # and prints where.
                 seconds = service.drain_seconds + _LAST_SECONDS
                 faulthandler.dump_traceback_later(seconds, exit=True)
             service.begin_draining()
 
     def end(left: float) -> None:
-        # (What is answered is written still.)
+        # Answers that are ready are still written.
         server.config.timeout_graceful_shutdown = max(0.5, left)  # pyright: ignore
         server.should_exit = True
 
@@ -86,14 +87,14 @@ def run(
     if service.failure is not None:
         raise service.failure
     if service.is_at_work:
-        # Python would wait for it, or have it crash.
+        # Python would wait for the thread that hangs, or crash in it.
         logger.error("the process ends, though something hangs in it")
         logging.shutdown()
         os._exit(1)
 
 
 def configured(app: App, **options: Any) -> "uvicorn.Config":
-    """How uvicorn serves an app."""
+    """The configuration with which uvicorn serves an app."""
     import uvicorn
 
     service = app.service
@@ -102,7 +103,7 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
         http=protocol(service, app.of_calls),
         access_log=False,
         server_header=False,
-        # (Nobody asks who is behind a proxy.)
+        # The addresses of clients behind a proxy are not needed.
         proxy_headers=False,
         timeout_keep_alive=30,
         limit_concurrency=_most_connections(),
@@ -114,8 +115,8 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
 
 
 def _most_connections() -> int:
-    """As many as there may be files, but for some that are needed otherwise; those beyond are told
-    to come again (503)."""
+    """The largest number of connections: the limit of open files, minus some that are needed
+    otherwise. Further clients are told to come again (503)."""
     most = 4096
     try:
         import resource
@@ -126,9 +127,9 @@ def _most_connections() -> int:
 
 
 def _leave_alone() -> None:
-    """Have the garbage collector not look through what stays: compiled programs are a million
-    objects, and it took a fifth of a second, time and again. What a request makes is gone by itself
-    when it is answered."""
+    """Exclude permanent objects from garbage collection. Compiled programs consist of a million
+    objects, and looking through them took a fifth of a second each time. The objects of a request
+    are freed by themselves when it is answered."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

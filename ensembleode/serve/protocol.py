@@ -1,10 +1,10 @@
-"""HTTP/1.1 as uvicorn speaks it, with a shorter way for small requests.
+"""HTTP/1.1 by uvicorn, with a shorter path for small requests.
 
-Between the bytes of a request and its endpoint ASGI has a task, an event, some twenty objects, and
-two writes: half of the time that a small request takes, all told. Here one that takes a `Call` goes
-to its endpoint as soon as its body is there, and its answer is one write. All else goes uvicorn's
-way: other endpoints, large bodies, bodies in chunks, requests that are sent before the one before
-is answered. What is answered is the same.
+Between the bytes of a request and its endpoint, ASGI needs a task, an event, some twenty objects
+and two writes, which altogether take half of the time of a small request. Here, a request whose
+endpoint takes a `Call` goes to the endpoint as soon as its body has arrived, and its answer is a
+single write. All others take uvicorn's path: other endpoints, large bodies, bodies in chunks, and
+requests that are sent before the previous one is answered. The answers are the same on both paths.
 """
 
 import asyncio
@@ -21,14 +21,15 @@ from .service import Service
 from .wire import Refused
 
 
-# Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
+# The largest size of a request's headers in bytes (for more, the answer is 431); and the seconds
+# for them to arrive.
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
-# Seconds between pieces of a body that was refused.
+# The seconds between two pieces of a body that was refused.
 _PAUSE = 0.01
 
 
 class _Exchange(Call):
-    """A request whose body is collected, in the place of uvicorn's cycle."""
+    """A request whose body is being collected; it takes the place of uvicorn's cycle."""
 
     __slots__ = ("_body", "disconnected", "endpoint", "keep_alive", "response_complete", "task")
 
@@ -61,17 +62,18 @@ async def _too_late(call: Call) -> Reply:
 
 
 def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.Protocol]:
-    """What uvicorn's `http` takes, for the endpoints of `POST /v1/problems/{name}/...`."""
+    """The class for uvicorn's `http` option, with the endpoints of
+    `POST /v1/problems/{name}/...`."""
     of_bytes = {what.encode(): endpoint for what, endpoint in endpoints.items()}
 
     class Protocol(HttpToolsProtocol):
-        _exchange: _Exchange | None = None  # whose body comes in
-        _timer: asyncio.TimerHandle | None = None  # where it doesn't come at once
-        _idle_since = math.inf  # the answer to a request here
+        _exchange: _Exchange | None = None  # the request whose body is arriving
+        _timer: asyncio.TimerHandle | None = None  # set if the body doesn't arrive at once
+        _idle_since = math.inf  # when a request was last answered here
         _keeper: asyncio.TimerHandle | None = None
-        _is_whole = False  # whether the last request is here to its end
-        _unread = 0  # bytes since its last piece that led to something
-        _patience: asyncio.TimerHandle | None = None  # where nothing but the client is waited for
+        _is_whole = False  # whether the last request has arrived completely
+        _unread = 0  # bytes received since they last led to something
+        _patience: asyncio.TimerHandle | None = None  # set while only the client is waited for
         _refused = False
 
         def connection_made(self, transport: Any) -> None:
@@ -84,7 +86,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             self._idle_since = math.inf
             self._unread += len(data)
             super().data_received(data)
-            if self._refused or self._unread > _HEAD:  # (of headers after a body in chunks, too)
+            if self._refused or self._unread > _HEAD:  # also for trailers of chunks
                 self._refuse()
             else:
                 self._wait_or_not()
@@ -96,7 +98,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             return not (self.cycle is None or self.cycle.response_complete)
 
         def _wait_or_not(self) -> None:
-            """For the rest of what has come, if nothing else is to be done."""
+            """Wait for the rest of a request with a time limit, if nothing else is to be done."""
             if self._is_answering or (self._is_whole and not self._unread):
                 self._unset("_patience")
             elif self._patience is None and not self.transport.is_closing():
@@ -110,7 +112,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             self.transport.close()
 
         def _refuse(self) -> None:
-            """Answer to headers without end, where nothing else is being answered."""
+            """Answer a request with endless headers, unless another request is being answered."""
             self._refused = True
             if not (self._is_answering or self.transport.is_closing()):
                 reply = calls.reply_to(Refused(431, "headers", "the headers are too long."))
@@ -147,16 +149,16 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
 
         def on_headers_complete(self) -> None:
             if self._unread > _HEAD and not self._refused:
-                # (There may be more than the headers in it.)
+                # The bytes received may contain more than the headers.
                 size = len(self.url) + sum(len(name) + len(x) for name, x in self.headers)
                 self._refused = size > _HEAD
-            if self._refused:  # as soon as all that has come is read
+            if self._refused:  # as soon as everything that has arrived is read
                 return
             self._unread = 0
-            # (Whether it works at all is answered however many connections there are.)
+            # The health check is answered however many connections there are.
             is_watched = self.url == b"/healthz"
             self.limit_concurrency = None if is_watched else self.config.limit_concurrency
-            # (It may have been set for the request before, by the same bytes.)
+            # The timer may have been set for the previous request, by the same bytes.
             self._unset_keepalive_if_required()
             parts = self.url.split(b"/")
             if len(parts) == 5 and parts[4] in of_bytes and self.url.startswith(b"/v1/problems/"):
@@ -165,7 +167,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                     endpoint = of_bytes[parts[4]]
                     exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
                     exchange.owner = service.owner(exchange)
-                    if exchange.owner is not None:  # else it is refused before its body is here
+                    if exchange.owner is not None:  # else refused before its body arrives
                         self._exchange = exchange
                         self.cycle = exchange  # pyright: ignore
                         return
@@ -194,7 +196,8 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._exchange._body.append(body)
             elif not isinstance(self.cycle, _Exchange):  # or it is too late
                 if self.cycle.response_complete:
-                    # (What is refused comes as fast as it can, and others would wait for that.)
+                    # A refused body arrives as fast as it can, and other clients would wait for
+                    # that.
                     self.flow.pause_reading()
                     self.loop.call_later(_PAUSE, self._go_on_reading)
                 super().on_body(body)
@@ -213,7 +216,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                     super().on_message_complete()
                 return
             self._unset("_timer")
-            # (Event loops don't keep their tasks.)
+            # Event loops keep no references to their tasks.
             if sys.version_info >= (3, 12):
                 exchange.task = asyncio.Task(
                     self._answer(exchange), loop=self.loop, eager_start=True
@@ -241,19 +244,19 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self.on_response_complete()
                 return
             self.server_state.total_requests += 1
-            # (Timers for each answer would take a twentieth of all the time.)
+            # A timer for each answer would take a twentieth of all the time.
             self._idle_since = self.loop.time()
             self._wait_or_not()
             if self._keeper is None:
                 self._keeper = self.loop.call_later(self.timeout_keep_alive, self._keep)
 
         def _keep(self) -> None:
-            """Close the connection where there was nothing for so long."""
+            """Close the connection if it has been idle for long enough."""
             self._keeper = None
             left = self._idle_since + self.timeout_keep_alive - self.loop.time()
             if left <= 0:
                 self.timeout_keep_alive_handler()
-            elif left < math.inf:  # or its end comes again
+            elif left < math.inf:  # otherwise the end of an answer sets it again
                 self._keeper = self.loop.call_later(left, self._keep)
 
     return Protocol

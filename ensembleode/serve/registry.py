@@ -1,4 +1,4 @@
-"""The problems that a service solves, by name, and what requests may ask of them."""
+"""The problems that a service solves, by name, and the limits of requests for them."""
 
 import dataclasses
 import functools
@@ -26,16 +26,17 @@ from ..solvers import Tsit5
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What requests for a problem may ask for.
+    """The limits of requests for a problem.
 
-    - `u0`, `p`: `(low, high)`, numbers or arrays; None for any finite ones. (The sliders of the
-        page have these ends, too.)
+    - `u0`, `p`: `(low, high)`, numbers or arrays; None for any finite values. (They are also the
+        ends of the sliders on the page.)
     - `tspan`: `(earliest, latest)`, within which time spans lie; None for any.
-    - `trajectories`: of a request; `ensemble`: of a durable job.
-    - `saveat`: saved times of a trajectory.
-    - `maxiters`: steps of a trajectory, which else has the return code `MaxIters`.
-    - `body`: bytes of a request; `answer`: those of the arrays of an answer; `store`: those of the
-        states of a durable job.
+    - `trajectories`: the number of trajectories of a request; `ensemble`: that of a durable job.
+    - `saveat`: the number of saved times of a trajectory.
+    - `maxiters`: the number of steps of a trajectory; one that needs more has the return code
+        `MaxIters`.
+    - `body`: the bytes of a request; `answer`: those of the arrays of an answer; `store`: those of
+        the states of a durable job.
     """
 
     u0: tuple[Any, Any] | None = None
@@ -93,18 +94,18 @@ class Registry:
 
         **Arguments:**
 
-        - `name`: of small letters, digits, `-` and `_`.
-        - `prob`: its `u0`, `p` and `tspan` are those of requests that give none.
+        - `name`: a name of lower-case letters, digits, `-` and `_`.
+        - `prob`: its `u0`, `p` and `tspan` are the defaults of requests.
         - `alg`: the solver, by default `Tsit5()`.
-        - `saveat`: a spacing or an array of times, for requests that give none; by default what the
-            problem holds, or the start and the end.
-        - `params`: a file of `equinox.tree_serialise_leaves`, with the leaves of `prob.p`.
+        - `saveat`: a spacing or an array of times, the default of requests; by default that of the
+            problem, or the start and the end.
+        - `params`: a file written by `equinox.tree_serialise_leaves`, with the leaves of `prob.p`.
         - `limits`: a [`Limits`][ensembleode.serve.Limits].
         - `description`: a sentence for the page.
         - `labels`: the names of the components of the state; or `{"u0": [...], "p": [...]}`.
-        - `options`: of the solver (`abstol=`, `reltol=`, `dt=`, ...), and `callback=`: answers have
-            the events, of which a trajectory may have `max_events=`, by default 16 (callbacks with
-            `save_positions=(False, False)` may act as often as they like).
+        - `options`: those of the solver (`abstol=`, `reltol=`, `dt=`, ...), and `callback=`.
+            Answers then have the events, of which a trajectory may have `max_events=`, by default
+            16. (Callbacks with `save_positions=(False, False)` may act any number of times.)
 
         **Returns:** the registry.
 
@@ -143,10 +144,10 @@ class Registry:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Entry:
-    """A problem of a registry, and what is derived from it.
+    """A problem of a registry, and values derived from it.
 
-    The default parameters `p` are a vector: of each inexact leaf of `prob.p` (real arrays and
-    numbers, in the order of `jax.tree.leaves`) all elements, in C order.
+    The default parameters `p` are a vector: all elements, in C order, of each inexact leaf of
+    `prob.p` (real arrays and numbers, in the order of `jax.tree.leaves`).
     """
 
     name: str
@@ -158,7 +159,7 @@ class Entry:
     options: dict[str, Any]
     u0: np.ndarray
     p: np.ndarray
-    u0_limits: tuple[np.ndarray, np.ndarray] | None  # low and high, of the shape of u0
+    u0_limits: tuple[np.ndarray, np.ndarray] | None  # low and high, in the shape of u0
     p_limits: tuple[np.ndarray, np.ndarray] | None
     u0_labels: list[str] | None
     p_labels: list[str] | None
@@ -174,12 +175,12 @@ class Entry:
 
     @property
     def max_events(self) -> int:
-        """Room for the events of a trajectory."""
+        """The number of events of a trajectory that there is room for."""
         return self.options.get("max_events") or 0
 
     @property
     def event_bytes(self) -> int:
-        """Those of the events of a trajectory, at most."""
+        """The largest number of bytes of a trajectory's events."""
         states = 2 * self.u0.size * self.dtype.itemsize
         return self.max_events * (states + self.time_dtype.itemsize + 8)
 
@@ -189,7 +190,7 @@ class Entry:
 
     @functools.cached_property
     def default_times(self) -> np.ndarray:
-        """Of a request without `tspan` and `saveat`."""
+        """The saved times of a request without `tspan` and `saveat`."""
         if self.saveat is None:
             return self.default_span
         if np.ndim(self.saveat):
@@ -201,7 +202,7 @@ class Entry:
         return np.array(self.tspan, self.time_dtype)
 
     def with_parameters(self, flat: Any) -> Any:
-        """`prob.p` with its inexact leaves from a vector, which may be traced."""
+        """`prob.p` with its inexact leaves taken from a vector, which may be traced."""
         leaves, structure = jtu.tree_flatten(self.prob.p)
         start = 0
         for i, x in enumerate(leaves):
@@ -219,13 +220,13 @@ class Entry:
         return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
 
     def _dtype_of(self, x: Any) -> np.dtype:
-        # A Python number is one of the state's precision.
+        # A Python number has the state's precision.
         return np.dtype(x.dtype) if hasattr(x, "dtype") else self.dtype
 
     def describe(self) -> dict[str, Any]:
-        """As JSON, for clients."""
+        """The description of the problem for clients, as JSON."""
         limits = dataclasses.asdict(self.limits)
-        del limits["u0"], limits["p"]  # they are with the state and the parameters
+        del limits["u0"], limits["p"]  # these are with the state and the parameters
         if self.limits.tspan is not None:
             limits["tspan"] = list(map(float, self.limits.tspan))
         state = _described(self.u0, self.u0_labels, self.u0_limits)
@@ -242,13 +243,13 @@ class Entry:
 
 
 def is_parameter(x: Any) -> bool:
-    """Whether a leaf of `p` is among the parameters: real, and not an integer."""
+    """Whether a leaf of `p` is one of the parameters: real, and not an integer."""
     return eqx.is_inexact_array_like(x) and not jnp.iscomplexobj(x)
 
 
 def _described(default: np.ndarray, labels: list[str] | None, limits: Any) -> dict[str, Any]:
     low, high = (None, None)
-    if limits is not None:  # (None in them is null, as infinity is not JSON.)
+    if limits is not None:  # None in them becomes null, as JSON has no infinity
         low, high = (np.where(np.isfinite(x), x, np.array(None)).tolist() for x in limits)
     found = {"dtype": default.dtype.name, "labels": labels, "default": default.tolist()}
     return found | {"low": low, "high": high}
@@ -363,12 +364,12 @@ def _as_labels(name: str, labels: Any, size: int) -> list[str] | None:
 
 
 def _names_of(p: Any, size: int) -> list[str] | None:
-    """Those of a dict of numbers."""
+    """The names of the numbers of a dict; None for other parameters."""
     if not (type(p) is dict and len(p) == size and all(isinstance(k, str) for k in p)):
         return None
     return sorted(p) if all(is_parameter(x) and np.shape(x) == () for x in p.values()) else None
 
 
 def state_of(entry: Entry) -> jax.ShapeDtypeStruct:
-    """The state, abstractly."""
+    """The abstract value of the state."""
     return jax.ShapeDtypeStruct(entry.shape, entry.dtype)

@@ -1,8 +1,8 @@
 """Solves on a service from within JAX: under `jit`, `vmap` and `grad`.
 
-The request is a primitive that calls the host. Mapped, it is one request of more trajectories;
-its gradient is a request of its own. What is not traced when the program is made goes into the
-request as it is, in the precision it was given in.
+The request is a primitive that calls the host. Under `vmap`, it is one request for more
+trajectories; its gradient is a request of its own. Arguments that are not traced when the program
+is made go into the request as they are, in the precision in which they were given.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _NOT_DIFFERENTIATED = (
 )
 
 
-# The fields whose axis says how many trajectories there are.
+# The fields whose trajectory axis tells how many trajectories there are.
 _COUNTED = frozenset({"u0", "p", "tspan"})
 
 
@@ -46,12 +46,12 @@ class Field:
     """A field of the request."""
 
     name: str
-    own: bool  # whether each trajectory has its own
+    own: bool  # whether each trajectory has its own value
     fixed: Static | None = None  # its numbers; None where they are an operand
-    times: int = 1  # those of `fixed` are repeated, for the same trajectories again
+    times: int = 1  # how often the numbers in `fixed` are repeated, for the same trajectories again
 
     def numbers(self, operands: Any) -> np.ndarray:
-        """Those in the request, the next of the operands unless they are fixed."""
+        """The numbers for the request: the next of the operands, unless they are fixed."""
         if self.fixed is None:
             return next(operands)
         array = self.fixed.value
@@ -60,18 +60,18 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One request, given its operands."""
+    """A request, to be made when its operands are known."""
 
-    service: Any  # asks; compared by identity
+    service: Any  # the object that makes requests; compared by identity
     problem: str
     deadline: float | None
     fields: tuple[Field, ...]
-    n: int | None  # how many trajectories; None for one without an axis
-    state: tuple[int, ...]  # this, the dtype and the rows are of the states that are saved
+    n: int | None  # the number of trajectories; None for one without an axis
+    state: tuple[int, ...]  # the shape of the state; with the dtype and rows, of the saved states
     dtype: np.dtype
     rows: int
-    own_times: bool  # whether the saved times have the axis, too
-    tspan: tuple[float, float]  # as registered
+    own_times: bool  # whether the saved times have the trajectory axis, too
+    tspan: tuple[float, float]  # the registered one
     gradient: bool = False  # whether it is for a gradient; its last field is then the cotangent
 
     @property
@@ -83,7 +83,8 @@ class Call:
         return tuple(field for field in self.operands if field.name in ("u0", "p"))
 
     def results(self, operands: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """Of a solve those of `_Solved`; for a gradient one for each of `differentiated`."""
+        """The abstract results: for a solve those of `_Solved`, for a gradient one for each of
+        `differentiated`."""
         if self.gradient:
             pairs = zip(self.operands, operands, strict=True)
             found = [x for field, x in pairs if field in self.differentiated]
@@ -124,7 +125,7 @@ class Call:
     def _gradients(self, body: dict) -> list[np.ndarray]:
         cotangent = np.array(body["cotangent"])
         each = cotangent.reshape(self.n or 1, -1)
-        # A service takes numbers only. A loss that is NaN has a gradient that is.
+        # A service accepts only finite numbers. The gradient of a loss that is NaN is NaN.
         lost = ~np.isfinite(each).all(axis=1)
         each[lost] = 0
         found = self.service._ask_gradients(
@@ -148,7 +149,7 @@ class Call:
 
 
 class _Solved(NamedTuple):
-    """The results of a call that is a solve, as of a solution."""
+    """The results of a call that is a solve, named as in a solution."""
 
     u: Any
     t: Any
@@ -177,7 +178,8 @@ def _staged(*operands: Any, call: Call) -> list:
 
 
 def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list, list]:
-    """One request of `size` times as many trajectories: those of the first, then the second, ..."""
+    """One request of `size` times as many trajectories, those of the first entry of the mapped axis
+    first."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     n = call.n or 1
     rest = iter(zip(operands, dims, strict=True))
@@ -196,7 +198,7 @@ def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tupl
         if own and not field.own:
             x = jnp.broadcast_to(x[:, None], (size, n, *x.shape[1:]))
         if own:
-            # Now [size, n, ...].
+            # The shape is [size, n, ...] here.
             x = x.reshape(size * n, *x.shape[2:])
         moves_times |= field.name in ("tspan", "saveat") and d is not None
         fields.append(dataclasses.replace(field, own=own))
@@ -204,7 +206,7 @@ def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tupl
     own_times = call.own_times or moves_times
     folded = dataclasses.replace(call, fields=tuple(fields), n=size * n, own_times=own_times)
     outs = _remote_p.bind(*given, call=folded)
-    # Without an axis of trajectories there is none but the mapped one.
+    # Without an axis of trajectories, the mapped axis is the only one.
     split = (size,) if call.n is None else (size, n)
     if call.gradient:
         found = []
@@ -219,7 +221,7 @@ def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tupl
     if not own_times:
         moved[1] = None
     elif not call.own_times and call.n is not None:
-        outs[1] = outs[1][:, 0]  # the same for all of a request
+        outs[1] = outs[1][:, 0]  # all trajectories of a request share the times
     return outs, moved
 
 
@@ -257,7 +259,8 @@ def _answered_bwd(call: Call, kept: tuple, cotangents: list) -> tuple:
 
 
 def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
-    """Of one trajectory: zero where it failed, so that a loss can mask it, and was not reached."""
+    """The cotangent of one trajectory: zero where it failed, so that a loss can mask it, and in
+    rows that were not reached."""
     rows = jnp.arange(cotangent.shape[0], dtype=length.dtype)
     keep = (rows < length) & is_successful(retcode)
     return jnp.where(keep.reshape(-1, *(1,) * (cotangent.ndim - 1)), cotangent, 0)
@@ -277,8 +280,8 @@ def solve(
     deadline: float | None,
     engine: EngineChoice,
 ) -> EnsembleSolution | ODESolution:
-    """A solve some of whose arguments (of `u0`, `p`, `tspan` and `saveat`, arrays) are traced, by a
-    service that has `_ask_solution(problem, body, deadline)` and `_ask_gradients`.
+    """A solve with some traced arguments (of the arrays `u0`, `p`, `tspan` and `saveat`), by a
+    service that has the methods `_ask_solution(problem, body, deadline)` and `_ask_gradients`.
 
     **Raises:** `ValueError` for shapes that don't fit the problem; `TypeError` for a grid of times
     whose size is not known.
@@ -322,7 +325,7 @@ def solve(
 
 
 def _rows(description: Mapping[str, Any], given: dict[str, Any], dtype: np.dtype) -> int:
-    """How many times are saved. A spacing in `given` becomes the times."""
+    """The number of saved times. A spacing in `given` is replaced by the times."""
     saveat = given.get("saveat")
     if saveat is None:
         registered = description["saveat"]
@@ -353,5 +356,5 @@ def _is_own(name: str, x: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _time_dtype(dtype: np.dtype) -> np.dtype:
-    """Time has the precision of the state."""
+    """The dtype of time, which has the precision of the state."""
     return np.dtype(jnp.finfo(dtype).dtype)

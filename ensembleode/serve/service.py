@@ -1,4 +1,4 @@
-"""What the endpoints share: solvers, the batcher, jobs and metrics."""
+"""The state that endpoints share: solvers, the batcher, jobs and metrics."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ from .wire import Refused
 
 logger = logging.getLogger("ensembleode.serve")
 
-# Bytes of all answers that are waited for, of which one may have more.
+# The largest size in bytes of all answers that are waited for; a single answer may be larger.
 _UNDER_WAY = 2**31
 
 
 class Service:
-    """Solves what is asked for."""
+    """Solves the requests."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Service:
         self.hosts = None if hosts is None else frozenset(x.lower().encode() for x in hosts)
         self.drain_seconds = drain_seconds
         self.status = "warming"
-        self.compiled = (0, 0)  # programs, and how many there are
+        self.compiled = (0, 0)  # how many programs are compiled, and how many there are
         self.failure: Exception | None = None
         self.on_ready: Callable[[], Any] = lambda: None
         self.on_failure: Callable[[], Any] = lambda: None
@@ -67,9 +67,9 @@ class Service:
         self.jobs = None if store is None else Jobs(Path(store), self.solvers, self._in_background)
         self.reading_large = asyncio.Semaphore(2)
         self.bodies = Bodies()
-        self._under_way = 0  # bytes of answers
+        self._under_way = 0  # the bytes of answers that are waited for
         self._warm_now = threading.Event()
-        self._until = float("inf")  # when what was taken is given up
+        self._until = float("inf")  # when accepted requests are given up
         self._loop: asyncio.AbstractEventLoop | None = None
         self._warming: threading.Thread | None = None
         self._ending: asyncio.Task | None = None
@@ -93,7 +93,7 @@ class Service:
             with ThreadPoolExecutor(cpu_devices.cores()) as threads:
                 every = [x for solver in self.solvers.values() for x in solver.warming()]
                 self.compiled = (0, len(every))
-                # (The largest take longest.)
+                # The largest programs take longest, so they are compiled first.
                 for done, _ in enumerate(threads.map(self._warm_up, reversed(every)), 1):
                     self.compiled = (done, len(every))
                     if self.status == "warming":
@@ -106,7 +106,7 @@ class Service:
             return
         logger.info("ready after %.1f s", time.perf_counter() - began)
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._ready)
 
     def _warm_up(self, step: Callable[[], Any]) -> None:
@@ -120,7 +120,8 @@ class Service:
             self._warm_now.set()
 
     def dead(self) -> list[str]:
-        """What has ended of that without which it doesn't work, or hangs, and doesn't come back."""
+        """The parts without which the service doesn't work and that have ended, or hang for
+        good."""
         found = [f"batches of {problem}" for problem in self.hung]
         if self.batcher is not None and self.batcher.is_dead:
             found.append("batcher")
@@ -130,25 +131,25 @@ class Service:
 
     @property
     def hung(self) -> list[str]:
-        """The problems that have a batch which doesn't return."""
+        """The problems with a batch that doesn't return."""
         return self.batcher.hung if self.batcher is not None else []
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a thread compiles or solves, waited for or not."""
+        """Whether a thread is compiling or solving, whether or not somebody waits for it."""
         warms = self._warming is not None and self._warming.is_alive()
         return warms or (self.batcher is not None and self.batcher.is_at_work)
 
     def begin_draining(self) -> None:
-        """Refuse what comes from now on, and have the rest end within `drain_seconds`; then
-        `on_drained` is told how many of these are left. (It takes no lock: it is called by the
-        handler of a signal.)"""
+        """Refuse requests from now on, and have accepted ones end within `drain_seconds`; then
+        `on_drained` is called with the number of those that are left. (This takes no lock, as the
+        handler of a signal calls it.)"""
         if self.status != "draining":
             self.status = "draining"
             self._until = time.monotonic() + self.drain_seconds
             if self.jobs is not None:
                 self.jobs.end()
-            if self._loop is None:  # it has not begun
+            if self._loop is None:  # the service has not started
                 self.on_drained(0.0)
             else:
                 self._loop.call_soon_threadsafe(self._begin_to_end)
@@ -159,7 +160,8 @@ class Service:
         return self._ending
 
     async def stop(self) -> None:
-        """Finish what was taken, within `drain_seconds` from the beginning of draining, and end."""
+        """Finish accepted requests within `drain_seconds` from the beginning of draining, and
+        end."""
         self.begin_draining()
         await self._begin_to_end()
 
@@ -183,7 +185,7 @@ class Service:
         return results
 
     def _in_background(self, program: Program, numbers: Numbers) -> Any:
-        """From another thread: a future of the results."""
+        """Submit a background item from another thread; returns a future of its results."""
         batcher = self.batcher
         assert self._loop is not None
         assert batcher is not None
@@ -197,8 +199,8 @@ class Service:
     async def done(
         self, call: Call, program: Program, numbers: Numbers, deadline: float | None
     ) -> Done:
-        """The results of a request's numbers; raises as `Batcher.submit`, and where who asked has
-        gone."""
+        """The results for a request's numbers. It raises the errors of `Batcher.submit`, and stops
+        where the client has disconnected."""
         assert self.batcher is not None
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
@@ -228,7 +230,7 @@ class Service:
         return self.solvers[name]
 
     def check_ready(self) -> None:
-        """Raises `Refused` before and after the service answers."""
+        """Raises `Refused` before and after the time in which the service answers."""
         if self.status != "ready":
             message = f"the service is {self.status}"
             if self.status == "warming" and self.compiled[1]:
@@ -236,12 +238,13 @@ class Service:
             raise Refused(503, self.status, f"{message}.", headers={"Retry-After": "1"})
 
     def owner(self, call: Call) -> str | None:
-        """Whose its token is, or "" where none is needed; None for one that isn't let in."""
+        """The owner of a call's token, or "" where no token is needed; None for a call that isn't
+        let in."""
         return "" if self.tokens is None else self.tokens.owner(call.header(b"authorization"))
 
     async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:
-        """What an endpoint makes of a call (a `Reply`, or Starlette's), or the reply to what it
-        raises; and the id of the request."""
+        """The result of an endpoint for a call (a `Reply`, or Starlette's response), or the reply
+        to an exception that it raises; and the id of the request."""
         began = time.perf_counter()
         id = f"{self._id_prefix}-{next(self._ids)}"
         why = ""
@@ -260,7 +263,7 @@ class Service:
         except Exception as e:
             refused = refusal(e, id)
             reply = reply_to(refused)
-            # (A path may have in it what was sent, and so, as it is quoted, no end of the line.)
+            # The path may contain what the client sent; as it is quoted, it can't end the line.
             why = f" {refused.code}" + (f" {refused.path!r}" if refused.path else "")
         finally:
             if call.held:
@@ -270,7 +273,7 @@ class Service:
             seconds = time.perf_counter() - began
             known = call.name if call.name in self.solvers else ""
             self.metrics.request(known, status, seconds)
-            # (Who asks too early asks again and again.)
+            # Clients that ask too early ask again and again.
             level = logging.DEBUG if status < 400 or status == 503 else logging.INFO
             if logger.isEnabledFor(level):
                 what = (known or "-", "-" if call.count is None else call.count)
@@ -279,7 +282,7 @@ class Service:
 
 
 async def _look_after(call: Call) -> None:
-    """Learn that who asked has gone."""
+    """Notice when the client disconnects."""
     while (await call.receive())["type"] != "http.disconnect":
         pass
     call.leave()

@@ -1,9 +1,10 @@
 """A problem as compiled functions of padded arrays.
 
-A request has a program by what it asks: solve or vjp, parameters of its own or those registered,
-few saved times or many. Requests with the same program share a batch, whatever their time spans and
-saved times are. A program is compiled for a few sizes of batches, the smallest of which is a chunk
-of the lanes engine; a trajectory has the same bits in any of them, and at any place.
+The program for a request depends on the kind of request: solve or vjp, own or registered
+parameters, few saved times or many. Requests with the same program share a batch, whatever their
+time spans and saved times. A program is compiled for a few sizes of batches, the smallest of which
+is a chunk of the lanes engine. A trajectory has the same bits in batches of any size, and at any
+place in them.
 """
 
 import dataclasses
@@ -31,16 +32,19 @@ from .registry import Entry, state_of
 
 logger = logging.getLogger("ensembleode.serve")
 
-# Bytes of an array of a batch: saved states, or gradients by parameters.
+# The bytes of an array of a batch: of saved states, or of gradients by parameters.
 _BATCH = 2**26
-# Saved times are padded to a multiple of this, or to as many as there may be.
+# Saved times are padded to a multiple of this, or to the largest possible number.
 _ROWS = 8
 
 
 class Numbers(NamedTuple):
-    """Of some trajectories: `u0 [n, *state]`; `p [n, size]`, or None for those registered; `t0` and
-    `t1 [n]`; the saved `times [n, rows]`, NaN where there are fewer; for a vjp the
-    `cotangent [n, rows, *state]`."""
+    """The numbers of some trajectories.
+
+    - `u0 [n, *state]`; `p [n, size]`, or None for the registered parameters; `t0` and `t1 [n]`.
+    - `times [n, rows]`: the times to save, NaN where there are fewer.
+    - `cotangent [n, rows, *state]`: for a vjp.
+    """
 
     u0: Any
     p: Any
@@ -51,9 +55,9 @@ class Numbers(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Of some trajectories: `u [n, rows, *state]`, NaN where not reached; how many times each
-    reached, its return code, and counts (the last ones None where they are not counted); with
-    callbacks their events, `[n, room, ...]`, None without."""
+    """The results of some trajectories: `u [n, rows, *state]`, NaN where not reached; the number of
+    times that each reached, its return code, and its counts (the last ones are None where they are
+    not counted); and with callbacks the events, `[n, room, ...]`, else None."""
 
     u: Any
     lengths: Any
@@ -68,7 +72,8 @@ class Answer(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """By `u0 [n, *state]` and `p [n, size]`, and the return codes of the trajectories."""
+    """The gradients with respect to `u0 [n, *state]` and `p [n, size]`, and the return codes of the
+    trajectories."""
 
     u0: Any
     p: Any
@@ -77,13 +82,13 @@ class Gradients(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is compiled, but for the size of the batch."""
+    """The description of a compiled program, without the size of the batch."""
 
     problem: str  # its name
-    pulls: bool  # whether it is a vjp
+    pulls: bool  # whether it is for a vjp
     own: bool  # whether each trajectory has its own parameters
-    rows: int  # how many times are saved, those that fill up included
-    most: int  # trajectories of a batch
+    rows: int  # the number of saved times, including padding
+    most: int  # the largest number of trajectories of a batch
 
 
 class Solver:
@@ -102,18 +107,18 @@ class Solver:
         few = max(2, len(entry.default_times))
         limit = entry.limits.saveat
         self.rows = sorted({min(limit, -(-few // _ROWS) * _ROWS), limit})
-        # On workers there is nothing to be compiled here.
+        # With workers, there is nothing to be compiled in this process.
         remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
         engine, calls_host = _described(entry)
         self._jit = not remote and engine != "julia"
         if self._jit and calls_host and isinstance(self.ensemblealg, EnsembleThreads):
-            # What never returns keeps the threads of XLA's that it has, which are few, and all
-            # problems': it shall not have all of them. (Python runs one at a time anyway.)
+            # A batch that never returns keeps threads of XLA's pool, which all problems share; it
+            # must not get all of them. Nothing is lost, as Python runs one call at a time anyway.
             self.ensemblealg = EnsembleThreads(1)
         self._ours = engine in ("compiled", "lanes")
         self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
-        self.no_gradient: str | None = None  # why there is none, where there is none
+        self.no_gradient: str | None = None  # why there are no gradients, if so
         if self._jit:
             options = compiler_options(jax.default_backend())
             self._compiled = {
@@ -124,7 +129,7 @@ class Solver:
             }
 
     def program(self, rows: int, *, own: bool, pulls: bool = False) -> Program:
-        """That of a request with so many saved times."""
+        """The program for a request with this many saved times."""
         asked = (rows, own, pulls)
         program = self._programs.get(asked)
         if program is None:
@@ -135,13 +140,13 @@ class Solver:
         return program
 
     def programs(self) -> list[Program]:
-        """All there are."""
+        """All programs."""
         asked = itertools.product(self.rows, (False, True), (False, True))
         every = {self.program(rows, own=own, pulls=pulls) for rows, own, pulls in asked}
         return sorted(every, key=lambda x: (x.pulls, x.rows, x.own))
 
     def _sizes(self, rows: int, pulls: bool) -> list[int]:
-        """The sizes of batches, in order."""
+        """The sizes of batches, in increasing order."""
         entry = self.entry
         each = rows * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
         if pulls:
@@ -155,14 +160,14 @@ class Solver:
         return sorted({self.width, min(most, 8 * self.width), most})
 
     def bytes_of(self, numbers: Numbers, pulls: bool) -> int:
-        """Of what a trajectory's answer has."""
+        """The bytes of a trajectory's part of an answer."""
         entry = self.entry
         if pulls:
             return (entry.u0.size + entry.p.size) * entry.dtype.itemsize
         return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
 
     def warming(self) -> Iterator[Callable[[], Any]]:
-        """What compiles everything, one after the other."""
+        """The functions that compile everything, to be called one after the other."""
         for program in self.programs():
             for size in self._sizes(program.rows, program.pulls):
                 yield functools.partial(self._warm, program, size)
@@ -180,7 +185,7 @@ class Solver:
             logger.warning(what, self.entry.name, self.no_gradient, exc_info=e)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON, for clients."""
+        """The description of the solver for clients, as JSON."""
         return self.entry.describe() | {"no_gradient": self.no_gradient}
 
     def _sample(self, program: Program, n: int) -> Numbers:
@@ -193,8 +198,8 @@ class Solver:
         return Numbers(u0, p, *ends, times, cotangent)
 
     def run(self, program: Program, parts: Sequence[Numbers]) -> list[Any]:
-        """Solve (or pull back) several requests' trajectories together: an `Answer` (or
-        `Gradients`) for each."""
+        """Solve (or pull back) the trajectories of several requests together. Returns an `Answer`
+        (or `Gradients`) for each request."""
         counts = [len(x.u0) for x in parts]
         n = sum(counts)
         size = next(s for s in self._sizes(program.rows, program.pulls) if s >= n)
@@ -206,7 +211,7 @@ class Solver:
         )
         self._fill_up_times(numbers, n)
         if self._ours and size > n:
-            # What fills up takes no step.
+            # Trajectories that fill up the batch take no step.
             numbers.t1[n:] = numbers.t0[n:]
         result = jax.tree.map(np.asarray, self._run(program, numbers))
         ends = [*itertools.accumulate(counts)]
@@ -217,11 +222,11 @@ class Solver:
         return [*map(type(result)._make, zip(*columns, strict=True))]
 
     def _fill_up_times(self, numbers: Numbers, n: int) -> None:
-        """Replace those that are NaN, and all past the first `n` trajectories."""
+        """Replace times that are NaN, and all times after the first `n` trajectories."""
         times, t0, t1 = numbers.times, numbers.t0[:, None], numbers.t1[:, None]
         missing = np.isnan(times)
         missing[n:] = True
-        # To engines of ours what is infinitely far is not there; others save the end again.
+        # This library's engines ignore times that are infinitely far; others save the end again.
         end = np.copysign(np.inf, t1 - t0) if self._ours else t1
         np.copyto(times, end, where=missing)
 
@@ -239,12 +244,13 @@ class Solver:
         return Answer(u, *counts, *[None] * (len(Answer._fields) - 2 - len(counts)), events)
 
     def _with_few_arrays(self, pulls: bool, own: bool, leaves, u0, p, times, cotangent) -> Any:
-        """For each array that goes in or out, the interpreter is given up and waited for again."""
+        """The same function with few arrays: for each array that goes in or out, the interpreter's
+        lock is released and waited for again."""
         t0, t1, times = times[:, 0], times[:, 1], times[:, 2:]
         if pulls:
             return self._vjp(own, leaves, u0, p, t0, t1, times, cotangent)
         u, *counts, events = self._solve(own, leaves, u0, p, t0, t1, times)
-        # (The last ones may not be counted.)
+        # The last counts may be None.
         return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None]), events
 
     def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
@@ -269,7 +275,8 @@ class Solver:
         return Answer(sim.u, sim.lengths, sim.retcode, *counts, self._in_room(sim.events))
 
     def _in_room(self, events: Events | None) -> Events | None:
-        """As many for each batch: outside of `jit` there are as many as there were."""
+        """The events with the same room in each batch; outside of `jit`, they have as much room as
+        there were events."""
         if events is None or is_tracer(events.t):
             return events
         missing = self.entry.max_events - events.t.shape[1]
@@ -297,14 +304,14 @@ class Solver:
 
 
 def joined(results: Sequence[Any]) -> Any:
-    """The answers of the parts of a request, in order, as one."""
+    """The answers to the parts of a request, joined in order."""
     if len(results) == 1:
         return results[0]
     return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
 
 
 def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
-    """The rows of all, and copies of the last up to `size`."""
+    """The rows of all entries, with copies of the last one up to `size`."""
     first = column[0]
     if first is None:
         return None
@@ -321,7 +328,7 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
         return None
     out = np.full(shape, fill, first.dtype)
     start = 0
-    # (Most have as many rows as the one before.)
+    # Most arrays have as many rows as the one before.
     for rows, group in itertools.groupby(column, lambda x: x.shape[1]):
         some = np.concatenate([*group])
         out[start : start + len(some), :rows] = some
@@ -330,8 +337,8 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
 
 
 def _described(entry: Entry) -> tuple[str, bool]:
-    """The engine that solves it, and whether that calls Python; raises as `solve`, for a problem
-    that can't be solved."""
+    """The engine that solves the problem, and whether it calls Python; raises the errors of `solve`
+    for a problem that can't be solved."""
     found = {}
 
     def one(u0):

@@ -1,4 +1,4 @@
-"""An ensemble solved by the batcher of a service, beside its requests."""
+"""An ensemble solved by the batcher of a service, beside the service's requests."""
 
 import concurrent.futures
 import threading
@@ -22,11 +22,11 @@ Submit = Callable[[Program, Numbers], "concurrent.futures.Future[Any]"]
 
 
 class Stopped(Exception):
-    """The job is cancelled, or the service ends."""
+    """The job was cancelled, or the service is ending."""
 
 
 class Current:
-    """The job that runs: it has its batches solved, and can be stopped from another thread."""
+    """The running job: it has its batches solved, and can be stopped from another thread."""
 
     def __init__(
         self, id: str, solver: Solver, submit: Submit, progress: Callable[[str, np.ndarray], None]
@@ -38,7 +38,7 @@ class Current:
         self._before: np.ndarray | None = None
 
     def count(self) -> None:
-        """The trajectories of the last batch, which is in the store by now."""
+        """Count the trajectories of the last batch, which is in the store by now."""
         if self._before is not None:
             self._progress(self.id, self._before)
         self._before = None
@@ -49,7 +49,7 @@ class Current:
             self._future.cancel()
 
     def run(self, program: Program, numbers: Numbers) -> Answer:
-        """The answer to them; raises `Stopped`, too."""
+        """The answer for these numbers; may raise `Stopped`."""
         self.count()
         if self._stopped.is_set():
             raise Stopped
@@ -69,7 +69,8 @@ class Current:
 
 
 class ThroughBatcher(EnsembleAlgorithm):
-    """Trajectories solved by a service, beside its requests: the same programs, the same bits."""
+    """Trajectories solved by a service, beside its requests, with the same programs and the same
+    bits."""
 
     current: Current = eqx.field(static=True)
 

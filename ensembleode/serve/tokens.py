@@ -1,4 +1,4 @@
-"""Bearer tokens: whose requests are answered."""
+"""Bearer tokens, which say whose requests are answered."""
 
 import hashlib
 import hmac
@@ -10,12 +10,12 @@ VARIABLE = "ENSEMBLEODE_TOKENS"
 
 
 class TokensError(ValueError):
-    """There are no tokens where there should be."""
+    """There are no tokens where there should be some."""
 
 
 class Tokens:
-    """Those that are let in: compared as digests, all of them every time, so that how long that
-    takes tells nothing."""
+    """The tokens that are let in. They are compared as digests, and all of them every time, so that
+    the time this takes reveals nothing."""
 
     def __init__(self, tokens: Iterable[str]):
         self._digests = [_digest(x) for x in tokens]
@@ -23,7 +23,8 @@ class Tokens:
             raise TokensError("tokens is empty: give one at least, or None to let everybody in.")
 
     def owner(self, authorization: str | None) -> str | None:
-        """Who an `Authorization` header with one of them is, by the token's digest; else None."""
+        """The owner, given by the token's digest, of an `Authorization` header with one of these
+        tokens; else None."""
         kind, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
         found = sum(hmac.compare_digest(given, digest) for digest in self._digests)
@@ -31,10 +32,11 @@ class Tokens:
 
 
 def read(path: str | os.PathLike | None) -> Tokens | None:
-    """Those of a file, one a line (`#` begins a comment); without one, those of the environment
-    variable `ENSEMBLEODE_TOKENS`, between white space or commas; None where that isn't set.
+    """The tokens in a file, one in each line (`#` begins a comment). Without a file, those in the
+    environment variable `ENSEMBLEODE_TOKENS`, separated by white space or commas; None if that
+    isn't set.
 
-    **Raises:** `TokensError` where there are none in it; `OSError`.
+    **Raises:** `TokensError` where there are none; `OSError`.
     """
     if path is not None:
         with open(path, encoding="utf-8") as file:

@@ -1,5 +1,12 @@
 """Solvers, under SciML's names."""
 
+from .auto import (
+    AutoTsit5 as AutoTsit5,
+    AutoVern6 as AutoVern6,
+    AutoVern7 as AutoVern7,
+    AutoVern8 as AutoVern8,
+    AutoVern9 as AutoVern9,
+)
 from .base import ExplicitRungeKutta as ExplicitRungeKutta, ODESolver as ODESolver
 from .bosh3 import Bosh3 as Bosh3
 from .bs5 import BS5 as BS5

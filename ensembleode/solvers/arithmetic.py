@@ -1,4 +1,5 @@
-"""What the formulas of solvers are written over: JAX arrays, or values of generated code."""
+"""The operations over which the formulas of solvers are written: on JAX arrays, or on values of
+generated code."""
 
 import functools
 import operator
@@ -15,7 +16,7 @@ Components: TypeAlias = tuple[Any, ...]
 
 @runtime_checkable
 class Arithmetic(Protocol):
-    """The operations besides `+ - * / & | ~ << >> < <= > >=`, which numbers have themselves.
+    """The operations besides `+ - * / & | ~ << >> < <= > >=`, which numbers have as operators.
 
     Each acts element by element; Python numbers take the dtype of the other operands.
     """
@@ -37,42 +38,43 @@ class Arithmetic(Protocol):
     def equal(self, x: Any, y: Any, /) -> Any: ...
 
     def cast(self, x: Any, dtype: Any, /) -> Any:
-        """As another dtype."""
+        """The number converted to another dtype."""
         ...
 
     def bitcast(self, x: Any, dtype: Any, /) -> Any:
-        """The bits as another dtype of the same size."""
+        """The bits of the number as another dtype of the same size."""
         ...
 
     def stopped(self, x: Any, /) -> Any:
-        """The number itself, as a constant to derivatives."""
+        """The number itself, regarded as a constant by derivatives."""
         ...
 
     def over(self, number: Any, component: Any, /) -> Any:
-        """A number a trajectory, to be combined with a component of the state."""
+        """One number for each trajectory, in a shape that combines with a component of the
+        state."""
         ...
 
     def once(self, x: Any, /) -> Any:
-        """The number itself, computed once and not again for every use."""
+        """The number itself, computed only once instead of for every use."""
         ...
 
     def mean(self, components: Components, /) -> Any:
-        """The mean of all components of a state, one number a trajectory; NaN where one of them
-        is."""
+        """The mean of all components of a state, one number for each trajectory; NaN where one of
+        them is NaN."""
         ...
 
     def total(self, components: Components, /) -> Any:
-        """The sum over all components, likewise."""
+        """The sum of all components, like `mean`."""
         ...
 
     def largest(self, components: Components, /) -> Any:
-        """The largest of all components, likewise."""
+        """The largest of all components, like `mean`."""
         ...
 
 
 class PlainArithmetic:
-    """What is the same wherever a component is a number a trajectory, which nobody differentiates
-    and which is computed once anyway."""
+    """The operations for the case that a component is one number for each trajectory, which is
+    computed only once anyway and isn't differentiated."""
 
     def stopped(self, x: Any) -> Any:
         return x
@@ -92,7 +94,7 @@ class PlainArithmetic:
 
 
 class ArrayArithmetic(PlainArithmetic):
-    """The arrays of a module, NumPy or one like it: numbers of a trajectory each."""
+    """Arrays of NumPy, or of a module like it, with one number for each trajectory."""
 
     def __init__(self, module: Any):
         self.where, self.minimum, self.maximum = module.where, module.minimum, module.maximum
@@ -110,7 +112,7 @@ class ArrayArithmetic(PlainArithmetic):
 
 
 class JaxArithmetic(ArrayArithmetic):
-    """JAX's arrays, which are differentiated."""
+    """JAX arrays, which are differentiated."""
 
     def __init__(self):
         super().__init__(jnp)

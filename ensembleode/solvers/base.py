@@ -1,4 +1,4 @@
-"""What a solver says of itself."""
+"""The base classes of solvers, with the properties that each of them declares."""
 
 from typing import ClassVar
 
@@ -15,10 +15,10 @@ class ODESolver(eqx.Module):
     - `order`: its order of convergence.
     - `adaptive`: whether it has an error estimate, and so can choose its steps.
     - `implicit`: whether each step solves equations (for stiff problems).
-    - `stages`: evaluations of `f` in a step, `fsal` (first same as last) one less after the
-      first; None where the count depends on the solution.
+    - `stages`: the evaluations of `f` in a step; None where the number depends on the solution.
+    - `fsal`: first same as last: steps after the first take one evaluation less.
     - `engines`: the engines that can run it.
-    - `references`: what to cite for it, keys of `tools/references.bib`.
+    - `references`: what to cite for it, as keys of `tools/references.bib`.
     """
 
     order: ClassVar[int]
@@ -31,9 +31,10 @@ class ODESolver(eqx.Module):
 
 
 class ExplicitRungeKutta(ODESolver):
-    """An explicit Runge-Kutta method: a subclass gives its tableau, and all else follows.
+    """An explicit Runge-Kutta method. A subclass gives its tableau, and everything else follows
+    from it.
 
-    - `tableau`: its coefficients; `method`: what engines make of it.
+    - `tableau`: its coefficients; `method`: the method as engines use it.
     """
 
     tableau: ClassVar[Tableau]
@@ -46,7 +47,7 @@ class ExplicitRungeKutta(ODESolver):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         if not isinstance(getattr(cls, "tableau", None), Tableau):
-            return  # (each of its objects has one)
+            return  # each of its objects has a tableau of its own
         cls.order = cls.tableau.order
         cls.adaptive = cls.tableau.error is not None
         cls.stages = cls.tableau.stages
@@ -54,10 +55,10 @@ class ExplicitRungeKutta(ODESolver):
 
 
 class Rosenbrock(ODESolver):
-    """A Rosenbrock method: a subclass gives what engines make of it, its `method`.
+    """A Rosenbrock method. A subclass gives its `method`, as engines use it.
 
-    Each step factorises `1 - gamma h J` once, with the Jacobian `J` of `f` that is derived from it,
-    and solves as many systems with that as it has stages.
+    Each step factorises `1 - gamma h J` once, with the Jacobian `J` that is derived from `f`, and
+    solves one system with that matrix for each stage.
     """
 
     method: ClassVar[Rodas | ModifiedRosenbrock]

@@ -68,8 +68,9 @@ _tableau = Tableau(
 class BS5(ExplicitRungeKutta):
     """Bogacki-Shampine 5(4), whose error estimate is hard to deceive, for moderate tolerances.
 
-    Its interpolant, order 5, takes three more stages, which only dense output pays for. The method
-    has two embedded ones of order 4: the larger of both estimates controls the step.
+    Its interpolant, of order 5, takes three more stages, which are only computed for dense output.
+    The method has two embedded methods of order 4; the larger of the two error estimates controls
+    the step.
 
     Source: Bogacki and Shampine, "An efficient Runge-Kutta (4,5) pair", Comput. Math. Appl. 32
     (1996); the interpolant is that of their code RKSUITE.

@@ -1,8 +1,8 @@
-"""Step-size controllers: from the error of a step to the size of the next, as OrdinaryDiffEq does
-it, constant by constant, so that its steps come out.
+"""Step-size controllers: from the error of a step to the size of the next. They do what
+OrdinaryDiffEq does, constant by constant, so that the steps are the same.
 
-Powers are approximate, in single precision, and errors are known by their logarithms: a step size
-needs no more, and real powers would take a third of the time of a small step.
+Powers are approximate, in single precision, and errors are given by their logarithms: a step size
+needs no more accuracy, and accurate powers would take a third of the time of a small step.
 """
 
 import abc
@@ -20,7 +20,7 @@ _Controller = TypeVar("_Controller", bound="AbstractController")
 
 
 def _number(value: Any) -> Any:
-    """A Python number where it is one: others are refused by `_check_numbers`."""
+    """A Python number as a float; other objects as they are, for `_check_numbers` to refuse."""
     is_one = isinstance(value, int | float | np.integer | np.floating)
     return float(value) if is_one and not isinstance(value, bool) else value
 
@@ -30,11 +30,11 @@ def _constant(**options: Any) -> Any:
 
 
 class AbstractController(eqx.Module):
-    """What chooses the sizes of steps, for `solve(..., stepsize_controller=...)`.
+    """Chooses the sizes of steps, for `solve(..., stepsize_controller=...)`.
 
-    A subclass writes two methods, over the operations of an `Arithmetic`, `xp`, and so runs on
-    every engine: as arrays of many trajectories, in generated machine code, or within diffrax. Its
-    fields must be Python numbers.
+    A subclass writes two methods over the operations of an `Arithmetic`, `xp`. So it runs on every
+    engine: as arrays of many trajectories, in generated machine code, or within diffrax. Its fields
+    must be Python numbers.
 
     >>> import ensembleode as eo
     >>> class Careful(eo.AbstractController):
@@ -49,44 +49,46 @@ class AbstractController(eqx.Module):
 
     @abc.abstractmethod
     def initial_memory(self) -> tuple[float, ...]:
-        """The numbers that are remembered from step to step, before the first."""
+        """The controller's memory before the first step, as numbers."""
 
     @abc.abstractmethod
     def factor(
         self, xp: Arithmetic, log_error: Any, memory: tuple, accepted: Any, is_first: Any
     ) -> tuple[Any, tuple]:
-        """How much longer than this step the next one is to be, and what is remembered of this one.
+        """The ratio of the next step's size to this step's, and the memory after this step.
 
         **Arguments:**
 
-        - `xp`: the operations; all numbers are float32, one a trajectory.
-        - `log_error`: the binary logarithm of the norm of the scaled error; 128 or so where the
+        - `xp`: the operations; all numbers are float32, one for each trajectory.
+        - `log_error`: the binary logarithm of the norm of the scaled error; about 128 where the
             step failed.
-        - `memory`: what is remembered of the steps before.
-        - `accepted`: whether this step is; the next one goes on from its end, or tries again.
-        - `is_first`: whether no step had been accepted before.
+        - `memory`: the memory of the steps before.
+        - `accepted`: whether this step is accepted; the next one starts from its end, or tries
+            again.
+        - `is_first`: whether no step has been accepted before.
 
-        **Returns:** a positive number, and a tuple as long as `memory`, which is forgotten where
-        the step was rejected.
+        **Returns:** a positive number, and a tuple as long as `memory`, which is discarded where
+        the step is rejected.
         """
 
     def accepts(self, xp: Arithmetic, squared: Any, memory: tuple) -> Any:
         """Whether a step is accepted; never where its error is not finite.
 
         **Arguments:** `xp`: the operations; `squared`: the square of the norm of the scaled error;
-        `memory`: what is remembered of the steps before.
+        `memory`: the memory of the steps before.
         """
         del xp, memory
         return squared <= 1
 
     def for_method(self: _Controller, order: int | None, embedded_order: int | None) -> _Controller:
-        """The same with what depends on the `order` of the method, and on the `embedded_order` of
-        the solution that it is compared with; None where they are not known."""
+        """The controller with constants that depend on the `order` of the method, and on the
+        `embedded_order` of the solution with which it is compared; either is None where it isn't
+        known."""
         del order, embedded_order
         return self
 
     def for_implicit(self: _Controller) -> _Controller:
-        """The same with what it does by default for Rosenbrock methods."""
+        """The controller with the default constants for Rosenbrock methods."""
         return self
 
     @staticmethod
@@ -102,19 +104,20 @@ class AbstractController(eqx.Module):
         **Arguments:** `xp`, `squared`, `accepted`, `is_first`: as of `accepts` and `factor`.
         """
         factor, new = self.factor(xp, log_of(xp, squared), memory, accepted, is_first)
-        # (First what the next step waits for: LLVM's schedule depends on the order.)
+        # The next step waits for this product, so it is written first: LLVM's schedule depends on
+        # the order.
         next_h = h * xp.cast(factor, h.dtype)
         kept = [xp.where(accepted, a, b) for a, b in zip(new, memory, strict=True)]
         return next_h, tuple(kept)
 
 
 def log_of(xp: Arithmetic, squared: Any) -> Any:
-    """The binary logarithm of the root of `squared`."""
+    """The binary logarithm of the square root of `squared`."""
     return log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
 
 
 class _Clipped(AbstractController):
-    """A factor that is multiplied by a safety factor and then clipped."""
+    """A controller whose factor is multiplied by a safety factor and then clipped."""
 
     gamma: float = _constant(default=0.9, kw_only=True)
     qmin: float = _constant(default=0.2, kw_only=True)
@@ -140,7 +143,8 @@ class _Clipped(AbstractController):
         return self if self.qsteady_max is not None else _replace(self, qsteady_max=_QSTEADY_MAX)
 
     def clipped(self, xp: Arithmetic, power: Any, accepted: Any, is_first: Any) -> Any:
-        """`gamma 2^power`, between `qmin` and `qmax`; or one."""
+        """`gamma 2^power`, limited to between `qmin` and `qmax`; or one, for a step that keeps its
+        size."""
         steady = self.qsteady_max or 1.0
         holds = steady != 1
         factor = self.gamma * exp2(xp, power, by_sum=holds)
@@ -152,7 +156,7 @@ class _Clipped(AbstractController):
         return xp.where(is_steady, np.float32(1), factor)
 
 
-# Of OrdinaryDiffEq's implicit methods.
+# The constant of OrdinaryDiffEq's implicit methods.
 _QSTEADY_MAX = 1.2
 
 
@@ -160,18 +164,19 @@ class PIController(_Clipped):
     """The proportional-integral controller, the default:
     `h_next = h gamma err^-beta1 err_old^beta2`.
 
-    `err` is the norm of the scaled error, `err_old` that of the last accepted step (and at least
-    `qoldinit`); a step that is rejected is tried again without its share. As OrdinaryDiffEq's.
+    `err` is the norm of the scaled error, and `err_old` that of the last accepted step, but at
+    least `qoldinit`. When a rejected step is tried again, `err_old` is left out. The constants are
+    those of OrdinaryDiffEq.
 
     **Arguments:**
 
     - `beta1`, `beta2`: the exponents, by default `7 / (10 order)` and `2 / (5 order)`.
     - `gamma`: the safety factor.
-    - `qmin`, `qmax`: how much shorter or longer than this step the next may be;
-        `qmax_first_step`: the latter until a step has been accepted.
-    - `qsteady_max`: after a step that is accepted the next is as long where it would be shorter by
+    - `qmin`, `qmax`: the limits of the ratio of the next step's size to this step's;
+        `qmax_first_step`: the upper limit until a step has been accepted.
+    - `qsteady_max`: after an accepted step, the next step keeps its size if it would be shorter by
         no more than this factor; by default 6/5 for Rosenbrock methods, and 1 for others.
-    - `qoldinit`: the least `err_old`, and that before the first step.
+    - `qoldinit`: the least `err_old`, and its value before the first step.
 
     **Raises:** `ValueError` and `TypeError` for constants out of their range.
 
@@ -203,7 +208,7 @@ class PIController(_Clipped):
 
     @property
     def _least(self) -> np.float32:
-        """The least value that is remembered: `beta2` times the logarithm of `qoldinit`."""
+        """The least value of the memory: `beta2` times the logarithm of `qoldinit`."""
         assert self.beta2 is not None
         return np.float32(self.beta2) * log2(NUMBERS, np.array([self.qoldinit], np.float32))[0]
 
@@ -211,7 +216,8 @@ class PIController(_Clipped):
         """See [`AbstractController`][ensembleode.AbstractController.factor]."""
         assert self.beta1 is not None
         assert self.beta2 is not None
-        # One power, and no division, between an error and the step that has to wait for it.
+        # The next step has to wait for this: one power, and no division, between its size and the
+        # error.
         before = xp.where(accepted, memory[0], np.float32(0))
         factor = self.clipped(xp, before - self.beta1 * log_error, accepted, is_first)
         return factor, (xp.maximum(self.beta2 * log_error, self._least),)
@@ -220,8 +226,8 @@ class PIController(_Clipped):
 class IController(_Clipped):
     """The integral, or standard, controller: `h_next = h gamma err^(-1 / k)`.
 
-    `err` is the norm of the scaled error, and `k` one more than the order of the method that the
-    step is compared with. As OrdinaryDiffEq's.
+    `err` is the norm of the scaled error, and `k` is one more than the order of the method with
+    which the step is compared. The constants are those of OrdinaryDiffEq.
 
     **Arguments:** `gamma`, `qmin`, `qmax`, `qmax_first_step`, `qsteady_max`: see
     [`PIController`][ensembleode.PIController].
@@ -252,20 +258,20 @@ class IController(_Clipped):
 
 
 class PIDController(AbstractController):
-    """The proportional-integral-derivative controller, as digital filters are designed:
+    """The proportional-integral-derivative controller, designed as a digital filter:
     `h_next = h limiter(err^(-beta1 / k) err_1^(-beta2 / k) err_2^(-beta3 / k))`.
 
-    `err` is the norm of the scaled error, `err_1` and `err_2` those of the last two accepted steps,
-    `k` is one more than the lower of the orders of the method and of that which it is compared
-    with, and `limiter(x) = 1 + atan(x - 1)`. A step is accepted where that factor is at least
-    `accept_safety`. As OrdinaryDiffEq's.
+    `err` is the norm of the scaled error, and `err_1` and `err_2` are those of the last two
+    accepted steps. `k` is one more than the lower order of the two methods that are compared, and
+    `limiter(x) = 1 + atan(x - 1)`. A step is accepted where that factor is at least
+    `accept_safety`. This is OrdinaryDiffEq's controller of that name.
 
     **Arguments:**
 
-    - `beta1`, `beta2`, `beta3`: such as (1, 0, 0), the basic controller; (0.6, -0.2, 0), PI42;
+    - `beta1`, `beta2`, `beta3`: for example (1, 0, 0), the basic controller; (0.6, -0.2, 0), PI42;
         (2/3, -1/3, 0), PI33; (0.7, -0.4, 0), PI34; (1/6, 1/6, 0), H211PI; (1/18, 1/9, 1/18),
         H312PID.
-    - `accept_safety`: between 0 and 1.
+    - `accept_safety`: a number between 0 and 1.
 
     **Raises:** `ValueError` and `TypeError` for constants out of their range.
 
@@ -326,7 +332,7 @@ def _check_numbers(controller: AbstractController) -> None:
 
 
 def _replace(controller: _Controller, **changes: float) -> _Controller:
-    """A copy with other constants."""
+    """A copy of the controller with other constants."""
     new = object.__new__(type(controller))
     for name, value in vars(controller).items():
         object.__setattr__(new, name, changes.get(name, value))

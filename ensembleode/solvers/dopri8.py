@@ -115,15 +115,15 @@ _tableau = Tableau(
 class Dopri8(ExplicitRungeKutta):
     """Prince-Dormand 8(7), for tight tolerances. (SciML's `DP8` is Hairer's 8(5,3).)
 
-    Its interpolant, order 7, takes four more stages, which only dense output pays for; its error
-    is about that of the steps.
+    Its interpolant, of order 7, takes four more stages, which are only computed for dense output.
+    Its error is about that of the steps.
 
     Source: Prince and Dormand, "High order embedded Runge-Kutta formulae", J. Comput. Appl. Math. 7
     (1981). The interpolant is derived here, in the way of Enright, Jackson, Norsett and Thomsen,
     "Interpolants for Runge-Kutta formulas", ACM TOMS 12 (1986): extra stages at states within the
-    step, of order 5, then 6, give order 7; nodes and weights that this leaves free make the error
-    small. (Bogacki and Shampine's, Comput. Math. Appl. 20 (1990), which diffrax uses, takes no more
-    stages, but is of order 5, and was printed with ten correct digits.)
+    step, of order 5 and then 6, give order 7, and the nodes and weights that remain free make the
+    error small. (Bogacki and Shampine's interpolant, Comput. Math. Appl. 20 (1990), which diffrax
+    uses, takes as many stages, but is of order 5, and was printed with ten correct digits.)
     """
 
     tableau: ClassVar[Tableau] = _tableau

@@ -7,7 +7,7 @@ from .tableau import Interpolant, Tableau
 
 
 class Euler(ExplicitRungeKutta):
-    """Euler's method, order 1, fixed step (give `dt`). Linear between the steps."""
+    """Euler's method, order 1, with a fixed step (give `dt`). It is linear between the steps."""
 
     tableau: ClassVar[Tableau] = Tableau(
         c=(0,), a=(), b=(1,), order=1, interpolant=Interpolant(((1,),), order=1)

@@ -12,12 +12,12 @@ from .tableau import Tableau
 class ExplicitRK(ExplicitRungeKutta):
     """An explicit Runge-Kutta method of your own; OrdinaryDiffEq's `ExplicitRK`.
 
-    It runs as those that are here do, with gradients and dense output.
+    It runs like the methods of this library, with gradients and dense output.
 
-    **Arguments:** `tableau`: an [`eo.Tableau`][ensembleode.Tableau]. It is adaptive where that has
-    an `error`.
+    **Arguments:** `tableau`: an [`eo.Tableau`][ensembleode.Tableau]. The method is adaptive if the
+    tableau has an `error`.
 
-    **Raises:** `TypeError` for anything else; `ValueError` where the coefficients are not of the
+    **Raises:** `TypeError` for anything else; `ValueError` where the coefficients don't have the
     orders that the tableau claims.
 
     >>> import ensembleode as eo

@@ -1,4 +1,4 @@
-"""Any method of OrdinaryDiffEq, by its name in Julia."""
+"""Any method of OrdinaryDiffEq by its name in Julia."""
 
 import ast
 from typing import Any, ClassVar, NamedTuple
@@ -8,7 +8,7 @@ import equinox as eqx
 from .base import ODESolver
 
 
-# The methods by the package of OrdinaryDiffEq that has them. Only these names are let through.
+# The methods, each with the package of OrdinaryDiffEq that has it. Other names are refused.
 PACKAGES: dict[str, str] = {
     "OrdinaryDiffEqTsit5": "AutoTsit5 Tsit5",
     "OrdinaryDiffEqVerner": """
@@ -44,7 +44,7 @@ PACKAGES: dict[str, str] = {
 }
 _PACKAGE_OF = {name: package for package, names in PACKAGES.items() for name in names.split()}
 
-# Those of them without an error estimate, which need `dt`. (A test asks Julia.)
+# Those methods that have no error estimate, and need `dt`. (A test asks Julia about this.)
 _WITHOUT_ESTIMATE = """
     AB3 AB4 AB5 ABM32 ABM43 ABM54 Alshina6 Anas5 Euler ImplicitMidpoint KYK2014DGSSPRK_3S2
     KYKSSPRK42 MSRK5 MSRK6 PSRK3p5q4 PSRK3p6q5 PSRK4p7q6 RKM RKO65 SSPRK104 SSPRK22 SSPRK33 SSPRK53
@@ -54,8 +54,8 @@ FIXED_STEP = frozenset(_WITHOUT_ESTIMATE.split())
 
 
 class Description(NamedTuple):
-    """What is asked of Julia: a method with its arguments, which are numbers, tuples of numbers,
-    `Val`, or methods."""
+    """A method that is requested of Julia, with its arguments, which are numbers, tuples of
+    numbers, `Val`, or methods."""
 
     name: str
     package: str
@@ -77,18 +77,19 @@ def described(name: str) -> Description:
 class JuliaAlg(ODESolver):
     """A method of OrdinaryDiffEq by its name in Julia, for `engine="julia"`.
 
-    - `text`: how it is called there, such as `"Rodas5P()"`, `"AutoTsit5(Rosenbrock23())"` or
-        `"QNDF(max_order=Val(3))"`: a known name, whose arguments are numbers, `true` or `false`,
-        tuples of numbers, `Val(...)`, or methods.
+    - `text`: the method as it is written in Julia, such as `"Rodas5P()"`,
+        `"AutoTsit5(Rosenbrock23())"` or `"QNDF(max_order=Val(3))"`: a known name, whose arguments
+        are numbers, `true` or `false`, tuples of numbers, `Val(...)`, or methods.
 
-    The text is read and never run: what is not a known method is refused. Jacobians come from JAX.
+    The text is parsed and never run; anything but known methods is refused. Jacobians come from
+    JAX.
 
-    **Raises:** `ValueError` for anything else.
+    **Raises:** `ValueError` for any other text.
     """
 
     adaptive: ClassVar[bool] = True
     engines: ClassVar[tuple[str, ...]] = ("julia",)
-    # And what its documentation in Julia names.
+    # To be cited in addition to the references in its documentation in Julia.
     references: ClassVar[tuple[str, ...]] = ("rackauckas2017",)
 
     text: str = eqx.field(static=True)
@@ -108,7 +109,7 @@ class JuliaAlg(ODESolver):
 
     @property
     def description(self) -> Description:
-        """What is asked of Julia."""
+        """The request to Julia."""
         return self._read()
 
     def _read(self) -> Description:

@@ -1,10 +1,12 @@
-"""What a time loop asks of a method: a step is one program.
+"""The interface between a time loop and a method: a step is one program.
 
-It is written over the operations of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]:
-an engine runs it on JAX arrays, or writes it as generated code, and differentiates it.
+The program is written over the operations of an
+[`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]. An engine runs it on JAX arrays, or
+writes it as generated code, and differentiates it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,26 +16,36 @@ import numpy as np
 from jax.scipy.linalg import lu_factor, lu_solve
 
 from .arithmetic import Arithmetic, Components, NUMBERS
+from .mass_matrix import MassMatrix
 
 
 def _not_given(*args: Any) -> Any:
-    """What explicit methods have no use for."""
+    """A placeholder for operations that explicit methods don't use."""
     raise NotImplementedError("These equations are of explicit methods.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Equations:
-    """What a method may ask of the problem.
+    """The operations of the problem that a method may use.
 
     - `f(y, t)`: the vector field, Components like `y`.
-    - `jvp(y, t, dy, dt)`: its derivative there along `(dy, dt)`.
+    - `jvp(y, t, dy, dt)`: its derivative at that point along `(dy, dt)`.
 
-    And implicit methods:
+    For implicit methods there are also:
 
-    - `linearise(y, t)`: its derivatives there: by the state, the entries of the Jacobian that may
-        differ from zero, a tuple; and by the time, Components, or None where that is not in it.
-    - `factorise(jacobian, gamma_h)`: the factors of `1 - gamma_h jacobian`, a tuple.
+    - `linearise(y, t)`: the derivatives of `f` at that point: with respect to the state, a tuple of
+        the entries of the Jacobian that may be nonzero; and with respect to the time, Components,
+        or None if `f` doesn't depend on the time.
+    - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
+        mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
+    - `row_sums(jacobian)`: the sums of the magnitudes of the entries of each row, Components.
+    - `mass(y)`: the product of `M` with Components; None if `M` is the identity.
+    - `differential(y)`: Components with zeros in place of the algebraic components, whose
+        derivative is in no equation.
+    - `algebraic(y)`: Components with zeros in place of the equations that have a derivative. Both
+        are None if all equations have one.
+    - `branch(mask, then, otherwise)`: does the same as `either`, with branches if there are any.
     """
 
     f: Callable
@@ -41,42 +53,94 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    row_sums: Callable = _not_given
+    branch: Callable | None = None
+    mass: Callable | None = None
+    differential: Callable | None = None
+    algebraic: Callable | None = None
+
+    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+        """`then(equations)` where the mask is true, and `otherwise(equations)` elsewhere. Both
+        return trees of numbers, one for each trajectory. If there is a `branch`, a function that no
+        trajectory needs is not run."""
+        if self.branch is not None:
+            return self.branch(mask, then, otherwise)
+        return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
 
 
-def equations_of(field: Callable) -> Equations:
-    """The equations of a field that JAX can differentiate, of which the state is one component
-    where the method is implicit."""
+def equations_of(
+    field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
+) -> Equations:
+    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
+    single component.
+
+    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
+    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity.
+    """
 
     def linearise(y: Components, t: Any) -> tuple:
         (u,) = y
-        jacobian = jax.jacfwd(lambda u: field((u,), t)[0])(u).reshape(u.size, u.size)
+        if product is None:
+            jacobian = jax.jacfwd(lambda u: field((u,), t)[0])(u)
+        else:
+            directions = jnp.eye(u.size, dtype=u.dtype).reshape(-1, *u.shape)
+            jacobian = jax.vmap(product, in_axes=(None, None, 0), out_axes=-1)(u, t, directions)
+        jacobian = jacobian.reshape(u.size, u.size)
         dfdt = jax.jvp(lambda t: field(y, t), (t,), (jnp.ones_like(t),))[1]
         return (jacobian,), dfdt
 
     def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
         (matrix,) = jacobian
         of_step = jnp.asarray(gamma_h, matrix.dtype) * matrix
-        return lu_factor(jnp.eye(len(matrix), dtype=matrix.dtype) - of_step)
+        m = jnp.eye(len(matrix)) if mass is None else mass.matrix
+        return lu_factor(jnp.asarray(m, matrix.dtype) - of_step)
 
     def solve(factors: tuple, b: Components) -> Components:
         (b0,) = b
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
+    def row_sums(jacobian: tuple) -> Components:
+        (matrix,) = jacobian
+        return (jnp.sum(jnp.abs(matrix), axis=1),)
+
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    return Equations(field, jvp, linearise, factorise, solve)
+    equations = Equations(field, jvp, linearise, factorise, solve, row_sums)
+    if mass is None:
+        return equations
+    matrix, columns, rows = mass.matrix, mass.algebraic_columns, mass.algebraic_rows
+
+    def times(y: Components) -> Components:
+        (u,) = y
+        return (jnp.matmul(jnp.asarray(matrix, u.dtype), u.ravel()).reshape(u.shape),)
+
+    def without(places: tuple[int, ...], y: Components) -> Components:
+        (u,) = y
+        return (u.ravel().at[np.array(places, int)].set(0).reshape(u.shape),)
+
+    others = tuple(i for i in range(mass.size) if i not in rows)
+    return dataclasses.replace(
+        equations,
+        mass=times,
+        differential=functools.partial(without, columns),
+        algebraic=functools.partial(without, others),
+    )
 
 
 class Attempt(NamedTuple):
     """A step that was tried.
 
     - `y2`: the state at its end.
-    - `carry`: what the next step wants of this one, if it is accepted.
-    - `error`: the estimates of its error, each component by component: the largest counts. None of
-        a method without.
-    - `dense`: what states within the step are interpolated from, a tuple.
-    - `failed`: where the method itself gave up; None where it can't.
+    - `carry`: what the method carries to the next step, if this one is accepted.
+    - `error`: the estimates of its error, each component by component, of which the largest counts;
+        None for a method without estimates.
+    - `dense`: the data from which states within the step are interpolated, a tuple.
+    - `failed`: where the method itself failed; None where it can't fail.
+    - `residual`: the residual of the algebraic equations at the step's end. Its norm in units of
+        the absolute tolerances is added to that of the error. None if there are no algebraic
+        equations, or if the method doesn't need this check.
+    - `last`: the data from which a method that has `stretches` makes them.
     """
 
     y2: Components
@@ -84,10 +148,13 @@ class Attempt(NamedTuple):
     error: tuple[Components, ...]
     dense: tuple
     failed: Any = None
+    residual: Components | None = None
+    last: tuple = ()
 
 
 class LinearAlgebra(NamedTuple):
-    """How many Jacobians were evaluated, matrices factorised, and systems solved with these."""
+    """The numbers of Jacobians evaluated, of matrices factorised, and of systems solved with the
+    factors."""
 
     njac: Any
     nw: Any
@@ -96,18 +163,18 @@ class LinearAlgebra(NamedTuple):
 
 @runtime_checkable
 class Method(Protocol):
-    """A method for ordinary differential equations, of states that are tuples of components.
+    """A method for ordinary differential equations, whose states are tuples of components.
 
-    What it carries from step to step is a tree of states, and of numbers a trajectory (to
-    derivatives these are constants, as steps are), of the dtype of the state. It is a value:
-    hashable, and equal to another that does the same.
+    Its carry, which goes from step to step, is a tree of states and of numbers, one for each
+    trajectory, with the dtype of the state. Derivatives regard the numbers as constants, like
+    steps. A method is a value: it is hashable, and equal to another method that does the same.
 
-    - `order`: of convergence; `embedded_order`: of the solution that the estimate compares with;
-        None without an estimate.
-    - `stages`: evaluations of the field in a step, for estimates of memory; `degree`: of the
-        polynomial that its dense output is within a step.
-    - `remembers`: whether a carry holds more than `init` makes of the state and time alone.
-    - `is_implicit`: whether it asks the equations for more than `f` and `jvp`.
+    - `order`: the order of convergence; `embedded_order`: the order of the solution with which the
+        error estimate compares, None without an estimate.
+    - `stages`: the evaluations of the field in a step, for estimates of memory; `degree`: the
+        degree of the polynomial that its dense output is within a step.
+    - `remembers`: whether a carry holds more than `init` computes from the state and time alone.
+    - `is_implicit`: whether it uses more of the equations than `f` and `jvp`.
     """
 
     @property
@@ -129,15 +196,15 @@ class Method(Protocol):
     def is_implicit(self) -> bool: ...
 
     def evaluations(self, ntried: Any) -> Any:
-        """How many evaluations of the field so many steps take, accepted or not."""
+        """The number of evaluations of the field in `ntried` steps, accepted or not."""
         ...
 
     def linear_algebra(self, ntried: Any) -> LinearAlgebra | None:
-        """What so many steps take besides, accepted or not; None of an explicit method."""
+        """The linear algebra of `ntried` steps, accepted or not; None for an explicit method."""
         ...
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> Any:
-        """What the first step of a trajectory is carried, which begins in `y` at `t`."""
+        """The carry for the first step of a trajectory, which begins in `y` at `t`."""
         ...
 
     def step(
@@ -149,8 +216,8 @@ class Method(Protocol):
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
-        """What `interpolate` wants of that step, of the `dense` of its `Attempt`: an explicit
-        method's is followed by what takes more evaluations."""
+        """The data that `interpolate` needs for a step, from the `dense` of its `Attempt`. For an
+        explicit method, the results of additional evaluations are appended."""
         ...
 
     def interpolate(
@@ -161,7 +228,7 @@ class Method(Protocol):
 
 
 def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
-    """`f`, which is evaluated only once at this `y` and `t`, however often it is called."""
+    """`f`, evaluated only once at this `y` and `t`, however often it is called."""
     found: list = []
 
     def at(y2: Components, t2: Any) -> Components:
@@ -175,7 +242,7 @@ def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
 
 
 def carry_like(method: Method, size: int, dtype: Any) -> Any:
-    """A carry of a state of so many components, of zeros."""
+    """A carry of zeros for a state of `size` components."""
     zero = np.zeros((), dtype)[()]
     equations = Equations(lambda y, t: y, lambda y, t, dy, dt: y)
     made = method.init(NUMBERS, equations, (zero,) * size, zero)

@@ -1,4 +1,4 @@
-"""Norms of the scaled error of a step: how many components become one number."""
+"""Norms, which turn the scaled error of a step, with all its components, into one number."""
 
 import abc
 from typing import Any
@@ -9,14 +9,14 @@ from .arithmetic import Arithmetic, Components
 
 
 class AbstractNorm(eqx.Module):
-    """What makes one number of the scaled error, component by component: a step is accepted where
-    it is at most one. For `solve(..., internalnorm=...)`; SciML's option of that name.
+    """A norm of the scaled error, which has a value for each component. A step is accepted where
+    the norm is at most one. It is for `solve(..., internalnorm=...)`, SciML's option of that name.
 
-    A subclass writes one method, over the operations of an `Arithmetic`, `xp`, and so runs on every
-    engine: as arrays of many trajectories, in generated machine code, or within diffrax. It has
-    `+ - * /`, comparisons, and `xp.abs`, `xp.sqrt`, `xp.minimum`, `xp.maximum`, `xp.where`; and
-    over all components `xp.mean`, `xp.total` and `xp.largest`, in which NaN remains NaN. It must be
-    made of Python numbers.
+    A subclass writes one method over the operations of an `Arithmetic`, `xp`. So it runs on every
+    engine: as arrays of many trajectories, in generated machine code, or within diffrax. The
+    operations are `+ - * /`, comparisons, `xp.abs`, `xp.sqrt`, `xp.minimum`, `xp.maximum` and
+    `xp.where`; and over all components `xp.mean`, `xp.total` and `xp.largest`, in which NaN remains
+    NaN. Its fields must be Python numbers.
 
     >>> import ensembleode as eo
     >>> class MeanNorm(eo.AbstractNorm):
@@ -34,24 +34,26 @@ class AbstractNorm(eqx.Module):
         **Arguments:**
 
         - `xp`: the operations.
-        - `values`: the components; each is one number a trajectory, or an array of several with the
-            trajectories last. They can't be told apart (what differs by component are tolerances).
+        - `values`: the components; each is one number for each trajectory, or an array of several
+            with the trajectories last. Components can't be told apart (tolerances are what differs
+            between components).
 
-        **Returns:** one number a trajectory, zero or positive; NaN or infinite where a component is
-        not finite.
+        **Returns:** one number for each trajectory, zero or positive; NaN or infinite where a
+        component is not finite.
         """
 
     def squared(self, xp: Arithmetic, values: Components) -> Any:
-        """Its square, which is what step-size control looks at: a mean square needs no root.
+        """The square of the norm, which is what step-size control uses: a mean square needs no
+        root.
 
-        **Arguments:** `xp` and `values`, as of the norm.
+        **Arguments:** `xp` and `values`: those of the norm.
         """
         norm = self(xp, values)
         return norm * norm
 
 
 class RMSNorm(AbstractNorm):
-    """The root of the mean square, OrdinaryDiffEq's and ours by default: the tolerances are met on
+    """The root of the mean square; the default, as in OrdinaryDiffEq. The tolerances are met on
     average over the components.
 
     Source: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4.
@@ -66,8 +68,8 @@ class RMSNorm(AbstractNorm):
 
 
 class MaxNorm(AbstractNorm):
-    """The largest component: each of them meets the tolerances. (In Julia,
-    `internalnorm = (u, t) -> maximum(abs, u)`.)"""
+    """The largest component, so each component meets the tolerances. In Julia, this is
+    `internalnorm = (u, t) -> maximum(abs, u)`."""
 
     def __call__(self, xp: Arithmetic, values: Components) -> Any:
         return xp.largest(tuple(xp.abs(x) for x in values))

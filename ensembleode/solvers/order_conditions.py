@@ -1,4 +1,5 @@
-"""The order of a Runge-Kutta method, by the conditions on its coefficients: one a rooted tree.
+"""The order of a Runge-Kutta method, from the conditions on its coefficients, of which there is one
+for each rooted tree.
 
 Source: Butcher, "Numerical Methods for Ordinary Differential Equations" (2016), chapter 3.
 """
@@ -13,22 +14,23 @@ import numpy as np
 from .tableau import Tableau
 
 
-# A root, and the trees on it, in order.
+# A root, given by the sorted trees that grow on it.
 Tree: TypeAlias = tuple["Tree", ...]
 
-# By how much a condition may be missed for rounding, in terms of the sum of its summands' sizes;
-# the weights of dense output are often published with few digits.
+# The tolerance of a condition for rounding, relative to the sum of its terms' magnitudes. The
+# weights of dense output are often published with few digits.
 _ROUNDING, _ROUNDING_WITHIN = 1e-11, 1e-6
 
 
 @functools.cache
 def trees(order: int) -> tuple[Tree, ...]:
-    """All rooted trees of so many vertices."""
+    """All rooted trees with `order` vertices."""
     return tuple(sorted(set(_trees(order - 1, order - 1))))
 
 
 def _trees(vertices: int, largest: int) -> Iterator[Tree]:
-    """What a root may carry: so many vertices in all, in trees of at most `largest`."""
+    """The sets of trees on a root that have `vertices` vertices in all, with at most `largest` in
+    each tree."""
     if not vertices:
         yield ()
         return
@@ -47,7 +49,7 @@ def density(tree: Tree) -> int:
 
 
 def _weights(tree: Tree, a: np.ndarray) -> np.ndarray:
-    """The elementary weight at each stage."""
+    """The elementary weight of a tree at each stage."""
     found = np.ones(len(a))
     for branch in tree:
         found = found * (a @ _weights(branch, a))
@@ -55,7 +57,8 @@ def _weights(tree: Tree, a: np.ndarray) -> np.ndarray:
 
 
 def missed(tableau: Tableau) -> str | None:
-    """Which claim about an order a tableau misses, and by how much; None where all hold."""
+    """The claim about an order that a tableau misses, and by how much; None where all claims
+    hold."""
     a = _matrix(tableau)
     s = tableau.stages
     b, interpolant = np.array(tableau.b), tableau.interpolant
@@ -74,7 +77,7 @@ def missed(tableau: Tableau) -> str | None:
 
 
 def _matrix(tableau: Tableau) -> np.ndarray:
-    """The coefficients `a` of all stages, those of dense output too, as a square matrix."""
+    """The coefficients `a` of all stages, including those of dense output, as a square matrix."""
     rows = [(), *tableau.a, *tableau.interpolant.extra_a]
     a = np.zeros((len(rows), len(rows)))
     for i, row in enumerate(rows):
@@ -93,7 +96,7 @@ def _missed(b: np.ndarray, a: np.ndarray, order: int) -> str | None:
 
 
 def _missed_within(weights: np.ndarray, a: np.ndarray, order: int) -> str | None:
-    """The conditions of `b(theta)`, power by power of theta."""
+    """Check the conditions for `b(theta)`, power by power of theta; see `missed`."""
     for of in range(1, order + 1):
         for tree in trees(of):
             terms = weights * _weights(tree, a)[:, None]

@@ -1,6 +1,7 @@
-"""Powers, logarithms and an arc tangent in single precision, as precise as step sizes need.
+"""Powers, logarithms and an arc tangent in single precision, as accurate as step sizes need.
 
-(Our own, as a library's may have other last bits in one program than in another.)
+They are written here because the last bits of a library's functions may differ from program to
+program.
 """
 
 import math
@@ -28,18 +29,19 @@ def log2(xp: Arithmetic, x: Any) -> Any:
 
 
 def exp2(xp: Arithmetic, x: Any, *, by_sum: bool = False) -> Any:
-    """Two to the power of a float32, to within its rounding: a Taylor polynomial about the nearest
-    whole number.
+    """Two to the power of a float32, up to rounding, by a Taylor polynomial about the nearest whole
+    number.
 
-    **Arguments:** `by_sum`: whether that is found by a sum so large that it has no other digits,
-    which takes less time than a conversion that LLVM makes lane by lane. (Without it, steps of
-    explicit methods keep their bits: halves go to the other side.)
+    **Arguments:** `by_sum`: whether the nearest whole number is found by adding a number so large
+    that the sum has no digits after the point. That takes less time than a conversion, which LLVM
+    makes lane by lane, but rounds halves differently. Explicit methods don't use it, so that their
+    steps keep their bits.
     """
     x = xp.minimum(xp.maximum(x, -126.0), 126.0)
     large = x + (_LARGE if by_sum else 0.5)
     whole = large - _LARGE if by_sum else xp.floor(large)
     rest = x - whole
-    # In pairs, and pairs of pairs, which don't wait for each other.
+    # In pairs, and pairs of pairs, which don't have to wait for each other.
     pairs = [b * rest + a for a, b in zip(TAYLOR[::2], TAYLOR[1::2], strict=True)]
     square = rest * rest
     low, high = pairs[1] * square + pairs[0], pairs[3] * square + pairs[2]
@@ -49,24 +51,24 @@ def exp2(xp: Arithmetic, x: Any, *, by_sum: bool = False) -> Any:
     return value * scale
 
 
-# Its last digit is one, and whatever whole number is added is in its last bits.
+# One unit in its last place is one, so a whole number that is added to it is in its last bits.
 _LARGE = 1.5 * 2.0**23
 
 
-# The constants of `log2` and of `exp2`, for whatever else computes as they do.
+# The constants of `log2` and `exp2`, for code that computes these elsewhere.
 LOG2 = (0.338953, 2.198599, 1.523692)
 TAYLOR = [math.log(2) ** k / math.factorial(k) for k in range(8)]
 
 
 def arctan(xp: Arithmetic, x: Any) -> Any:
-    """The arc tangent of a float32, to within a few roundings.
+    """The arc tangent of a float32, up to a few roundings.
 
     Source: Moshier, "Methods and Programs for Mathematical Functions" (1989), the polynomial of
     Cephes' `atanf`.
     """
     size = xp.abs(x)
     is_large, is_medium = size > 2.414213562373095, size > 0.4142135623730950
-    # (What is not chosen may be divided by zero: it is finite all the same.)
+    # The maximum keeps the value that isn't chosen from being a division by zero.
     large = -1.0 / xp.maximum(size, 1.0)
     medium = (size - 1.0) / (size + 1.0)
     z = xp.where(is_large, large, xp.where(is_medium, medium, size))

@@ -23,7 +23,8 @@ _tableau = Tableau(
 class RK4(ExplicitRungeKutta):
     """The classical Runge-Kutta method, order 4, fixed step (give `dt`).
 
-    Between the steps it is of order 3. (SciML's `RK4` can also adapt its step, by the residual.)
+    Between the steps it is of order 3. (SciML's `RK4` can also adapt its step, by an estimate from
+    the residual.)
 
     Source: Kutta, "Beitrag zur naeherungsweisen Integration totaler Differentialgleichungen",
     Z. Math. Phys. 46 (1901).

@@ -3,12 +3,12 @@
 from typing import ClassVar
 
 from .base import Rosenbrock
-from .rosenbrock import Rodas, RosenbrockTableau
+from .rosenbrock import Rodas
 
 
 # fmt: off
 _a5 = (1.221224509226641, 6.019134481288629, 12.53708332932087, -0.6878860361058950)
-_tableau = RosenbrockTableau(
+_method = Rodas(
     gamma=0.25,
     a=(
         (1.544,),
@@ -40,12 +40,12 @@ _tableau = RosenbrockTableau(
 
 
 class Rodas4(Rosenbrock):
-    """Rodas 4(3), L-stable and stiffly accurate: for stiff problems at middle tolerances. Steps as
-    OrdinaryDiffEq's.
+    """Rodas 4(3), L-stable and stiffly accurate, for stiff problems at medium tolerances. Its steps
+    are those of OrdinaryDiffEq.
 
     Source: Hairer and Wanner, "Solving Ordinary Differential Equations II" (1996), IV.7, with the
     interpolant of their code, order 3.
     """
 
-    method: ClassVar[Rodas] = Rodas(_tableau)
+    method: ClassVar[Rodas] = _method
     references: ClassVar[tuple[str, ...]] = ("hairer1996",)

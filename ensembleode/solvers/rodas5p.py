@@ -3,13 +3,13 @@
 from typing import ClassVar
 
 from .base import Rosenbrock
-from .rosenbrock import Rodas, RosenbrockTableau
+from .rosenbrock import Rodas
 
 
 # fmt: off
 _a6 = (-7.502846399306121, 2.561846144803919, -11.627539656261098, -0.18268767659942256,
        0.030198172008377946)
-_tableau = RosenbrockTableau(
+_method = Rodas(
     gamma=0.21193756319429014,
     a=(
         (3.0,),
@@ -52,14 +52,14 @@ _tableau = RosenbrockTableau(
 
 class Rodas5P(Rosenbrock):
     """Rodas 5(4) by Steinebach, L-stable and stiffly accurate: the first choice for stiff problems,
-    in particular at tight tolerances. Steps as OrdinaryDiffEq's.
+    in particular at tight tolerances. Its steps are those of OrdinaryDiffEq.
 
-    It loses less of its order than others where the solution follows a stiff forcing.
+    It loses less of its order than other methods where the solution follows a stiff forcing.
 
     Source: Steinebach, "Construction of Rosenbrock-Wanner method Rodas5P and numerical benchmarks
     within the Julia Differential Equations package", BIT 63:27 (2023), with its interpolant,
     order 4.
     """
 
-    method: ClassVar[Rodas] = Rodas(_tableau)
+    method: ClassVar[Rodas] = _method
     references: ClassVar[tuple[str, ...]] = ("steinebach2023",)

@@ -1,9 +1,9 @@
 """Rosenbrock methods: steps that solve linear equations with the Jacobian of `f`, and no others.
 
-`M = I - gamma h J` is factorised once a step, and each stage solves with it. The stages are those
-that need no product with the Jacobian (Hairer and Wanner, "Solving Ordinary Differential Equations
-II", IV.7). A state is a tuple of components, numbers of an
-[`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
+`W = M - gamma h J`, with the mass matrix `M`, is factorised once a step, and each stage solves with
+it. The stages are those that need no product with the Jacobian (Hairer and Wanner, "Solving
+Ordinary Differential Equations II", IV.7; with `M`, singular ones too: VI.3). A state is a tuple of
+components, numbers of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 """
 
 import dataclasses
@@ -15,12 +15,31 @@ from .arithmetic import Arithmetic, Components
 from .method import Attempt, Equations, LinearAlgebra
 
 
-@dataclasses.dataclass(frozen=True)
-class RosenbrockTableau:
-    """The coefficients of a stiffly accurate Rosenbrock method: its last stage is the estimate of
-    the error, and the end of the step that of the last stage and that estimate together.
+class _Linearised:
+    """What all Rosenbrock methods have."""
 
-        M k_i = gamma (h f(y + sum_j a_ij k_j, t + c_i h) + h^2 d_i df/dt + sum_j coupling_ij k_j)
+    remembers = False
+    is_implicit = True
+
+    def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
+        """States that are apart by one in each component, and the most by which their slopes may
+        be: the sums of the rows of the Jacobian bound its eigenvalues (as of a `RungeKutta`).
+
+        **Arguments:** `last`: see `Attempt`.
+        """
+        del xp
+        sums = equations.row_sums(last)
+        # (Where a sum is not finite, nothing is.)
+        return (sums[0] * 0.0 + 1.0,) * len(sums), sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Rodas(_Linearised):
+    """A stiffly accurate Rosenbrock [`Method`][ensembleode.solvers.method.Method], of its
+    coefficients: its last stage is the estimate of the error, and the end of the step that of the
+    last stage and that estimate together.
+
+        W k_i = gamma (h f(y + sum_j a_ij k_j, t + c_i h) + h^2 d_i df/dt + M sum_j coupling_ij k_j)
 
     - `a`, `coupling`: by rows, those below the diagonal, from the second stage on.
     - `within`: the rows `q` of the dense output, which is `(1 - x) y + x (y2 + (1 - x) (sum_i q_1i
@@ -40,31 +59,9 @@ class RosenbrockTableau:
     def stages(self) -> int:
         return len(self.c)
 
-
-@dataclasses.dataclass(frozen=True)
-class Rodas:
-    """The Rosenbrock [`Method`][ensembleode.solvers.method.Method] of a tableau."""
-
-    tableau: RosenbrockTableau
-
-    remembers = False
-    is_implicit = True
-
-    @property
-    def order(self) -> int:
-        return self.tableau.order
-
-    @property
-    def embedded_order(self) -> int | None:
-        return self.tableau.embedded_order
-
-    @property
-    def stages(self) -> int:
-        return self.tableau.stages
-
     @property
     def degree(self) -> int:
-        return len(self.tableau.within) + 1
+        return len(self.within) + 1
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * self.stages
@@ -80,14 +77,14 @@ class Rodas:
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
         del carry
-        tableau = self.tableau
-        gamma_h = h * tableau.gamma
+        gamma_h = h * self.gamma
         jacobian, dfdt = equations.linearise(y, t)
         factors = equations.factorise(jacobian, gamma_h)
+        mass = equations.mass or _identity
         ks: list[Components] = []
         at, before = y, None
         for row, coupling, c, d in zip(
-            ((), *tableau.a), ((), *tableau.coupling), tableau.c, tableau.d, strict=True
+            ((), *self.a), ((), *self.coupling), self.c, self.d, strict=True
         ):
             if before is not None and row == (*before, 1.0):
                 at = _plus(at, (1.0,), ks[-1:])
@@ -96,20 +93,20 @@ class Rodas:
             before = row
             # (The newest of the terms, for which the others wait, comes last.)
             slope = _scaled(xp, gamma_h, equations.f(at, t + c * h if c else t))
-            right = _plus(None, [tableau.gamma * x for x in coupling], ks)
-            right = slope if right is None else _sum(right, slope)
+            right = _plus(None, [self.gamma * x for x in coupling], ks)
+            right = slope if right is None else _sum(mass(right), slope)
             if d:
                 right = _moved(xp, right, gamma_h * (h * d), dfdt)
             ks.append(equations.solve(factors, right))
         y2 = _sum(at, ks[-1])
-        return Attempt(y2, (), (ks[-1],), (y2, *ks))
+        return Attempt(y2, (), (ks[-1],), (y2, *ks), last=jacobian)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
         del xp, equations, y, t, h
         y2, *ks = dense
-        return (y2, *(_plus(None, row, ks) for row in self.tableau.within))
+        return (y2, *(_plus(None, row, ks) for row in self.within))
 
     def interpolate(
         self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
@@ -128,7 +125,7 @@ class Rodas:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModifiedRosenbrock:
+class ModifiedRosenbrock(_Linearised):
     """The method of order 2 with an estimate of order 3 that is known as `ode23s`, as a
     [`Method`][ensembleode.solvers.method.Method]; it carries the derivative at its end.
 
@@ -143,8 +140,6 @@ class ModifiedRosenbrock:
     embedded_order = 3
     stages = 3
     degree = 2
-    remembers = False
-    is_implicit = True
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * 2 + 1
@@ -159,19 +154,24 @@ class ModifiedRosenbrock:
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
-        (f0,), f = carry, equations.f
+        (f0,), f, mass = carry, equations.f, equations.mass or _identity
         gamma_h, half = h * _D, h * 0.5
         jacobian, dfdt = equations.linearise(y, t)
         factors = equations.factorise(jacobian, gamma_h)
         k1 = equations.solve(factors, _moved(xp, f0, gamma_h, dfdt))
         f1 = f(_moved(xp, y, half, k1), t + half)
-        k2 = _sum(equations.solve(factors, _plus(f1, (-1.0,), [k1])), k1)
+        of_k1 = mass(k1)
+        k2 = _sum(equations.solve(factors, _plus(f1, (-1.0,), [of_k1])), k1)
         y2 = _moved(xp, y, h, k2)
         f2 = f(y2, t + h)
-        right = _plus(f2, (-_E32, _E32, -2.0, 2.0), [k2, f1, k1, f0])
+        right = _plus(f2, (-_E32, _E32, -2.0, 2.0), [mass(k2), f1, of_k1, f0])
         k3 = equations.solve(factors, _moved(xp, right, gamma_h, dfdt))
         error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
-        return Attempt(y2, (f2,), (error,), (k1, k2))
+        if equations.differential is None or equations.algebraic is None:
+            return Attempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
+        # The first step is that of OrdinaryDiffEq.
+        error, residual = equations.differential(error), equations.algebraic(f2)
+        return Attempt(y2, (f2,), (error,), (k1, k2), residual=residual)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -202,6 +202,10 @@ def _plus(start: Any, weights: Sequence[float], ks: Sequence[Components]) -> Any
         term = k if w == 1 else tuple(w * x for x in k)
         total = term if total is None else _sum(total, term)
     return total
+
+
+def _identity(k: Components) -> Components:
+    return k
 
 
 def _sum(a: Components, b: Components) -> Components:

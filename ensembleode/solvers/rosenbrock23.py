@@ -7,9 +7,9 @@ from .rosenbrock import ModifiedRosenbrock
 
 
 class Rosenbrock23(Rosenbrock):
-    """Rosenbrock 2(3), L-stable, of two evaluations of `f` a step: for stiff problems at loose
-    tolerances, from 1e-2 to 1e-4 or so. Known as `ode23s`; steps as OrdinaryDiffEq's, but that an
-    `f` of the time has the paper's estimate of the error.
+    """Rosenbrock 2(3), L-stable, with two evaluations of `f` in a step, for stiff problems at loose
+    tolerances, from about 1e-2 to 1e-4. It is known as `ode23s`. Its steps are those of
+    OrdinaryDiffEq, except that the error estimate is the paper's if `f` depends on the time.
 
     Source: Shampine and Reichelt, "The MATLAB ODE Suite", SIAM J. Sci. Comput. 18 (1997), with its
     interpolant, order 2.

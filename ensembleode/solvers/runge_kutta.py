@@ -1,6 +1,6 @@
 """An explicit Runge-Kutta step and its dense output, from the method's tableau.
 
-A state is a tuple of components, numbers of an
+A state is a tuple of components, which are numbers of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 """
 
@@ -20,13 +20,13 @@ from .tableau import Tableau
 class RungeKutta:
     """An explicit Runge-Kutta [`Method`][ensembleode.solvers.method.Method].
 
-    Where its last stage is the derivative at the end of the step, that is carried to the next,
-    which needs one evaluation less. Dense output is made of all stages.
+    If its last stage is the derivative at the end of the step, that is carried to the next step,
+    which then needs one evaluation less. Dense output is computed from all stages.
     """
 
     tableau: Tableau
 
-    # (The derivative at the state is what `init` would evaluate, too.)
+    # The carry is the derivative at the state, which `init` would evaluate, too.
     remembers = False
     is_implicit = False
 
@@ -62,15 +62,32 @@ class RungeKutta:
     ) -> Attempt:
         tableau, f = self.tableau, equations.f
         ks = [carry[0] if carry else f(y, t)]
-        new = y
+        before = new = y
         for c, row in zip(tableau.c[1:], tableau.a, strict=True):
-            new = _once(xp, add_scaled(xp, y, h, row, ks))
+            before, new = new, _once(xp, add_scaled(xp, y, h, row, ks))
             ks.append(_once(xp, f(new, t + c * h)))
+        last = before, new
         if not tableau.fsal:
             new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
         carry = (ks[-1],) if tableau.fsal else ()
         error = tuple(_error(xp, weights, ks, h) for weights in tableau.errors)
-        return Attempt(new, carry, error, tuple(ks))
+        return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
+
+    def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
+        """The distances, component by component, between two states at the end of the step, and
+        between their slopes: those of the last two stages. The ratio of the distances estimates the
+        absolute value of the largest eigenvalue of the Jacobian (Hairer and Wanner, "Solving
+        Ordinary Differential Equations II", IV.2).
+
+        **Arguments:** `last`: see `Attempt`.
+        """
+        del equations
+        k1, k2, y1, y2 = last
+
+        def apart(a: Components, b: Components) -> Components:
+            return tuple(xp.abs(q - p) for p, q in zip(a, b, strict=True))
+
+        return apart(y1, y2), apart(k1, k2)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -92,14 +109,14 @@ class RungeKutta:
 def _error(
     xp: Arithmetic, weights: Sequence[float], ks: Sequence[Components], h: Any
 ) -> Components:
-    # From the last stage to the first: where the error is all rounding, it is then of the size of
-    # OrdinaryDiffEq's.
+    # From the last stage to the first: an error that is all rounding then has the size that it has
+    # in OrdinaryDiffEq.
     total = weighted(xp, weights[::-1], ks[::-1])
     return tuple(xp.over(h, e) * e for e in total)
 
 
 def polynomial(weights: tuple, theta: Any) -> Any:
-    """`sum_j(weights_j theta^(j + 1))`; zero, the number, where all weights are."""
+    """`sum_j(weights_j theta^(j + 1))`; the Python number zero where all weights are zero."""
     if not any(weights):
         return 0.0
     value = weights[-1]
@@ -114,7 +131,7 @@ def add_scaled(
     """`y + h sum_i(weights_i k_i)`, without the terms whose weight is zero."""
     used = _used(weights, ks)
     if len(used) == 1 and _is_power_of_two(used[0][0]):
-        # One product for all components, and not a bit of them changes.
+        # One product for all components saves operations, and doesn't change a bit of them.
         weight, total = used[0]
         h = _times(xp, weight, h)
     else:
@@ -123,7 +140,7 @@ def add_scaled(
 
 
 def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -> Components:
-    """`sum_i(weights_i k_i)`; a weight is a Python number, or a number a trajectory."""
+    """`sum_i(weights_i k_i)`; a weight is a Python number, or one number for each trajectory."""
     used = _used(weights, ks)
 
     def combine(*components):

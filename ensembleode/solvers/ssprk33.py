@@ -30,10 +30,11 @@ _tableau = Tableau(
 class SSPRK33(ExplicitRungeKutta):
     """Shu-Osher, order 3, fixed step (give `dt`): for hyperbolic equations.
 
-    It is strong stability preserving: what a step of `Euler` of size `dt` does not let grow (a
-    maximum, or the total variation), nor does a step of this. Nor does its interpolant, order 2,
-    which takes no more stages: the parabola of both states and the slope at the start. So the
-    slopes of two steps do not meet.
+    It is strong stability preserving: a quantity that doesn't grow in a step of `Euler` of size
+    `dt` (such as a maximum, or the total variation) doesn't grow in a step of this method, either.
+    The same holds for its interpolant, of order 2, which takes no more stages: the parabola through
+    both states with the slope at the start. So the slopes of two successive steps do not agree
+    where they meet.
 
     Source: Shu and Osher, "Efficient implementation of essentially non-oscillatory shock-capturing
     schemes", J. Comput. Phys. 77 (1988); the interpolant is from Ketcheson, Loczi, Jangabylova and

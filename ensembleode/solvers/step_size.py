@@ -1,4 +1,4 @@
-"""Step-size control besides the controller: errors in units of the tolerances, and the first step,
+"""Step-size control besides the controller: errors in units of the tolerances; and the first step,
 which is Hairer's estimate (Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I",
 II.4)."""
 
@@ -15,7 +15,8 @@ from .runge_kutta import add_scaled
 
 
 class Tolerances(NamedTuple):
-    """Absolute and relative; each is a number a trajectory, or one for each component."""
+    """The absolute and the relative tolerance; each is one number for each trajectory, or such a
+    number for each component."""
 
     abstol: Any
     reltol: Any
@@ -34,6 +35,12 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
     return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
 
 
+def in_abstol(xp: Arithmetic, tol: Tolerances, values: Components) -> Components:
+    """`values / abstol`, component by component."""
+    each = tol.abstol if isinstance(tol.abstol, tuple) else [tol.abstol] * len(values)
+    return tuple(x / xp.over(abstol, x) for abstol, x in zip(each, values, strict=True))
+
+
 def squared_error(
     xp: Arithmetic,
     norm: AbstractNorm,
@@ -42,20 +49,23 @@ def squared_error(
     y: Components,
     controlled: int | None = None,
 ) -> Any:
-    """The square of the norm of the error of a step from `y`, in units of the tolerances: the
-    largest of its estimates, of the first `controlled` components or of all; infinite where the
-    method failed."""
+    """The square of the norm of a step's error in units of the tolerances. With several error
+    estimates, it is the largest. The norm is over the first `controlled` components, or over all.
+    It is infinite where the method failed."""
     first = slice(controlled)
     squares = [
         norm.squared(xp, scaled(xp, tol, estimate[first], y[first], attempt.y2[first]))
         for estimate in attempt.error
     ]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
+    if attempt.residual is not None:
+        norms = xp.sqrt(largest) + norm(xp, in_abstol(xp, tol, attempt.residual[first]))
+        largest = norms * norms
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
 
 
 def power_of_ten(x: Any, order: int) -> Any:
-    """As `initial_step` wants it, of JAX's arrays."""
+    """`10^(-(2 + log10(x)) / order)` for JAX arrays, as `initial_step` wants it."""
     return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
@@ -83,7 +93,7 @@ def initial_step(
     d0 = norm(xp, scaled(xp, tol, y, y))
     d1 = norm(xp, scaled(xp, tol, k, y))
     probe = xp.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * (d0 / d1))
-    # (NaN remains where the second of two numbers is NaN, whatever `xp`.)
+    # The minimum is NaN where its second operand is NaN, for every `xp`.
     probe = xp.minimum(length, xp.cast(probe, d0.dtype))
     step = xp.sign(span) * probe
     k2 = field(add_scaled(xp, y, step, [1.0], [k]), t + step)
@@ -95,23 +105,27 @@ def initial_step(
     return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
 
 
-# So many attempts in a row that are short, and yet infinite or NaN: there is no way on.
+# The number of short attempts in a row, infinite or NaN, after which there is no way to go on.
 MOST_FAILURES = 100
-# What is short: so much of the span, or so many spacings of its numbers. Whoever needs
-# steps like that all the way would take more of them than anybody waits for.
+# An attempt is short if it is less than this part of the span, or than this number of spacings of
+# its times. A trajectory that really needed such steps would take more of them than anyone waits
+# for.
 _SHORT, _SHORT_SPACINGS = 2.0**-27, 128
-# Of such a step, what is shorter by far: with steps that are halved 60 attempts later.
+# An attempt that is shorter than this part of a short one is far too short; halving a short step
+# gets there in 60 attempts.
 _FAR = 2.0**-60
 
 
 def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: Any) -> Any:
-    """How many attempts in a row were short, and yet infinite or NaN, after one of this `size`.
+    """The number of attempts in a row that were short and yet infinite or NaN, after one of this
+    `size`.
 
-    Where `f` is NaN beyond some point, steps become shorter as they come near, until rounding keeps
-    the state from moving any further while time still does: then a step succeeds, and the next,
-    longer one fails, for ever. Steps that succeed don't break the row, but a longer one that fails
-    does: so a trajectory that comes near such a point and leaves it has each time as many. Attempts
-    that are shorter by far are not among them: near t = 0 a first step may have to be found there.
+    Where `f` is NaN beyond some point, steps become shorter as they approach the point, until
+    rounding keeps the state from moving while time still moves. Then a step succeeds, the next,
+    longer step fails, and so on for ever. Successful steps don't end the row of failures, but a
+    longer step that fails does. So a trajectory that comes near such a point and leaves it may fail
+    as often each time. Attempts that are shorter by far are not counted, since near t = 0 a first
+    step may have to be found there.
 
     **Arguments:** `failed`: whether this attempt was infinite or NaN; `span`: `t1 - t0`.
     """
@@ -121,7 +135,7 @@ def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: 
 
 
 def is_moved(abstol: Any, before: Any, after: Any) -> Any:
-    """Whether a step too short for time to resolve moved a component noticeably, or to a value
-    that is not finite: then the solution diverges. If no component moved, the tolerances can't
+    """Whether a step too short for time to resolve has moved a component noticeably, or to a value
+    that is not finite; the solution then diverges. If no component has moved, the tolerances can't
     be met."""
     return ~(abs(after - before) <= 1e-4 * abs(before) + abstol)

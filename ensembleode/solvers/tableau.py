@@ -1,11 +1,11 @@
-"""Butcher tableaux: what an explicit Runge-Kutta method is, said once for all engines."""
+"""Butcher tableaux, which define explicit Runge-Kutta methods for all engines."""
 
 import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 
-# Whole numbers may be written as such; they are kept as floats.
+# Entries may be written as integers; they are kept as floats.
 Row: TypeAlias = tuple[int | float, ...]
 Rows: TypeAlias = tuple[Row, ...]
 
@@ -17,10 +17,10 @@ class Interpolant:
     `u(t + theta h) = u + h sum_i(b_i(theta) k_i)`, `b_i(theta) = sum_j(weights[i][j] theta^(j+1))`,
     over the stages of the method and then the extra ones.
 
-    - `weights`: a row a stage, a column a power of `theta`, from the first.
-    - `order`: as of a method, for every `theta`: the error in one step is `O(h^(order + 1))`.
-    - `extra_c`, `extra_a`: the nodes and rows of stages that only the interpolant needs. A row
-      has an entry for every stage before, the earlier extra ones, too.
+    - `weights`: a row for each stage, a column for each power of `theta`, from the first.
+    - `order`: the order for every `theta`: the error in one step is `O(h^(order + 1))`.
+    - `extra_c`, `extra_a`: the nodes and rows of stages that only the interpolant needs. A row has
+        an entry for every stage before it, including earlier extra ones.
     """
 
     weights: Rows
@@ -50,20 +50,20 @@ class Tableau:
 
     `k_i = f(u + h sum_j(a_ij k_j), t + c_i h)`, then `u_new = u + h sum_i(b_i k_i)`.
 
-    - `c`: nodes, from 0. [s]
+    - `c`: the nodes, starting with 0. [s]
     - `a`: a row for each stage from the second; row `i` has `i` entries.
-    - `b`: weights. [s]
-    - `order`: of `b`.
-    - `interpolant`: the solution within the step; by default the cubic of the states and slopes at
-        both ends.
-    - `error`: `b` less the weights of the embedded method, so that `h sum_i(error_i k_i)`
-      estimates the error of the step; None if there is no embedded method. [s]
-    - `embedded_order`: of the embedded method.
-    - `second_error`: likewise, of another method of that order; steps are controlled by the larger
-      of both estimates, in the norm of the solve. [s]
+    - `b`: the weights. [s]
+    - `order`: the order of the method with weights `b`.
+    - `interpolant`: the solution within the step; by default the cubic polynomial of the states and
+        slopes at both ends.
+    - `error`: `b` minus the weights of the embedded method, so that `h sum_i(error_i k_i)`
+        estimates the error of the step; None if there is no embedded method. [s]
+    - `embedded_order`: the order of the embedded method.
+    - `second_error`: the same for another embedded method of that order; the larger of both
+        estimates, in the norm of the solve, controls the steps. [s]
 
-    **Raises:** `ValueError` for coefficients that don't fit together. (That they are of the order
-    they claim, [`ExplicitRK`][ensembleode.ExplicitRK] checks.)
+    **Raises:** `ValueError` for coefficients that don't fit together.
+    ([`ExplicitRK`][ensembleode.ExplicitRK] checks that they have the orders that they claim.)
     """
 
     c: Row
@@ -117,19 +117,21 @@ class Tableau:
 
     @property
     def fsal(self) -> bool:
-        """Whether the first stage of a step is the last of the one before: `f(u_new, t + h)`."""
+        """Whether the first stage of a step is the last stage of the step before:
+        `f(u_new, t + h)`."""
         return bool(self.a) and is_end_of_step(self.a[-1], self.b) and self.c[-1] == 1
 
 
 def is_end_of_step(row: Row, b: Row) -> bool:
-    """Whether a stage with this row, of those of `b` or one after them, is `f(u_new)`."""
+    """Whether the stage with this row, one of the stages of `b` or a later one, is `f(u_new)`."""
     return row == b[: len(row)] and not any(b[len(row) :])
 
 
 def cubic_hermite(b: Row, *, order: int, fsal: bool) -> Interpolant:
-    """The cubic with the states and slopes of both ends of the step.
+    """The cubic polynomial with the states and slopes at both ends of the step.
 
-    Of order 3, or less where the method is. The slope at the end costs a stage unless `fsal`.
+    It is of order 3, or of the method's order if that is less. The slope at the end costs a stage
+    unless `fsal`.
     """
     b = tuple(map(float, b))
     weights = [[0.0, 3 * w, -2 * w] for w in b]

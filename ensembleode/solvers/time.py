@@ -1,12 +1,12 @@
 """The arithmetic of time: where a step ends, and how long that makes it.
 
-Times are rounded to the spacing of floating-point numbers about them: 1e-3 at 1e4 in single
-precision, 2e-7 at the 1.7e9 seconds of today's clocks in double precision. A step is as long as
-time has it after rounding (`t2 - t`), so that a state belongs to the time it is said to be at; and
-it is never longer than what was asked for by more than that rounding, or a hundredth. Where time
-can't resolve a step, there is none.
+Times are rounded to the spacing of floating-point numbers near them: 1e-3 near 1e4 in single
+precision, 2e-7 near the 1.7e9 seconds of today's clocks in double precision. The length of a step
+is the difference of its rounded times (`t2 - t`), so that a state belongs to the time that is
+reported for it. It is never longer than the requested length by more than that rounding, or a
+hundredth. Where time can't resolve a step, there is no step.
 
-All functions are elementwise, over whatever has the operations of an
+All functions are elementwise, over any numbers that have the operations of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic], `xp`.
 """
 
@@ -19,29 +19,31 @@ import numpy as np
 from .arithmetic import Arithmetic
 
 
-# By how much `t0 + n dt` may miss `t1`, in roundings of the larger of both: a half for each of the
-# ends and for the sum, and one for the product.
+# The largest difference between `t0 + n dt` and `t1`, in roundings of the larger of both: a half
+# for each of the ends and for the sum, and one for the product.
 ROUNDINGS = 3
-# How far before the end an adaptive step still goes to it, in roundings, and as part of the step.
+# An adaptive step is extended to the end from this far before it, in roundings, and as a part of
+# the step.
 REACH, REACH_OF_STEP = 100, 0.01
-# How much longer than asked for rounding may make a fixed step before time can't resolve it.
+# A fixed step is not resolved if rounding makes it longer than requested by more than this factor.
 STRETCH = 1.5
 
 
 def rounding(t0: Any, t1: Any, dtype: Any, xp: Any = jnp) -> Any:
-    """By how much the times of a span from `t0` to `t1` may be off for being rounded."""
+    """The largest error that rounding can have in the times of a span from `t0` to `t1`."""
     return ROUNDINGS * np.finfo(dtype).eps * xp.maximum(xp.abs(t0), xp.abs(t1))
 
 
 def fixed_step(
     xp: Arithmetic, anchor: Any, stop: Any, t: Any, dt: Any, number: Any
 ) -> tuple[Any, Any]:
-    """The end of step `number` (from 0) of size `dt > 0` of a stretch of time, from `anchor` to
-    `stop`, and whether time can't resolve the step.
+    """The end of a fixed step, and whether time can't resolve the step. It is step `number` (from
+    0), of size `dt > 0`, of a stretch of time from `anchor` to `stop`.
 
-    The times are laid out as `anchor + n dt`, so that no rounding adds up: there are as many steps
-    as with the same stretch at zero. A step can't be resolved if rounding makes it zero, or half as
-    long again (so steps of two spacings of floating-point numbers always can).
+    The times are laid out as `anchor + n dt`, so that rounding errors don't accumulate: there are
+    as many steps as for the same stretch at zero. A step can't be resolved if rounding makes it
+    zero, or longer by half (so a step of two spacings of floating-point numbers is always
+    resolved).
     """
     direction = xp.sign(stop - anchor)
     t2 = anchor + direction * (dt * xp.cast(number + 1, dt.dtype))
@@ -52,10 +54,10 @@ def fixed_step(
 
 
 def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> Any:
-    """The end of a step of size `h > 0` from `t`: `stop` where that is near, or past it.
+    """The end of a step of size `h > 0` from `t`; it is `stop` if that is near or before the end.
 
-    A step to the end is longer by a hundredth at most, and then only if that is a matter of
-    rounding.
+    A step that is extended to `stop` becomes longer by at most a hundredth, and only if the
+    difference is a matter of rounding.
     """
     left = xp.abs(stop - t)
     t2 = t + direction * xp.stopped(xp.minimum(h, left))
@@ -65,8 +67,8 @@ def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> 
 
 
 def end_of_stretch(xp: Arithmetic, stops: Sequence[Any], t1: Any, direction: Any) -> Any:
-    """The end of the stretch of time that begins now, which no step goes beyond: the nearest of the
-    next known times, or the end of the solve."""
+    """The end of the current stretch of time, beyond which no step goes: the nearest of the next
+    known times, or the end of the solve."""
     end = t1
     for stop in stops:
         end = xp.where(direction * (end - stop) > 0, stop, end)
@@ -74,21 +76,23 @@ def end_of_stretch(xp: Arithmetic, stops: Sequence[Any], t1: Any, direction: Any
 
 
 class StepBounds(NamedTuple):
-    """The bounds of the sizes of steps, positive; None where there is no bound."""
+    """The bounds of step sizes, positive; None where there is no bound."""
 
     dtmin: Any = None
     dtmax: Any = None
 
     def bounded(self, xp: Arithmetic, h: Any) -> Any:
-        """A step size within these bounds; NaN remains."""
+        """A step size limited to these bounds; NaN remains NaN."""
         if self.dtmax is not None:
             h = xp.minimum(self.dtmax, h)
         return h if self.dtmin is None else xp.maximum(self.dtmin, h)
 
     def first(self, xp: Arithmetic, h: Any, t: Any, span: Any) -> Any:
-        """The size of a first step from `t`, whose own is `h`, within them; NaN remains.
+        """The size of a first step from `t`, for the proposed size `h`, within the bounds; NaN
+        remains NaN.
 
-        (Steps that time can't resolve would teach the controller nothing.)
+        It is at least a step that time can resolve, as the controller would learn nothing from
+        others.
         """
         h = self.bounded(xp, h)
         return xp.maximum(2 * xp.stopped(min_step(xp, t, span)), h)
@@ -97,8 +101,8 @@ class StepBounds(NamedTuple):
 def underflows(
     xp: Arithmetic, bounds: StepBounds, next_h: Any, t: Any, stop: Any, span: Any, accepted: Any
 ) -> Any:
-    """Whether the next step from `t` is too short to be taken: for time to resolve it, or shorter
-    than `dtmin`, unless it only has to reach `stop`."""
+    """Whether the next step from `t` is too short to be taken, either for time to resolve it, or
+    because it is shorter than `dtmin` and doesn't just have to reach `stop`."""
     found = next_h <= min_step(xp, t, span)
     if bounds.dtmin is None:
         return found
@@ -107,19 +111,21 @@ def underflows(
 
 
 def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:
-    """The size of a step that time hardly resolves: the spacing of the numbers at `t`."""
+    """The size of a step that time can just resolve: the spacing of floating-point numbers at
+    `t`."""
     info = np.finfo(t.dtype)
     integer = np.dtype(f"int{info.bits}")
     exponent = ((1 << info.nexp) - 1) << info.nmant
     spacing = xp.bitcast(xp.bitcast(t, integer) & exponent, t.dtype) * info.eps
-    # At zero they are dense beyond use.
+    # At zero the spacing is so small that it has no use.
     return xp.maximum(spacing, info.eps**2 * xp.abs(span))
 
 
 def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
-    """The time that follows on `t`, forwards or backwards: one unit in the last place later.
+    """The next time after `t`, forwards or backwards: one unit in the last place later.
 
-    (The neighbours of zero are numbers that many machines take for zero; so a larger one follows.)
+    The neighbours of zero are subnormal, and many machines treat them as zero; so a larger number
+    follows zero.
     """
     info = np.finfo(t.dtype)
     bits = xp.bitcast(t, np.dtype(f"int{info.bits}"))
@@ -128,8 +134,8 @@ def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
 
 
 def size_within(xp: Arithmetic, t: Any, t2: Any, direction: Any) -> Any:
-    """The signed size of a step from `t` to `t2`, where `f` may jump: no stage of it is after `t2`,
-    as the last would be where the difference was rounded up, and `t + size` again."""
+    """The signed size of a step from `t` to `t2`, where `f` may jump. It is such that no stage is
+    after `t2`: the last one would be if both the difference and then `t + size` were rounded up."""
     size = t2 - t
     beyond = direction * ((t + size) - t2) > 0
     return xp.where(beyond, next_time(xp, size, -direction), size)

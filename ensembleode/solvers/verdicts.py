@@ -1,11 +1,12 @@
-"""What becomes of a trajectory after a step that it has tried: whether the step is accepted, how
-long the next one is, whether there is none, and which return code that makes. For every time loop
-of ours, over the operations of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
+"""Decisions about a trajectory after a step that it has tried: whether the step is accepted, how
+long the next step is, whether there is none, and which return code results. All time loops of this
+library use them, over the operations of an
+[`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 
-The return code is a variable of the trajectory, set where it is decided. As long as it is `GOING`
-the trajectory goes on. Where no next step is left that time resolves, though none was infinite or
-NaN, it is `PROBING` for one more turn, of `PROBE` times the step: does so short a step move the
-state? Then the solution diverges; if not, the tolerances can't be met.
+The return code is a variable of the trajectory, and is set where it is decided. As long as it is
+`GOING`, the trajectory goes on. If time can't resolve any further step, although no step was
+infinite or NaN, it is `PROBING` for one more turn, with a step of `PROBE` times the size. If so
+short a step moves the state, the solution diverges; if not, the tolerances can't be met.
 """
 
 import math
@@ -25,20 +26,21 @@ TOO_SMALL, UNSTABLE = np.int32(ReturnCode.DtLessThanMin), np.int32(ReturnCode.Un
 STOPPED = np.int32(ReturnCode.Default)
 TERMINATED, MAX_EVENTS = np.int32(ReturnCode.Terminated), np.int32(ReturnCode.MaxEvents)
 NOT_CONVERGED = np.int32(ReturnCode.ConvergenceFailure)
+INCONSISTENT = np.int32(ReturnCode.InitialFailure)
 # The codes of trajectories that have not ended.
 GOING, PROBING = np.int32(-1), np.int32(-2)
-# A step that is as long as the one before it, which was cut to a fifth.
+# The probing step is as long as the step before the last, which was then cut to a fifth.
 PROBE = 5
 
 
 class Verdict(NamedTuple):
-    """What becomes of a trajectory after a step.
+    """The decision about a trajectory after a step.
 
     - `accepted`: whether the trajectory goes on from the end of the step.
-    - `failed`: whether the step was infinite or NaN; of a fixed step, though time resolved it.
+    - `failed`: whether the step was infinite or NaN; for a fixed step, only if time resolved it.
     - `lost`: whether there is no next step.
-    - `next_h`: the size of the next step, positive; zero of a fixed one that time can't resolve.
-    - `memory`: what the controller remembers; None with a fixed step.
+    - `next_h`: the size of the next step, positive; zero for a fixed step that time can't resolve.
+    - `memory`: the controller's memory; None with a fixed step.
     """
 
     accepted: Any
@@ -49,8 +51,8 @@ class Verdict(NamedTuple):
 
 
 class Times(NamedTuple):
-    """The times of a step: its start `t` and its end `t2`; `stop`, the end of the stretch of time
-    that the step is in, which no step passes; and the `span` of the whole solve, `t1 - t0`."""
+    """The times of a step: its start `t` and its end `t2`; `stop`, the end of the current stretch
+    of time, which no step passes; and the `span` of the whole solve, `t1 - t0`."""
 
     t: Any
     t2: Any
@@ -73,11 +75,11 @@ def judge(
 
     **Arguments:**
 
-    - `size`: how long the step was to be, positive; no more than what is left of the stretch.
+    - `size`: the nominal size of the step, positive; at most what is left of the stretch of time.
     - `squared`: the square of the norm of its scaled error.
-    - `memory`: what the controller remembers of the steps before.
-    - `going`: whether the trajectory goes on; a step of one that doesn't is not accepted.
-    - `is_first`: whether no step had been accepted before.
+    - `memory`: the controller's memory of the steps before.
+    - `going`: whether the trajectory goes on; otherwise no step of it is accepted.
+    - `is_first`: whether no step has been accepted before.
     """
     squared = xp.once(squared)
     accepted = controller.accepts(xp, squared, memory) & going
@@ -92,8 +94,8 @@ def judge(
 def counted(
     xp: Arithmetic, verdict: Verdict, failures: Any, size: Any, span: Any
 ) -> tuple[Verdict, Any]:
-    """The verdict with the failures in a row counted: after too many the trajectory is lost. Also
-    returns how many they are now.
+    """The verdict with failures in a row taken into account, and their new number. After too many
+    failures the trajectory is lost.
 
     **Arguments:** `size`, `span`: see `count_failures`.
     """
@@ -105,7 +107,7 @@ def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any)
     """The verdict on a step of a fixed size.
 
     **Arguments:** `sound`: whether the state at its end is finite, and the method did not fail;
-    `unresolved`: whether time could not resolve the step; `h`: how long it was to be.
+    `unresolved`: whether time could not resolve the step; `h`: the nominal size of the step.
     """
     accepted = sound & going
     lost = going & ~accepted
@@ -120,9 +122,9 @@ def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any)
 def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: Any) -> Any:
     """The code before the first step.
 
-    **Arguments:** `wanted`: whether the trajectory is to be solved; `finite`: whether its state is;
-    `usable`: whether the size of its first step is, too; `is_empty`: whether it ends where it
-    begins.
+    **Arguments:** `wanted`: whether the trajectory is to be solved; `finite`: whether its state is
+    finite; `usable`: whether the size of its first step is finite; `is_empty`: whether it ends
+    where it begins.
     """
     code = xp.where(finite & is_empty, SUCCESS, xp.where(usable, GOING, UNSTABLE))
     return xp.where(wanted, code, STOPPED)
@@ -131,7 +133,8 @@ def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: 
 def code_at_end(xp: Arithmetic, verdict: Verdict, arrived: Any, bounds: StepBounds | None) -> Any:
     """The code of a trajectory whose last step this was.
 
-    **Arguments:** `arrived`: whether it is at the end of the solve; `bounds`: of adaptive steps.
+    **Arguments:** `arrived`: whether it is at the end of the solve; `bounds`: those of adaptive
+    steps.
     """
     lost = xp.where(verdict.failed, UNSTABLE, TOO_SMALL if bounds is None else PROBING)
     if bounds is not None and bounds.dtmin is not None:
@@ -140,12 +143,13 @@ def code_at_end(xp: Arithmetic, verdict: Verdict, arrived: Any, bounds: StepBoun
 
 
 def code_of_end(xp: Arithmetic, code: Any, finite: Any) -> Any:
-    """The code where the last state is `finite`, or not: a step of a small error may overflow."""
+    """The code, given whether the last state is `finite`: a step with a small error may still
+    overflow."""
     return xp.where(xp.equal(code, SUCCESS) & ~finite, UNSTABLE, code)
 
 
 def code_of_probe(xp: Arithmetic, tol: Tolerances, y: Components, y2: Components) -> Any:
-    """The code after the turn of a trajectory that is `PROBING`, from `y` to `y2`."""
+    """The code of a `PROBING` trajectory after its turn, which went from `y` to `y2`."""
     abstol = tol.abstol if isinstance(tol.abstol, tuple) else (tol.abstol,) * len(y)
     moved = tuple(
         xp.cast(is_moved(xp.over(tol, a), a, b), a.dtype)

@@ -79,12 +79,13 @@ _tableau = Tableau(
 class Vern6(ExplicitRungeKutta):
     """Verner's "most efficient" 6(5), for moderate to tight tolerances.
 
-    Its interpolant takes three more stages, which only dense output pays for. The weights of the
-    stages are derived here: of those of order 5, they nearly meet the conditions of order 6, too.
-    (What they miss these by, and 1e-7 of the weights, have the least sum of squares.) So it is of
-    order 5 by the book, with the errors of one of order 6. The published weights are of order 6,
-    but up to 1e5, not 200: their rounding is more than the error of a step at tight tolerances,
-    and leaves three digits in single precision.
+    Its interpolant takes three more stages, which are only computed for dense output. The weights
+    of the stages are derived here. They are of order 5, and among all weights of order 5 they
+    nearly fulfil the conditions of order 6: the sum of squares of these conditions' residuals, and
+    of 1e-7 times the weights, is least. So the interpolant is formally of order 5, with errors like
+    those of order 6. The published weights are of order 6, but are as large as 1e5, instead of 200.
+    Their rounding is more than the error of a step at tight tolerances, and leaves three digits in
+    single precision.
 
     Source: Verner, "Numerically optimal Runge-Kutta pairs with interpolants", Numer. Algorithms 53
     (2010); the coefficients of all stages are those of its author's web page, as in OrdinaryDiffEq.

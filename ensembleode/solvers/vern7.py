@@ -102,8 +102,9 @@ _tableau = Tableau(
 class Vern7(ExplicitRungeKutta):
     """Verner's "most efficient" 7(6), for tight tolerances.
 
-    Its interpolant takes six more stages, which only dense output pays for. As published, it misses
-    the conditions of order 7 by 3e-7: of order 6 by the book, it has the errors of one of order 7.
+    Its interpolant takes six more stages, which are only computed for dense output. The published
+    weights miss the conditions of order 7 by 3e-7, so the interpolant is formally of order 6, with
+    errors like those of order 7.
 
     Source: Verner, "Numerically optimal Runge-Kutta pairs with interpolants", Numer. Algorithms 53
     (2010); the coefficients are those of its author's web page, as in OrdinaryDiffEq.

@@ -150,12 +150,13 @@ _tableau = Tableau(
 class Vern8(ExplicitRungeKutta):
     """Verner's "most efficient" 8(7), for tight tolerances.
 
-    Its interpolant takes eight more stages, which only dense output pays for. The weights of the
-    stages are derived here: of those of order 7, they nearly meet the conditions of order 8, too.
-    (What they miss these by, and 1e-10 of the weights, have the least sum of squares.) So it is of
-    order 7 by the book, with the errors of one of order 8. The published weights are of order 8,
-    but up to 1e6, not 4500: their rounding is more than the error of a step at tight tolerances,
-    and leaves one digit in single precision.
+    Its interpolant takes eight more stages, which are only computed for dense output. The weights
+    of the stages are derived here. They are of order 7, and among all weights of order 7 they
+    nearly fulfil the conditions of order 8: the sum of squares of these conditions' residuals, and
+    of 1e-10 times the weights, is least. So the interpolant is formally of order 7, with errors
+    like those of order 8. The published weights are of order 8, but are as large as 1e6, instead of
+    4500. Their rounding is more than the error of a step at tight tolerances, and leaves one digit
+    in single precision.
 
     Source: Verner, "Numerically optimal Runge-Kutta pairs with interpolants", Numer. Algorithms 53
     (2010); the coefficients of all stages are those of its author's web page, as in OrdinaryDiffEq.

@@ -185,7 +185,7 @@ _tableau = Tableau(
 class Vern9(ExplicitRungeKutta):
     """Verner's "most efficient" 9(8), for very tight tolerances.
 
-    Its interpolant, order 9, takes ten more stages, which only dense output pays for.
+    Its interpolant, of order 9, takes ten more stages, which are only computed for dense output.
 
     Source: Verner, "Numerically optimal Runge-Kutta pairs with interpolants", Numer. Algorithms 53
     (2010); the coefficients are those of its author's web page, as in OrdinaryDiffEq.

@@ -1,10 +1,11 @@
 """Ensembles on disk: batches go into a Zarr store as they are done, and are not computed again.
 
-A store is one directory. Each variable is an array over the trajectories with a chunk a batch; a
-batch is done when its record is there, which is written last and says what its chunks must be. The
-attributes hold a fingerprint of the problem, the solver, the options and the versions, so that no
-other ensemble goes into it. All metadata follow from the job, and are written again where they are
-lost; those of the group come last, so that a store is there as a whole or not at all.
+A store is one directory. Each variable is an array over the trajectories, with a chunk for each
+batch. A batch is done when its record is there, which is written last and says what the contents of
+its chunks must be. The attributes hold a fingerprint of the problem, the solver, the options and
+the versions, so that no other ensemble is written into the store. All metadata follow from the job,
+and are written again where they are lost. The metadata of the group are written last, so that a
+store is there as a whole or not at all.
 """
 
 import contextlib
@@ -44,37 +45,38 @@ from .stored import (
 
 
 FORMAT = 3
-# (Of 2 a store has neither events nor starts and parameters.)
+# A store of format 2 has neither events nor initial states and parameters.
 _READ = (2, FORMAT)
-# Bytes of a variable in a batch, and how many batches there are at least, where there are enough
-# trajectories: what a crash costs. (Writing a batch takes some 20 ms: of few trajectories, as long
-# as solving them.)
+# The bytes of a variable in a batch; and the least number of batches, where there are enough
+# trajectories, which bounds what a crash costs. (Writing a batch takes some 20 ms, which is as long
+# as solving a few trajectories.)
 _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
-# Batches that workers are given at a time, so that none waits for the last of one.
+# The number of batches that workers get at a time; with several, few wait for the last of a batch.
 _AHEAD = 16
 
 
 def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     """The solution in a store of `solve(..., store=path)`, finished or not.
 
-    Its arrays are on disk. Indexed, they read what is asked for: `sim.u[1000:2000]`, `sim[5]`;
-    computed with, all of it, as `np.asarray(sim)` does (functions of `jax.numpy` want that).
-    Trajectories that are not in it yet have the return code `Default` and NaN for a state; so have
-    those of which files are missing or cut short, which the log says. `sim.to_xarray()` has named
-    dimensions. (So has `xarray.open_zarr(path)`, which takes what is missing for fill values.)
+    Its arrays are on disk. Indexing reads only the part that is asked for: `sim.u[1000:2000]`,
+    `sim[5]`. Computing with an array, or `np.asarray(sim)`, reads all of it; functions of
+    `jax.numpy` need the latter. Trajectories that are not in the store yet have the return code
+    `Default` and NaN for a state. So have those whose files are missing or cut short; the log names
+    these. `sim.to_xarray()` has named dimensions. (So has `xarray.open_zarr(path)`, but it replaces
+    what is missing by fill values.)
 
-    `sim.events` is as in memory. So are `sim.u0` and `sim.p`, but of `p` there are only numbers,
-    words and None (in the place of other leaves is None), in dicts, lists and tuples (in the place
-    of other classes are dicts of their parts).
+    `sim.events` is as in memory. So are `sim.u0` and `sim.p`, except that the leaves of `p` are
+    numbers, strings and None, in dicts, lists and tuples. Other leaves are None, and other classes
+    are dicts of their parts.
 
-    **Raises:** `StoreError` where there is no store of an ensemble, and when a chunk is read that
-    is not what was written; `ImportError` without Zarr (the extra `store`).
+    **Raises:** `StoreError` where there is no store of an ensemble, and when a chunk is read whose
+    contents have changed; `ImportError` without Zarr (the extra `store`).
     """
     return _solution(Path(path))
 
 
 class Writer:
-    """The store of a solve, as it is filled."""
+    """Fills the store of a solve."""
 
     empty = False
 
@@ -94,25 +96,26 @@ class Writer:
         """
         **Arguments:**
 
-        - `outcome`: the abstract values of one trajectory's.
-        - `times`: the saved times, where all share them.
-        - `description`: what else the numbers depend on.
-        - `lost`: trajectories that workers died of, as they become known: their batches are
+        - `outcome`: the abstract outcome of one trajectory.
+        - `times`: the saved times, where all trajectories share them.
+        - `description`: everything else that the numbers depend on.
+        - `lost`: the trajectories whose workers died, as they become known. Their batches are
             written, and computed again another time.
-        - `store_key`: stands for what Python functions compute that are called at run time.
+        - `store_key`: stands for what the Python functions compute that are called at run time.
 
-        **Raises:** `StoreError` for a store of another ensemble (naming what differs), one that
-        another process writes to, a directory that can't be written to, or Python functions of
-        which it can't be told what they compute; `TypeError` for outputs that can't be kept.
+        **Raises:** `StoreError` for a store of another ensemble (naming the differences), for one
+        that another process writes to, for a directory that can't be written to, and for Python
+        functions of which it can't be known what they compute; `TypeError` for outputs that can't
+        be stored.
         """
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
-        self._real = self.path.resolve()  # (a link may be to a folder that is not there yet)
+        self._real = self.path.resolve()  # a link may point to a folder that doesn't exist yet
         self.kind = "trajectories" if job.plan.output is None else "outputs"
         outcome = abstract_of(outcome, job.plan)
         self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times)
         of_events = events_described(outcome.events, self.variables, job.plan.max_events)
         names = {"trajectory", "time", "digest", *(v.name for v in self.variables)}
-        # (Which reruns there were nobody has counted.)
+        # With reruns, nobody has recorded which run a trajectory's start and parameters are of.
         given = None if may_rerun(job.plan) else job.trajectories.given
         self._given = kept_given(given, names)
         self._shared = dict(self._given.shared)
@@ -143,17 +146,17 @@ class Writer:
 
     @property
     def done(self) -> int:
-        """How many trajectories are in it already."""
+        """The number of trajectories that are in the store already."""
         return self.trajectories - sum(len(self._rows(b)) for b in self._todo)
 
     def missing(self, batch_size: int) -> Iterator[np.ndarray]:
-        """The trajectories still to be solved, some whole batches at a time."""
+        """The trajectories still to be solved, several whole batches at a time."""
         at_once = max(1, batch_size // self.batch_size)
         while self._todo:
             yield np.concatenate([self._rows(b) for b in self._todo[:at_once]])
 
     def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
-        """Keep the batches that are complete, of those `wanted`."""
+        """Write those of the batches in `wanted` that are complete."""
         outcome = jax.tree.map(np.asarray, as_kept(outcome, self.job.plan))
         batches = wanted // self.batch_size
         for batch in set(self._todo).intersection(batches.tolist()):
@@ -165,9 +168,10 @@ class Writer:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
 
     def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:
-        """Keep what is complete of the batches in which it was `stopped`; else finish."""
+        """Write the complete ones of the batches in which the solve was `stopped`; otherwise
+        finish."""
         if stopped is not None and isinstance(cause_of(stopped), StoreError):
-            return  # (which has done this)
+            return  # `part` has done this
         if isinstance(stopped, Unfinished):
             self.part(wanted, stopped.outcome, stopped.done)
         with self._explained():
@@ -209,7 +213,7 @@ class Writer:
         }
         self.batch_size = given["batch_size"]
         if kept is None:
-            # Never begun, or damaged: what is there may only be what such a store has.
+            # Never begun, or damaged: the folder may only have the contents of a store.
             self._real.mkdir(exist_ok=True)
             for x in self._real.iterdir():
                 known = {*dims, *self._shared, "time", "digest", "zarr.json"}
@@ -251,7 +255,7 @@ class Writer:
         raise error
 
     def _default_batch_size(self) -> int:
-        """So many that a crash costs little, and a file is not too small."""
+        """A batch size for which a crash costs little, and a file is not too small."""
         each = max(1, *(int(np.prod(v.shape)) * v.dtype.itemsize for v in self.variables))
         width = self.job.plan.width
         rows = max(-(-self.trajectories // _BATCHES), _FEWEST)
@@ -259,14 +263,14 @@ class Writer:
         return -(-rows // width) * width
 
     def _arrays(self) -> dict[str, Any]:
-        """Those of the store, made where they are missing, or not what they were."""
+        """The arrays of the store; those that are missing, or not as they should be, are made."""
         layout = self._files.layout
         self._metadata = metadata_of(self.variables, self._shared, layout, self._most)
         written = []
         for file, data in self._metadata.items():
             data, place = data.to_bytes(), self._real / file
             if file != "zarr.json" and not (place.exists() and place.read_bytes() == data):
-                # (What it takes the place of, where the store grows, may be read at any time.)
+                # Where the store grows, the file that this one replaces may be read at any time.
                 self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
@@ -274,7 +278,7 @@ class Writer:
         return {name: zarr_or_said().open_array(self._files, path=name) for name in names}
 
     def _write_group(self) -> None:
-        """With what the store says of itself; where it is complete, with all metadata."""
+        """Write the attributes of the store; if it is complete, also the consolidated metadata."""
         zarr = zarr_or_said()
         memory = zarr.storage.MemoryStore(self._metadata)
         group = zarr.open_group(memory)
@@ -283,7 +287,8 @@ class Writer:
         group.attrs.update({"coordinates": " ".join(names), "ensembleode": self._kept})
         if self._kept["complete"]:
             with warnings.catch_warnings():
-                # Other readers of the format may not know of it; they read the rest.
+                # Other readers of the format may not know of consolidated metadata; they read the
+                # rest.
                 warnings.simplefilter("ignore")
                 zarr.consolidate_metadata(memory)
         self._files.write("zarr.json", self._metadata["zarr.json"].to_bytes(), synced=True)
@@ -304,7 +309,8 @@ class Writer:
         with self._explained():
             self._files.forget(batch)
             try:
-                # (So that what is written is within what readers are told there is.)
+                # The number of events is written first, so that arrays are never longer than
+                # readers are told.
                 if most > self._most:
                     self._most = most
                     self.arrays = self._arrays()
@@ -318,14 +324,14 @@ class Writer:
                         array[at] = values
             except OSError:
                 with contextlib.suppress(OSError):
-                    self._files.forget(batch)  # which makes room for the records of others
+                    self._files.forget(batch)  # this makes room for the records of other batches
                 raise
             self._todo.remove(batch)
             self._files.keep(batch, not self.lost.isdisjoint(rows.tolist()), most)
 
     @contextlib.contextmanager
     def _explained(self, what: str = "written to") -> Iterator[None]:
-        """What the file system says, said in terms of the store; with what is in it."""
+        """Turns errors of the file system into errors about the store, which have its contents."""
         try:
             yield
         except OSError as e:
@@ -339,9 +345,10 @@ class Writer:
             ) from e
 
     def _found(self) -> EnsembleSolution | None:
-        """What is in the store, wherever it was moved to in its folder; None where it is gone."""
+        """The contents of the store, even if it was moved within its folder; None where it is
+        gone."""
         for place in (self._real, *self._real.parent.iterdir()):
-            with contextlib.suppress(OSError, StoreError):  # the disk may be gone altogether
+            with contextlib.suppress(OSError, StoreError):  # the disk may have been removed
                 if place.stat().st_ino != self._inode:
                     continue
                 there = _attributes(place)
@@ -354,7 +361,7 @@ class Writer:
 
 
 def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
-    """How many trajectories to solve at a time: a batch of the store, or several."""
+    """The number of trajectories to solve at a time: a batch of the store, or several."""
     if not executor.reports:
         return writer.batch_size
     return writer.batch_size * max(1, min(_AHEAD, batch_size // writer.batch_size))
@@ -383,7 +390,7 @@ def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
 
 
 def _files(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
-    """The Zarr store there, whose chunks are those that were written."""
+    """The Zarr store in this folder; its chunks are checked against their records."""
     zarr = zarr_or_said()
     from .store_files import Layout, StoreFiles
 
@@ -401,10 +408,10 @@ def _files(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
 
 
 def _attributes(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None:
-    """What the store says of itself; None where there is no store, or what should say it is lost
-    and `lost_is_none`.
+    """The attributes of the store. None where there is no store, or where they are damaged or
+    missing and `lost_is_none`.
 
-    **Raises:** `StoreError` where it isn't one that this version reads.
+    **Raises:** `StoreError` for a store that this version can't read.
     """
     group = _json_of(path / "zarr.json")
     if group is None:
@@ -432,7 +439,8 @@ def _attributes(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None
 
 
 def _folder(path: Any) -> Path:
-    """**Raises:** `ValueError` for the address of an object store, `TypeError` for no path."""
+    """**Raises:** `ValueError` for the address of an object store, `TypeError` for an object that
+    is no path."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"store must be a path, such as 'sweep.zarr', got {path!r}.")
     if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
@@ -446,7 +454,8 @@ def _folder(path: Any) -> Path:
 
 @contextlib.contextmanager
 def _reading(path: Any) -> Iterator[None]:
-    """**Raises:** `StoreError` where the metadata of the store isn't what was written."""
+    """**Raises:** `StoreError` where the metadata of the store have changed since they were
+    written."""
     try:
         yield
     except StoreError:
@@ -456,7 +465,7 @@ def _reading(path: Any) -> Iterator[None]:
 
 
 def _damaged(path: Any, why: Any) -> StoreError:
-    """What of the metadata can't be read, as far as that can be told."""
+    """The error for metadata that can't be read, as far as it is known which part."""
     about = [Path(path) / "zarr.json", *sorted(Path(path).glob("*/zarr.json"))]
     broken = [str(file) for file in about if not isinstance(_json_of(file), dict)]
     what = f"{broken[0]} is not what was written there" if broken else f"{why}"
@@ -467,7 +476,7 @@ def _damaged(path: Any, why: Any) -> StoreError:
 
 
 def _json_of(file: Path) -> Any:
-    """What it says; None where there is no file, "" where it is damaged."""
+    """The contents of a JSON file; None where there is no file, "" where it is damaged."""
     try:
         return json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -477,7 +486,7 @@ def _json_of(file: Path) -> Any:
 
 
 def _locked(path: Path) -> Any:
-    """By the folder that it is, whatever symbolic links lead there."""
+    """The lock of the folder itself, whichever symbolic links lead there."""
     zarr_or_said()
     real = path.resolve()
     real.parent.mkdir(parents=True, exist_ok=True)

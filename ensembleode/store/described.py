@@ -1,4 +1,5 @@
-"""How a store says what it holds: variables, and in JSON the pytrees that are made of them."""
+"""The description of a store's contents: its variables, and in JSON the pytrees that are made of
+them."""
 
 import re
 from collections.abc import Callable, Collection
@@ -6,9 +7,10 @@ from typing import Any, NamedTuple
 
 
 class Variable(NamedTuple):
-    """An array of the store: its name, its dimensions, and what a trajectory has in it.
+    """An array of the store: its name, its dimensions, and the shape and dtype of one trajectory's
+    part.
 
-    - `grows`: whether the first axis of that is as long as trajectories need.
+    - `grows`: whether the first axis of that part becomes as long as trajectories need.
     """
 
     name: str
@@ -20,9 +22,9 @@ class Variable(NamedTuple):
 
 
 def described(out: Any, name: str) -> Any:
-    """A pytree of outputs in JSON: the names of its leaves.
+    """A pytree of outputs in JSON, with the names of its leaves.
 
-    **Raises:** `TypeError` for what a store can't keep.
+    **Raises:** `TypeError` for leaves that can't be stored.
     """
     inside = f"{name}." if name else ""
     if type(out) is dict and all(isinstance(k, str) for k in out):
@@ -43,9 +45,10 @@ def described(out: Any, name: str) -> Any:
 def put_together(
     tree: Any, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
 ) -> Any:
-    """The pytree that is described.
+    """The pytree that `described` has described.
 
-    **Arguments:** `leaf`: makes one of its name; `plain`: makes one of what JSON says itself.
+    **Arguments:** `leaf`: returns the leaf of a name; `plain`: converts a leaf that is in the JSON
+    itself.
     """
 
     def put(part):
@@ -68,7 +71,7 @@ def put_together(
 
 
 def safe_name(name: str, taken: Collection[str]) -> str:
-    """A name of a folder that is not taken, like this one."""
+    """A name of a folder that is not taken, similar to this name."""
     name = re.sub(r"[^\w.,+-]+", "_", name)
     while name in taken:
         name = f"given.{name}"

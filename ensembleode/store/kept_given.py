@@ -1,7 +1,8 @@
-"""What a store keeps of the starts and parameters that trajectories were given.
+"""The initial states and parameters of trajectories in a store.
 
-Those that trajectories have of their own are variables of the store, batch by batch; what all
-share is there once. A pytree of them is told in JSON: nothing of it is code that reading would run.
+Values that differ between trajectories are variables of the store, and are written batch by batch.
+Values that all trajectories share are written once. The pytree that they form is described in JSON,
+so that reading it runs no code.
 """
 
 from collections.abc import Callable, Collection
@@ -17,13 +18,13 @@ from ..ground.logs import log_once
 from .described import put_together, safe_name, Variable
 
 
-# What JSON says as it is.
+# Values that JSON can represent.
 _PLAIN = (bool, int, float, str)
 
 
 class _Slot:
-    """A leaf of what was given: whether it is one for each trajectory, None where it is no number;
-    and, once that is known, what JSON says of it."""
+    """A leaf of the initial states or parameters: whether it differs between trajectories (None if
+    it is no number); and, once it is known, its description in JSON."""
 
     def __init__(self, value: Any, is_own: Any):
         self.value, self.is_own, self.said = value, is_own, None
@@ -31,10 +32,11 @@ class _Slot:
 
 class KeptGiven(NamedTuple):
     """
-    - `described`: in JSON, the structure of `u0` and `p`, with the names of their variables.
-    - `variables`: those that trajectories have of their own; `places`: their leaves' numbers.
-    - `shared`: what all share, by name, each with its dimensions.
-    - `given`: what makes them; None where nobody knows.
+    - `described`: the structure of `u0` and `p` in JSON, with the names of their variables.
+    - `variables`: the variables for leaves that differ between trajectories; `places`: the indices
+        of these leaves.
+    - `shared`: the arrays that all trajectories share, by name, each with its dimensions.
+    - `given`: computes the values; None where they are not known.
     """
 
     described: Any
@@ -44,7 +46,7 @@ class KeptGiven(NamedTuple):
     given: Given | None
 
     def of(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The values of the variables, for these trajectories."""
+        """The values of the variables for these trajectories."""
         if not self.places:
             return []
         assert self.given is not None
@@ -53,9 +55,10 @@ class KeptGiven(NamedTuple):
 
 
 def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
-    """What a store keeps; the log says what it can't.
+    """The initial states and parameters as a store keeps them. What can't be stored is named in the
+    log.
 
-    **Arguments:** `given`: None where nobody knows it; `taken`: names of other variables.
+    **Arguments:** `given`: None where they are not known; `taken`: the names of other variables.
     """
     if given is None:
         return KeptGiven(None, [], [], {}, None)
@@ -93,10 +96,10 @@ def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
 
 
 def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]) -> Known:
-    """What was given, of a store.
+    """The initial states and parameters in a store.
 
-    **Arguments:** `leaf`: the variable of this name; `own`: the names of those that trajectories
-    have of their own.
+    **Arguments:** `leaf`: returns the variable of a name; `own`: the names of those that differ
+    between trajectories.
     """
 
     def mark(name: str) -> bool:
@@ -114,13 +117,13 @@ def _slots(known: Known) -> dict[str, Any]:
 
 
 def _in_json(tree: Any) -> Any:
-    """The structure of a pytree of slots. What is neither a dict, a list nor a tuple is told as a
-    dict of its parts."""
+    """The structure of a pytree of slots in JSON. A node that is neither a dict, a list nor a tuple
+    is described as a dict of its parts."""
     if isinstance(tree, _Slot):
         return tree.said
     parts = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)
     if type(tree) in (list, tuple):
         return {type(tree).__name__: [_in_json(x) for _, x in parts]}
-    if type(tree) is dict:  # in the order in which it was written
+    if type(tree) is dict:  # in the order of its insertions
         parts = [((jtu.DictKey(k),), x) for k, x in tree.items()]
     return {"dict": {jtu.keystr(path, simple=True): _in_json(x) for path, x in parts}}

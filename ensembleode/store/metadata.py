@@ -1,4 +1,4 @@
-"""What Zarr has to be told of the arrays of a store."""
+"""The metadata that describe the arrays of a store to Zarr."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .described import Variable
 
 
 def zarr_or_said() -> Any:
-    """**Raises:** `ImportError`, which says how to get it, without Zarr."""
+    """Zarr. **Raises:** `ImportError` without it, which says how to install it."""
     try:
         import zarr
     except ImportError as e:
@@ -23,10 +23,10 @@ def metadata_of(
     layout: Any,
     most: int,
 ) -> dict[str, Any]:
-    """The files that say what is in a store, and those of what all trajectories share.
+    """The metadata files of a store, and the files of the arrays that all trajectories share.
 
-    **Arguments:** `shared`: by name, each with its dimensions; `layout`: a `Layout`; `most`: how
-    many events a trajectory has at most.
+    **Arguments:** `shared`: arrays by name, each with its dimensions; `layout`: a `Layout`; `most`:
+    the largest number of events of a trajectory.
     """
     zarr, files = zarr_or_said(), {}
     group = zarr.create_group(zarr.storage.MemoryStore(files))

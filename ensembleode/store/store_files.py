@@ -1,9 +1,9 @@
-"""The files of a store: on the disk before they count, and known again when they are read.
+"""The files of a store. They are on the disk before they count, and are checked when they are read.
 
-A chunk ends with its CRC-32C, which Zarr's codec puts there. The record of a batch, which is
-written when all its chunks are on the disk, has the size and that sum of each, and a digest of
-itself with the number of the batch and the fingerprint of the ensemble. So a file that is missing,
-cut short, flipped, of another batch or of an earlier run is found when it is read.
+A chunk ends with its CRC-32C, which Zarr's codec puts there. The record of a batch is written when
+all of its chunks are on the disk. It has the size and the CRC of each, and a digest of itself with
+the number of the batch and the fingerprint of the ensemble. So a file that is missing, cut short,
+damaged, of another batch or of an earlier run is recognised when it is read.
 """
 
 import asyncio
@@ -23,19 +23,21 @@ from ..ground.files import make_folders, sync, written_whole
 from .stored import StoreError
 
 
-# How much of the time may go into waiting for the disk: batches wait for one another.
+# The largest part of the time to be spent on waiting for the disk; until then, finished batches
+# wait for further ones.
 _SHARE = 0.1
 _CHUNK = re.compile(r"(.+)/c/(\d+)(?:/\d+)*")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
 class Layout(NamedTuple):
-    """What a batch has in a store.
+    """The layout of a batch in a store.
 
-    - `dims`: of each array over the trajectories, by name, how many dimensions it has.
+    - `dims`: for each array over the trajectories, by name, its number of dimensions.
     - `seed`: stands for the ensemble.
-    - `growing`: those of them whose second axis is of the events of a trajectory, and as long as
-        they need; `chunk`: how many of these a chunk has.
+    - `growing`: the names of those arrays whose second axis is that of events, and as long as
+        trajectories need.
+    - `chunk`: the number of events in a chunk.
     """
 
     dims: dict[str, int]
@@ -50,12 +52,12 @@ class Layout(NamedTuple):
         return range(-(-self.trajectories // self.batch_size))
 
     def rows(self, batch: int) -> range:
-        """Its trajectories."""
+        """The trajectories of a batch."""
         start = batch * self.batch_size
         return range(start, min(start + self.batch_size, self.trajectories))
 
     def files(self, batch: int, most: int) -> list[list[str]]:
-        """Those of each array, where its trajectories have so many events at most."""
+        """The files of each array, if the trajectories of the batch have at most `most` events."""
         return [self.files_of(name, batch, most) for name in self.dims]
 
     def files_of(self, name: str, batch: int, most: int) -> list[str]:
@@ -67,15 +69,15 @@ class Layout(NamedTuple):
 
     @property
     def words(self) -> int:
-        """How many words a record has."""
+        """The number of words of a record."""
         return len(self.dims) + 2 + bool(self.growing)
 
 
 class StoreFiles(WrapperStore):
-    """The Zarr store of this folder, which gives what the records say, or nothing.
+    """The Zarr store of this folder. It only returns data that agree with the records.
 
-    - `root`: where the folder is now.
-    - `lacking`: batches that are to be read as if they had never been.
+    - `root`: the present place of the folder.
+    - `lacking`: batches that are read as if they had never been written.
     """
 
     def __init__(self, store: LocalStore, layout: Layout):
@@ -84,7 +86,7 @@ class StoreFiles(WrapperStore):
         self._places = {name: i for i, name in enumerate(layout.dims)}
         self._records: dict[int, list[int]] = {}
         self._written: dict[str, int] = {}
-        # Of batches that are not on the disk yet: their files, and their records.
+        # For each batch that is not on the disk yet: its files, and its record.
         self._waiting: dict[int, tuple[list[str], list[int]]] = {}
         self._ends: dict[tuple[str, int], dict[str, int]] = {}
         self._free_at = 0.0
@@ -121,7 +123,7 @@ class StoreFiles(WrapperStore):
         return value
 
     def is_whole(self, batch: int) -> bool:
-        """Whether the batch is there, and all its files are what was written."""
+        """Whether the batch is there, and all of its files are what was written."""
         record = self._record(batch)
         if record is None or record[0]:
             return False
@@ -131,7 +133,8 @@ class StoreFiles(WrapperStore):
         return any((self.root / _record_file(b)).exists() for b in self.layout.batches)
 
     def most_events(self, batches: Iterable[int]) -> int:
-        """How many a trajectory of these has at most; of those without a record none is known."""
+        """The largest number of events of a trajectory in these batches; batches without a record
+        count as zero."""
         records = map(self._record, batches)
         return max((self._most(x) for x in records if x is not None), default=0)
 
@@ -139,8 +142,8 @@ class StoreFiles(WrapperStore):
         return record[-1] if self.layout.growing else 0
 
     def _words(self, batch: int, most: int, sum_of: Callable[[str], int]) -> list[int]:
-        """What a record has of files: the sum of each, and of those of an array that grows one of
-        all their sums; and at the end how many events there are at most."""
+        """The words of a record about files: the sum of each file, or for an array that grows one
+        sum over the sums of its files; and at the end the largest number of events."""
         words = []
         for name, files in zip(self.layout.dims, self.layout.files(batch, most), strict=True):
             sums = [sum_of(file) for file in files]
@@ -154,19 +157,21 @@ class StoreFiles(WrapperStore):
             return 0
 
     def _ends_of(self, name: str, batch: int, record: list[int]) -> dict[str, int]:
-        """Of each file of an array that grows the sum that it says it has, which is read alone."""
+        """For each file of an array that grows, the sum at its end, which is read without the
+        rest."""
         if (name, batch) not in self._ends:
             files = self.layout.files_of(name, batch, self._most(record))
             self._ends[name, batch] = {file: _end(self.root / file) for file in files}
         return self._ends[name, batch]
 
     def _record(self, batch: int) -> list[int] | None:
-        """Whether workers died of it, and `_words`; None where none is good."""
+        """The record of a batch: whether its workers died, and the result of `_words`; None where
+        there is no valid record."""
         if batch in self._records:
             return self._records[batch]
         try:
             words = np.frombuffer((self.root / _record_file(batch)).read_bytes(), "<u8").tolist()
-        except (*_NOT_THERE, ValueError):  # or cut short
+        except (*_NOT_THERE, ValueError):  # missing or cut short
             return None
         if len(words) != self.layout.words or words[-1] != self._check(batch, words[:-1]):
             return None
@@ -177,7 +182,7 @@ class StoreFiles(WrapperStore):
         return digest_of([self.layout.seed.encode(), np.array([batch, *words], "<u8")])
 
     def find_lacking(self, complete: bool) -> dict[int, str]:
-        """The batches that were written, as all are where it is `complete`, and are not whole:
+        """The batches that were written (if the store is `complete`, all batches) and are damaged,
         each with a file that is missing or cut short."""
         found = {}
         for batch in self.layout.batches:
@@ -192,7 +197,8 @@ class StoreFiles(WrapperStore):
         return found
 
     def _lost_of(self, batch: int, record: list[int]) -> str | None:
-        """A file that is missing or cut short, or, of an array that grows, another."""
+        """A file of the batch that is missing or cut short; for an array that grows, one whose sum
+        differs."""
         for name, word in zip(self.layout.dims, record[1:], strict=False):
             files = self.layout.files_of(name, batch, self._most(record))
             if name not in self.layout.growing:
@@ -214,17 +220,18 @@ class StoreFiles(WrapperStore):
         self._written[key] = _sum(data)
 
     def write(self, key: str, data: bytes, synced: bool = False) -> None:
-        """In place, but not yet on the disk. The store's folder is not made where it is gone."""
+        """Write a file in place, without waiting for the disk. If the store's folder is gone, it
+        isn't made again."""
         make_folders((self.root / key).parent, self.root)
         with written_whole(self.root / key, synced=synced) as file:
             file.write(data)
 
     def forget(self, batch: int) -> None:
-        """The batch is to be written, perhaps again."""
+        """Forget a batch, as it is going to be written, possibly again."""
         self._records.pop(batch, None)
         for name in self.layout.growing:
             self._ends.pop((name, batch), None)
-        # (Of an array that grows there may be more, of an earlier run, than are known.)
+        # An array that grows may have further files, from an earlier run.
         folders = [self.root / name / "c" / str(batch) for name in self.layout.growing]
         more = [x for folder in folders for x in folder.rglob("*") if x.is_file()]
         known = [_record_file(batch), *itertools.chain(*self.layout.files(batch, 0))]
@@ -232,9 +239,9 @@ class StoreFiles(WrapperStore):
             file.unlink(missing_ok=True)
 
     def keep(self, batch: int, lost: bool, most: int) -> None:
-        """Of a batch whose chunks are written: have it recorded, now or soon.
+        """Have the record of a batch written, now or soon; the batch's chunks are written already.
 
-        **Arguments:** `most`: how many events a trajectory has at most.
+        **Arguments:** `most`: the largest number of events of a trajectory.
         """
         files = itertools.chain(*self.layout.files(batch, most))
         # (Zarr writes no chunk that has but the fill value.)
@@ -256,7 +263,7 @@ class StoreFiles(WrapperStore):
         self._free_at = time.monotonic() + (time.monotonic() - started) / _SHARE
 
     def sync(self, files: Iterable[str]) -> None:
-        """These, and the folders that they are in, are on the disk."""
+        """Wait until these files, and the folders that they are in, are on the disk."""
         paths = [Path(self.root, file) for file in files]
         above = {x for p in paths for x in p.parents if x.is_relative_to(self.root)}
         sync(paths)
@@ -272,7 +279,7 @@ def _joined(sums: Iterable[int]) -> int:
 
 
 def _end(path: Path) -> int:
-    """`_sum` of a file that is whole."""
+    """`_sum` of a file, assuming that it is whole."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -284,7 +291,8 @@ def _end(path: Path) -> int:
 
 
 def _sum(data: bytes) -> int:
-    """The size of a chunk's file, and the CRC-32C at its end; 1 where that isn't its."""
+    """The size of a chunk's file combined with the CRC-32C at its end; 1 where that CRC is
+    wrong."""
     if len(data) < 4 or google_crc32c.value(data[:-4]) != int.from_bytes(data[-4:], "little"):
         return 1
     return len(data) % 2**32 << 32 | int.from_bytes(data[-4:], "little")

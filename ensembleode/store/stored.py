@@ -1,4 +1,4 @@
-"""What a store holds: the arrays of an ensemble, and the solution made of them again."""
+"""The contents of a store: the arrays of an ensemble, and the solution that is made from them."""
 
 from typing import Any
 
@@ -20,35 +20,35 @@ from .kept_given import known_in
 
 
 class StoreError(EnsembleError):
-    """The store can't be used, or no longer; `solution` reads what is in it, if anything.
+    """The store can't be used, or can't be used any longer; `solution` reads its contents, if any.
 
-    - `differs`: where it is that of another ensemble, the names of what differs.
+    - `differs`: for a store of another ensemble, the names of the differences.
     """
 
     differs: tuple[str, ...] = ()
 
 
-# Of a trajectory in a chunk.
+# The number of events of a trajectory in a chunk.
 _EVENTS = 16
-# Before the names of what is within the steps of a state that is a pytree.
+# A prefix of the names of states within steps, for a state that is a pytree.
 _INNER = "inner."
-_DU = "du."  # (in stores of earlier versions)
+_DU = "du."  # in stores of earlier versions
 
 
 def as_kept(outcome: Outcome, plan: Plan) -> Outcome:
-    """What a store keeps of an outcome: its events are those of a solution."""
+    """An outcome as a store keeps it; its events are those of a solution."""
     return outcome._replace(rerun=None, events=events_of(outcome, plan))
 
 
 def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
-    """`as_kept` of one trajectory's abstract values."""
+    """`as_kept`, for the abstract outcome of one trajectory."""
     kept: Outcome = jax.eval_shape(lambda x: as_kept(x, plan), outcome)
     return kept
 
 
 def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
-    """The variables, in the order of the leaves of what is kept; and how outputs are put together
-    from them."""
+    """The variables, in the order of the leaves that are kept; and the description of how outputs
+    are put together from them."""
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)
     tree = described(outcome.u, "") if kind == "outputs" or of_states else None
@@ -92,10 +92,11 @@ def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Var
 
 
 def events_described(events: Events | None, variables: list[Variable], room: int) -> Any:
-    """In JSON, what a store keeps of events: how their states are put together, which `variables`
-    are as long as trajectories need, and how much of these is in a chunk; None where it keeps none.
+    """The description of events in JSON: how their states are put together, which `variables`
+    become as long as trajectories need, and how many events are in a chunk. None where no events
+    are kept.
 
-    **Raises:** `TypeError` for what a store can't keep.
+    **Raises:** `TypeError` for states that can't be stored.
     """
     if events is None:
         return None
@@ -105,11 +106,11 @@ def events_described(events: Events | None, variables: list[Variable], room: int
 
 
 def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -> EnsembleSolution:
-    """What is in the group of a store.
+    """The solution in the group of a store.
 
     **Arguments:**
 
-    - `kept`: what the store says of itself; `whole`: whether all batches are there.
+    - `kept`: the attributes of the store; `whole`: whether all batches are there.
     """
 
     def lazily(name):

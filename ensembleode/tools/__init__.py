@@ -1,2 +1,2 @@
-"""What goes with the library besides solving: `doctor`, `bench`, citations, the check of columns
-and the report of kernels. A module each."""
+"""Tools beside solving: `doctor`, `bench`, citations, the check of columns and the report of
+kernels, each in its own module."""

@@ -1,4 +1,4 @@
-"""How fast ensembles are solved on this computer."""
+"""Measures how fast ensembles are solved on this computer."""
 
 import time
 from typing import Any
@@ -13,8 +13,8 @@ from ..solving import solve
 
 
 def rows(trajectories: int, repeats: int) -> list[dict[str, Any]]:
-    """Of each ensemble algorithm: seconds of the first call (it compiles) and of the best one
-    after it, and trajectories a second."""
+    """For each ensemble algorithm: the seconds of the first call, which compiles, and of the
+    fastest later call; and the trajectories per second."""
     algorithms = [EnsembleSerial(), EnsembleColumns(), EnsembleGPUArray()]
     if jax.default_backend() == "cpu":
         algorithms.append(EnsembleThreads())

@@ -1,4 +1,4 @@
-"""`citation`: what to cite for a solve."""
+"""`citation`: the works to cite for a solve."""
 
 import functools
 import re
@@ -10,17 +10,17 @@ from ..solution import EnsembleSolution, ODESolution
 
 
 def citation(sim: Any) -> str:
-    """BibTeX of the methods that a solve used.
+    """BibTeX entries for the methods that a solve used.
 
-    The software, the solver, the engine (with the step-size control, where that is its own), and
-    the adjoint (for those who differentiate), each under a comment that says what it is for.
+    These are the software, the solver, the engine (and its step-size control, where that is its
+    own), and the adjoint (for those who differentiate), each under a comment that says what it is
+    for.
 
-    **Arguments:** `sim`: what [`solve`][ensembleode.solve] returned, an
-    [`EnsembleSolution`][ensembleode.EnsembleSolution] or an
-    [`ODESolution`][ensembleode.ODESolution].
+    **Arguments:** `sim`: the [`EnsembleSolution`][ensembleode.EnsembleSolution] or
+    [`ODESolution`][ensembleode.ODESolution] that [`solve`][ensembleode.solve] returned.
 
-    **Raises:** `TypeError` for anything else, or a solution that was made inside of an
-    `output_func`, which doesn't know its engine.
+    **Raises:** `TypeError` for anything else, or for a solution made inside of an `output_func`,
+    which doesn't know its engine.
 
     >>> import ensembleode as eo
     >>> sol = eo.solve(eo.ODEProblem(lambda u, p, t: -u, 1.0, (0.0, 1.0)), eo.Vern7())
@@ -50,13 +50,13 @@ def citation(sim: Any) -> str:
 
 @functools.cache
 def _entries() -> dict[str, str]:
-    """The BibTeX entry of each key."""
+    """The BibTeX entries by their keys."""
     text = (resources.files("ensembleode.tools") / "references.bib").read_text()
     entries = re.findall(r"^(@\w+{(\w+),.*?^}$)", text, re.MULTILINE | re.DOTALL)
     return {key: entry + "\n" for entry, key in entries}
 
 
-# Our engines bring their own first step (hairer1993) and step-size controller.
+# This library's engines have their own first step (hairer1993) and step-size controller.
 _ENGINES = {
     "compiled": ["hairer1993", "gustafsson1991"],
     "lanes": ["hairer1993", "gustafsson1991"],

@@ -1,4 +1,4 @@
-"""Whether the columns of a matrix-valued ODE are independent of each other."""
+"""Checks whether the columns of a matrix-valued ODE are independent of each other."""
 
 import functools
 
@@ -13,12 +13,13 @@ from ..problem import ODEProblem
 
 
 class ColumnReport(eqx.Module):
-    """What [`check_columns`][ensembleode.check_columns] found; true when they are independent.
+    """The result of [`check_columns`][ensembleode.check_columns]; true when the columns are
+    independent.
 
     - `coupled`: None, or a pair `(i, j)`: column j of `f` depends on column i of `u`.
-    - `leak`: how strongly: the largest derivative across columns met, relative to the largest
-        within.
-    - `states`: how many states were probed.
+    - `leak`: the strength of the coupling: the largest derivative across columns that was found,
+        relative to the largest one within columns.
+    - `states`: the number of states that were probed.
     """
 
     coupled: tuple[int, int] | None
@@ -43,20 +44,20 @@ def check_columns(
 ) -> ColumnReport:
     """Check that the columns of a matrix-valued problem do not influence each other.
 
-    A matrix `u0` batches trajectories within one ODE only if `f` treats its columns (the last
-    axis) independently. Here groups of columns are perturbed by random directions, in
-    Jacobian-vector products at the initial state and at random ones: a column outside the group
-    that responds is coupled. Groups by the binary digits of the column number separate every
-    pair of columns, so the cost is about `2 log2(columns)` products a state.
+    A matrix `u0` batches trajectories within one ODE only if `f` treats its columns (the last axis)
+    independently. To check this, groups of columns are perturbed in random directions, by
+    Jacobian-vector products at the initial state and at random states. A column outside of the
+    group that responds is coupled. Groups by the binary digits of the column number separate every
+    pair of columns, so the cost is about `2 log2(columns)` products for each state.
 
     **Arguments:**
 
-    - `prob`: a problem whose `u0` has two axes or more; the last one counts columns.
-    - `states`: how many random states and times to probe beside the initial ones.
-    - `key`: a JAX PRNG key for them.
+    - `prob`: a problem whose `u0` has at least two axes; the last one is that of the columns.
+    - `states`: the number of random states and times to probe, besides the initial ones.
+    - `key`: a JAX PRNG key for these.
 
     **Returns:** a [`ColumnReport`][ensembleode.ColumnReport], true when no coupling was found.
-    Couplings that show in no derivative at these states (behind a `jnp.where`, say) are not
+    Couplings that show in no derivative at these states (behind a `jnp.where`, for example) are not
     found.
 
     **Raises:** `ValueError` when `u0` has no columns, or `f` is not finite at the initial state.
@@ -127,7 +128,7 @@ def _groups(columns: int):
 
 
 def _bisect(response, sources, target, columns, dtype) -> int:
-    """Which one of `sources` the column `target` responds to most."""
+    """The one of `sources` to which the column `target` responds most."""
     while len(sources) > 1:
         halves = np.array_split(sources, 2)
         masks = [jnp.zeros(columns, dtype).at[half].set(1) for half in halves]

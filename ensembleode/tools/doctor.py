@@ -1,4 +1,4 @@
-"""What of this installation runs, what doesn't, and what to do about it."""
+"""Reports which parts of this installation work, which don't, and what to do about it."""
 
 import collections
 import importlib.metadata
@@ -14,7 +14,7 @@ from ..ground import cpu_devices
 
 
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
-# By extra: what it is for, and the modules that it has.
+# For each extra, what it is for, and its modules.
 EXTRAS = {
     "dask": ("EnsembleDistributed", ("distributed", "cloudpickle", "flatbuffers")),
     "store": ("solve(..., store=)", ("zarr", "xarray", "filelock")),
@@ -29,8 +29,8 @@ EXTRAS = {
 
 
 def report() -> dict[str, Any]:
-    """What there is, by name: `versions`, `devices`, `threads`, `x64`, `extras`, `julia`, `gpu`;
-    and `problems`, each with its `remedy`."""
+    """The state of the installation by name: `versions`, `devices`, `threads`, `x64`, `extras`,
+    `julia`, `gpu`; and `problems`, each with its `remedy`."""
     problems: list[dict[str, str]] = []
 
     def problem(what: str, remedy: str) -> None:
@@ -84,7 +84,8 @@ def _threads(problem: Any) -> dict[str, int]:
 
 
 def _extras() -> dict[str, dict[str, Any]]:
-    """No problem where they aren't there: one installs those that one needs."""
+    """The extras. It is no problem if they aren't installed: one installs only those that one
+    needs."""
     return {
         name: {"for": what, "missing": [m for m in modules if not _importable(m)]}
         for name, (what, modules) in EXTRAS.items()
@@ -99,7 +100,7 @@ def _importable(module: str) -> bool:
 
 
 def _julia() -> dict[str, str | None]:
-    """Not a problem where it isn't there: few need it."""
+    """The Julia engine. It is no problem if it isn't installed: few need it."""
     from ..engines.julia import environment
 
     status = environment.status()

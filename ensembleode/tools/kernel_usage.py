@@ -1,4 +1,4 @@
-"""What the kernels of a solve take on a GPU, without one."""
+"""The registers and memory that the kernels of a solve take on a GPU; no GPU is needed."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -17,19 +17,21 @@ from ..problem import EnsembleProblem, ODEProblem
 from ..solvers import Tsit5
 
 
-# What a GPU since compute capability 7.0 has in each multiprocessor, and a thread may have at most.
+# The registers and threads of a multiprocessor since compute capability 7.0, and the most registers
+# of a thread.
 _REGISTERS, _THREADS, _MOST = 65536, 2048, 255
-# A few numbers are kept elsewhere at no cost to speak of.
+# The bytes that may be spilled at practically no cost.
 _FEW = 64
 
 
 class KernelReport(NamedTuple):
-    """What [`kernel_report`][ensembleode.kernel_report] found.
+    """The result of [`kernel_report`][ensembleode.kernel_report].
 
-    - `arch`: the architecture compiled for, as "sm_90".
-    - `solve`, `pull_back`: what a thread takes of the kernel that solves, and of the one that pulls
-        cotangents back (None with `ForwardDiffSensitivity()`): `registers` of 32 bits, and bytes
-        of `spill_stores`, `spill_loads` and of `stack`, the memory for what is not in registers.
+    - `arch`: the architecture compiled for, such as "sm_90".
+    - `solve`, `pull_back`: what a thread takes in the kernel that solves, and in the one that pulls
+        cotangents back (None with `ForwardDiffSensitivity()`): the number of 32-bit `registers`,
+        and the bytes of `spill_stores`, `spill_loads` and of `stack`, the memory for what is not in
+        registers.
     """
 
     arch: str
@@ -38,7 +40,7 @@ class KernelReport(NamedTuple):
 
     @property
     def kernels(self) -> dict[str, Usage]:
-        """Those there are, by name."""
+        """The kernels that exist, by name."""
         found = {"solve": self.solve, "pull_back": self.pull_back}
         return {name: usage for name, usage in found.items() if usage is not None}
 
@@ -53,8 +55,9 @@ class KernelReport(NamedTuple):
 
 
 def resident(usage: Usage) -> int:
-    """How many threads of a kernel a multiprocessor runs at a time, as far as registers go."""
-    # They are given out in units of eight to each thread.
+    """The number of threads of a kernel that a multiprocessor runs at a time, as far as registers
+    allow."""
+    # Registers are allocated to each thread in units of eight.
     each = -(-max(usage.registers, 1) // 8) * 8
     blocks = min(_REGISTERS // (each * BLOCK), _THREADS // BLOCK)
     return blocks * BLOCK
@@ -74,23 +77,26 @@ def kernel_report(
     sensealg: Any = None,
     arch: str | None = None,
 ) -> KernelReport:
-    """Compile what [`EnsembleGPUKernel`][ensembleode.EnsembleGPUKernel] would run, and say what it
-    takes; no GPU is needed, but ptxas, NVIDIA's assembler (`pip install nvidia-cuda-nvcc`).
+    """Compile the kernels that [`EnsembleGPUKernel`][ensembleode.EnsembleGPUKernel] would run, and
+    report what they take. No GPU is needed, but ptxas, NVIDIA's assembler
+    (`pip install nvidia-cuda-nvcc`).
 
-    A kernel that keeps everything in registers, and few of them, is fast: the fewer, the more
-    threads hide each other's waiting. One that spills is a matter for measurement: `float32`, or
-    EnsembleGPUArray, may be faster.
+    A kernel that keeps everything in registers, and needs few of them, is fast: the fewer
+    registers, the more threads hide each other's latency. If a kernel spills, measure whether
+    `float32` or EnsembleGPUArray is faster.
 
     **Arguments:**
 
-    - `prob`, `alg` and the options: as for [`solve`][ensembleode.solve]. Which parameters differ by
-        trajectory counts, so give the ensemble.
+    - `prob`, `alg` and the options: those of [`solve`][ensembleode.solve]. It matters which
+        parameters differ between trajectories, so pass the ensemble.
     - `arch`: the architecture, such as "sm_80" (A100), "sm_90" (H100, H200) or "sm_100" (B200); by
         default that of this machine's GPU, or else "sm_90".
 
     **Returns:** a [`KernelReport`][ensembleode.KernelReport].
 
-    **Raises:** `ValueError` for what has no kernel, naming it; `PtxasError` without ptxas.
+    **Raises:** `ValueError` for a problem or option that has no kernel, naming it; `PtxasError`
+    without ptxas.
+
     **Warns** where more than 64 bytes are spilled.
     """
     options = among(locals())

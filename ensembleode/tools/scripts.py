@@ -1,4 +1,4 @@
-"""Functions of users' scripts, by name: "script.py:function" or "package.module:function"."""
+"""Functions of users' scripts by name: "script.py:function" or "package.module:function"."""
 
 import contextlib
 import importlib
@@ -13,11 +13,12 @@ from typing import Any
 
 
 class ScriptError(Exception):
-    """What is named isn't there, or isn't what it should be."""
+    """The script or function with this name doesn't exist, or isn't what it should be."""
 
 
 def split(name: str) -> tuple[str, str]:
-    """The script, or module, and the function; else `ScriptError`."""
+    """The script (or module) and the function in a name. **Raises:** `ScriptError` for another
+    form."""
     source, colon, function = name.rpartition(":")
     if not (source and colon and function.isidentifier()):
         raise ScriptError(
@@ -35,7 +36,8 @@ def split(name: str) -> tuple[str, str]:
 
 
 def loaded(source: str, function: str) -> Callable:
-    """**Raises:** `ScriptError` where there is none, and whatever the script raises."""
+    """The function of a script. **Raises:** `ScriptError` where there is none, and any exception of
+    the script."""
     found = named(source, function)
     if not callable(found):
         raise ScriptError(f"{source} has no function {function}.")
@@ -43,7 +45,7 @@ def loaded(source: str, function: str) -> Callable:
 
 
 def in_users_code(error: BaseException) -> bool:
-    """Whether it came up in code of the user's: that should be seen where."""
+    """Whether an error was raised in the user's code, so that its traceback should be shown."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(not _is_installed(frame.f_code.co_filename) for frame, _ in frames)
 
@@ -61,9 +63,10 @@ def _is_installed(file: str) -> bool:
 
 
 def named(source: str, name: str) -> Any:
-    """What a script, or module, calls that, None for nothing; or what the script raises."""
+    """The object with this name in a script or module, or None. **Raises:** any exception of the
+    script."""
     if source.endswith(".py"):
-        # What is next to a script can be imported, as when it is run.
+        # Modules next to a script can be imported, as when the script is run.
         sys.path.insert(0, os.path.dirname(source))
         script = f"_script_{pathlib.Path(source).stem}"
         spec = importlib.util.spec_from_file_location(script, source)
@@ -71,10 +74,10 @@ def named(source: str, name: str) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[script] = module
-        with contextlib.suppress(ImportError):  # (then there are no workers, either)
+        with contextlib.suppress(ImportError):  # without cloudpickle there are no workers, either
             import cloudpickle
 
-            # Functions of a script go to workers as they are: nobody there has such a module.
+            # The functions of a script are sent to workers by value, since workers can't import it.
             cloudpickle.register_pickle_by_value(module)
         spec.loader.exec_module(module)
     else:

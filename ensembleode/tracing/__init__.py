@@ -1,7 +1,9 @@
-"""From Python functions to programs: what a user's function computes, apart from the numbers that
-it computes with.
+"""From Python functions to programs: the computation of a user's function, apart from the numbers
+that it computes with.
 
 - `program.py`: a traced function as a hashable program, and the arrays that it closes over.
-- `purity.py`: whether a function computes the same whenever it is called.
-- `field_errors.py`: what is wrong with an `f` that can't be traced.
+- `purity.py`: whether a function computes the same each time it is called.
+- `field_errors.py`: explains why an `f` can't be traced.
+- `pulses.py`: whether a field switches at some time. `written_numbers.py`: numeric literals as
+    constants of a program.
 """

@@ -1,4 +1,4 @@
-"""What is wrong with an `f` that can't be traced, and what to write instead."""
+"""Explains why an `f` can't be traced, and what to write instead."""
 
 import inspect
 import re
@@ -19,12 +19,12 @@ _IN_PLACE = (
 
 
 class NeedsNumber(TypeError):
-    """`f` decides by an integer or a boolean of `p`, which is traced."""
+    """`f` branches on an integer or a boolean of `p`, which is traced."""
 
 
 def check_signature(f: Callable, name: str = "f") -> None:
     """**Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
-    are named as SciPy's and diffrax's are."""
+    have the names of SciPy's or diffrax's."""
     call = "f(u, p, t) -> du" if name == "f" else f"{name}(u, p, t)"
     right = f"{name} must take the state, the parameters and the time, in this order: {call}"
     try:
@@ -59,11 +59,11 @@ def check_signature(f: Callable, name: str = "f") -> None:
 
 
 def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
-    """The error to raise in place of one that came while `f` was traced: the same one where there
-    is nothing to add.
+    """The error to raise in place of one that was raised while `f` was traced: the same error, if
+    there is nothing to add.
 
-    **Arguments:** `p`: the parameters; `leaf_paths`: of their numbers, in order, each with its path
-    in `p`.
+    **Arguments:** `p`: the parameters; `leaf_paths`: the numbers in `p` in order, each with its
+    path.
     """
     text = str(error)
     first_line = text.partition("\n")[0]
@@ -95,7 +95,7 @@ def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
 
 
 def is_whole(x: Any) -> bool:
-    """Whether this is an integer or a boolean of Python, or of NumPy."""
+    """Whether `x` is an integer or a boolean of Python or NumPy."""
     return isinstance(x, bool | int | np.integer | np.bool_)
 
 
@@ -105,7 +105,7 @@ def _is_whole_array(x: Any) -> bool:
 
 
 def _python_numbers(text: str, leaf_paths: list) -> str:
-    """Those leaves of p that are whole numbers and that JAX's error is about."""
+    """The leaves of p that are integers and that JAX's error is about, as text."""
     found = [int(i) for i in re.findall(r"\ba\[1\]\[(\d+)\]", text)]
     names = []
     for i in found:

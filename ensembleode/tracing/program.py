@@ -24,7 +24,7 @@ from jax.extend import source_info_util
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
-# What Python code that can't be traced raises.
+# The exceptions of Python code that can't be traced.
 NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -66,27 +66,27 @@ class Program:
     def depends_on(
         self, inputs: Sequence[bool], constants: Sequence[bool] | None = None
     ) -> list[bool]:
-        """Which flat outputs depend on the flat inputs, and the constants, marked True."""
+        """Which flat outputs depend on those flat inputs, and constants, that are marked True."""
         constants = [False] * len(self.jaxpr.constvars) if constants is None else constants
         return _dependence(self.jaxpr, [*constants, *inputs])
 
     def deciding(self) -> list[bool]:
-        """Which flat inputs, constants first, decide what is computed: those that a predicate of
-        `lax.cond`, a `while` loop or an index depends on."""
+        """Which flat inputs, constants first, decide what is computed: those on which a predicate
+        of `lax.cond`, a `while` loop or an index depends."""
         count = len(self.jaxpr.constvars) + len(self.jaxpr.invars)
         _, deciding = _deciding(self.jaxpr, [1 << i for i in range(count)])
         return [bool(deciding >> i & 1) for i in range(count)]
 
 
 def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]:
-    """Trace `fn(*args)`, hoisting what it closes over.
+    """Trace `fn(*args)`; arrays that it closes over become constants.
 
     **Arguments:**
 
     - `fn`: a function of pytrees of arrays.
     - `args`: example arguments (arrays, tracers, Python numbers or `ShapeDtypeStruct`s).
     - `rules`: whether equality must also cover the derivative rules of `jax.custom_jvp` and
-        `jax.custom_vjp` functions that `fn` calls. Needed when the program will be
+        `jax.custom_vjp` functions that `fn` calls. This is needed when the program will be
         differentiated.
 
     **Returns:** the program, and the list of its constants.
@@ -95,27 +95,28 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
     # A fresh function each time: make_jaxpr caches by identity, and what a function closes
     # over may have been rebound since the last call.
-    def called(*a):  # (the name is that of arguments in errors of JAX)
+    def called(*a):  # the name `a` is used in JAX's error messages
         try:
             return fn(*a)
         except NOT_TRACEABLE as e:
-            # (JAX would take milliseconds to shorten its traceback, and another way may be left.)
+            # JAX would take milliseconds to shorten its traceback, although another way may be
+            # found.
             failed.append(e)
 
     closed, out_shape = jax.make_jaxpr(called, return_shape=True)(*args)
     if failed:
-        raise failed.pop()  # (in no circle: what it holds goes with it)
+        raise failed.pop()  # so that no cycle keeps alive what the error refers to
     if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
-        # The user's own inner jit closed over arrays: inlining it turns them into inputs.
+        # An inner jit of the user's closed over arrays: inlining it turns these into inputs.
         inline = functools.partial(evaluated, closed, instead=inlined)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
-    # (No constant has its value with it: a program would keep it alive.)
+    # Constants have no values, since a program would keep the values alive.
     jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
     return program_of(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts)
 
 
 def program_of(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
-    """**Arguments:** `rules`: as of `trace`."""
+    """The program of a jaxpr. **Arguments:** `rules`: see `trace`."""
     key = _jaxpr_key(jaxpr)
     if rules:
         calls = list(_custom_calls(jaxpr))
@@ -124,13 +125,13 @@ def program_of(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
     return Program(jaxpr, out_tree, key)
 
 
-# Since JAX 0.11 constants are those that have a value with them.
+# Since JAX 0.11, the constants of a jaxpr are stored with their values.
 _CONSTANTS_HAVE_VALUES = "consts" in inspect.signature(jex.Jaxpr).parameters
 
 
 def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jaxpr:
-    """The same computation, with these of its variables as constants, without their values, and
-    these as inputs."""
+    """The same computation, with some of its variables as constants (without their values), and
+    others as inputs."""
     values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
     return jaxpr.replace(constvars=constants, invars=inputs, **values)
 
@@ -163,7 +164,7 @@ def is_tracer(x: Any) -> bool:
 
 def being_staged() -> bool:
     """Whether we are inside a `jax.jit` (where even constants become tracers)."""
-    return is_tracer(jax.device_put(np.float32(0)))  # (which compiles nothing)
+    return is_tracer(jax.device_put(np.float32(0)))  # this compiles nothing
 
 
 #
@@ -188,7 +189,7 @@ def _dependence(jaxpr: jex.Jaxpr, marks: Sequence[bool]) -> list[bool]:
     return [is_marked(v) for v in jaxpr.outvars]
 
 
-# Where the operands begin that are indices, and where they end.
+# The range of the operands that are indices.
 _INDICES = {
     "dynamic_slice": slice(1, None),
     "dynamic_update_slice": slice(2, None),
@@ -198,9 +199,10 @@ _INDICES = {
 
 
 def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
-    """The sets (as bits) of inputs that each output depends on, and of those that decide.
+    """For each output the set of inputs (as bits) that it depends on, and the set of inputs that
+    decide what is computed.
 
-    Where it is not worth telling apart, an output depends on all operands of its equation.
+    Where it isn't worthwhile to distinguish, an output depends on all operands of its equation.
     """
     depends = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
     deciding = 0
@@ -232,7 +234,7 @@ def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
     return [0 if isinstance(v, jex.Literal) else depends[v] for v in jaxpr.outvars], deciding
 
 
-# What does nothing but to evaluate its jaxpr.
+# Primitives that only evaluate their jaxpr.
 _CALLS = ("jit", "remat2", "checkpoint", "custom_jvp_call")
 
 
@@ -249,8 +251,8 @@ def _nested_consts(eqn) -> bool:
 
 
 def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) -> list:
-    """A jaxpr (closed or not) equation by equation, each bound as it is unless `instead(eqn, ins)`
-    computes its outputs, and not None."""
+    """Evaluate a jaxpr (closed or not) equation by equation. An equation is bound as it is, unless
+    `instead(eqn, ins)` returns outputs for it."""
     consts = consts or getattr(jaxpr, "consts", ())
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -272,7 +274,8 @@ def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) 
 
 
 def inlined(eqn: Any, ins: Sequence) -> list | None:
-    """What an inner jit computes that closed over arrays, for `evaluated`."""
+    """For `evaluated`: the outputs of an inner jit that closed over arrays; None for other
+    equations."""
     if _nested_consts(eqn):
         inner = eqn.params["jaxpr"]
         return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
@@ -285,7 +288,8 @@ def inlined(eqn: Any, ins: Sequence) -> list | None:
 
 
 class _Identity:
-    """Keys an unhashable object by identity, and keeps it alive so that its id stays its own."""
+    """A hashable stand-in for an unhashable object, compared by identity. It keeps the object
+    alive, so that no other object gets its id."""
 
     __slots__ = ("obj",)
 
@@ -341,7 +345,7 @@ def _value_key(value: Any) -> Any:
         hash(value)
     except TypeError:
         return _Identity(value)
-    # 1 == 1.0 == True in Python, and not in a program.
+    # 1 == 1.0 == True in Python, but these are different constants in a program.
     return type(value), value
 
 
@@ -360,12 +364,13 @@ def _array_key(value: Any) -> tuple:
 
 
 def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
-    """The equations that call a function with derivative rules of its own, at any depth."""
+    """The equations that call functions with their own derivative rules, at any depth."""
     return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in _CUSTOM_RULES)
 
 
 def equations(jaxpr: Any) -> Iterator:
-    """The equations of a jaxpr (closed or not), at any depth, each before those within it."""
+    """The equations of a jaxpr (closed or not) at any depth, each before the equations inside
+    it."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         yield eqn
         for inner in filter(is_jaxpr, params_of(eqn)):
@@ -373,13 +378,13 @@ def equations(jaxpr: Any) -> Iterator:
 
 
 def params_of(eqn: Any) -> list:
-    """Those of an equation, the jaxprs among them (closed or not) as they are."""
+    """The parameters of an equation, in which jaxprs (closed or not) are leaves."""
     return jtu.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
 
 
 def scan_parts(eqn: Any) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are carried. (What is scanned over,
-    or stacked, has one more axis outside than inside.)"""
+    """How many operands of a scan are constants, and how many are carried. Arrays that are scanned
+    over, or stacked, have one more axis outside than inside."""
 
     def same(outside: Any, inside: Any) -> int:
         pairs = zip(outside, inside, strict=True)
@@ -395,9 +400,9 @@ def is_jaxpr(x: Any) -> bool:
 
 
 def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
-    """What the derivative rule of a call computes in forward mode.
+    """The forward-mode derivative rule of a call, as a jaxpr.
 
-    **Raises:** whatever a rule raises that refuses.
+    **Raises:** the exception of a rule that raises one.
     """
 
     def pushed(args, tangents):
@@ -408,7 +413,7 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
 
 
 def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
-    """What the derivative rule of a call computes in reverse mode, as `tangents_of`."""
+    """The reverse-mode derivative rule of a call, as a jaxpr; raises as `tangents_of` does."""
 
     def pullback(args, cotangents):
         call, diff = _of_inexact(eqn, args)
@@ -419,7 +424,8 @@ def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
 
 
 def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
-    """A call as a function of those of its arguments that it has derivatives by; and these."""
+    """A call as a function of those arguments that it has derivatives with respect to; and these
+    arguments."""
 
     def call(*inexact):
         rest = iter(inexact)
@@ -438,18 +444,19 @@ def is_inexact(x: Any) -> bool:
 
 
 def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
-    """What the derivative rule of a call computes, and the rules in that.
+    """A key for the derivative rule of a call, and for the rules inside that.
 
-    A rule usually calls the function itself again; `above` is where that ends.
+    A rule usually calls the function itself again; `above` has the calls at which the recursion
+    ends.
     """
     primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
     if primal in above:
         return primal
-    # (The reverse of a forward rule follows from it, and takes twice as long.)
+    # The reverse mode of a forward rule follows from it, and takes twice as long to trace.
     forward = eqn.primitive.name == "custom_jvp_call"
     try:
         rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
     except Exception as e:
-        return primal, type(e), str(e)  # a rule that refuses
+        return primal, type(e), str(e)  # the rule raises
     rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(rule.jaxpr))
     return _value_key(rule), rules

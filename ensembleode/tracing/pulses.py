@@ -1,4 +1,4 @@
-"""Whether a function of time switches at some of it, as its traced program shows."""
+"""Whether a function switches at some time, according to its traced program."""
 
 import functools
 from typing import Any
@@ -8,28 +8,28 @@ import jax.extend.core as jex
 from .program import is_jaxpr, params_of, Program
 
 
-# What is compared, or rounded, to a number that jumps.
+# Primitives that compare or round, so that their results jump.
 _SWITCHES = ("lt", "le", "gt", "ge", "floor", "ceil", "round", "rem", "sign")
-# What calls a jaxpr with its operands as they are.
+# Primitives that call a jaxpr with their own operands.
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
 
-# Marks of what depends on the time, and of what depends on the state.
+# Marks for numbers that depend on the time, and for numbers that depend on the state.
 _TIME, _STATE = 1, 2
 
 
 @functools.lru_cache(maxsize=256)
 def switches_in_time(field: Program) -> bool:
     """Whether a program `(consts, u, p, t)` compares the time with something, or takes a remainder
-    of it, whatever the state is: a pulse, a switch, a table of them. (What the state decides, too,
-    is at no time that is known.)"""
+    of it, independently of the state: a pulse, a switch, a table of these. (A switch that the state
+    also decides is at no known time.)"""
     jaxpr = field.jaxpr
     marks = [0] * len(jaxpr.constvars) + [_STATE, *[0] * (len(jaxpr.invars) - 2), _TIME]
     return _look(jaxpr, marks)[1]
 
 
 def _look(jaxpr: Any, marks: list[int]) -> tuple[list[int], bool]:
-    """The marks of the outputs, and whether something switches in time, from the marks of constants
-    and inputs."""
+    """The marks of the outputs, and whether something switches in time, from the marks of the
+    constants and inputs."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], marks, strict=True))
 
     def of(atom: Any) -> int:
@@ -47,7 +47,8 @@ def _look(jaxpr: Any, marks: list[int]) -> tuple[list[int], bool]:
             body = getattr(inner, "jaxpr", inner)
             n = len(body.constvars) + len(body.invars)
             given = ins[1:] if name == "cond" else ins
-            # (Of a loop the operands of the body are not told apart, but by its own.)
+            # The inputs of a loop's body are not told apart, unless they are the operands
+            # themselves.
             given = given if len(given) == n else [every] * n
             found, switches = _look(body, given)
             if switches:

@@ -1,8 +1,8 @@
-"""Whether a function that is traced computes the same whenever it is called.
+"""Whether a traced function computes the same each time it is called.
 
-What is traced is called once, for all trajectories and all times. Random numbers that are not
-JAX's, the clock, or a counter would so be frozen at one value. They show when the function is
-traced twice: the two programs differ in a number.
+A traced function is called once, for all trajectories and all times. Random numbers from elsewhere
+than JAX, the clock, or a counter would thereby be frozen at one value. They show when the function
+is traced twice, as the two programs then differ in a number.
 """
 
 import functools
@@ -27,30 +27,31 @@ _known_by_code: weakref.WeakSet = weakref.WeakSet()
 
 
 def numbers_in(program: Program, consts: Sequence, known: Sequence = ()) -> tuple:
-    """The primitives of a program and every number in it, to be compared with those of another
-    trace of the same function.
+    """The primitives of a program and all numbers in it, to be compared with those of another trace
+    of the same function.
 
-    Functions among the parameters (of a callback, say) are left out: each trace may make its own.
+    Functions among the parameters (such as a callback's) are left out, since each trace may make
+    its own.
     """
     return tuple(_numbers_of_jaxpr(program.jaxpr)), contents(consts, known)
 
 
 def contents(values: Sequence, known: Sequence = ()) -> tuple:
-    """What arrays hold now, of which another trace may write into one. Nothing is said of tracers,
-    and those that are `known` to stay as they are are not read."""
+    """The present contents of arrays, which another trace may overwrite. Tracers have no contents;
+    arrays that are `known` not to change are not read."""
     ids = {id(x) for x in known if isinstance(x, jax.Array)}
     return tuple(None if id(x) in ids else _content(x) for x in values)
 
 
 def random_state() -> tuple:
-    """That of the generators which NumPy and Python share among all callers (tracing by itself
-    draws from neither)."""
+    """The state of the generators that NumPy and Python share among all callers. (Tracing by itself
+    draws from neither.)"""
     state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     return random.getstate(), state["state"]["pos"], state["state"]["key"].tobytes()
 
 
 def owned(x: Any) -> Any:
-    """A NumPy array that nobody else holds, in place of one."""
+    """A copy of a NumPy array, which nobody else can change; anything else as it is."""
     is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0
     return np.array(x) if is_shared else x
 
@@ -61,7 +62,7 @@ def numbers_among(tree: Any) -> list:
 
 
 def check_once(fn: Callable, computes_the_same: Callable[[], bool], error: str) -> None:
-    """Check that `fn` computes the same again, the first time that its code is met.
+    """Check that `fn` computes the same when called again, the first time that its code is seen.
 
     **Raises:** `TypeError` with `error` where it does not.
     """
@@ -75,7 +76,7 @@ def check_once(fn: Callable, computes_the_same: Callable[[], bool], error: str) 
 
 
 def is_known(fn: Callable) -> bool:
-    """Whether a function of the same code has been found to compute the same each time."""
+    """Whether a function with the same code has been found to compute the same each time."""
     code = _code_of(fn)
     return code is not None and code in _known_by_code
 
@@ -110,11 +111,11 @@ def _content(x: Any) -> Any:
     if is_tracer(x):
         return "traced"
     if isinstance(x, jax.Array):
-        if not x.is_fully_addressable:  # held by several processes: none can read it
+        if not x.is_fully_addressable:  # several processes hold it, and none can read it all
             return "elsewhere"
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             x = jax.random.key_data(x)
     array = np.asarray(x)
     flat: Any = np.ascontiguousarray(array).reshape(-1)
-    # As bytes, since not every dtype of JAX (bfloat16) is one of Python's buffers.
+    # As bytes, since some dtypes of JAX (bfloat16) can't be Python buffers.
     return array.dtype, array.shape, hashlib.sha256(flat.view(np.uint8)).digest()

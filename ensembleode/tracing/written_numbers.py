@@ -1,7 +1,8 @@
-"""The numbers that are written in a program, taken out of it.
+"""The numeric literals of a program, turned into inputs.
 
-`f = lambda u, p, t: -0.7 * u` is another program for every number in it. Where code is no better
-for knowing one, it is an operand instead: so a scan over a Python number compiles once.
+`f = lambda u, p, t: -0.7 * u` is a different program for every number in it. Where compiled code
+gains nothing from knowing a number, the number becomes an operand. So a sweep over a Python number
+compiles once.
 """
 
 import functools
@@ -20,9 +21,10 @@ from .program import evaluated, is_jaxpr, params_of, Program, program_of, scan_p
 
 @functools.lru_cache(maxsize=256)
 def with_numbers_apart(program: Program) -> tuple[Program, list]:
-    """The same program (with derivative rules), whatever the numbers of its output's dtype that
-    are written in it; and what has them, a constant that comes after its own. (None, where no
-    number is taken out.) As integers of the same bits, nobody differentiates by them.
+    """The program (with derivative rules) without those literals that have the dtype of its output;
+    and a constant with their values, which comes after the program's own constants. The list is
+    empty where there is no such literal. The constant holds integers with the same bits, so that
+    nothing differentiates with respect to it.
     """
     dtype = np.dtype(program.out_avals[0].dtype)
     written = _written(program.jaxpr, dtype)
@@ -46,7 +48,8 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
 
 
 def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
-    """What an equation computes in which numbers are written, by what stands for them."""
+    """The outputs of an equation in which literals are replaced by the operands that stand for
+    them."""
     if written := _numbers_of(eqn, dtype):
         ins = [apart[written[i]] if i in written else x for i, x in enumerate(ins)]
         return [eqn.primitive.bind(*ins, **eqn.params)]
@@ -61,15 +64,17 @@ def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
     return _bound_again(eqn, ins, run)
 
 
-# More than fit into registers, and fewer than crowd out the parameters.
+# The largest number of literals that become operands: more than fit into registers, but not so many
+# that they crowd out the parameters.
 _MOST_APART = 32
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
 _WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
 
 
 def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
-    """The operands of an equation, by place, that are numbers which code is no better for knowing:
-    none that changes nothing, or makes a sum of a product, or a product of a quotient."""
+    """The operands of an equation, by index, that are literals from which compiled code gains
+    nothing. That excludes zero and the powers of two: a product with one is no operation, a product
+    with two is a sum, and a quotient by a power of two is a product."""
     if eqn.primitive.name not in _ARITHMETIC or dtype.kind != "f":
         return {}
     found = {i: np.asarray(x.val) for i, x in enumerate(eqn.invars) if isinstance(x, jex.Literal)}
@@ -78,7 +83,7 @@ def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
 
 
 def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
-    """Such numbers, each once, at any depth."""
+    """All such literals of a jaxpr, at any depth, each once."""
     found: dict[float, None] = {}
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         found |= _written_within(eqn, dtype) | dict.fromkeys(_numbers_of(eqn, dtype).values())
@@ -86,7 +91,7 @@ def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
 
 
 def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
-    """Those in what an equation calls, repeats or chooses from."""
+    """The literals inside of the jaxprs that an equation calls, repeats or chooses from."""
     if eqn.primitive.name not in _WITHIN:
         return {}
     if eqn.primitive.name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
@@ -96,7 +101,8 @@ def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
 
 
 def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
-    """A call, a loop or a branch of what `run(jaxpr, *args)` makes of the jaxprs in it."""
+    """The results of a call, a loop or a branch, with `run(jaxpr, *args)` in place of the jaxprs in
+    it."""
     params = eqn.params
     ins = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
 

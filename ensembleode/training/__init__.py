@@ -1,1 +1,1 @@
-"""Training: fits, data-parallel, and the losses of DiffEqFlux."""
+"""Training: data-parallel fits, and the loss functions of DiffEqFlux."""

@@ -1,4 +1,4 @@
-"""Where a fit goes on from: checkpoints by Orbax."""
+"""Checkpoints of a fit, from which it can go on; written by Orbax."""
 
 import dataclasses
 import errno
@@ -27,25 +27,27 @@ from .processes import from_first, is_first
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that can't be gone on from: of another model, or of another kind of run."""
+    """A checkpoint that a fit can't go on from: it is of another model, or of another kind of
+    run."""
 
 
 class Checkpoints(eqx.Module):
-    """Where checkpoints of a fit are, how often one is made, and how many are kept.
+    """Where the checkpoints of a fit are, how often one is made, and how many are kept.
 
     - `path`: the folder.
-    - `seconds`: how often one is made, besides at the end; a minute by default.
-    - `steps`: make one every so many steps instead.
-    - `keep`: how many of the last are kept, besides the one with the lowest loss.
-    - `allow_changes`: go on from a checkpoint of another loss or other data. What is best is then
-        looked for anew.
-    - `run_key`: a string that stands for the loss and the data, and is another whenever they
-        change. By default the loss is told apart by what JAX traces, and data by their numbers (of
-        files and iterables, the first): give it where an iterable begins otherwise each time, or
-        the loss calls Python functions that can't be compared.
+    - `seconds`: the time between two checkpoints, a minute by default; one more is made at the end.
+    - `steps`: the number of steps between two checkpoints, in place of `seconds`.
+    - `keep`: how many of the last checkpoints are kept, besides the one with the lowest loss.
+    - `allow_changes`: go on from a checkpoint even if the loss or the data have changed. The best
+        parameters are then determined anew.
+    - `run_key`: a string that identifies the loss and the data, and that you change whenever these
+        change. By default the loss is identified by the program that JAX traces, and the data by
+        their numbers (those of files and iterables by the first ones). Pass a `run_key` if an
+        iterable begins differently each time, or if the loss calls Python functions that can't be
+        compared.
 
-    Each is written whole or not at all (by Orbax), and holds no more than arrays: it can be read
-    on any number of devices.
+    Orbax writes each checkpoint as a whole or not at all. A checkpoint holds only arrays, so it can
+    be read on any number of devices.
     """
 
     path: str | os.PathLike = eqx.field(static=True)
@@ -64,8 +66,8 @@ class Checkpoints(eqx.Module):
 
 
 class Position(NamedTuple):
-    """How far a fit is in its data: `epoch` passes, and of the next so many batches and items,
-    whose losses' sum is `total`."""
+    """The position of a fit in its data: `epoch` complete passes; and the numbers of batches and of
+    items of the next pass, whose losses add up to `total`."""
 
     epoch: int = 0
     pieces: int = 0
@@ -77,7 +79,8 @@ class Position(NamedTuple):
 class Saved:
     """What a fit goes on from: a pytree of `state`, `best` and `losses`.
 
-    - `run`: what must be the same: the number of items, the key, the loss and the data.
+    - `run`: the properties that must not change: the number of items, the key, the loss and the
+        data.
     """
 
     state: Any
@@ -93,7 +96,7 @@ jtu.register_dataclass(Saved, ["state", "best", "losses"], ["best_loss", "step",
 
 
 class Folder:
-    """The checkpoints of one fit; no other may write to it meanwhile."""
+    """The folder with the checkpoints of one fit; no other fit may write to it at the same time."""
 
     def __init__(self, how: Checkpoints):
         try:
@@ -116,7 +119,7 @@ class Folder:
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(how.keep), best]),
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
-            create=False,  # with `active_processes` it can't
+            create=False,  # not possible together with `active_processes`
             multiprocessing_options=ocp.options.MultiprocessingOptions(
                 primary_host=only, active_processes={only}, barrier_sync_key_prefix=f"of{only}"
             ),
@@ -127,11 +130,12 @@ class Folder:
 
     @functools.cached_property
     def _manager(self) -> Any:
-        """(Made by who has the lock: it removes what is left of checkpoints that were cut off.)"""
+        """Orbax's manager; made only with the lock held, since it removes incomplete
+        checkpoints."""
         return self._ocp.CheckpointManager(self.path, options=self._options)
 
     def due(self, step: int) -> bool:
-        """Whether one should be made after this step."""
+        """Whether a checkpoint should be made after this step."""
         if self._how.steps is not None:
             return step % self._how.steps == 0
         return time.monotonic() - self._last >= self._how.seconds
@@ -146,7 +150,7 @@ class Folder:
                 loss = saved.best_loss if np.isfinite(saved.best_loss) else 1e308
                 whole = args.Composite(arrays=args.StandardSave(arrays), about=args.JsonSave(about))
                 self._manager.save(saved.step, args=whole, metrics={"loss": loss})
-        except Exception as e:  # whatever Orbax and TensorStore say of a file system
+        except Exception as e:  # any error of Orbax and TensorStore about the file system
             raise CheckpointError(
                 f"the checkpoint of step {saved.step} can't be written to {self.path}: "
                 f"{_first_line(e)}. Those before it are kept."
@@ -156,11 +160,12 @@ class Folder:
     def beginning(
         self, fresh: Saved, resume: bool, placed: Placement, identity: Callable[[], dict[str, Any]]
     ) -> tuple[Saved, set[str]]:
-        """What to go on from: the last checkpoint that can be read (by the first process for all),
-        or `fresh`; and which of the loss and the data, as `identity` gives them, are others now.
+        """What the fit goes on from: the last checkpoint that can be read (the first process reads
+        it for all), or `fresh`; and whether the loss or the data, as given by `identity`, have
+        changed.
 
-        **Raises:** `CheckpointError` where it is of another run, none can be read, or another fit
-        writes to the folder.
+        **Raises:** `CheckpointError` where the checkpoint is of another run, where none can be
+        read, or where another fit writes to the folder.
         """
         found: Any = None
         if is_first():
@@ -171,7 +176,7 @@ class Folder:
                     for step in self._manager.all_steps():
                         self._manager.delete(step)
                 found = self._newest(), fresh.run
-            except Exception as e:  # for the other processes, too
+            except Exception as e:  # passed on to the other processes, too
                 if jax.process_count() == 1:
                     raise
                 found = e
@@ -206,8 +211,9 @@ class Folder:
             )
 
     def _newest(self) -> tuple[dict, dict, pathlib.Path] | None:
-        """The last one that can be read. Those after it are damaged, and are set aside: only then,
-        as otherwise it may be the file system that can't be read, or this version can't."""
+        """The last checkpoint that can be read. Later ones, which are damaged, are set aside; but
+        only if one can be read, as otherwise the fault may be the file system's, or this
+        version's."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         damaged: dict[int, Exception] = {}
         for step in steps:
@@ -230,7 +236,7 @@ class Folder:
         return None
 
     def _set_aside(self, step: int, e: Exception) -> None:
-        """Out of the way of the one that will be written there."""
+        """Move a damaged checkpoint away from the place where the next one will be written."""
         place = self.path / str(step)
         names = (f"{step}.unreadable{'' if i == 0 else f'.{i}'}" for i in itertools.count())
         aside = next(x for x in (self.path / name for name in names) if not x.exists())
@@ -261,7 +267,8 @@ class Folder:
 
 
 def _flat(saved: Saved) -> tuple[dict, dict]:
-    """Its arrays, by name (Orbax takes none without elements), and what else it is."""
+    """The arrays of `saved` by name, without those that have no elements, as Orbax can't write
+    them; and everything else."""
     arrays = {name: np.asarray(raw(x)) for name, x in _named(saved)}
     about = {
         "arrays": {
@@ -321,7 +328,8 @@ def _named(saved: Saved) -> list[tuple[str, Any]]:
 
 
 def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[str]:
-    """Which of the loss and the data are not those of the checkpoint, as far as can be told."""
+    """Whether the loss or the data differ from those of the checkpoint, as far as that can be
+    known."""
     changed = {}
     before, loss = there.get("loss", {}), here["loss"]
     way = next(iter(loss))
@@ -343,8 +351,9 @@ def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether it may be said of what is on the disk, and not of reading it now."""
-    # (TensorStore has one class for all errors, and says of the operating system's that they are.)
+    """Whether an error says that the checkpoint on the disk is damaged, and not only that reading
+    failed."""
+    # TensorStore has one class for all errors; the texts of those of the operating system say so.
     if isinstance(error, FileNotFoundError):
         return True
     return not isinstance(error, OSError | MemoryError) and not any(

@@ -19,7 +19,7 @@ from .measured import as_numbers, check_finite
 
 
 def _on_support(shape: Callable) -> Callable:
-    """The kernel that is `shape(r)` up to r = 1, and zero beyond."""
+    """The kernel that is `shape(r)` for r up to 1, and zero beyond."""
     return lambda r: jnp.where(r <= 1, shape(jnp.minimum(r, 1)), 0)
 
 
@@ -27,7 +27,7 @@ def _of_distance(kernel: Callable) -> Callable:
     return lambda x: kernel(jnp.abs(x))
 
 
-# Of r = |time - time of the estimate| / width. Each but Silverman's integrates to one.
+# Functions of r = |time - time of the estimate| / width. All but Silverman's integrate to one.
 _KERNELS: dict[str, Callable] = {
     "epanechnikov": _on_support(lambda r: 3 / 4 * (1 - r**2)),
     "uniform": _on_support(lambda r: jnp.full_like(r, 1 / 2)),
@@ -37,20 +37,20 @@ _KERNELS: dict[str, Callable] = {
     "tricube": _on_support(lambda r: 70 / 81 * (1 - r**3) ** 3),
     "gaussian": lambda r: jnp.exp(-(r**2) / 2) / math.sqrt(2 * math.pi),
     "cosine": _on_support(lambda r: math.pi / 4 * jnp.cos(math.pi / 2 * r)),
-    # (exp(r) would overflow.)
+    # exp(r) would overflow.
     "logistic": lambda r: jnp.exp(-r) / (1 + jnp.exp(-r)) ** 2,
     "sigmoid": lambda r: 2 / math.pi * jnp.exp(-r) / (1 + jnp.exp(-r) ** 2),
-    # Silverman's own has r / sqrt(2) in the sine: its second moment is zero, and so is the matrix
-    # of a line fitted with it. This is DiffEqFlux's, whose second moment is not.
+    # DiffEqFlux's variant of Silverman's kernel. Silverman's own has r / sqrt(2) in the sine. Its
+    # second moment is zero, so that the matrix of a line fitted with it is singular.
     "silverman": lambda r: jnp.exp(-r / math.sqrt(2)) * jnp.sin(r / 2 + math.pi / 4) / 2,
 }
 KERNELS = {name: _of_distance(kernel) for name, kernel in _KERNELS.items()}
-# So many estimates at a time: memory is that of so many rows of weights.
+# The number of estimates made at a time, each of which takes the memory of a row of weights.
 _BATCH = 256
 
 
 class Collocation(NamedTuple):
-    """What [`collocate_data`][ensembleode.collocate_data] estimates: `du` and `u`,
+    """The estimates of [`collocate_data`][ensembleode.collocate_data]: `du` and `u`, both
     `[time, *state]`."""
 
     du: Array
@@ -62,36 +62,36 @@ def collocate_data(
 ) -> Collocation:
     r"""Estimate the derivatives of noisy data, and smooth it.
 
-    At each time a polynomial is fitted to the data around it by weighted least squares: a line,
+    At each time, polynomials are fitted to the data around it by weighted least squares: a line,
     whose value is the smoothed datum, and a parabola, whose slope is the derivative. So the values
-    of a linear function and the derivatives of a quadratic one come out exactly. With them the
-    parameters of an ODE can be found without solving it, by minimising the residual
-    `du - f(u, p, t)`: a quick start for a fit of the solution.
+    of a linear function and the derivatives of a quadratic function are exact. With these
+    estimates, the parameters of an ODE can be found without solving it, by minimising the residual
+    `du - f(u, p, t)`, which is a quick start for a fit of the solution.
 
-    Differentiable by `data` (in which it is linear), and, like everything here, it can be traced
-    and mapped. The dtype is that of the data.
+    The estimates are differentiable with respect to `data` (they are linear in it), and the
+    function can be traced and mapped. The dtype is that of the data.
 
     **Arguments:**
 
-    - `ts`: the times of the data, `[time]`, increasing; a time may come several times.
+    - `ts`: the times of the data, `[time]`, increasing; the same time may occur several times.
     - `data`: `[time, *state]`.
-    - `kernel`: how the weight falls with the distance in time. Zero beyond the bandwidth:
+    - `kernel`: how the weight falls with the distance in time. These are zero beyond the bandwidth:
         `"epanechnikov"`, `"uniform"`, `"triangular"`, `"quartic"`, `"triweight"`, `"tricube"`,
-        `"cosine"`. Positive everywhere: `"gaussian"`, `"logistic"`, `"sigmoid"`. Negative in
-        places: `"silverman"`, as it is in DiffEqFlux (Silverman's own can't be used: its second
-        moment is zero). Constant factors don't matter here.
-    - `bandwidth`: as a share of the time that the data spans, by default
-        $n^{-1/5} n^{-3/35} (\log n)^{-1/16}$ for $n$ data. That is wide: give less of it to data
-        with little noise that changes quickly, more where the estimate wiggles.
-    - `at`: the times to estimate at, `[m]`, by default `ts`. They may lie outside, as far as the
-        bandwidth reaches.
+        `"cosine"`. These are positive everywhere: `"gaussian"`, `"logistic"`, `"sigmoid"`.
+        `"silverman"` is negative in places; it is that of DiffEqFlux, since Silverman's own has a
+        second moment of zero and can't be used. Constant factors don't matter.
+    - `bandwidth`: as a fraction of the time that the data spans, by default
+        $n^{-1/5} n^{-3/35} (\log n)^{-1/16}$ for $n$ data. That is wide: choose a smaller one for
+        data with little noise that changes quickly, and a larger one where the estimate wiggles.
+    - `at`: the times to estimate at, `[m]`, by default `ts`. They may lie outside of the data, as
+        far as the bandwidth reaches.
 
     **Returns:** a pair `(du, u)` of arrays `[time, *state]`.
 
-    **Raises:** `ValueError` and `TypeError` for bad input. A `bandwidth` in which there are too few
-    data for a parabola (or, in floating-point numbers, as good as too few, or where negative
-    weights cancel the others) is a `ValueError` that says which would do; where it is traced, or
-    the times are, such estimates are NaN.
+    **Raises:** `ValueError` and `TypeError` for bad input. If a `bandwidth` contains too few data
+    for a parabola (or so few that rounding spoils it, or if negative weights cancel the others), a
+    `ValueError` says which bandwidth would do. Where the bandwidth or the times are traced, such
+    estimates are NaN instead.
 
     The method, and the default bandwidth, are those of Roesch, Rackauckas and Stumpf,
     "Collocation based training of neural ordinary differential equations", Statistical
@@ -127,7 +127,7 @@ def collocate_data(
         n = ts.shape[0]
         bandwidth = n ** (-1 / 5) * n ** (-3 / 35) * math.log(n) ** (-1 / 16)
     bandwidth = _as_bandwidth(bandwidth)
-    # Counted from their start, times of any calendar are exact enough.
+    # Counted from the first time, times of any calendar are represented accurately.
     ts, at, start = ts - ts[0], at - ts[0], ts[0]
     precision = np.promote_types(ts.dtype, jnp.finfo(data.dtype).dtype)
     precision = jax.dtypes.canonicalize_dtype(precision)
@@ -139,11 +139,11 @@ def collocate_data(
 
 
 def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
-    """What the data at each time counts in `du` and `u` at one, `[time]` each, and whether that is
-    so: by the polynomials 1, x - a and x^2 - b (x - a) - c that are orthogonal in the weighted sum
-    over the data."""
-    # (Kernels that are negative in places have no square roots, for a QR decomposition; and the
-    # normal equations would square the condition number.)
+    """The weights `[time]` of the data in the estimates `du` and `u` at the time `t`, and whether
+    the estimates are valid. They come from the polynomials 1, x - a and x^2 - b (x - a) - c, which
+    are orthogonal in the weighted sum over the data."""
+    # A QR decomposition would need square roots of the weights, which some kernels make negative;
+    # and the normal equations would square the condition number.
     x = (ts - t) / width
     w = KERNELS[kernel](x)
     one = jnp.ones_like(x)
@@ -154,7 +154,7 @@ def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
     b = jnp.sum(w * line * x**2) * per_line
     parabola = x**2 - b * line - c
     per_parabola, ok_parabola = _inverse_norm(w, parabola, x**2)
-    # At x = 0 the slopes are 0, 1 and -b, the values 1 and -a.
+    # At x = 0, the slopes of the polynomials are 0, 1 and -b, and the values 1 and -a.
     du = w * (line * per_line - b * parabola * per_parabola) / width
     u = w * (per_one - a * line * per_line)
     ok = ok_one & ok_line & ok_parabola
@@ -162,9 +162,9 @@ def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
 
 
 def _inverse_norm(w: Any, q: Any, leading: Any) -> tuple:
-    """One over the sum of `w q^2`, and whether it is a number to divide by: half of its digits
-    are left where `q` is what orthogonality left of its `leading` term, and a tenth of it is where
-    weights of both signs cancel."""
+    """One over the sum of `w q^2`, and whether that sum is accurate enough to divide by: half of
+    the digits have to be left after `q` was made orthogonal from its `leading` term, and a tenth of
+    the sum where weights of both signs cancel."""
     norm, uncancelled = jnp.sum(w * q**2), jnp.sum(jnp.abs(w) * q**2)
     digits = math.sqrt(jnp.finfo(norm.dtype).eps)
     ok = uncancelled > digits * jnp.sum(jnp.abs(w) * leading**2)
@@ -185,7 +185,7 @@ def _estimate(kernel, ts, at, bandwidth, data):
 
 @functools.partial(jax.jit, static_argnums=0)
 def _enough(kernel, ts, at, bandwidth):
-    """Whether the data within the bandwidth of each time suffice, `[m]`."""
+    """For each time, whether the data within the bandwidth suffice, `[m]`."""
     width = bandwidth * (ts[-1] - ts[0])
     return jax.lax.map(lambda t: _weights(kernel, ts, t, width)[2], at, batch_size=_BATCH)
 
@@ -208,7 +208,8 @@ def _check_bandwidth(kernel: str, ts: Any, at: Any, bandwidth: Any, start: Any) 
 
 
 def _smallest_bandwidth(kernel: str, ts: Any, at: Any, low: float) -> str | None:
-    """By bisection above `low`, which is too small: three digits, rounded up to one that works."""
+    """The smallest bandwidth above `low` that suffices, by bisection, with three digits rounded up;
+    `low` is too small."""
 
     def enough(bandwidth):
         return bool(np.all(_enough(kernel, ts, at, ts.dtype.type(bandwidth))))
@@ -240,7 +241,7 @@ def _as_bandwidth(bandwidth: Any) -> Any:
 
 
 def _as_times(name: str, times: Any) -> Any:
-    """`[n]` real numbers of an inexact dtype; NumPy's where they are known."""
+    """The times as `[n]` real numbers of an inexact dtype, in NumPy where they are known."""
     if not is_tracer(times):
         try:
             times = np.asarray(times)

@@ -1,4 +1,4 @@
-"""`ensembleode train`. What it needs is imported within it, so that `--help` is quick."""
+"""`ensembleode train`. Its imports are inside of the function, so that `--help` is quick."""
 
 import os
 import sys
@@ -34,23 +34,25 @@ def train(
     """Fit the parameters of a model to data, as `fit` does.
 
     Args:
-        problem: A function without arguments, as "script.py:problem": it returns a dict with the
-            loss and params of fit, and if wanted data, optimizer and callback.
-        epochs: For how many passes over the data.
-        maxiters: Or for how many steps.
-        batch_size: How many items a step has; by default all.
-        optimizer: The name of one of optax's, where problem gives none.
+        problem: A function without arguments, as "script.py:problem". It returns a dict with the
+            loss and params of fit, and optionally data, optimizer and callback.
+        epochs: The number of passes over the data.
+        maxiters: Alternatively, the number of steps.
+        batch_size: The number of items of a step; by default all.
+        optimizer: The name of an optimizer of optax, where problem returns none.
         learning_rate: Its learning rate.
-        n_gpus: How many GPUs share a batch.
-        devices: The same; devices of whatever kind JAX computes on.
-        dist: All devices share it.
+        n_gpus: The number of GPUs that share a batch.
+        devices: The same, for devices of whatever kind JAX computes on.
+        dist: Let all devices share a batch.
         scaling: Whether batch_size is that of a step (strong) or of each device (weak).
-        microbatch: How many items a device computes with at a time; auto finds the most that fit.
-        seed: Of the PRNG key.
-        checkpoint: A folder; a run that was interrupted goes on from its last checkpoint.
-        fresh: Begin anew, whatever checkpoints there are.
+        microbatch: The number of items that a device computes with at a time; auto finds the
+            largest that fits.
+        seed: The seed of the PRNG key.
+        checkpoint: A folder for checkpoints; a run that was interrupted goes on from its last
+            checkpoint.
+        fresh: Start from the beginning, even if there are checkpoints.
         log: A file that gets a line of JSON for each step.
-        output: A file for the best parameters (by Equinox).
+        output: A file for the best parameters (written by Equinox).
         distributed: Join the processes that mpirun or srun started with this one.
         quiet: Show no progress bar.
     """
@@ -111,7 +113,7 @@ def train(
 
 
 def _rescue(output: str, error: BaseException) -> None:
-    """Write what a fit found until the error."""
+    """Write what a fit had found when an error ended it."""
     from .processes import is_first
 
     result = getattr(error, "result", None)
@@ -122,7 +124,8 @@ def _rescue(output: str, error: BaseException) -> None:
 
 
 def _written(output: str, params: Any) -> str:
-    """The file with the parameters; one in the temporary folder where there is no room for it."""
+    """The path of the file with the parameters; it is in the temporary folder if there is no room
+    for it elsewhere."""
     import equinox as eqx
 
     try:

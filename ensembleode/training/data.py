@@ -1,4 +1,4 @@
-"""The items of a fit: arrays in memory or on disk, or batches as they come."""
+"""The items of a fit: arrays in memory or on disk, or batches from an iterable."""
 
 import contextlib
 import dataclasses
@@ -20,8 +20,8 @@ from .step import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A batch on its devices, how many items it has, whether it is the last of a pass, and which
-    items of arrays they are."""
+    """A batch on its devices, its number of items, whether it is the last of a pass, and the
+    indices of its items in arrays."""
 
     batch: Batch | None
     count: int
@@ -30,7 +30,8 @@ class Piece:
 
 
 class Arrays:
-    """A pytree of arrays `[item, ...]` (in memory, memory-mapped, or Zarr's), `size` at a time."""
+    """A pytree of arrays `[item, ...]` (in memory, memory-mapped, or Zarr's), in batches of `size`
+    items."""
 
     def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
         self._leaves, self._structure = _arrays(tree, _gives_batches)
@@ -44,7 +45,7 @@ class Arrays:
         self._placed, self._shuffle = placed, shuffle and not self.repeats
 
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
-        """Without end, from there on; each pass in another order."""
+        """Batches without end, from this position on; each pass is in another order."""
         if self.repeats:
             piece = self._piece(np.arange(self.items), True)
             while True:
@@ -58,7 +59,7 @@ class Arrays:
             first = 0
 
     def identity(self) -> dict[str, str]:
-        """Each array by name, to know them again."""
+        """A digest of each array by its name, by which the data are recognised."""
         return {name: of_array(x) for name, x in self._leaves}
 
     def example(self) -> Any:
@@ -67,7 +68,7 @@ class Arrays:
         return jtu.tree_unflatten(self._structure, leaves)
 
     def in_order(self) -> Iterator[Piece]:
-        """One pass."""
+        """The batches of one pass, in the order of the items."""
         for i in range(0, self.items, self.size):
             rows = np.arange(i, min(i + self.size, self.items))
             yield self._piece(rows, i + len(rows) == self.items)
@@ -89,7 +90,7 @@ class Arrays:
 
 
 class Batches:
-    """Any iterable of batches, of which each is a pytree of arrays `[item, ...]`."""
+    """An iterable of batches, each of which is a pytree of arrays `[item, ...]`."""
 
     repeats = False
     items = steps = None
@@ -98,11 +99,13 @@ class Batches:
         self._source, self._placed = source, placed
         self.once = iter(source) is source
         self._room = 0
-        # What was taken to know the data again, and is still to be given.
+        # Batches that were taken for `identity`, and are still to be used; with the rest of the
+        # iterator.
         self._begun: tuple[list, Iterator] | None = None
 
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
-        """Pass after pass, from there on; one pass where there is but one."""
+        """Pass after pass from this position on; a single pass if the iterable can't be
+        repeated."""
         del key
         start = begin.pieces
         while True:
@@ -121,7 +124,7 @@ class Batches:
                 return
 
     def identity(self) -> dict[str, str]:
-        """All batches, where they are in a list; of others the first two."""
+        """A digest of all batches of a list; for other iterables, of the first two."""
         return {
             f"batch {i}{name}": of_array(x)
             for i, tree in enumerate(self._known())
@@ -157,7 +160,8 @@ _NO_BATCH = "data is empty: it gave no batch."
 
 
 def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
-    """**Raises:** `ValueError` for data that is empty, ragged or not a number."""
+    """The source of batches for some data. **Raises:** `ValueError` for data that is empty, ragged
+    or not numeric."""
     if isinstance(data, list) and not data:
         raise ValueError("data is empty.")
     if not _gives_batches(data):
@@ -173,7 +177,8 @@ def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:
 
 
 class ahead:
-    """The same, with the next ones on their way to the devices."""
+    """An iterator over the same batches, of which the next ones are already on their way to the
+    devices."""
 
     def __init__(self, pieces: Iterator[Piece]):
         self._ready: queue.Queue = queue.Queue(2)
@@ -187,7 +192,7 @@ class ahead:
                 if not self._put(piece):
                     return
             self._put(StopIteration())
-        except BaseException as e:  # for the thread that waits for it
+        except BaseException as e:  # passed on to the thread that waits for it
             self._put(e)
 
     def _put(self, item: Piece | BaseException) -> bool:
@@ -212,9 +217,10 @@ class ahead:
 
 
 def check_finite(leaves: list, rows: np.ndarray | None) -> None:
-    """Times `[item, time]` may end in inf, and what belongs to these, `[item, time, ...]`, be NaN.
+    """Check that arrays are finite. Times `[item, time]` may end in inf, and the data at such
+    times, `[item, time, ...]`, may be NaN.
 
-    **Raises:** `ValueError` where there is something else than numbers elsewhere.
+    **Raises:** `ValueError` where other entries are not finite.
     """
     some = [(name, x) for name, x in leaves if np.issubdtype(x.dtype, np.inexact)]
     some = [(name, x, wrong) for name, x in some if (wrong := ~np.isfinite(x)).any()]
@@ -235,7 +241,7 @@ def check_finite(leaves: list, rows: np.ndarray | None) -> None:
 
 
 def _ends_in_infinity(times: np.ndarray, wrong: np.ndarray) -> bool:
-    """Whether rows of numbers are in order, and nothing but infinite from where they first are."""
+    """Whether rows of times are in order, and infinite from their first infinite entry on."""
     meant = ~wrong[:, 1:]
     order = np.sign(np.where(meant, np.diff(np.where(wrong, 0, times)), 0))
     return bool(
@@ -246,7 +252,8 @@ def _ends_in_infinity(times: np.ndarray, wrong: np.ndarray) -> bool:
 
 
 def _here(count: int, size: int, placed: Placement) -> np.ndarray:
-    """Which of `count` items this process has in its part of `size` rows: the last one fills up."""
+    """The indices, among `count` items, of this process's part of `size` rows, filled up with the
+    last item."""
     return np.minimum(np.arange(size), count - 1)[placed.here(size)]
 
 
@@ -259,7 +266,7 @@ def _piece(
 
 
 def _gives_batches(x: Any) -> bool:
-    """Lists do, tuples are pytrees."""
+    """Whether an object is an iterable of batches: lists are, tuples are pytrees."""
     return isinstance(x, Iterable) and not isinstance(x, tuple | dict | str) and not _is_array(x)
 
 
@@ -297,13 +304,13 @@ def _length_of(leaves: list) -> int:
 
 
 def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
-    """Rows of an array, which on disk are read in order, and once each."""
+    """These rows of an array. Rows on disk are read in order, and each only once."""
     if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
         return x[rows]
     unique, back = np.unique(rows, return_inverse=True)
     if len(unique) == unique[-1] - unique[0] + 1:
         read = x[int(unique[0]) : int(unique[-1]) + 1]
-    elif hasattr(x, "oindex"):  # Zarr's
+    elif hasattr(x, "oindex"):  # an array of Zarr
         read = x.oindex[unique]  # pyright: ignore
     else:
         read = x[unique]
@@ -311,7 +318,7 @@ def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def _with_last(source: Iterable) -> Iterator[tuple[Any, bool]]:
-    """Each, and whether it is the last."""
+    """Each element, and whether it is the last."""
     end = object()
     for item, following in itertools.pairwise(itertools.chain(source, [end])):
         yield item, following is end

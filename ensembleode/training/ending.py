@@ -1,4 +1,4 @@
-"""What tells a process to end, while a fit runs."""
+"""Signals that tell a process to end while a fit runs."""
 
 import contextlib
 import signal
@@ -8,7 +8,8 @@ from typing import Any
 
 
 class Terminated(SystemExit):
-    """SIGTERM came. Not caught, it ends the process, with the exit code that shells give it."""
+    """SIGTERM was received. If it isn't caught, the process ends with the exit code that shells
+    use."""
 
     def __init__(self):
         super().__init__(128 + signal.SIGTERM)
@@ -17,7 +18,8 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises [`Terminated`][], in the main thread, where nobody else waits for it."""
+    """Within this block, in the main thread, SIGTERM raises [`Terminated`][], unless the program
+    has a handler for it."""
     if not _is_main() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
@@ -34,13 +36,14 @@ def sigterm_raises() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Ctrl-C, and SIGTERM that raises, come when the block is done: what it writes is whole."""
+    """Within this block, Ctrl-C and SIGTERM are held back until its end, so that what it writes is
+    complete."""
     came: list[tuple] = []
     handlers = {}
     if _is_main():
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
-            if callable(handler):  # (others do nothing to Python)
+            if callable(handler):  # other handlers do nothing in Python
                 handlers[number] = handler
                 signal.signal(number, lambda *given: came.append(given))
     try:

@@ -27,11 +27,13 @@ from .step import checked, State, Step, traced
 
 
 class FitState(NamedTuple):
-    """How far a fit is, as its callback sees it.
+    """The state of a fit, as its callback gets it.
 
-    - `step`: how many steps are done, this one included; `epoch`: how many passes over the data.
-    - `loss`: of this step's batch, before the step; `params`: those it is the loss of.
-    - `items`: how many items the batch had (0 without data); `elapsed`: seconds so far.
+    - `step`: the number of steps done, including this one; `epoch`: the number of passes over the
+        data.
+    - `loss`: the loss of this step's batch, before the step; `params`: the parameters that it is
+        the loss of.
+    - `items`: the number of items of the batch (0 without data); `elapsed`: the seconds so far.
     """
 
     step: int
@@ -44,19 +46,20 @@ class FitState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
-    """What a fit found.
+    """The result of a fit.
 
     - `params`: the parameters after the last step.
-    - `best`: those with the lowest loss: of all steps, where each has all data; else of all
-        passes over the data, by the mean over the pass, at the end of it.
+    - `best`: the parameters with the lowest loss. If each step has all data, it is the lowest of
+        all steps; otherwise it is the lowest mean over a pass, with the parameters at the end of
+        that pass.
     - `best_loss`: that loss (infinite before the first pass is done).
-    - `losses`: `[step]`, of each step's batch, before the step.
+    - `losses`: `[step]`, the loss of each step's batch, before the step.
     - `steps`, `epochs`: how many are done.
-    - `stopped`: why it ended: `"done"`, `"callback"`, `"nonfinite"` (`params` are then the last
-        with a finite loss), `"interrupted"` (Ctrl-C), `"exhausted"` (the data came to an end), or
-        `"failed"` (it is the `result` of an exception).
+    - `stopped`: why the fit ended: `"done"`, `"callback"`, `"nonfinite"` (`params` are then the
+        last ones with a finite loss), `"interrupted"` (Ctrl-C), `"exhausted"` (the data came to an
+        end), or `"failed"` (this is the `result` attribute of an exception).
     - `message`: the same in a sentence.
-    - `elapsed`: seconds, those before a restart left out.
+    - `elapsed`: seconds, without those before a restart.
     """
 
     params: Any
@@ -70,12 +73,12 @@ class FitResult:
     elapsed: float
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
-        """The loss of each step, on a logarithmic axis; with matplotlib (the extra `plot`).
+        """Plot the loss of each step on a logarithmic axis, with matplotlib (the extra `plot`).
 
         **Arguments:**
 
         - `ax`: the axes to draw on, by default new ones.
-        - `style`: of the line, such as `color=` or `label=`.
+        - `style`: options of the line, such as `color=` or `label=`.
 
         **Returns:** the axes.
         """
@@ -114,53 +117,55 @@ def fit(
 ) -> FitResult:
     """Minimise the mean of a loss over the items of some data, on one device or many.
 
-    An item is whatever the loss has one value of: a trajectory, a data point, a collocation point.
-    The mean is over the items, however they are split into devices and microbatches, so neither
-    changes the loss, its gradient, or the parameters found, but for rounding.
+    An item is anything that has one value of the loss: a trajectory, a data point, a collocation
+    point. The mean is over the items. Splitting them into devices and microbatches changes neither
+    the loss nor its gradient nor the resulting parameters, except for rounding.
 
     **Arguments:**
 
     - `loss`: `loss(params, batch, key) -> [item]`, the loss of each item of a batch. `batch` is
-        like `data`, with the items of one device or of a microbatch; `key` is one PRNG key for each
-        item, `[item]`, to `vmap` over: an item's is the same on whatever device. `loss(params,
-        batch)` will do. Without `data`: `loss(params)`, one number.
+        like `data`, with the items of one device or of one microbatch. `key` has one PRNG key for
+        each item, `[item]`, to `vmap` over; an item has the same key on every device.
+        `loss(params, batch)` is allowed, too. Without `data`: `loss(params)`, one number.
     - `params`: a pytree, of which the arrays of floating-point numbers are trained.
-    - `data`: a pytree of arrays `[item, ...]` (in memory, memory-mapped by NumPy, or Zarr's); or
-        an iterable of batches, such as a list or a generator, each a pytree of arrays of any number
-        of items.
-    - `optimizer`: any of optax; those with a line search, such as `optax.lbfgs()`, too.
-    - `epochs`, `maxiters`: for how many passes over the data, or for how many steps.
-    - `batch_size`: how many items a step has, by default all; the last batch of a pass may have
+    - `data`: a pytree of arrays `[item, ...]` (in memory, memory-mapped by NumPy, or Zarr's); or an
+        iterable of batches, such as a list or a generator, each of which is a pytree of arrays with
+        any number of items.
+    - `optimizer`: any optimizer of optax, including those with a line search, such as
+        `optax.lbfgs()`.
+    - `epochs`, `maxiters`: the number of passes over the data, or the number of steps.
+    - `batch_size`: the number of items of a step, by default all; the last batch of a pass may have
         fewer.
-    - `devices`, `dist`, `ensemblealg`: what shares a batch. One device by default; so many (or a
-        list of them); with `dist=True` all; or those of `EnsembleSerial()`, `EnsembleThreads(n)` or
-        `EnsembleGPUArray(devices=...)`. On several, ensembles that the loss solves run where their
-        items are. Where there are several processes ([`initialize`][ensembleode.initialize]), all
-        take part, with as many devices each.
+    - `devices`, `dist`, `ensemblealg`: the devices that share a batch, by default one. `devices` is
+        a number or a list of devices; `dist=True` takes all; `ensemblealg` takes those of
+        `EnsembleSerial()`, `EnsembleThreads(n)` or `EnsembleGPUArray(devices=...)`. With several
+        devices, ensembles that the loss solves run on the device of their items. With several
+        processes ([`initialize`][ensembleode.initialize]), all take part, with the same number of
+        devices each.
     - `scaling`: `"strong"` splits `batch_size` items among the devices; `"weak"` gives each device
         that many.
-    - `microbatch`: how many items a device computes with at a time, for less memory and the same
-        gradient. `"auto"` finds the most that fit.
+    - `microbatch`: the number of items that a device computes with at a time; a smaller one takes
+        less memory and gives the same gradient. `"auto"` finds the largest that fits.
     - `shuffle`: whether each pass over arrays is in another order.
-    - `key`: the PRNG key of it all, by default `jax.random.key(0)`.
+    - `key`: the PRNG key of the fit, by default `jax.random.key(0)`.
     - `callback`: called after each step with a [`FitState`][ensembleode.FitState] (in the first
-        process); true stops the fit.
-    - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints], with the extra
-        `train`. A run that was interrupted goes on from its last checkpoint, also with another
-        number of devices; with as many, it ends with the same bits. One of another loss, or of
-        other data, is refused.
-    - `resume`: False begins anew, and removes the checkpoints that are there.
+        process); if it returns true, the fit stops.
+    - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints]; needs the extra
+        `train`. A run that was interrupted goes on from its last checkpoint, even with another
+        number of devices; with the same number, it ends with the same bits. A checkpoint of another
+        loss, or of other data, is refused.
+    - `resume`: False starts from the beginning, and removes the checkpoints that are there.
     - `log`: a file to which a line of JSON is added for each step.
     - `progress`: show a progress bar.
 
     **Returns:** a [`FitResult`][ensembleode.FitResult]. A loss or gradient that isn't finite stops
-    the fit, and so does Ctrl-C; what was found is returned. Whatever else ends it (an exception of
-    the callback or of the data, SIGTERM, which raises `SystemExit`) has it as its `result`, and
-    with `checkpoint` leaves a checkpoint, too.
+    the fit, and so does Ctrl-C; the result so far is returned. Any other exception that ends the
+    fit (of the callback or of the data, or the `SystemExit` that SIGTERM raises) has the result so
+    far as its attribute `result`; with `checkpoint`, a checkpoint is left, too.
 
     **Raises:** `ValueError` and `TypeError` for bad input, before anything is compiled;
-    [`CheckpointError`][ensembleode.CheckpointError] for a checkpoint of another run, one that
-    can't be written, or a folder that another fit writes to;
+    [`CheckpointError`][ensembleode.CheckpointError] for a checkpoint of another run, for one that
+    can't be written, and for a folder that another fit writes to;
     [`ProcessLost`][ensembleode.ProcessLost] where another process is gone.
 
     >>> import jax.numpy as jnp, optax, ensembleode as eo
@@ -240,7 +245,7 @@ def fit(
             begin = loop.with_changes(begin, changed)
         with Log(log, begin.step) as lines, Bar(progress, loop.steps, begin.step) as bar:
             result = loop.run(begin, folder, lines, bar)
-    except OSError as e:  # of the end of the log
+    except OSError as e:  # the last lines of the log can't be written
         if result is not None:
             e.result = result  # pyright: ignore
         raise
@@ -266,16 +271,16 @@ class _Loop:
     ):
         self._step, self._source, self._epochs, self._maxiters = step, source, epochs, maxiters
         self._placed, self._static = step.placement, step.static
-        self._some_static = bool(jax.tree.leaves(step.static))  # (to combine takes its time)
+        self._some_static = bool(jax.tree.leaves(step.static))  # combining takes time
         self._callback, self._automatic, self._started = callback, automatic, started
         self._order, key = jax.random.split(key)
         self._key = self._placed.everywhere(key)
         self._losses: list[float] = []
-        self._number: Any = None  # of the step, on the devices
+        self._number: Any = None  # the number of the step, on the devices
 
     @property
     def steps(self) -> int | None:
-        """How many there will be, as far as is known."""
+        """The number of steps that there will be, as far as it is known."""
         each = None if self._source is None else self._source.steps
         return self._maxiters or (each and each * self._epochs)
 
@@ -352,7 +357,8 @@ class _Loop:
         )
 
     def _keep(self, error: BaseException, now: Saved, folder: Folder | None) -> None:
-        """What there was before the error: in a checkpoint, and as the `result` of the error."""
+        """Keep the results from before an error: in a checkpoint, and as the `result` of the
+        error."""
         if folder is not None and not isinstance(error, CheckpointError):
             try:
                 folder.save(self._with_losses(now))
@@ -361,16 +367,17 @@ class _Loop:
         what = "Ended by SIGTERM" if isinstance(error, Terminated) else "Ended by an exception"
         try:
             error.result = self._result(now, "failed", f"{what} after {now.step} steps.")  # pyright: ignore
-        except Exception as e:  # (where devices, or another process, are lost)
+        except Exception as e:  # devices, or another process, may be lost
             error.add_note(f"ensembleode: the parameters can't be had: {e}")
 
     def with_changes(self, begin: Saved, changed: set[str]) -> Saved:
-        """Where to go on from with another loss or other data: what is best is not known yet."""
+        """What to go on from if the loss or the data have changed: the best parameters aren't known
+        yet."""
         if not changed:
             return begin
         state = begin.state
         if known := optax.tree.get_all_with_path(state.optimizer, "value"):
-            # A line search kept the value of the other loss.
+            # A line search kept the value of the previous loss.
             nan = self._placed.everywhere(np.full_like(known[0][1], np.nan))
             state = state._replace(optimizer=optax.tree.set(state.optimizer, value=nan))
         position = Position(begin.position.epoch) if "data" in changed else begin.position
@@ -437,7 +444,7 @@ class _Loop:
         return f"{why.get(stopped, stopped.capitalize())} after {now.step} steps."
 
     def _culprits(self, now: Saved, piece: Piece | None) -> str:
-        """Which items they are, where that is quickly said."""
+        """The items whose loss isn't finite, as a text, where they can be found quickly."""
         if piece is None or piece.batch is None or self._step.microbatch or jax.process_count() > 1:
             return ""
         key = jax.random.fold_in(self._key, now.step)

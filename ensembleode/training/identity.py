@@ -1,4 +1,5 @@
-"""What a fit is of: its loss and its data, so that no other goes on from its checkpoints."""
+"""The identity of a fit, which is that of its loss and its data, so that no other fit goes on from
+its checkpoints."""
 
 import contextlib
 import hashlib
@@ -14,13 +15,13 @@ from ..ground.version import __version__
 from .step import Step
 
 
-# Of arrays on disk only what comes first is read.
+# The number of bytes at the beginning of an array on disk that are read.
 _BYTES = 2**20
 
 
 def of_loss(step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
-    """The loss as JAX traces it for one device, and the versions that trace it so; None where part
-    of it can't be told. (Of the batch `rows`, shapes and dtypes matter.)"""
+    """The identity of the loss: its trace for one device, and the versions that traced it. Parts
+    that can't be identified are None. Of the batch `rows`, only shapes and dtypes matter."""
     traced = None
     with contextlib.suppress(NotKnown):
         text = text_of_jaxpr(_traced(step, params, rows, key))
@@ -40,15 +41,15 @@ def _traced(step: Step, params: Any, rows: Any, key: Any) -> Any:
         if not step.has_data:
             return jax.make_jaxpr(step.alone)(params)
         size = jtu.tree_leaves(rows)[0].shape[0]
-        try:  # of few rows, so that the size of the batches doesn't matter
+        try:  # with few rows, so that the size of batches doesn't matter
             return of(min(2, size))
-        except Exception:  # of a loss that is of as many as there are
+        except Exception:  # the loss may need a certain number of rows
             return of(size)
 
 
 def of_array(x: Any) -> str:
-    """An array by its numbers, where it is in memory; else by where it is on disk, and by the
-    first of them."""
+    """The identity of an array: a digest of its numbers if it is in memory; otherwise its place on
+    the disk, and a digest of its first numbers."""
     about = f"{np.dtype(x.dtype)} {list(x.shape)}"
     if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
         return f"{about} {digest(x)}"
@@ -58,5 +59,5 @@ def of_array(x: Any) -> str:
 
 
 def digest(x: np.ndarray) -> str:
-    """Of its numbers."""
+    """A digest of the numbers of an array."""
     return hashlib.sha256(np.ascontiguousarray(x).view(np.uint8).data).hexdigest()

@@ -1,4 +1,4 @@
-"""What a fit says while it goes on: a bar, and a file with a line for each step."""
+"""The output of a running fit: a progress bar, and a file with a line for each step."""
 
 import contextlib
 import json
@@ -13,10 +13,10 @@ from .processes import is_first
 
 
 class Log(contextlib.AbstractContextManager):
-    """A file of JSON lines, to which lines are added.
+    """A file of JSON lines, to which lines are appended.
 
-    A run that goes on from step `begin` first removes its own lines of later steps, which will come
-    again. What other runs have written stays.
+    A run that goes on from step `begin` first removes its own lines of later steps, which will be
+    written again. The lines of other runs stay.
     """
 
     def __init__(self, path: str | os.PathLike | None, begin: int):
@@ -62,17 +62,17 @@ class Log(contextlib.AbstractContextManager):
 
 
 def _is_done(line: str, step: int) -> bool:
-    """Whether it isn't cut off, nor of a later step."""
+    """Whether a line is complete, and not of a later step."""
     try:
         done = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return False
-    # (Of a run that begins anew, there is nothing to remove.)
+    # A run that begins anew has no lines to remove.
     return line.endswith("\n") and (step == 0 or done <= step)
 
 
 class Bar(contextlib.AbstractContextManager):
-    """A bar over the steps, with the loss."""
+    """A progress bar over the steps, with the loss."""
 
     def __init__(self, shown: bool, steps: int | None, begin: int):
         self._bar = bar(steps, "step", begin, disable=not (shown and is_first()))

@@ -9,7 +9,8 @@ from ..tracing.program import is_tracer
 
 
 def as_numbers(name: str, values: Any) -> Any:
-    """An array of inexact numbers, NumPy's where they are known; else `TypeError` of `name`."""
+    """An array of inexact numbers, in NumPy where they are known. **Raises:** `TypeError` that
+    names `name`."""
     if is_tracer(values):
         return values
     try:
@@ -23,7 +24,7 @@ def as_numbers(name: str, values: Any) -> Any:
 
 
 def check_finite(what: str, values: Any, remedy: str = "") -> None:
-    """**Raises:** `ValueError` that says where `values`, if known, hold one that is not."""
+    """**Raises:** `ValueError` that says where `values`, if they are known, are not finite."""
     if is_tracer(values) or np.isfinite(values).all():
         return
     at, *more = np.argwhere(~np.isfinite(values))[0].tolist()

@@ -1,4 +1,4 @@
-"""How many items a device can compute with at a time."""
+"""The number of items that a device can compute with at a time."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from ..ground.logs import logger
 from .step import State, Step
 
 
-# Of the memory that is free, how much a step may take.
+# The part of the free memory that a step may take.
 _SHARE = 0.8
 
 
@@ -19,7 +19,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> Step:
-    """With the largest microbatch whose step fits into memory, by the compiler's account of it."""
+    """The step with the largest microbatch that fits into memory, according to the compiler."""
     free = _free(next(iter(batch.place.devices())))
     if free is None:
         return step
@@ -28,7 +28,7 @@ def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> St
         used = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
         if used <= _SHARE * free or _size(step, batch) == 1:
             return step
-        # It is in proportion, but for what does not depend on it.
+        # The memory is proportional to the microbatch, except for a constant part.
         times = 2 ** int(np.ceil(np.log2(max(2.0, used / (_SHARE * free)))))
         size = max(1, _size(step, batch) // times)
         step = dataclasses.replace(step, microbatch=size)
@@ -39,7 +39,7 @@ def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> St
 
 
 def smaller(step: Step, batch: Any, error: BaseException) -> Step:
-    """With half of it. **Raises:** the error, where it can't be halved."""
+    """The step with half the microbatch. **Raises:** `error`, where it can't be halved."""
     size = _size(step, batch)
     if size == 1:
         raise error
@@ -54,7 +54,7 @@ def _size(step: Step, batch: Any) -> int:
 
 
 def _free(device: jax.Device) -> int | None:
-    """Bytes; None where nobody says."""
+    """The bytes that are free on a device; None where that isn't known."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]

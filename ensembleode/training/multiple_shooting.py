@@ -11,6 +11,7 @@ from jaxtyping import Array, Inexact
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import refuse_tree
+from ..ode_function import with_mass_of
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
 from ..solving import solve
@@ -19,7 +20,7 @@ from .measured import as_numbers, check_finite
 
 
 def squared_error(predicted: Any, measured: Any) -> Any:
-    """The sum of squares of the differences."""
+    """The sum of the squared differences."""
     return jnp.sum(jnp.abs(predicted - measured) ** 2)
 
 
@@ -29,18 +30,22 @@ def absolute_error(predicted: Any, start: Any) -> Any:
 
 
 class ShootingGroups(NamedTuple):
-    """The pieces that measured trajectories are shot in: arrays with the group first.
+    """The groups of multiple shooting, which are pieces of measured trajectories: arrays with the
+    group as their first axis.
 
     - `ts`: the times, `[group, time]`. A group that is shorter than the others repeats its end.
-    - `data`: what was measured then, `[group, time, *state]`.
-    - `inside`: whether that is a point of the group, and not its end repeated, `[group, time]`.
-    - `counted`: which points the data part of the loss is over, `[group, time]`: each one once,
-        where a group arrives at it (the very first, where the trajectory starts).
-    - `u0`: where the group starts, `[group, *state]`.
-    - `target`: where it should end: at the start of the next one, `[group, *state]`.
-    - `has_next`: whether there is a next one, `[group]`.
+    - `data`: the measured states, `[group, time, *state]`.
+    - `inside`: whether a point belongs to the group, and isn't a repetition of its end,
+        `[group, time]`.
+    - `counted`: the points that the data part of the loss sums over, `[group, time]`. Each point
+        counts once, in the group that arrives at it; the first point of a trajectory counts in the
+        group that starts there.
+    - `u0`: the state at which the group starts, `[group, *state]`.
+    - `target`: the state at which it should end, which is the start of the next group,
+        `[group, *state]`.
+    - `has_next`: whether there is a next group, `[group]`.
 
-    Part of them is a minibatch: `jax.tree.map(lambda x: x[indices], groups)`.
+    A minibatch is a part of the groups: `jax.tree.map(lambda x: x[indices], groups)`.
     """
 
     ts: Any
@@ -53,16 +58,16 @@ class ShootingGroups(NamedTuple):
 
 
 class MultipleShooting(NamedTuple):
-    """What [`multiple_shooting`][ensembleode.multiple_shooting] returns.
+    """The result of [`multiple_shooting`][ensembleode.multiple_shooting].
 
     - `loss`: the sum of the data part and of the weighted continuity part.
-    - `data_loss`, `continuity_loss`: these two, the second without its weight.
-    - `u`: the states of the groups, `[group, time, *state]`; NaN where a group has no data, or did
-        not get.
+    - `data_loss`, `continuity_loss`: the two parts, the second without its weight.
+    - `u`: the states of the groups, `[group, time, *state]`; NaN where a group has no data, or
+        which it did not reach.
     - `t`: their times, `[group, time]`. A group that is shorter than the others repeats its end.
     - `retcode`: `[group]`, [`ReturnCode`][ensembleode.ReturnCode]s as integers.
 
-    With several measured trajectories these have the axis `trajectory` in front of `group`.
+    With several measured trajectories, these arrays have the axis `trajectory` in front of `group`.
     """
 
     loss: Any
@@ -89,39 +94,40 @@ def multiple_shooting(
 ) -> MultipleShooting:
     r"""The loss of a fit to measured trajectories, by multiple shooting.
 
-    Over a long time a trajectory depends so sensitively, or so indirectly, on its parameters that
-    a fit of all of it at once gets stuck. Here the data is divided into groups of `group_size`
-    points, each of which starts with the last point of the one before it (the last group may be
-    shorter). Every group is solved from its own start, all of them as one ensemble, and the loss is
+    Over a long time, a trajectory depends so sensitively, or so indirectly, on its parameters that
+    a fit of the whole trajectory gets stuck. So the data is divided into groups of `group_size`
+    points. Each group starts with the last point of the group before it; the last group may be
+    shorter. Every group is solved from its own start, all of them as one ensemble, and the loss is
 
     $$\sum_\text{points} \text{loss}(\hat u, u) + \text{continuity\_weight}
     \sum_\text{groups} \text{continuity\_loss}(\hat u_\text{end}, u_\text{next start}).$$
 
-    Every point counts once, whatever the size of its group. With `group_size` the number of points
-    there is one group, and this is an ordinary fit (single shooting).
+    Every point counts once, whatever the size of its group. If `group_size` is the number of
+    points, there is a single group, and this is an ordinary fit (single shooting).
 
-    Differentiable by `prob.p` and `starts`, and by what `f` closes over; it can be jitted. So a fit
-    minimises `multiple_shooting(eo.remake(prob, p=p), data, ts, ...).loss` over `p`.
+    The loss is differentiable with respect to `prob.p`, `starts`, and arrays that `f` closes over,
+    and it can be jitted. So a fit minimises
+    `multiple_shooting(eo.remake(prob, p=p), data, ts, ...).loss` over `p`.
 
     **Arguments:**
 
-    - `prob`: the [`ODEProblem`][ensembleode.ODEProblem] with the parameters. Of its `u0` only the
-        shape and dtype matter, and its `tspan` doesn't.
-    - `data`: what was measured, `[time, *state]`; or several trajectories with the same
+    - `prob`: the [`ODEProblem`][ensembleode.ODEProblem] with the parameters. Only the shape and
+        dtype of its `u0` matter, and its `tspan` doesn't matter.
+    - `data`: the measured states, `[time, *state]`; or those of several trajectories with the same
         parameters, `[trajectory, time, *state]`.
-    - `ts`: when, `[time]`, increasing; or `[trajectory, time]`.
-    - `group_size`: how many points a group has, from 2 to all.
-    - `continuity_weight`: what a gap between one group and the next counts, by default 100.
-    - `alg`, `ensemblealg`: the solver, and where the groups run, as for
-        [`solve`][ensembleode.solve]. With `EnsembleColumns` all groups must be measured at the
-        same times after their start.
-    - `loss`: `loss(predicted, measured)` of a state `[*state]`, by default the sum of squares. What
-        it returns is added up, so a loss of optax (`optax.huber_loss`) will do.
-    - `continuity_loss`: `continuity_loss(end, start)` of where a group ended and the next started,
-        by default the sum of the absolute differences.
-    - `starts`: where the groups start, `[group, *state]` (of several trajectories
-        `[trajectory, group, *state]`), by default the data there. Fit them together with the
-        parameters where the data is noisy: by default every group starts off by the noise.
+    - `ts`: the times of the data, `[time]`, increasing; or `[trajectory, time]`.
+    - `group_size`: the number of points of a group, from 2 to all.
+    - `continuity_weight`: the weight of the gaps between groups, by default 100.
+    - `alg`, `ensemblealg`: the solver and the ensemble algorithm, as for
+        [`solve`][ensembleode.solve]. With `EnsembleColumns`, all groups must be measured at the
+        same times after their starts.
+    - `loss`: `loss(predicted, measured)` for a state `[*state]`, by default the sum of squares. Its
+        result is summed, so a loss of optax (such as `optax.huber_loss`) works, too.
+    - `continuity_loss`: `continuity_loss(end, start)` for the end of a group and the start of the
+        next one, by default the sum of the absolute differences.
+    - `starts`: the states at which the groups start, `[group, *state]` (for several trajectories
+        `[trajectory, group, *state]`), by default the data there. If the data is noisy, fit the
+        starts together with the parameters; otherwise the noise is in the start of every group.
     - `solve_options`: other options of `solve`, such as `abstol` or `sensealg`.
 
     **Returns:** a [`MultipleShooting`][ensembleode.training.multiple_shooting.MultipleShooting].
@@ -133,9 +139,9 @@ def multiple_shooting(
     points.
 
     The method goes back to Bock and Plitt, "A multiple shooting algorithm for direct solution of
-    optimal control problems", IFAC Proceedings 17 (1984). With starts that are the data it is
-    DiffEqFlux's `multiple_shoot`, with the same continuity part; there, `loss_function(data,
-    prediction)` is of the arrays of a group.
+    optimal control problems", IFAC Proceedings 17 (1984). With the data as starts, it is
+    DiffEqFlux's `multiple_shoot`, with the same continuity part; there,
+    `loss_function(data, prediction)` is a function of the arrays of a group.
 
     >>> import jax, jax.numpy as jnp, ensembleode as eo
     >>> ts = jnp.linspace(0.0, 2.0, 11)
@@ -163,15 +169,15 @@ def multiple_shooting(
 
 def shooting_groups(data: Any, ts: Any, group_size: int, *, starts: Any = None) -> ShootingGroups:
     """The groups that [`multiple_shooting`][ensembleode.multiple_shooting] solves, one after the
-    other (of several trajectories, those of the first come first).
+    other; those of the first trajectory come first.
 
-    As data for minibatches of groups: see
+    They are the data for fits with minibatches of groups: see
     [`shooting_losses`][ensembleode.training.multiple_shooting.shooting_losses].
 
-    **Arguments:** `data`, `ts`, `group_size` and `starts` as there. Data is
+    **Arguments:** `data`, `ts`, `group_size` and `starts`: those of `multiple_shooting`. Data is
     `[trajectory, time, *state]` if `ts` is `[trajectory, time]`, and `[time, *state]` otherwise.
 
-    **Raises:** as `multiple_shooting`.
+    **Raises:** the same errors as `multiple_shooting`.
     """
     several, data = np.ndim(ts) == 2, as_numbers("data", data)
     data = _as_data(data, data.shape[1 + several :], data.dtype)
@@ -189,16 +195,18 @@ def shooting_losses(
     continuity_loss: Callable = absolute_error,
     **solve_options: Any,
 ) -> Inexact[Array, " group"]:
-    """What each group adds to the loss of [`multiple_shooting`][ensembleode.multiple_shooting].
+    """The contribution of each group to the loss of
+    [`multiple_shooting`][ensembleode.multiple_shooting].
 
-    The loss of each item for a fit by minibatches, whose items are groups: over all groups, they
-    add up to that loss. They are solved as one ensemble; one that fails has an infinite loss.
+    This is the loss of each item in a fit by minibatches, with groups as items; summed over all
+    groups, it is the loss of `multiple_shooting`. The groups are solved as one ensemble. A group
+    that fails has an infinite loss.
 
-    **Arguments:** `groups` from
-    [`shooting_groups`][ensembleode.training.multiple_shooting.shooting_groups], or some of them;
-    `prob`, `continuity_weight`, `alg`, `ensemblealg`, `loss`, `continuity_loss` and `solve_options`
-    as there. (With `EnsembleColumns`, inside `jit` with groups that are traced, groups whose times
-    differ have a NaN loss.)
+    **Arguments:** `groups`: from
+    [`shooting_groups`][ensembleode.training.multiple_shooting.shooting_groups], or a part of them;
+    `prob`, `continuity_weight`, `alg`, `ensemblealg`, `loss`, `continuity_loss` and
+    `solve_options`: those of `multiple_shooting`. (With `EnsembleColumns`, inside `jit` and with
+    traced groups, groups whose times differ have a NaN loss.)
 
     **Returns:** `[group]`.
 
@@ -217,8 +225,8 @@ def shooting_losses(
 
 
 def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_options) -> tuple:
-    """The losses of each group, their data part and their continuity part (infinite where it
-    failed), its states, and its return code."""
+    """The data part and the continuity part of the loss of each group (infinite where it failed),
+    its states, and its return code."""
     if not is_tracer(weight) and not 0 <= weight < np.inf:
         raise ValueError(f"continuity_weight must be zero or positive, and finite; got {weight!r}.")
     for name in ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store"):
@@ -232,7 +240,7 @@ def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_
     sim = solve(ens, alg, ensemblealg, **options)
     u, retcode = jnp.asarray(sim.u), jnp.asarray(sim.retcode)
     ok = valid & (retcode == ReturnCode.Success.value)
-    # Neither the NaN of a group that failed nor what is only padding may get into the gradient.
+    # Neither the NaN of a group that failed nor padding may get into the gradient.
     counted = groups.counted & ok[:, None]
     points = jax.vmap(jax.vmap(lambda *states: jnp.sum(loss(*states))))(
         jnp.where(_like(counted, u), u, groups.data), groups.data
@@ -249,7 +257,7 @@ def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_
 
 
 def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
-    """The ensemble of the groups, its `saveat`, and which groups it is right for."""
+    """The ensemble of the groups, its `saveat`, and a mask of the groups for which it is right."""
     ts, u0s = jnp.asarray(groups.ts), jnp.asarray(groups.u0)
     if not columns:
 
@@ -259,7 +267,7 @@ def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
 
         return EnsembleProblem(prob, group), groups.ts, jnp.ones(ts.shape[0], bool)
 
-    # Columns share their time, so each counts it from its own start.
+    # Columns share their time, so the time of each is counted from its own start.
     def since_start(u, p, t):
         p, start = p
         return prob.f(u, p, start + t)
@@ -268,12 +276,14 @@ def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
         return remake(prob, u0=u0s[ctx.index], p=(prob.p[0], ts[ctx.index, 0]))
 
     times, valid = _shared_times(groups.ts)
-    shifted = remake(prob, f=since_start, p=(prob.p, ts[0, 0]), tspan=(0.0, times[-1]))
+    f = with_mass_of(since_start, prob.f)
+    shifted = remake(prob, f=f, p=(prob.p, ts[0, 0]), tspan=(0.0, times[-1]))
     return EnsembleProblem(shifted, column), times, valid
 
 
 def _shared_times(ts: Any) -> tuple:
-    """Times after the start `[time]`, and which groups have them: all, where that is known."""
+    """The times after the start `[time]`, and a mask of the groups that have these times; all
+    groups have them where the times are known."""
     known = not is_tracer(ts)
     xp: Any = np if known else jnp
     ts = xp.asarray(ts)
@@ -293,13 +303,13 @@ def _shared_times(ts: Any) -> tuple:
 
 
 def _like(mask: Any, x: Any) -> Any:
-    """The mask with axes for the rest of those of `x`."""
+    """The mask with additional axes, so that it has as many as `x`."""
     return jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x.shape)
 
 
 def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) -> ShootingGroups:
     """The groups of data `[trajectory, time, *state]` (without `several`, `[time, *state]`)."""
-    # (Times that are known stay NumPy's, so that they are known inside a trace, too.)
+    # Known times stay in NumPy, so that they are known inside of a trace, too.
     ts = _as_times(ts, data, several)
     if not several:
         data, ts = data[None], ts[None]
@@ -329,7 +339,7 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
 
 
 def _as_data(data: Any, state: tuple, dtype: Any) -> Any:
-    """`[time, *state]` or `[trajectory, time, *state]`, all of it finite."""
+    """The data as `[time, *state]` or `[trajectory, time, *state]`, checked to be finite."""
     data = as_numbers("data", data)
     axes = data.ndim - len(state)
     if axes not in (1, 2) or data.shape[axes:] != state or 0 in data.shape:
@@ -363,7 +373,8 @@ def _cast(name: str, states: Any, dtype: Any) -> Any:
 
 
 def _as_times(ts: Any, data: Any, several: bool) -> Any:
-    """`[time]`, of `several` trajectories `[trajectory, time]`, in the precision of the state."""
+    """The times as `[time]`, or for `several` trajectories `[trajectory, time]`, in the precision
+    of the state."""
     dtype = time_dtype_of(data)
     try:
         ts = ts.astype(dtype) if is_tracer(ts) else np.asarray(ts).astype(dtype)

@@ -1,4 +1,4 @@
-"""The devices that share a batch, and what each has of it."""
+"""The devices that share a batch, and the part of the batch that each has."""
 
 import dataclasses
 import functools
@@ -22,8 +22,8 @@ _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where a batch is computed with: on the devices of a mesh, or (None) wherever JAX computes.
-    Rows are dealt out in blocks, one after the other."""
+    """The devices that compute with a batch: those of a mesh, or (None) the one where JAX computes.
+    Rows are dealt out to them in consecutive blocks."""
 
     mesh: Mesh | None = None
 
@@ -32,18 +32,18 @@ class Placement:
         return 1 if self.mesh is None else self.mesh.size
 
     def rows(self, n: int) -> int:
-        """How many rows a batch of `n` items has, so that all devices have as many."""
+        """The number of rows for a batch of `n` items, so that all devices have equally many."""
         return -(-n // self.size) * self.size
 
     def here(self, n: int) -> slice:
-        """Which of `n` rows this process has."""
+        """Which of `n` rows belong to this process."""
         if self.mesh is None:
             return slice(0, n)
         each = n // jax.process_count()
         return slice(each * jax.process_index(), each * (jax.process_index() + 1))
 
     def split(self, tree: Any, n: int) -> Any:
-        """Arrays `[row]` of this process's part of `n` rows, on the devices that they are for."""
+        """Arrays `[row]` with this process's part of `n` rows, split over its devices."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
         put = functools.partial(
@@ -52,7 +52,7 @@ class Placement:
         return jax.tree.map(lambda x: put(np.asarray(x), (n, *np.shape(x)[1:])), tree)
 
     def everywhere(self, tree: Any) -> Any:
-        """Arrays that each device has, of a dtype that is not weak."""
+        """Arrays that every device has, with a dtype that is not weak."""
         sharding = None if self.mesh is None else NamedSharding(self.mesh, _WHOLE)
 
         def put(x):
@@ -66,24 +66,25 @@ class Placement:
         return jax.tree.map(put, tree)
 
     def onto(self, mesh: Mesh | None, tree: Any) -> Any:
-        """Arrays as a step gives them back that is computed on that mesh; so it compiles once."""
-        # (A loss may solve on several devices, where a batch is on one.)
+        """Arrays placed as a step on that mesh returns them, so that the step compiles only
+        once."""
+        # A loss may solve on several devices although the batch is on one.
         if self.mesh is not None or mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
 
     def home(self, tree: Any) -> Any:
-        """What is everywhere, free to be used with whatever is elsewhere."""
+        """Arrays that were everywhere, placed so that they can be used with arrays elsewhere."""
         return (
             tree if self.mesh is None else jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
         )
 
     def summed(self, fn: Callable) -> Callable:
-        """`fn(shared, split)`, the sum of what it gives on each device for its rows."""
+        """`fn(shared, split)`, whose results on each device are summed."""
         return self._on_each(fn, _WHOLE, _all_reduced)
 
     def mapped(self, fn: Callable) -> Callable:
-        """`fn(shared, split)`, what it gives on each device for its rows, one after the other."""
+        """`fn(shared, split)`, whose results on each device, for its rows, are concatenated."""
         return self._on_each(fn, _SPLIT)
 
     def _on_each(self, fn: Callable, out: Any, post: Callable | None = None) -> Callable:
@@ -106,7 +107,8 @@ def _all_reduced(tree: Any) -> Any:
 
 
 def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
-    """**Raises:** `ValueError` when more is wanted than there is, or it is said twice."""
+    """The placement for these arguments of `fit`. **Raises:** `ValueError` for more devices than
+    there are, and for contradictory arguments."""
     given = {"devices": devices, "ensemblealg": ensemblealg, "dist": dist or None}
     said = [name for name, value in given.items() if value is not None]
     if len(said) > 1:
@@ -119,7 +121,7 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
     named = isinstance(devices, list | tuple)
     if jax.process_count() == 1 and len(chosen) == 1 and not named:
         return Placement()
-    # As many, in the same places, of each process.
+    # Equally many devices of each process, in the same places.
     platform = chosen[0].platform
     there = jax.local_devices(backend=platform)
     places = [there.index(d) for d in chosen]
@@ -136,7 +138,7 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
 
 
 def _devices_of(ensemblealg: Any) -> Any:
-    """How many (None: one), or which."""
+    """The number of devices (None: one), or a list of them."""
     match ensemblealg:
         case EnsembleSerial():
             return None

@@ -1,4 +1,4 @@
-"""What a model gives for each item of some data."""
+"""The predictions of a model for each item of some data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,17 +23,18 @@ def predict(
     ensemblealg: Any = None,
     dist: bool = False,
 ) -> Any:
-    """What a function gives for each item, in the order of the items.
+    """The results of a function for each item, in the order of the items.
 
     **Arguments:**
 
-    - `fn`: `fn(params, batch)`, a pytree of arrays `[item, ...]`.
-    - `params`: as they are, or as [`fit`][ensembleode.fit] found them.
-    - `data`: a pytree of arrays `[item, ...]`, in memory or on disk; of any number of items.
-    - `batch_size`: how many items are computed with at a time, by default all.
-    - `devices`, `ensemblealg`, `dist`: what shares a batch, as in [`fit`][ensembleode.fit].
+    - `fn`: `fn(params, batch)`, which returns a pytree of arrays `[item, ...]`.
+    - `params`: the parameters, such as those that [`fit`][ensembleode.fit] found.
+    - `data`: a pytree of arrays `[item, ...]`, in memory or on disk, with any number of items.
+    - `batch_size`: the number of items to compute with at a time, by default all.
+    - `devices`, `ensemblealg`, `dist`: the devices that share a batch, as in
+        [`fit`][ensembleode.fit].
 
-    **Returns:** the same pytree, of NumPy arrays for all items; in every process.
+    **Returns:** the same pytree with NumPy arrays for all items, in every process.
 
     **Raises:** `ValueError` and `TypeError` for bad input.
 

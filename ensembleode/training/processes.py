@@ -19,24 +19,24 @@ def initialize(
     *,
     patience: int = 30,
 ) -> None:
-    """Join the processes that run this script together: before JAX computes anything.
+    """Join the processes that run this script together. Call it before JAX computes anything.
 
-    Under `mpirun` (Open MPI) and `srun` (Slurm) it needs no arguments; started by hand, each
-    process says who it is. Thin over `jax.distributed.initialize`. From then on
+    Under `mpirun` (Open MPI) and `srun` (Slurm), it needs no arguments. Processes that are started
+    by hand have to pass theirs. It is a thin layer over `jax.distributed.initialize`. After it,
     [`fit`][ensembleode.fit] and [`predict`][ensembleode.predict] share the work out among all
-    processes: each reads the same data, computes with its part of a batch on its own devices, and
-    the gradients are added up by one all-reduce (by gloo on CPUs, NCCL on GPUs).
+    processes: each reads the same data and computes with its part of a batch on its own devices,
+    and the gradients are added up by one all-reduce (by gloo on CPUs, NCCL on GPUs).
 
-    Once called, further calls do nothing.
+    Further calls do nothing.
 
     **Arguments:**
 
-    - `coordinator`: the address of process 0, such as `"127.0.0.1:12345"`; or
-        `JAX_COORDINATOR_ADDRESS` in the environment.
-    - `processes`, `process`: how many there are, and which this is, from 0.
-    - `patience`: after how many seconds without a sign of life a process is lost.
+    - `coordinator`: the address of process 0, such as `"127.0.0.1:12345"`; by default
+        `JAX_COORDINATOR_ADDRESS` from the environment.
+    - `processes`, `process`: the number of processes, and the number of this one, from 0.
+    - `patience`: the number of seconds without a sign of life after which a process counts as lost.
 
-    **Raises:** `ValueError` where it isn't said who this is, and nothing tells; `RuntimeError`
+    **Raises:** `ValueError` where the arguments are missing and can't be found out; `RuntimeError`
     where JAX has started already.
     """
     if jax.distributed.is_initialized():
@@ -68,12 +68,12 @@ def initialize(
 
 
 def is_first() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """Whether this process is the one that prints and writes files."""
     return jax.process_index() == 0
 
 
 def from_first(value: bytes) -> bytes:
-    """What the first process has."""
+    """The value that the first process passes."""
     if jax.process_count() == 1:
         return value
     from jax.experimental import multihost_utils
@@ -85,10 +85,11 @@ def from_first(value: bytes) -> bytes:
 
 @contextlib.contextmanager
 def peers(what_then: str) -> Iterator[None]:
-    """Says so when another process is lost, and what to do about it."""
+    """Turns errors that another process's loss causes into `ProcessLost`; `what_then` says what to
+    do about it."""
     try:
         yield
-    except (jax.errors.JaxRuntimeError, ValueError) as e:  # (dispatching, it is a ValueError)
+    except (jax.errors.JaxRuntimeError, ValueError) as e:  # ValueError is raised when dispatching
         known = ("Gloo", "NCCL", "Connection closed", "CoordinationService")
         if jax.process_count() == 1 or not any(x in str(e) for x in known):
             raise

@@ -1,4 +1,4 @@
-"""One step of a fit: the mean loss of a batch, its gradient, and what the optimiser makes of it."""
+"""One step of a fit: the mean loss of a batch, its gradient, and the update by the optimiser."""
 
 import dataclasses
 import functools
@@ -17,7 +17,8 @@ from .parallel import Placement
 
 
 class Batch(NamedTuple):
-    """Rows, of which the first `count` are items, and where among all rows each is."""
+    """Rows of a batch, of which the first `count` are items, and the place of each among all
+    rows."""
 
     rows: Any
     place: Any
@@ -25,7 +26,7 @@ class Batch(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a step changes."""
+    """The variables that a step changes."""
 
     params: Any
     optimizer: Any
@@ -33,21 +34,21 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """`compiled(state, batch, key, number)`: the next state, the next number, and the loss: NaN
-    where it, or its gradient, isn't finite (one number to wait for).
+    """`compiled(state, batch, key, number)` returns the next state, the next number, and the loss.
+    The loss is NaN where it or its gradient isn't finite, so that there is one number to wait for.
 
-    - `repeats`: whether every step has the same loss, so that what a line search found out about
-        it in the last step holds in the next.
+    - `repeats`: whether every step has the same loss function, so that what a line search found out
+        in one step holds in the next.
     """
 
-    loss: Callable  # of parameters alone, where there is no data; else of the items of a batch
+    loss: Callable  # of the parameters alone without data; else of the items of a batch
     static: Any  # the part of the parameters that isn't trained
     optimizer: optax.GradientTransformationExtraArgs
     placement: Placement
     has_data: bool
     repeats: bool
     microbatch: int | None = None  # how many rows a device computes with at a time; None for all
-    dtype: Any = None  # of the loss
+    dtype: Any = None  # that of the loss
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -69,7 +70,7 @@ class Step:
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradient)])
         )
         new = State(optax.apply_updates(state.params, updates), optimizer)
-        # Dtypes stay as they are, whatever the optimiser mixes in: a step compiles once.
+        # Dtypes stay the same, whatever the optimiser mixes in, so that a step compiles only once.
         new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
         return new, number + 1, jnp.where(finite, value, jnp.nan)
 
@@ -81,7 +82,7 @@ class Step:
         return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
 
     def value_and_gradient(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
-        """Of the mean over the items, however they are split."""
+        """The mean over the items and its gradient, however the items are split."""
         if not self.has_data:
             return jax.value_and_grad(self.alone)(params)
         assert batch is not None
@@ -94,11 +95,11 @@ class Step:
         return jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
 
     def alone(self, params: Any) -> Any:
-        """The loss, where there is no data."""
+        """The loss without data."""
         return self.loss(eqx.combine(params, self.static))
 
     def _sums(self, params: Any, rows: Any, place: Any, count: Any, key: Any) -> tuple[Any, Any]:
-        """Of the losses of these rows, and of their gradients."""
+        """The sums of the losses of these rows, and of their gradients."""
 
         def part(total, inputs):
             def summed(params):
@@ -115,13 +116,13 @@ class Step:
             return part(zeros, (rows, place))[0]
         missing = -n % size
         rows = jax.tree.map(lambda x: _extended(x, missing), rows)
-        # (What only fills a place is after the last item.)
+        # Rows that only fill a place are placed after the last item.
         place = jnp.concatenate([place, jnp.full(missing, jnp.iinfo(place.dtype).max)])
         split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, place))
         return jax.lax.scan(part, zeros, split)[0]
 
     def losses(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
-        """Of each row."""
+        """The loss of each row."""
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
         losses = self.loss(eqx.combine(params, self.static), rows, keys)
         _check_losses(losses, place.shape[0])
@@ -129,7 +130,8 @@ class Step:
 
 
 def checked(loss: Callable, has_data: bool) -> tuple[Callable, bool]:
-    """The loss with its one parameter, or with data its three; and whether it has the keys."""
+    """The loss with one parameter without data, or with three with data; and whether it takes
+    keys."""
     parameters = inspect.signature(loss).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     count = sum(x.kind in positional and x.default is x.empty for x in parameters)
@@ -147,8 +149,8 @@ def checked(loss: Callable, has_data: bool) -> tuple[Callable, bool]:
 
 
 def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
-    """The dtype of its loss, and the mesh of the devices that it is computed on, where it says so
-    (by a solve on several of them); else None."""
+    """The dtype of the loss, and the mesh of devices on which it is computed, if the loss itself
+    solves on several devices; else None."""
     if batch is not None:
         of_rows = jax.make_jaxpr(step.losses, return_shape=True)
         jaxpr, value = of_rows(params, batch.rows, batch.place, key)
@@ -161,7 +163,7 @@ def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any,
 
 
 def mesh_of(jaxpr: Any) -> Mesh | None:
-    """The mesh that part of it runs on, at any depth."""
+    """The mesh that a part of a program runs on, at any depth; None without one."""
     meshes = (eqn.params.get("mesh") for eqn in equations(jaxpr))
     return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
 
@@ -190,7 +192,7 @@ def _extended(x: Any, missing: int) -> Any:
 
 
 def _with_gradient(both: Callable) -> Callable:
-    """The value, for line searches, which differentiate it."""
+    """The value as a function that line searches can differentiate."""
 
     @jax.custom_vjp
     def value(params):

@@ -8,6 +8,7 @@ the arrays that Python shares. What Python asks for comes as one TOML text (`req
 - `fields.jl`: the translated functions, and where they are defined.
 - `methods.jl`: the methods by name.
 - `trajectories.jl`: the problem of each trajectory, from columns of arrays.
+- `callbacks.jl`: what happens to it on the way.
 - `records.jl`: what is kept of its solution.
 - `ensembles.jl`: where trajectories run.
 - `adjoints.jl`: the continuous adjoint.
@@ -20,6 +21,8 @@ using LinearAlgebra: LinearAlgebra, BLAS
 using Mmap: Mmap
 using SciMLBase:
     SciMLBase,
+    CallbackSet,
+    ContinuousCallback,
     DiscreteCallback,
     EnsembleDistributed,
     EnsembleProblem,
@@ -29,7 +32,11 @@ using SciMLBase:
     ODEFunction,
     ODEProblem,
     ReturnCode,
-    solve
+    VectorContinuousCallback,
+    get_proposed_dt,
+    set_proposed_dt!,
+    solve,
+    terminate!
 using StaticArrays: SMatrix, SVector
 using TOML: TOML
 
@@ -41,6 +48,7 @@ include("primitives.jl")
 include("fields.jl")
 include("methods.jl")
 include("trajectories.jl")
+include("callbacks.jl")
 include("records.jl")
 include("ensembles.jl")
 include("adjoints.jl")

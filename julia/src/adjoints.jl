@@ -104,7 +104,7 @@ function solve_adjoint!(
         callback = DiscreteCallback(jumps, jumps; save_positions = (false, false))
         return ODEProblem(
             adjoint_function, z, (from, span[1]), numbers;
-            callback, tstops = unique(jumps.times[1:jumps.next]), tolerances...,
+            callback, stops_back(steps, jumps.times[1:jumps.next], from, span[1])..., tolerances...,
             step_back(steps)...,
         )
     end
@@ -123,6 +123,19 @@ end
 # A tolerance of each component of the state says nothing of the adjoint's: the smallest holds.
 scalar_tolerances(steps) =
     (; (k => minimum(steps[k]) for k in (:abstol, :reltol) if haskey(steps, k))...)
+
+"""
+What the adjoint steps onto, from `from` back to `to`: the times of the cotangents, and the known
+times of the way there. Where the field jumps it is another from the next number on, which is the
+last before the jump on the way back.
+"""
+function stops_back(steps, times, from, to)
+    backwards(t) = min(to, from) < t < max(to, from)
+    tstops = filter(backwards, [times; get(steps, :tstops, [])])
+    after = to < from ? nextfloat : prevfloat
+    jumps = filter(backwards, map(after, get(steps, :d_discontinuities, empty(tstops))))
+    return (; tstops = unique(tstops), d_discontinuities = jumps)
+end
 
 # With a fixed step it is as long on the way back.
 step_back(steps) = haskey(steps, :dt) ? (; dt = -steps.dt) : (;)

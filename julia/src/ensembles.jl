@@ -67,12 +67,13 @@ function quiet()
 end
 
 """
-    solve_ensemble!(out, ens, field, method, place, n; stop, common...)
+    solve_ensemble!(out, ens, field, method, place, n; stop, callbacks, common...)
 
 Solve `n` trajectories with SciML, and write what is kept of them to `out`.
 """
 function solve_ensemble!(
-    out::Outputs, ens::Trajectories, field::Field, method, place::Place, n; stop = C_NULL, common...
+    out::Outputs, ens::Trajectories, field::Field, method, place::Place, n; stop = C_NULL,
+    callbacks = nothing, common...
 )
     # One alone DiffEqGPU does not solve on a GPU, and on the CPU not with all options.
     place = is_gpu(place) && n == 1 ? Place(; name = :EnsembleSerial) : place
@@ -82,7 +83,7 @@ function solve_ensemble!(
     f = ode_function(field)
     own_options = has_own_options(ens, kind)
     function problem(i)
-        u0, span, p = start(ens, kind, field, shared, i)
+        u0, span, p = start(ens, kind, field, shared, i, happened(callbacks, ens))
         own_options || return ODEProblem(f, u0, span, p)
         return ODEProblem(f, u0, span, p; options(ens, kind, i)...)
     end
@@ -94,9 +95,10 @@ function solve_ensemble!(
     saving = (; save_everystep = mode === :steps, save_start = first || mode === :times)
     check = Interruptible(remote || is_gpu(place) ? C_NULL : Ptr{Int32}(stop))
     checks = is_gpu(place) ? (;) : (; unstable_check = check, verbose = quiet(), dense = false)
+    acting = callbacks === nothing ? (;) : (; callback = callbacks.set)
     records = solve_each(
         problem, keep, method, place, n;
-        options(ens, kind)..., saving..., checks..., common...,
+        options(ens, kind)..., saving..., checks..., acting..., common...,
     )
     remote && foreach(i -> write!(out, records[i], i), 1:n)
     return nothing

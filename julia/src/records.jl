@@ -1,42 +1,50 @@
 # The return codes, by the numbers that Python knows them by.
 const SUCCESS, MAX_ITERS, DT_LESS_THAN_MIN, UNSTABLE, FAILURE = Int32.(1:5)
+const TERMINATED, MAX_EVENTS, NOT_CONVERGED = Int32.(6:8)
 
 function code(retcode)
     retcode == ReturnCode.Success && return SUCCESS
-    retcode == ReturnCode.Terminated && return SUCCESS
+    retcode == ReturnCode.Terminated && return TERMINATED
     retcode == ReturnCode.MaxIters && return MAX_ITERS
     retcode == ReturnCode.DtLessThanMin && return DT_LESS_THAN_MIN
     retcode in (ReturnCode.Unstable, ReturnCode.DtNaN) && return UNSTABLE
     return FAILURE
 end
 
+"""Of a trajectory that an affect ended the code is that of the affect."""
+code(retcode, ::Nothing) = code(retcode)
+code(retcode, happened::Happened) =
+    retcode == ReturnCode.Terminated ? happened.code : code(retcode)
+
 """
-    Outputs(; mode, start, u, t, lengths, codes, naccept, nreject, nf)
+    Outputs(; mode, start, u, t, lengths, codes, counts, events)
 
 Where the solutions go: `u [state, time, trajectory]`, and `t [time, trajectory]` where every step
 is saved. What was not reached is NaN; `lengths` says how many times were.
 
 - `mode`: `:ends`, `:times` or `:steps`; `start`: whether the start is saved.
+- `counts`: by name, those of `COUNTS` that are kept, `[trajectory]`.
+- `events`: the arrays of `Happened`, with the trajectory as the last axis; or nothing.
 """
-Base.@kwdef struct Outputs{T,Times}
+Base.@kwdef struct Outputs{T,Times,Counts,Events}
     mode::Symbol
     start::Bool
     u::Array{T,3}
     t::Times
     lengths::Vector{Int32}
     codes::Vector{Int32}
-    naccept::Vector{Int32}
-    nreject::Vector{Int32}
-    nf::Vector{Int32}
+    counts::Counts
+    events::Events = nothing
 end
 
 """What is kept of one solution, where it can't be written at once: in another process."""
-struct Record{T}
+struct Record{T,Counts,H}
     u::Matrix{T}
     t::Vector{T}
     length::Int32
     code::Int32
-    counts::NTuple{3,Int32}
+    counts::Counts
+    happened::H
 end
 
 """Write what is kept of the solution of trajectory `i`."""
@@ -44,7 +52,8 @@ function write!(out::Outputs, ens::Trajectories, sol, i)
     t = out.t === nothing ? nothing : view(out.t, :, i)
     u = view(out.u, :, :, i)
     out.lengths[i], out.codes[i] = keep!(u, t, out.mode, out.start, ens, sol, i)
-    out.naccept[i], out.nreject[i], out.nf[i] = counts(sol)
+    write!(out.counts, counts(sol), i)
+    write!(out.events, sol.prob.p.happened, i)
     return nothing
 end
 
@@ -52,7 +61,23 @@ function write!(out::Outputs, record::Record, i)
     out.u[:, :, i] = record.u
     out.t === nothing || (out.t[:, i] = record.t)
     out.lengths[i], out.codes[i] = record.length, record.code
-    out.naccept[i], out.nreject[i], out.nf[i] = record.counts
+    write!(out.counts, record.counts, i)
+    write!(out.events, record.happened, i)
+    return nothing
+end
+
+write!(kept::NamedTuple, counts::NamedTuple, i) =
+    foreach(name -> kept[name][i] = counts[name], keys(kept))
+
+write!(::Nothing, happened, i) = nothing
+function write!(events::NamedTuple, happened::Happened, i)
+    for name in (:t, :which)
+        events[name][:, i] = getproperty(happened, name)
+    end
+    for name in (:crossed, :before, :after)
+        events[name][:, :, i] = getproperty(happened, name)
+    end
+    events.count[i] = happened.count
     return nothing
 end
 
@@ -60,20 +85,22 @@ function Record(mode, first, rows, ens::Trajectories{T}, sol, i) where {T}
     u = Matrix{T}(undef, size(ens.u0, 1), rows)
     t = Vector{T}(undef, mode === :steps ? rows : 0)
     length, code = keep!(u, mode === :steps ? t : nothing, mode, first, ens, sol, i)
-    return Record(u, t, length, code, counts(sol))
+    return Record(u, t, length, code, counts(sol), sol.prob.p.happened)
 end
 
-function counts(sol)
-    stats = sol.stats
-    stats === nothing && return (Int32(0), Int32(0), Int32(0))
-    return (Int32(stats.naccept), Int32(stats.nreject), Int32(stats.nf))
-end
+# What is counted, by what SciML calls it.
+const COUNTS = (;
+    naccept = :naccept, nreject = :nreject, nf = :nf, njac = :njacs, nw = :nw, nsolve = :nsolve
+)
+
+counts(sol) =
+    map(name -> sol.stats === nothing ? Int32(0) : Int32(getproperty(sol.stats, name)), COUNTS)
 
 """Fill the rows with the saved states. Returns how many were reached, and the return code."""
 function keep!(u, t, mode, first, ens, sol, i)
     fill!(u, NaN)
     t === nothing || fill!(t, NaN)
-    ended = code(sol.retcode)
+    ended = code(sol.retcode, sol.prob.p.happened)
     row, finite = 0, true
     if mode === :times
         times = column(ens.times, i)
@@ -94,7 +121,7 @@ function keep!(u, t, mode, first, ens, sol, i)
             row += 1
             finite &= put!(u, row, sol.u[1])
         end
-        if ended == SUCCESS
+        if ended in (SUCCESS, TERMINATED)
             row += 1
             finite &= put!(u, row, sol.u[end])
         end
@@ -111,7 +138,7 @@ function keep!(u, t, mode, first, ens, sol, i)
     whole = findfirst(k -> !all(isfinite, view(u, :, k)), 1:row) - 1
     u[:, (whole+1):end] .= NaN
     t === nothing || (t[(whole+1):end] .= NaN)
-    return Int32(whole), ended == SUCCESS ? UNSTABLE : ended
+    return Int32(whole), ended in (SUCCESS, TERMINATED) ? UNSTABLE : ended
 end
 
 function put!(u, row, x)

@@ -50,14 +50,19 @@ function with_arrays(fn, request)
     GC.@preserve memory fn(Arrays(request["arrays"], pointer(memory)))
 end
 
+"""A function of a request, which these processes have then."""
+function translated(d, processes)
+    define(d["name"], get(d, "source", nothing), processes)
+    return Base.invokelatest(getproperty, Fields, Symbol(d["name"]))
+end
+
 function field(description, processes)
     functions, work = Dict{Symbol,Any}(), Dict{Symbol,Any}()
     for role in (:f, :jac, :tgrad)
         d = get(description, string(role), nothing)
         functions[role] = nothing
         d === nothing && continue
-        define(d["name"], get(d, "source", nothing), processes)
-        functions[role] = Base.invokelatest(getproperty, Fields, Symbol(d["name"]))
+        functions[role] = translated(d, processes)
         sizes = zip(d["work_types"], d["work_sizes"])
         work[role] = Tuple((TYPES[type], Int(n)) for (type, n) in sizes)
     end
@@ -96,7 +101,8 @@ function trajectories(arrays::Arrays)
         u0 = arrays["u0"], own = arrays["own"], shared = arrays["shared"],
         t0 = arrays["t0"], t1 = arrays["t1"], times = of("times"), counts = of("counts"),
         abstol = arrays["abstol"], reltol = arrays["reltol"], dt = of("dt"),
-        dtmin = of("dtmin"), dtmax = of("dtmax"),
+        dtmin = of("dtmin"), dtmax = of("dtmax"), tstops = of("tstops"),
+        d_discontinuities = of("d_discontinuities"),
     )
 end
 
@@ -104,11 +110,30 @@ function common(request)
     given = Pair{Symbol,Any}[:maxiters => request["maxiters"]]
     haskey(request, "adaptive") && push!(given, :adaptive => request["adaptive"])
     haskey(request, "controller") && append!(given, pairs(control(request["controller"])))
-    get(request, "norm", "") == "MaxNorm" && push!(given, :internalnorm => largest)
+    norm = get(request, "norm", "") == "MaxNorm" ? largest : nothing
+    if haskey(request, "controlled")
+        # (That of OrdinaryDiffEq is the root mean square.)
+        norm = OfFirst(something(norm, root_mean_square), Val(request["controlled"]))
+    end
+    norm === nothing || push!(given, :internalnorm => norm)
     return (; given...)
 end
 
 largest(u, t) = maximum(abs, u)
+root_mean_square(u, t) = sqrt(sum(abs2, u) / length(u))
+
+"""
+    OfFirst(norm, Val(N))
+
+The norm of the first `N` components: step-size control does not look at the others.
+"""
+struct OfFirst{N,F} <: Function
+    norm::F
+    OfFirst(norm::F, ::Val{N}) where {N,F} = new{N,F}(norm)
+end
+(x::OfFirst)(u::Number, t) = abs(u)  # (of a time)
+(x::OfFirst{N})(u::SVector, t) where {N} = x.norm(SVector(ntuple(k -> u[k], Val(N))), t)
+(x::OfFirst{N})(u, t) where {N} = x.norm(view(u, 1:N), t)
 
 """
 The options of a solve by the step-size controller of `Dict("name" => "PIController", "arguments" =>
@@ -131,21 +156,35 @@ function operation_solve(request)
     chosen, processes = place(request["place"])
     right_hand_side = field(request["field"], processes)
     algorithm = method(request["method"])
+    acting = callbacks(get(request, "callbacks", nothing), processes)
     with_arrays(request) do arrays
         out = Outputs(;
             mode = Symbol(request["mode"]), start = request["start"],
             u = arrays["u"], t = get(arrays, "t", nothing), lengths = arrays["lengths"],
-            codes = arrays["codes"], naccept = arrays["naccept"], nreject = arrays["nreject"],
-            nf = arrays["nf"],
+            codes = arrays["codes"], counts = counted(arrays), events = events(arrays),
         )
         in_one_thread(chosen) do
             Base.invokelatest(
                 solve_ensemble!, out, trajectories(arrays), right_hand_side, algorithm, chosen,
-                request["trajectories"]; stop = pointer(arrays["stop"]), common(request)...,
+                request["trajectories"]; stop = pointer(arrays["stop"]), callbacks = acting,
+                common(request)...,
             )
         end
     end
     return Dict{String,Any}()
+end
+
+"""Where the counts go that are kept."""
+function counted(arrays::Arrays)
+    kept = filter(name -> haskey(arrays.described, string(name)), keys(COUNTS))
+    return NamedTuple{kept}(map(name -> arrays[string(name)], kept))
+end
+
+"""Where the events of all trajectories go; nothing where none are kept."""
+function events(arrays::Arrays)
+    haskey(arrays.described, "event_t") || return nothing
+    names = (:t, :which, :crossed, :before, :after, :count)
+    return (; (name => arrays["event_$name"] for name in names)...)
 end
 
 function operation_adjoint(request)

@@ -1,17 +1,19 @@
 """
-    Numbers(own, shared, work)
+    Numbers(own, shared, work, happened)
 
 The parameters of a translated function: those of this trajectory, those of all, and its scratch
-memory.
+memory; and what has happened to the trajectory, where there are callbacks.
 """
-struct Numbers{O,S,W}
+struct Numbers{O,S,W,H}
     own::O
     shared::S
     work::W
+    happened::H
 end
 
 """
-    Trajectories(; u0, own, shared, t0, t1, times, counts, abstol, reltol, dt, dtmin, dtmax)
+    Trajectories(; u0, own, shared, t0, t1, times, counts, abstol, reltol, dt, dtmin, dtmax,
+                 tstops, d_discontinuities)
 
 An ensemble as arrays, whose last axis is the trajectory where the numbers differ by it:
 
@@ -22,8 +24,10 @@ An ensemble as arrays, whose last axis is the trajectory where the numbers diffe
   or nothing.
 - `abstol`, `reltol`: `[1]` or `[state]`, or with the trajectory as a second axis; `dt`, `dtmin`,
   `dtmax`: `[1]`, `[trajectory]`, or nothing.
+- `tstops`, `d_discontinuities`: what is stepped onto, `[time]` or `[time, trajectory]`, infinitely
+  far where there is no more; or nothing.
 """
-Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most}
+Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most,Stops,Jumps}
     u0::VecOrMat{T}
     own::Matrix{P}
     shared::Vector{P}
@@ -36,6 +40,8 @@ Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most}
     dt::Step
     dtmin::Least = nothing
     dtmax::Most = nothing
+    tstops::Stops = nothing
+    d_discontinuities::Jumps = nothing
 end
 
 column(x::AbstractMatrix, i) = view(x, :, i)
@@ -74,20 +80,20 @@ shared_numbers(ens::Trajectories, kind::Kind) =
     kind.shared === nothing ? ens.shared : static(ens.shared, kind.shared)
 
 """The state, the span and the parameters with which trajectory `i` starts."""
-function start(ens::Trajectories, kind::Kind, field::Field, shared, i)
+function start(ens::Trajectories, kind::Kind, field::Field, shared, i, happened = nothing)
     u0 = held(column(ens.u0, i), kind.u)
     span = (entry(ens.t0, i), entry(ens.t1, i))
     own = held(column(ens.own, i), kind.own)
     work = field.in_place ? scratch(field) : nothing
-    return u0, span, Numbers(own, shared, work)
+    return u0, span, Numbers(own, shared, work, happened)
 end
 
 # A tolerance is a number, or one a component of the state.
 tolerance(x::AbstractVector, kind, i) = length(x) == 1 ? x[1] : held(x, kind.u)
 tolerance(x::AbstractMatrix, kind, i) = size(x, 1) == 1 ? x[1, i] : held(view(x, :, i), kind.u)
 
-"""The times at which trajectory `i` is saved, each once and in the order they come."""
-wanted(ens::Trajectories, i) = filter!(isfinite, unique(column(ens.times, i)))
+"""Of these times those of trajectory `i`, each once and in the order they come."""
+known(times, i) = filter!(isfinite, unique(column(times, i)))
 
 """Whether a number differs by trajectory, and so is an option of each problem."""
 differs(x::AbstractMatrix) = true
@@ -99,8 +105,10 @@ function options(ens::Trajectories, kind::Kind, i = nothing)
     is_own = i !== nothing
     at = is_own ? i : 1
     given = Pair{Symbol,Any}[]
-    if ens.times !== nothing && differs(ens.times) == is_own
-        push!(given, :saveat => wanted(ens, at))
+    for (name, x) in (
+        :saveat => ens.times, :tstops => ens.tstops, :d_discontinuities => ens.d_discontinuities
+    )
+        x === nothing || differs(x) != is_own || push!(given, name => known(x, at))
     end
     for (name, x) in (:abstol => ens.abstol, :reltol => ens.reltol)
         differs(x) == is_own && push!(given, name => tolerance(x, kind, at))

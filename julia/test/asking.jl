@@ -50,15 +50,37 @@ end
 ask(operation, arrays = Dict(); more...) =
     GC.@preserve arrays TOML.parse(EnsembleODE.handle(text(operation, arrays; more...)))
 
+"""
+Callbacks as a request has them; parts are expressions of `u, p, t, uprev, tprev, mask`.
+"""
+function described_callbacks(; continuous = [], discrete = [], room = 4)
+    part(x) = definition("NAME(u, p, t, uprev, tprev, mask) = $x")
+    parts = (:condition, :up, :down, :affect)
+    made(; which, parts_and_options...) = Dict{String,Any}(
+        "which" => which, "kept" => true, "save_positions" => [false, false],
+        (string(k) => k in parts ? part(x) : x for (k, x) in pairs(parts_and_options))...
+    )
+    found(; length = 1, rootfind = "LeftRootFind", options...) = made(;
+        length, is_vector = length > 1, rootfind, interp_points = 10, repeat_nudge = 0.01,
+        dtrelax = 1.0, options...
+    )
+    longest = maximum(x -> get(x, :length, 1), continuous; init = 1)
+    return Dict(
+        "room" => room, "longest" => longest, "continuous" => [found(; x...) for x in continuous],
+        "discrete" => [made(; x...) for x in discrete],
+    )
+end
+
 listed(x::AbstractArray) = collect(x)
 listed(x::Number) = [x]
 
 """The arrays that a solve of `n` trajectories reads; what is nothing is left out."""
 function read_by_solve(
     T, n; u0, own = zeros(T, 0, n), shared = T[], t0 = 0, t1 = 1, times = nothing,
-    counts = nothing, abstol = 1e-9, reltol = 1e-9, dt = nothing
+    counts = nothing, abstol = 1e-9, reltol = 1e-9, dt = nothing, tstops = nothing,
+    d_discontinuities = nothing
 )
-    given = (; u0, own, shared, t0, t1, times, abstol, reltol, dt)
+    given = (; u0, own, shared, t0, t1, times, abstol, reltol, dt, tstops, d_discontinuities)
     arrays = Dict{String,Any}(
         string(k) => T.(listed(x)) for (k, x) in pairs(given) if x !== nothing
     )
@@ -68,11 +90,18 @@ function read_by_solve(
 end
 
 """The arrays that a solve of `n` trajectories writes: full of what must not stay there."""
-function written_by_solve(T, n, size, rows, mode)
+function written_by_solve(T, n, size, rows, mode; room = 0, longest = 1)
     arrays = Dict{String,Any}("u" => fill(T(77), size, rows, n))
     mode == "steps" && (arrays["t"] = fill(T(77), rows, n))
     for name in ("lengths", "codes", "naccept", "nreject", "nf")
         arrays[name] = fill(Int32(77), n)
+    end
+    room == 0 && return arrays
+    for (name, dims) in (("t", (room, n)), ("before", (size, room, n)), ("after", (size, room, n)))
+        arrays["event_$name"] = fill(T(77), dims)
+    end
+    for (name, dims) in (("which", (room, n)), ("crossed", (longest, room, n)), ("count", (n,)))
+        arrays["event_$name"] = fill(Int32(77), dims)
     end
     return arrays
 end
@@ -84,19 +113,22 @@ room for.
 function solved(
     field, n; T = Float64, u0, method = "Tsit5", place = "EnsembleSerial", workers = nothing,
     threads = nothing, mode = "ends", start = false, times = nothing, rows = nothing,
-    maxiters = 100_000, adaptive = nothing, stop = nothing, numbers...
+    maxiters = 100_000, adaptive = nothing, stop = nothing, callbacks = nothing, numbers...
 )
     arrays = read_by_solve(T, n; u0, times, numbers...)
     stop === nothing || (arrays["stop"] = stop)
     if rows === nothing
         rows = mode == "times" ? size(times, 1) : mode == "ends" ? 1 + start : 1000
     end
-    written = written_by_solve(T, n, size(u0, 1), rows, mode)
+    acting = something(callbacks, Dict("room" => 0, "longest" => 1))
+    written = written_by_solve(
+        T, n, size(u0, 1), rows, mode; room = acting["room"], longest = acting["longest"]
+    )
     backend = startswith(place, "EnsembleGPU") ? "CPU" : nothing
     where = (; name = place, workers, threads, backend)
     answer = ask(
         "solve", merge(arrays, written);
-        field, mode, start, maxiters, adaptive, trajectories = n,
+        field, mode, start, maxiters, adaptive, callbacks, trajectories = n,
         method = method isa String ? named(method) : method,
         place = Dict(string(k) => v for (k, v) in pairs(where) if v !== nothing),
     )

@@ -58,8 +58,9 @@ end
 end
 
 @testset "what is kept of a solution" begin
+    prob = (; p = (; happened = nothing))
     solution(u...; retcode = ReturnCode.Success, t = float.(eachindex(u))) =
-        (; t = collect(t), u = collect(SVector.(u)), retcode, stats = nothing)
+        (; t = collect(t), u = collect(SVector.(u)), retcode, stats = nothing, prob)
     function kept(sol, mode; rows = 4, first = true, times = nothing, counts = nothing)
         u, t = fill(77.0, 1, rows), mode === :steps ? fill(77.0, rows) : nothing
         length, code = keep!(u, t, mode, first, (; times, counts), sol, 1)
@@ -82,7 +83,7 @@ end
     # A time that is not there is not passed over in silence.
     @test kept(solution(1.0, 2.0), :times; times = [1.0, 1.5, 2.0]) == ([1], FAILURE)
     for (retcode, number) in (
-        (ReturnCode.Terminated, SUCCESS), (ReturnCode.DtNaN, UNSTABLE),
+        (ReturnCode.Terminated, 6), (ReturnCode.DtNaN, UNSTABLE),
         (ReturnCode.Unstable, UNSTABLE), (ReturnCode.ConvergenceFailure, FAILURE),
         (ReturnCode.Failure, FAILURE),
     )

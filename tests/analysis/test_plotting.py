@@ -1,4 +1,5 @@
-"""Plots: what they draw, name and refuse. The numbers drawn are those of the solutions."""
+"""Plots: what they draw, name and refuse. The drawn numbers are compared with those of the
+solutions."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Marks of events, and outcomes against what trajectories were given."""
+"""Marks of events in plots, and plots of outcomes against numbers of the trajectories."""
 
 import jax
 import jax.numpy as jnp

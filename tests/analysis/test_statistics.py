@@ -1,4 +1,5 @@
-"""The statistics against NumPy's, and against what Julia computed of the same ensemble."""
+"""The statistics, compared with NumPy's and with those that Julia computed for the same
+ensemble."""
 
 import inspect
 import json

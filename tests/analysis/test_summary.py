@@ -1,4 +1,4 @@
-"""EnsembleSummary, and the same in one pass over batches."""
+"""EnsembleSummary, and the same statistics computed in one pass over batches."""
 
 import warnings
 

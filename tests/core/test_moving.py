@@ -1,4 +1,4 @@
-"""Jumps whose times move: values, first and second derivatives against closed forms."""
+"""Jumps whose times move: values, first and second derivatives, compared with closed forms."""
 
 import functools
 

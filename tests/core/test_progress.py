@@ -1,4 +1,4 @@
-"""The bar over the trajectories."""
+"""The progress bar over the trajectories."""
 
 import io
 import re

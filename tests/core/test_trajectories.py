@@ -1,4 +1,4 @@
-"""From a prob_func to arrays: what varies with the index, and with which numbers."""
+"""From a prob_func to arrays: which numbers vary with the index, and their values."""
 
 import functools
 import itertools

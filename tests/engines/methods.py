@@ -1,4 +1,4 @@
-"""Two methods that are not of Runge and Kutta's kind, as solvers of our own engines.
+"""Two methods that are not Runge-Kutta methods, as solvers for the compiled and the lanes engine.
 
 Sources: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I": III.5 (variable
 steps of Adams methods), I.8 (Taylor series).

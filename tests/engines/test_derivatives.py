@@ -1,4 +1,4 @@
-"""Derivatives by times, and where a number that all trajectories share decides what is computed."""
+"""Derivatives with respect to times; and shared numbers that decide what is computed."""
 
 import jax
 import jax.numpy as jnp

@@ -1,9 +1,6 @@
-"""Implicit methods: stiff problems, when the iteration for a stage ends, what its failure does."""
+"""Implicit methods: stiff problems, the end of the iteration for a stage, and its failures."""
 
 import functools
-import importlib
-import pathlib
-import sys
 
 import diffrax
 import jax
@@ -17,9 +14,9 @@ from ensembleode.engines.diffrax.implicit import SimplifiedNewton
 from ensembleode.solution import COUNTS
 
 from ..marks import slow_unless
+from ..problems import of_benchmarks
 
 
-BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 METHODS = [
     eo.ImplicitEuler(),
     eo.Kvaerno3(),
@@ -49,13 +46,6 @@ def ids(case):
 #
 
 
-@functools.cache
-def benchmark():
-    with pytest.MonkeyPatch.context() as patch:  # as where it is run as a script
-        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-        return importlib.import_module("stiff")
-
-
 QUICK = {("ROBER", "KenCarp4")}
 
 
@@ -69,7 +59,7 @@ QUICK = {("ROBER", "KenCarp4")}
 )
 def test_ensembles_of_stiff_problems(name, method):
     """All copies succeed with the default `maxiters`, and are right."""
-    stiff = benchmark()
+    stiff = of_benchmarks("stiff_methods")
     problem = stiff.PROBLEMS[name]
     quick = (name, method) in QUICK
     constants = stiff.constants_of(problem, 4 if quick else 64)

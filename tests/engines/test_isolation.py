@@ -1,4 +1,4 @@
-"""No trajectory changes the gradient of another by a bit, whatever becomes of it."""
+"""No trajectory, even one that fails, changes a bit of another trajectory's gradient."""
 
 import functools
 

@@ -1,9 +1,9 @@
-"""Event for event what OrdinaryDiffEq does: solves with callbacks, recorded from Julia.
+"""Solves with callbacks are those of OrdinaryDiffEq, event for event, as recorded from Julia.
 
-Its steps come out, accepted and rejected, and its evaluations of f. Where the times of steps agree
-to the single precision of the controller's powers (see `test_julia_steps.py`), so do the events at
-their ends; the events that are searched agree to some roundings of the 110 steps before them, and
-with Julia's powers to the last bit or two.
+Accepted and rejected steps and evaluations of f are equal in number. The times of steps agree to
+the single precision of the controller's powers (see `test_julia_steps.py`), and so do events at
+their ends. Events that are searched agree up to some roundings of the 110 steps before them, and
+with Julia's own powers up to the last bit or two.
 """
 
 import json
@@ -16,7 +16,7 @@ import pytest
 import ensembleode as eo
 
 from ..julia_powers import JuliasController
-from ..marks import slow_unless
+from ..marks import on_julia, slow_unless
 
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "julia_events.json"
@@ -107,13 +107,19 @@ AT_STEPS = ("none", "ends, discrete", "every step", "set")
 QUICK = ("twice in a step", "vector", "ends", "set", "changes p")
 
 
-@pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in CASES])
-def test_events_are_julias(name):
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        *(slow_unless(x in QUICK, "compiled", x) for x in CASES),
+        *(on_julia("julia", x) for x in CASES),
+    ],
+)
+def test_events_are_julias(engine, name):
     f, u0, end, callback, options = CASES[name]
     recorded, p = RECORDED[name], options.get("p")
     options = {key: x for key, x in options.items() if key != "p"}
     prob = eo.ODEProblem(f, u0, (0.0, end), p, callback=callback)
-    sol = eo.solve(prob, eo.Tsit5(), engine="compiled", abstol=1e-8, reltol=1e-8, **options)
+    sol = eo.solve(prob, eo.Tsit5(), engine=engine, abstol=1e-8, reltol=1e-8, **options)
     assert sol.retcode.name == recorded["retcode"]
     if name not in NOISE:
         found = sol.stats.naccept, sol.stats.nreject, sol.stats.nf

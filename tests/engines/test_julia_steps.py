@@ -1,9 +1,9 @@
-"""Step for step what OrdinaryDiffEq does: sequences recorded from Julia.
+"""Steps are those of OrdinaryDiffEq, one for one, as recorded from Julia.
 
-Its counts of steps come out exactly. The times agree to the single precision of the controller's
-powers, except where the first error estimate is nothing but rounding: the step after it, and all
-that follow, then depend on the order of a sum (here as from one build of Julia to another), and the
-states with them by about the tolerance of the solve.
+The numbers of steps are equal. The times agree to the single precision of the controller's powers,
+with one exception: where the first error estimate is nothing but rounding, the step after it, and
+all that follow, depend on the order of a sum (here as between two builds of Julia). The states then
+agree to about the tolerance of the solve.
 """
 
 import functools

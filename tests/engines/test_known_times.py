@@ -1,4 +1,4 @@
-"""Known times that steps end at: `tstops`, and `d_discontinuities`, where `f` jumps."""
+"""Known times at which steps end: `tstops`, and `d_discontinuities`, where `f` jumps."""
 
 import json
 import pathlib
@@ -11,14 +11,14 @@ from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
 
-from ..marks import slow_unless
+from ..marks import on_julia, slow_unless
 from .methods import Lags
 
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "julia_known_times.json"
 RECORDED = {x["case"]: x for x in json.loads(DATA.read_text())["records"]}
 OURS = ("compiled", "lanes")
-ENGINES = (*OURS, slow_unless(False, "diffrax"))
+ENGINES = (*OURS, slow_unless(False, "diffrax"), on_julia("julia"))
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 
 
@@ -47,7 +47,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("engine", OURS)
+@pytest.mark.parametrize("engine", [*OURS, on_julia("julia")])
 def test_the_steps_of_julia(engine, case):
     field, tspan, options = CASES[case]
     recorded, stats = RECORDED[case], RECORDED[case]["stats"]
@@ -192,7 +192,8 @@ def test_steps_end_there_and_go_on_right_after(engine):
         slow_unless(engine == "compiled" or mode == "times", engine, mode)
         for engine in OURS
         for mode in ("ends", "times", "steps")
-    ],
+    ]
+    + [on_julia("julia", mode) for mode in ("ends", "times")],
 )
 def test_gradients(engine, mode):
     saving = {

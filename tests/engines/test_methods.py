@@ -1,4 +1,4 @@
-"""A method is a protocol: two that are no Runge-Kutta methods, on both of our engines."""
+"""A method is a protocol: two methods that are not Runge-Kutta methods, on two engines."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A field that is infinite or NaN beyond some point: such trajectories end soon, as `Unstable`."""
+"""Fields that are infinite or NaN beyond some point: their trajectories end soon, as `Unstable`."""
 
 import itertools
 

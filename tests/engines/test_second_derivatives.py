@@ -1,4 +1,4 @@
-"""Derivatives of any order by our own engines, with no `sensealg`."""
+"""Derivatives of any order by the compiled and the lanes engine, without `sensealg`."""
 
 import functools
 import re

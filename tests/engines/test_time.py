@@ -1,5 +1,5 @@
-"""The arithmetic of time, in both precisions and far from zero: steps are as many, and as long, as
-of the same problem at zero, up to what time can resolve there."""
+"""The arithmetic of time, in both precisions and far from zero: there are as many steps as in the
+same problem at zero, and they are as long, up to the resolution of time."""
 
 import hypothesis as hp
 import hypothesis.strategies as st

@@ -1,5 +1,5 @@
-"""What is decided about a step, and return codes: by a loop over NumPy arrays with the functions
-that the time loops share, and the same on every engine."""
+"""Decisions about steps, and return codes: in a loop over NumPy arrays with the functions that the
+time loops share, and on every engine."""
 
 from typing import Any, NamedTuple
 

@@ -1,6 +1,6 @@
-"""Fields made of what else there is in JAX: what `vmap(diffeqsolve)` runs means the same here.
+"""Fields with many features of JAX: if `vmap(diffeqsolve)` runs a field, it means the same here.
 
-Or `engine="auto"` takes diffrax, and says why.
+Otherwise `engine="auto"` takes diffrax, and says why.
 """
 
 import diffrax

@@ -1,4 +1,4 @@
-"""Clusters for the tests: on loopback, on any port."""
+"""Clusters for the tests, on the loopback interface and any free port."""
 
 import contextlib
 import os

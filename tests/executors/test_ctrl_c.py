@@ -1,4 +1,4 @@
-"""Ctrl-C ends a solve within a second or so, wherever it runs, and keeps what is done."""
+"""Ctrl-C ends a solve within about a second, wherever it runs, and the results so far are kept."""
 
 import concurrent.futures
 import contextlib

@@ -1,4 +1,4 @@
-"""EnsembleDistributed: what is sent and computed, whoever the workers are."""
+"""EnsembleDistributed: what it sends and computes, with any workers."""
 
 import asyncio
 import functools

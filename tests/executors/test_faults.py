@@ -1,4 +1,4 @@
-"""What becomes of an ensemble when processes die: real ones, by real signals."""
+"""Ensembles whose processes die: real processes, by real signals."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Functions of any shapes, axes and indices, drawn at random: each with its arguments."""
+"""Random functions of any shapes, axes and indices, each with its arguments."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the operations of the small language mean, on NumPy scalars: as XLA computes them."""
+"""The operations of the small language on NumPy scalars, with the results of XLA."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
 """A lowered function as Python, to run it: a printer that shares nothing with those of engines.
 
-It is strict. Every value has the dtype that the program says; an index is inside of its buffer;
-what is read has been written; a variable is used where a language with scopes of loops and
-branches has it; and all of the result is written.
+It is strict. Every value must have the dtype that the program says; an index must be inside of its
+buffer; memory must be written before it is read; a variable may only be used where a language with
+scopes of loops and branches has it; and all of the result must be written.
 """
 
 from collections.abc import Iterator, Sequence

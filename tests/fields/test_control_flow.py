@@ -1,4 +1,4 @@
-"""Branches, loops and calls, in both forms, against JAX."""
+"""Branches, loops and calls, in both forms, compared with JAX."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What can't be translated, and where it says that it is."""
+"""Functions that can't be translated, and the place that the error names."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Expressions at random, in both forms, against JAX."""
+"""Random expressions, in both forms, compared with JAX."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Whole fields, their Jacobians and vector-Jacobian products, against JAX."""
+"""Whole fields, their Jacobians and vector-Jacobian products, compared with JAX."""
 
 import jax.numpy as jnp
 import jax.tree_util as jtu

@@ -1,4 +1,4 @@
-"""Jacobians as programs, against JAX's."""
+"""Jacobians as programs, compared with JAX's."""
 
 import jax
 import jax.numpy as jnp

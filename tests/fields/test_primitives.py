@@ -1,4 +1,4 @@
-"""Every primitive, taken apart into scalars and on arrays, against JAX."""
+"""Every primitive, taken apart into scalars and on arrays, compared with JAX."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""The structure of Jacobians, against dense ones at many points."""
+"""The structure of Jacobians, compared with dense Jacobians at many points."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Programs staged from a field: what is closed over stays apart from the state."""
+"""Programs staged from a field: arrays that it closes over stay separate from the state."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How much a program computes, and how long it is: nothing costly is computed twice."""
+"""The cost and the length of programs: nothing expensive is computed twice."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A file is written whole, or what was there stays; the error names it."""
+"""A file is written as a whole, or keeps its old content; errors name the file."""
 
 import errno
 import io

@@ -1,4 +1,4 @@
-"""Arrays of a store are indexed as NumPy's are, and read no more than they have to."""
+"""Arrays of a store are indexed like NumPy's, and read no more than they have to."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""`ensembleode plan`."""
+"""The commands of `ensembleode plan`."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What an estimate says, against closed forms and against itself."""
+"""Estimates, compared with closed forms and with each other."""
 
 import dataclasses
 import itertools

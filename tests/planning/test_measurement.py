@@ -1,4 +1,4 @@
-"""Measuring: what becomes of processes, and what is made of their times."""
+"""Measurements: how processes end, and what is computed from their times."""
 
 import functools
 import json

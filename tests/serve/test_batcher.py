@@ -1,4 +1,4 @@
-"""From items to batches: none lost, none answered twice, none that waits behind another."""
+"""From items to batches: no item is lost, answered twice, or left waiting behind another."""
 
 import asyncio
 import collections
@@ -18,6 +18,7 @@ from ensembleode.serve.batcher import (
     Hung,
     QueueFull,
 )
+from ensembleode.serve.lines import Lines
 
 
 class Runs:
@@ -341,7 +342,7 @@ def test_it_does_not_end_unseen(monkeypatch, caplog):
 
     async def test():
         batcher = started(Runs())
-        monkeypatch.delattr(Batcher, "_take")
+        monkeypatch.delattr(Lines, "take")
         with pytest.raises(BatchFailed) as raised:
             await batcher.submit("a", "a", 1, 1)
         assert raised.value.id in caplog.text
@@ -472,7 +473,7 @@ def test_nothing_is_lost_or_answered_twice(items, coalesce, share, max_wait):
         await asyncio.sleep(0)
         assert batcher.waiting == 0
         assert await batcher.drain(10)
-        assert not batcher._problems
+        assert not batcher._lines.problems
 
     run(test)
     assert set(ran.values()) <= {0, 1}

@@ -1,7 +1,7 @@
-"""The service beside what goes wrong: batches that hang, bodies that fill it, those who leave.
+"""The service while things go wrong: batches that hang, large bodies, clients that disconnect.
 
-`python -m tests.serve.test_beside` says how long a healthy request takes beside each; and, in turns
-with it, at a second service that has none of that.
+`python -m tests.serve.test_beside` measures how long a healthy request takes in each situation, in
+turns with a second service where nothing goes wrong.
 """
 
 import contextlib

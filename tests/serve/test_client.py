@@ -1,4 +1,4 @@
-"""The clients, against a service in a thread: what they return beside what `solve` returns here."""
+"""The clients with a service in a thread: their results, compared with those of `solve`."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.serve import client as client_module, exchange
+from ensembleode.serve import client_jobs, exchange
 
 from ..problems import lotka_volterra
 
@@ -698,7 +698,7 @@ def test_job_of_samples(client, monkeypatch):
     first = client.submit("lotka", **ranges).result(timeout=60)
     again = client.submit("lotka", **ranges)
     again.wait(60)
-    monkeypatch.setattr(client_module, "_PART", 7 * first.u[0].nbytes)
+    monkeypatch.setattr(client_jobs, "_PART", 7 * first.u[0].nbytes)
     second = again.result()  # in parts
     np.testing.assert_array_equal(first.u, second.u)
     assert second.t.tolist() == first.t.tolist()

@@ -1,4 +1,4 @@
-"""Events of callbacks, over the wire: in answers, pages of ensembles, and other batches."""
+"""Events of callbacks over HTTP: in answers, in pages of ensembles, and in different batches."""
 
 import io
 

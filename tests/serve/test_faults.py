@@ -1,4 +1,4 @@
-"""Jobs on disks that fail, and in processes that are replaced: nothing is lost, or dead unseen."""
+"""Jobs on disks that fail, and in processes that are replaced: none is lost, or stops unnoticed."""
 
 import asyncio
 import concurrent.futures

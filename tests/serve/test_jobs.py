@@ -1,4 +1,4 @@
-"""Durable ensembles: drawn or sent, stopped and gone on with, and what is refused."""
+"""Durable ensembles: drawn or sent, cancelled and resumed, and what is refused."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What the service says of itself, and that nothing that fits it, or doesn't, is its failure."""
+"""The OpenAPI document of the service; and random requests, valid or not, never make it fail."""
 
 import re
 

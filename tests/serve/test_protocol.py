@@ -1,4 +1,4 @@
-"""The short way of small requests: what is answered is what uvicorn's own protocol answers."""
+"""The short path of small requests: its answers are those of uvicorn's own protocol."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What can be registered, and what clients are told of it."""
+"""Which problems can be registered, and how they are described to clients."""
 
 import json
 

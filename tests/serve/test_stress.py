@@ -1,4 +1,4 @@
-"""Too much, too late, crashes, and those who leave: nobody else is the worse for it."""
+"""Overload, late requests, crashes and disconnecting clients: others don't suffer from them."""
 
 import asyncio
 import collections

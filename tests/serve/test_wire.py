@@ -1,4 +1,4 @@
-"""From bodies to numbers, and what is wrong with those that are refused."""
+"""From bodies to numbers, and the errors of bodies that are refused."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from ensembleode.serve import wire
+from ensembleode.serve import queries, wire
 from ensembleode.serve.solving import Answer, Gradients
 
 from ..marks import slow_unless
@@ -28,7 +28,7 @@ def packed(x):
 
 
 def asked(entry=ENTRY, **body):
-    return wire.query(entry, wire.parsed(json.dumps(body).encode(), False))
+    return queries.query(entry, wire.parsed(json.dumps(body).encode(), False))
 
 
 def test_nothing_is_the_registered():
@@ -62,7 +62,7 @@ def test_backwards_in_time():
 def test_binary_is_as_json():
     u0, times = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.5, 1.0], [0.1, 0.2]])
     body = {"u0": packed(u0), "saveat": packed(times), "p": [1, 1, 1, 1]}
-    query = wire.query(ENTRY, wire.parsed(msgpack.packb(body), True))
+    query = queries.query(ENTRY, wire.parsed(msgpack.packb(body), True))
     same = asked(u0=u0.tolist(), saveat=times.tolist(), p=[1, 1, 1, 1])
     for a, b in zip(query.numbers, same.numbers, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -122,7 +122,7 @@ WRONG = [
 @pytest.mark.parametrize(("body", "path", "code"), WRONG, ids=[x[0][:30] for x in WRONG])
 def test_the_path_of_what_is_wrong(body, path, code):
     with pytest.raises(wire.Refused) as raised:
-        wire.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
+        queries.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
     unreadable = code == "invalid_body" and body != "[1]"
     assert raised.value.status == (400 if unreadable else 422)
     assert raised.value.code == code
@@ -153,7 +153,7 @@ def test_the_path_of_what_is_wrong(body, path, code):
 def test_binary_arrays_that_are_wrong(array, path):
     body = msgpack.packb({"u0": array})
     with pytest.raises(wire.Refused) as raised:
-        wire.query(ENTRY, wire.parsed(body, True))
+        queries.query(ENTRY, wire.parsed(body, True))
     assert (raised.value.status, raised.value.path) == (422, path)
 
 
@@ -212,7 +212,7 @@ def refused_or_numbers(text, binary, entry):
     """What becomes of the bytes of a body: a refusal that can be sent, or numbers that can be
     solved. Returns whether they were taken."""
     try:
-        query = wire.query(entry, wire.parsed(text, binary))
+        query = queries.query(entry, wire.parsed(text, binary))
     except wire.Refused as e:
         query = e
     if isinstance(query, wire.Refused):
@@ -327,15 +327,15 @@ def test_a_body_does_not_become_much_more(full_of):
 
 def test_an_answer_has_its_limit():
     limited = registry(answer=1000)["lotka"]
-    right = wire.query(limited, {"u0": [[1, 1]] * 6})
-    wire.check_answer(limited, right)
+    right = queries.query(limited, {"u0": [[1, 1]] * 6})
+    queries.check_answer(limited, right)
     with pytest.raises(wire.Refused) as raised:
-        wire.check_answer(limited, wire.query(limited, {"u0": [[1, 1]] * 7}))
+        queries.check_answer(limited, queries.query(limited, {"u0": [[1, 1]] * 7}))
     assert (raised.value.status, raised.value.code) == (413, "limit_answer")
     assert "1008 bytes" in raised.value.message
-    wire.check_answer(limited, wire.query(limited, {"u0": [[1, 1]] * 20}), pulls=True)
+    queries.check_answer(limited, queries.query(limited, {"u0": [[1, 1]] * 20}), pulls=True)
     with pytest.raises(wire.Refused):
-        wire.check_answer(limited, wire.query(limited, {"u0": [[1, 1]] * 21}), pulls=True)
+        queries.check_answer(limited, queries.query(limited, {"u0": [[1, 1]] * 21}), pulls=True)
 
 
 def answer(n, rows, lengths):
@@ -348,7 +348,7 @@ def answer(n, rows, lengths):
 
 
 def test_answers():
-    one = wire.solved(asked(saveat=1.0), answer(1, 16, [16]), 0.1, 0.2)
+    one = queries.solved(asked(saveat=1.0), answer(1, 16, [16]), 0.1, 0.2)
     assert json.loads(wire.encoded(one, False)) == {
         "u": [[0.1, 0.1]] * 3,
         "t": [0.0, 1.0, 2.0],
@@ -358,12 +358,14 @@ def test_answers():
         "seconds": {"wait": 0.1, "solve": 0.2},
     }
     query = asked(u0=[[1, 1], [1, 1]], saveat=1.0)
-    two = json.loads(wire.encoded(wire.solved(query, answer(2, 16, [16, 1]), 0, 0), False))
+    two = json.loads(wire.encoded(queries.solved(query, answer(2, 16, [16, 1]), 0, 0), False))
     assert two["u"][1] == [[1.1, 1.1], [None, None], [None, None]]
     assert two["retcode"] == ["Success", "Unstable"]
     assert two["lengths"] == [3, 1]
     assert two["stats"]["nf"] == [3, 3]
-    binary = msgpack.unpackb(wire.encoded(wire.solved(query, answer(2, 16, [16, 1]), 0, 0), True))
+    binary = msgpack.unpackb(
+        wire.encoded(queries.solved(query, answer(2, 16, [16, 1]), 0, 0), True)
+    )
     assert binary["u"]["dtype"] == "<f8"
     u = np.frombuffer(binary["u"]["data"], "<f8").reshape(binary["u"]["shape"])
     assert np.isnan(u[1, 1:]).all()
@@ -371,9 +373,9 @@ def test_answers():
 
 def test_gradients_have_the_shapes_of_what_was_sent():
     gradients = Gradients(np.ones((2, 2)), np.ones((2, 4)), np.ones(2, np.int8))
-    both = wire.pulled(asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
+    both = queries.pulled(asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
     assert both["u0"].shape == (2, 2)
     np.testing.assert_array_equal(both["p"], [2.0] * 4)
-    both = wire.pulled(asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
+    both = queries.pulled(asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
     assert both["p"].shape == (2, 4)
     np.testing.assert_array_equal(both["u0"], [2.0, 2.0])

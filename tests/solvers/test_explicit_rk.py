@@ -1,4 +1,4 @@
-"""Explicit methods of the user's own, from their tableaus, and the orders that these claim."""
+"""Users' own explicit methods, from their tableaus, and the orders that these claim."""
 
 import dataclasses
 import pickle

@@ -1,4 +1,4 @@
-"""Methods of Julia by name: read, and never run."""
+"""Methods of Julia by name: the text is parsed, and never run."""
 
 import pytest
 

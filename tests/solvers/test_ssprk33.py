@@ -1,4 +1,4 @@
-"""What strong stability preservation is for: the transport of a jump."""
+"""Strong stability preservation in its typical use: the transport of a jump."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,5 @@
-"""Step-size controllers, norms and bounds of steps: on every engine, as their formulas say."""
+"""Step-size controllers, norms and bounds of steps: on every engine, compared with their
+formulas."""
 
 import functools
 import math

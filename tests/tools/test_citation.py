@@ -1,4 +1,4 @@
-"""What to cite for a solve."""
+"""The works to cite for a solve."""
 
 import re
 

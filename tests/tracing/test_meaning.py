@@ -1,5 +1,5 @@
-"""What functions mean is what they mean when `solve` is called: whatever they read may have changed
-since the last call, in any way that Python has."""
+"""Functions have the meaning that they have when `solve` is called: everything that they read may
+have changed since the last call, in any way that Python allows."""
 
 import abc
 import dataclasses

@@ -1,4 +1,4 @@
-"""Functions as hashable programs: what is the same computation, and what is not."""
+"""Functions as hashable programs: which computations are the same, and which are not."""
 
 import functools
 

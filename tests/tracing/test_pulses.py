@@ -1,4 +1,4 @@
-"""What is seen of pulses in f. (What is said of them: test_problem.py.)"""
+"""Which pulses in f are recognised. (The message about them is tested in test_problem.py.)"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A fit with less memory than its batch needs, as a script: what is left is given in MiB."""
+"""A fit with less memory than its batch needs, as a script: the free memory is given in MiB."""
 
 import json
 import logging

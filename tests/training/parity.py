@@ -1,4 +1,5 @@
-"""Fits that must not depend on how their items are split; also run as a script, by processes."""
+"""Fits whose results must not depend on how items are split; also a script for several
+processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A fit goes on where it was: after a kill, on other devices, past a damaged checkpoint."""
+"""A fit goes on where it was: after a kill, on other devices, and past a damaged checkpoint."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Derivatives of data: against exact ones, and against weighted least squares done by NumPy."""
+"""Derivatives of data, compared with exact ones and with weighted least squares by NumPy."""
 
 import re
 

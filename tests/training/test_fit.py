@@ -1,4 +1,4 @@
-"""`fit`: the same answer however its items are split, what stops it, what it refuses."""
+"""`fit`: its result doesn't depend on how items are split; what stops it, and what it refuses."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Multiple shooting: against closed forms, finite differences, and plain fits."""
+"""Multiple shooting, compared with closed forms, finite differences, and plain fits."""
 
 import jax
 import jax.numpy as jnp

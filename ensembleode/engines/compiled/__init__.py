@@ -1,20 +1,22 @@
 """The compiled engine: small systems as one loop of machine code.
 
 The whole solve of many trajectories is one function, generated as LLVM IR around the field and
-called from JAX's programs without a copy. Every lane has its own step size, its own acceptance, its
-own end and its own return code, and takes the next trajectory when it has finished one.
+called from JAX's programs without a copy. Every lane has its own step size, acceptance, end and
+return code, and takes the next trajectory when it has finished one.
 
-- `builder.py`, `values.py`: LLVM IR from Python. `functions/`: elementary functions in it.
-- `field.py`: the vector field, from the small language of `fields`; `operations.py`,
-    `products.py`, `reading.py` and `uniformity.py`: its parts.
-- `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
-    reverse mode, of the steps that were recorded; `steps.py`: of a method's step.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays.
-- `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
-    XLA's; `ptxas.py`: what it takes there.
-- `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
-    `handler.py` (with `sharing.py`, among threads, and `writer.py`), `call.py`: to an operation of
-    JAX.
+- `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
+- `field.py`: prints the vector field from the small language of `fields`, with the help of
+    `operations.py`, `products.py`, `reading.py` and `uniformity.py`.
+- `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `replay.py`: the
+    time loop's reverse mode, through recorded steps; `steps.py`: the reverse mode of one step.
+- `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
+    of arrays.
+- `gpu.py`: the same on NVIDIA GPUs, with one thread for each trajectory. `entry.py`, `launch.py`:
+    from a kernel to a launch by XLA; `ptxas.py`: the registers and memory that a kernel takes
+    there.
+- `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, which is kept on disk.
+- `handler.py` (with `sharing.py`, which shares work among threads, and `writer.py`), `call.py`:
+    from machine code to an operation of JAX.
 """
 
 import functools
@@ -43,13 +45,14 @@ from .operations import check
 _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
-# Where the lanes engine is faster (see benchmarks/engine_limits.py), or compiles in less time: a
-# large state, an `f` so long that its code leaves the cache, many sums of gradients.
+# The lanes engine is faster, or compiles in less time, beyond these sizes (see
+# benchmarks/engine_limits.py): a large state, an `f` so long that its code leaves the cache, many
+# gradients that are summed over trajectories.
 _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 200, 1500, 100
 
 
 class _Reading(NamedTuple):
-    """What is known of a field: why it can't be translated, or how long it is."""
+    """The result of translating a field: why it can't be translated, or how long it is."""
 
     refusal: str | None
     statements: int = 0
@@ -67,7 +70,8 @@ def _read_derivative(field: Program) -> _Reading:
     try:
         jaxpr = transposed(field, real)
     except Exception:
-        # There is none, for any engine: whoever takes it is told, and a solve doesn't need it.
+        # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
+        # solve doesn't need it.
         return _Reading(None)
     return _read_program(Program(jaxpr, None, ()), "the derivative of f")
 
@@ -94,6 +98,7 @@ class Compiled(Closed):
     solves_columns = False
     shares_work = True
     numbers_apart = True
+    has_mass_matrices = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
@@ -110,7 +115,7 @@ class Compiled(Closed):
         return None
 
     def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why this engine can't run this field, on such a state; None when it can."""
+        """Why this engine can't run this field on such a state; None when it can."""
         del batched
         if 0 in state.shape:
             return "the state has no components."
@@ -119,7 +124,7 @@ class Compiled(Closed):
         return _read(field).refusal
 
     def extended_refusal(self, options: dict) -> str | None:
-        """None: it can."""
+        """None: every solve with these options can be extended."""
         del options
         return None
 
@@ -134,7 +139,8 @@ class Compiled(Closed):
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why another engine is faster with this field, or alone has its derivative; else None."""
+        """Why another engine is faster with this field, or is the only one with its derivative;
+        None where neither is so."""
         if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
@@ -150,12 +156,12 @@ class Compiled(Closed):
         return _read_derivative(field).refusal
 
     def is_stoppable(self) -> bool:
-        """It can be stopped: its loop looks at the flag itself."""
+        """True: the loop of a kernel looks at the flag itself."""
         return True
 
     def width(self, state: Any, n: int) -> int:
         """How many trajectories stay together on a device, though each is solved by itself."""
-        # (Neighbours in memory, where there are many.)
+        # Where there are many trajectories, some neighbours in memory stay together.
         del state
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
 

@@ -1,10 +1,11 @@
 """LLVM IR from Python: functions with loops, branches and arithmetic.
 
-The `Builder` of a function of a module (`module.py`) writes its instructions, on the values of
-`values.py`. A module one lane wide has scalars only (a thread of a GPU, or a single trajectory).
+A `Builder` writes the instructions of one function of a module (`module.py`); their results are the
+values of `values.py`. A module one lane wide has only scalars (for a thread of a GPU, or for a
+single trajectory).
 
-Products are fused with sums here, by a rule of our own, and not by LLVM: so the same code has the
-same bits at every width, with every version of LLVM, wherever there are fused operations.
+Products are fused with sums here, by a rule of our own, instead of by LLVM. So the same code gives
+the same bits at every width and with every version of LLVM, wherever there are fused operations.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Builder(PlainArithmetic):
         self.allocas: list[str] = []
         self._count = 0
         self._fuses = True
-        # What is computed already: here, and in the blocks around, the innermost last.
+        # The results available for reuse: in this block, and in the enclosing blocks; the innermost
+        # is last.
         self._scopes: list[dict[Any, Any]] = [{}]
 
     #
@@ -65,19 +67,21 @@ class Builder(PlainArithmetic):
         self.lines.append("  " + text)
 
     def value(self, text: str, dtype: np.dtype, lanes: int) -> Value:
-        """What an instruction computes."""
+        """The result of an instruction."""
         value = Value(self, self.name(), dtype, lanes)
         self.emit(f"{value.name} = {text}")
         return value
 
     def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
-        """What an instruction computes from its operands alone; the instruction is written once."""
+        """The result of an instruction that depends on its operands alone; equal instructions are
+        written once."""
         return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
 
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make()` returns, called once for this key in a block and the blocks inside it.
+        """The result of `make()`, which is called once for this key in a block and its inner
+        blocks.
 
-        **Arguments:** `make`: what it writes reads no memory.
+        **Arguments:** `make`: writes instructions, none of which reads memory.
         """
         key = (key, self._fuses)
         for scope in reversed(self._scopes):
@@ -89,7 +93,7 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def _block(self) -> Iterator[None]:
-        """Instructions that may not be run: what they compute is not reused after the block."""
+        """A block whose instructions may not be run; their results are not reused after it."""
         self._scopes.append({})
         try:
             yield
@@ -98,13 +102,13 @@ class Builder(PlainArithmetic):
 
     @property
     def position(self) -> int:
-        """Where the next instruction goes."""
+        """The place of the next instruction."""
         return len(self.lines)
 
     @contextmanager
     def inserting(self, position: int) -> Iterator[None]:
-        """Within this block instructions go to an earlier position, where later values are
-        unknown."""
+        """Within this block, instructions go to an earlier position, where later values don't exist
+        yet."""
         lines, scopes = self.lines, self._scopes
         self.lines, self._scopes = [], [{}]
         try:
@@ -114,13 +118,14 @@ class Builder(PlainArithmetic):
             self.lines, self._scopes = lines, scopes
 
     def on_stack(self, type_: str) -> str:
-        """A pointer to room for this type, in this function."""
+        """A pointer to memory for a value of this type on the function's stack."""
         place = self.name()
         self.allocas.append(f"  {place} = alloca {type_}")
         return place
 
     def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> Buffer:
-        """Room for `n` elements, or for `n` of each lane (element `i` of all of them together)."""
+        """Memory for `n` elements; with `of_lanes`, for `n` elements of each lane, where element
+        `i` of all lanes lies side by side."""
         each = max(1, self.lanes) if of_lanes else 1
         stored = np.dtype(np.int8) if dtype == BOOL else dtype
         place = self.name()
@@ -130,7 +135,7 @@ class Builder(PlainArithmetic):
         return Buffer(self, place, dtype)
 
     def parameter(self, name: str, dtype: np.dtype, lanes: int = 0) -> Value:
-        """A parameter of the function, named with its `%`."""
+        """A parameter of the function; its name begins with `%`."""
         return Value(self, name, dtype, lanes)
 
     def variable(self, dtype: np.dtype, value: Any = None, *, of_lanes: bool = True) -> Variable:
@@ -146,7 +151,7 @@ class Builder(PlainArithmetic):
     def constant(self, value: Any, dtype: Any, *, of_lanes: bool = False) -> Value:
         dtype = np.dtype(dtype)
         lanes = self.lanes if of_lanes else 0
-        with np.errstate(all="ignore"):  # (numbers that don't fit wrap around, or are infinite)
+        with np.errstate(all="ignore"):  # numbers that don't fit wrap around, or become infinite
             value = np.asarray(value).astype(dtype)[()]
         text = literal(value, dtype)
         if lanes:
@@ -156,18 +161,18 @@ class Builder(PlainArithmetic):
         return found
 
     def as_value(self, x: Any, dtype: np.dtype) -> Value:
-        """A value as it is, a number as one of this dtype."""
+        """A value as it is; a Python number as a constant of this dtype."""
         return x if isinstance(x, Value) else self.constant(x, dtype)
 
     def lane_numbers(self) -> Value:
-        """0, 1, 2, ... as int64."""
+        """The vector 0, 1, 2, ... of int64."""
         if not self.lanes:
             return self.constant(0, I64)
         entries = ", ".join(f"i64 {i}" for i in range(self.lanes))
         return Value(self, f"<{entries}>", I64, self.lanes)
 
     def spread(self, x: Value) -> Value:
-        """A scalar as a vector with this entry in each lane."""
+        """A scalar as a vector that has it in each lane."""
         if x.lanes or not self.lanes:
             return x
         if x.constant is not None:
@@ -181,13 +186,13 @@ class Builder(PlainArithmetic):
         return self._product(found, self.spread(x.factors[0]), self.spread(x.factors[1]))
 
     def _product(self, value: Value, x: Value, y: Value) -> Value:
-        """The value marked as the product of `x` and `y`, with which a sum may be fused."""
+        """The value, marked as the product of `x` and `y`, so that a sum may be fused with it."""
         found = Value(self, value.name, value.dtype, value.lanes)
         found.factors = (x, y)
         return found
 
     def matched(self, *values: Any) -> tuple[Value, ...]:
-        """The operands as values of one dtype, all with lanes if one of them has lanes."""
+        """The operands as values of one dtype; if one of them has lanes, all get lanes."""
         dtype = next(x.dtype for x in values if isinstance(x, Value | np.generic))
         found = [self.as_value(x, dtype) for x in values]
         assert all(x.dtype == dtype for x in found), [x.type for x in found]
@@ -239,29 +244,30 @@ class Builder(PlainArithmetic):
         return self._product(self.binary("fmul", x, y), x, y)
 
     def mul_add(self, x: Any, y: Any, z: Any) -> Value:
-        """`x * y + z`, rounded once where the machine does that as fast, else twice."""
+        """`x * y + z`, rounded once where the machine does that as fast, otherwise twice."""
         x, y, z = self.matched(x, y, z)
         return self.intrinsic("fmuladd", x, y, z)
 
     def fma(self, x: Any, y: Any, z: Any) -> Value:
-        """`x * y + z`, rounded once, also where that is slow."""
+        """`x * y + z`, rounded once, even where that is slow."""
         x, y, z = self.matched(x, y, z)
         return self.intrinsic("fma", x, y, z)
 
     def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
-        """An intrinsic of LLVM that is named by the type of its first argument and its result."""
+        """Call an intrinsic of LLVM whose name ends with the type of its first argument and its
+        result."""
         return self.call(f"llvm.{name}.{suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
 
     def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
-        """Call a function of values, which reads no memory."""
+        """Call a function that takes and returns values, and reads no memory."""
         type_ = type_of(dtype, lanes)
         if not self.module.has(name):
             self.module.declare(name, f"{type_} @{name}({', '.join(x.type for x in args)})")
         return self.pure(f"call {type_} @{name}({', '.join(map(str, args))})", dtype, lanes)
 
     #
-    # As an `Arithmetic` of solvers
     #
+    # The interface `Arithmetic` of solvers
 
     def equal(self, x: Any, y: Any) -> Value:
         return self.compare("eq", x, y)
@@ -269,7 +275,7 @@ class Builder(PlainArithmetic):
     def largest(self, components: Components) -> Value:
         largest = components[0]
         for x in components[1:]:
-            # (What is NaN remains, whichever it is.)
+            # NaN has to win, whichever operand it is.
             largest = self.where((x > largest) | x.ne(x), x, largest)
         return largest
 
@@ -286,7 +292,7 @@ class Builder(PlainArithmetic):
     round_even = _intrinsic("roundeven")
 
     def sign(self, x: Value) -> Value:
-        """-1, 0 or 1; zero and NaN remain."""
+        """-1, 0 or 1; zeros and NaN are returned as they are."""
         one = self.copysign(self.constant(1, x.dtype), x)
         return self.where((x > 0.0) | (x < 0.0), one, x)
 
@@ -295,7 +301,7 @@ class Builder(PlainArithmetic):
         return self.intrinsic("copysign", x, sign)
 
     def compare(self, how: str, x: Any, y: Any) -> Value:
-        """`lt le gt ge eq ne`; with NaN all are false, but `ne`."""
+        """A comparison, one of `lt le gt ge eq ne`; with NaN all but `ne` are false."""
         x, y = self.matched(x, y)
         if x.is_real:
             op = f"fcmp {'une' if how == 'ne' else 'o' + how}"
@@ -306,7 +312,8 @@ class Builder(PlainArithmetic):
         return self.pure(f"{op} {x}, {y.name}", BOOL, x.lanes)
 
     def where(self, mask: Value, x: Any, y: Any) -> Value:
-        """`x` in the lanes of the mask, `y` in the others; one of both may be a number."""
+        """`x` in the lanes of the mask, `y` in the others; one of the two may be a Python
+        number."""
         x, y = self.matched(x, y)
         if mask.lanes:
             x, y = self.spread(x), self.spread(y)
@@ -323,7 +330,7 @@ class Builder(PlainArithmetic):
         return self.where(x > y, x, y)
 
     def cast(self, x: Value, dtype: Any) -> Value:
-        """As another dtype, as C casts; but reals to integers saturate, and NaN becomes zero."""
+        """A conversion as in C, but from real to integer it saturates, and NaN becomes zero."""
         dtype, old = np.dtype(dtype), x.dtype
         if dtype == old:
             return x
@@ -349,7 +356,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"{op} {x} to {to}", dtype, x.lanes)
 
     def bitcast(self, x: Value, dtype: Any) -> Value:
-        """The same bits as another dtype of that size."""
+        """The same bits as a number of another dtype of the same size."""
         dtype = np.dtype(dtype)
         if type_of(dtype) == type_of(x.dtype):
             return Value(self, x.name, dtype, x.lanes)
@@ -360,15 +367,25 @@ class Builder(PlainArithmetic):
     #
 
     def any(self, mask: Value) -> Value:
-        """Whether the mask is true in any lane: a scalar."""
+        """Whether the mask is true in any lane, as a scalar."""
         if not mask.lanes:
             return mask
         return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
 
+    def count(self, mask: Value) -> Value:
+        """The number of lanes in which the mask is true, as a scalar int64."""
+        bits = self._bits(mask)
+        name, type_ = f"llvm.ctpop.i{mask.lanes}", f"i{mask.lanes}"
+        self.module.declare(name, f"{type_} @{name}({type_})")
+        counted = self.pure(f"call {type_} @{name}({bits})", I64, 0)
+        if mask.lanes == 64:
+            return counted
+        return self.pure(f"zext {type_} {counted.name} to i64", I64, 0)
+
     def _bits(self, mask: Value) -> str:
-        """The mask as an integer with a bit for each lane, with its type in front."""
+        """The mask as an integer with one bit for each lane, preceded by its type."""
         type_ = f"i{mask.lanes}"
-        # (Of whatever dtype: it is not for arithmetic.)
+        # The dtype given here doesn't matter: nothing computes with these bits.
         bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
         return f"{type_} {bits.name}"
 
@@ -394,13 +411,13 @@ class Builder(PlainArithmetic):
         self.while_(lambda: left.get().ne(0), one)
 
     def entry(self, x: Value, lane: Value) -> Value:
-        """The entry of one lane."""
+        """The entry of one lane, as a scalar."""
         if not x.lanes:
             return x
         return self.pure(f"extractelement {x}, {lane}", x.dtype, 0)
 
     def with_entry(self, x: Value, lane: Value, entry: Value) -> Value:
-        """The vector with another entry in one lane."""
+        """The vector with the entry of one lane replaced."""
         if not x.lanes:
             return entry
         return self.pure(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
@@ -430,7 +447,7 @@ class Builder(PlainArithmetic):
         *,
         likely: bool | None = None,
     ) -> None:
-        """A branch by a scalar condition."""
+        """A branch on a scalar condition."""
         yes, no, after = self._label(), self._label(), self._label()
         self._branch(condition, yes, after if otherwise is None else no, likely)
         self._begin(yes)
@@ -463,7 +480,7 @@ class Builder(PlainArithmetic):
         self._begin(after)
 
     def do_while(self, body: Callable[[], Value]) -> None:
-        """A loop that goes on while `body()`, a scalar, holds."""
+        """A loop that goes on while the scalar that `body()` returns holds."""
         inside, after = self._label(), self._label()
         self._jump(inside)
         self._begin(inside)
@@ -472,7 +489,7 @@ class Builder(PlainArithmetic):
         self._begin(after)
 
     def for_(self, n: int | Value, body: Callable[[Value], None]) -> None:
-        """`body(i)` for `i` from 0 to `n - 1`, int64."""
+        """Calls `body(i)` for the int64 `i` from 0 to `n - 1`."""
         i = self.variable(I64, 0, of_lanes=False)
 
         def one():

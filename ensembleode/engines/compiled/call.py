@@ -1,12 +1,13 @@
-"""A kernel, a function of LLVM IR, as an operation inside a JAX program, on the CPU.
+"""A kernel, which is a function of LLVM IR, as an operation inside a JAX program on the CPU.
 
-Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation like any other, which
-reads its operands and writes its results where they are. It has no derivative and no batching rule;
-those are for the caller to give.
+Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation like any other: it
+reads its operands and writes its results in place. It has no derivative and no batching rule; the
+caller has to give these.
 
-A program names the kernels that it calls by the hash of their text, and a process can load it once
-it has registered them. Where the program is traced, that is done when it is lowered; one that was
-traced elsewhere (`jax.export`) comes with its kernels (`kernels_in`), for `register`.
+A program names the kernels that it calls by the hash of their text, and a process can load the
+program once it has registered the kernels. Where the program is traced, they are registered when it
+is lowered. A program that was traced elsewhere (`jax.export`) comes with its kernels
+(`kernels_in`), to be passed to `register`.
 
 Kernels are freed some time after the last program that calls them; see `handler.trampolines`.
 """
@@ -41,10 +42,12 @@ from .sharing import STAYS
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Kernel:
-    """A function in a module of LLVM IR, of pointers to operands and results; can be pickled.
+    """A function in a module of LLVM IR, whose parameters are pointers to operands and results. It
+    can be pickled.
 
-    - `machine`: what it is compiled for, where that is not what the CPU is that runs it.
-    - `shared`: whether it does a part of the work, and the first operand says how it is shared out.
+    - `machine`: what the kernel is compiled for; None for the CPU that runs it.
+    - `shared`: whether one call does only a part of the work. The first operand then says how the
+        work is shared out.
     """
 
     text: str
@@ -79,19 +82,20 @@ def call(
 
     **Arguments:**
 
-    - `text`: the module; made for any width of vectors, as `machine.current()` may be.
-    - `name`: of the function, `void @name(ptr a0, ..., ptr r0, ...)`: the pointers are to the
-        operands, then to the outputs, each row-major. It has to write all of the outputs, which
-        share no memory with the operands, and start as whatever was there before. Sizes that are
-        not in its code go as operands. It may be called on several threads at once.
-    - `items`: how many items of work there are; then it is `void @name(i64 first, i64 end, i64
-        thread, ptr a0, ...)`, which does these items, and is called until all are done, on threads
-        of XLA's and on the one that calls: `thread` says which of them it is, below `threads`. Each
-        takes `least` items at least (all parts but the last are a multiple of that).
-    - `operands`: arrays of the dtypes that the function reads; nothing checks that it does.
+    - `text`: the module. Its vectors may have any width, for example that of `machine.current()`.
+    - `name`: the name of the function `void @name(ptr a0, ..., ptr r0, ...)`. The pointers are to
+        the operands, then to the outputs, each row-major. The function has to write all of the
+        outputs, which share no memory with the operands and are uninitialised. Sizes that are not
+        in its code are passed as operands. Several threads may call it at once.
+    - `items`: how many items of work there are. With it, the function is
+        `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does the items from `first`
+        to `end`. It is called until all items are done, by threads of XLA and by the calling
+        thread; `thread`, which is less than `threads`, says by which. Each call gets at least
+        `least` items, and a multiple of `least` in all calls but the last.
+    - `operands`: arrays of the dtypes that the function reads, which nothing checks.
 
     **Raises:** `CompileError` when the program is compiled; `TypeError` for operands that are no
-    arrays of JAX, and would change their dtype.
+    JAX arrays and would change their dtype when converted.
     """
     if items is not None:
         operands = [np.array([items, threads, least], np.int32), *operands]
@@ -112,31 +116,31 @@ def _of_same_dtype(x: Any) -> Array:
 
 
 class Held:
-    """Keeps a kernel in memory: for as long as somebody holds this object, or a program has been
-    loaded that calls the kernel; for ever, where that program is serialised."""
+    """Keeps a kernel in memory as long as this object, or a loaded program that calls the kernel,
+    exists. If such a program is serialised, the kernel stays for ever."""
 
     __slots__ = ("__weakref__", "kernel")
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
 
-    def __reduce__(self):  # in `jax.experimental.serialize_executable`
+    def __reduce__(self):  # called by `jax.experimental.serialize_executable`
         _serialised.add(self)
         return _held, (self.kernel,)
 
 
 class _Trampoline(NamedTuple):
-    """What XLA knows a kernel by, for ever: where the handler's address is stored (0 where the
-    kernel isn't in memory), and how many loaded programs call it."""
+    """The permanent function by which XLA knows a kernel: the place where the handler's address is
+    stored (0 while the kernel isn't in memory), and the number of loaded programs that call it."""
 
     handler: ctypes.c_uint64
     users: ctypes.c_int64
     address: int
 
 
-# How many kernels stay in memory that nobody needs: those used last.
+# How many unused kernels stay in memory; the most recently used ones do.
 SPARE = 64
-# Trampolines are made so many at a time.
+# Trampolines are made this many at a time.
 _BLOCK = 32
 
 _lock = threading.RLock()
@@ -144,13 +148,13 @@ _blocks: list[Code] = []
 _trampolines: dict[str, _Trampoline] = {}
 # The kernels of serialised programs, which may be loaded at any time.
 _serialised: set[Held] = set()
-# In the order of use.
+# In the order of use, the most recent last.
 _loaded: dict[str, tuple[Code, weakref.ref[Held]]] = {}
 
 
 def register(kernels: Iterable[Kernel]) -> list[Held]:
-    """Compile the kernels that programs call, unless they are in memory. The programs are about to
-    be loaded, and until they are the caller holds the kernels.
+    """Compile the kernels of a program that is about to be loaded, unless they are in memory. The
+    caller holds the result until the program is loaded.
 
     **Raises:** `CompileError`.
     """
@@ -197,8 +201,8 @@ def _new_trampoline() -> _Trampoline:
 
 
 def _free_unused() -> None:
-    """Free the kernels that no program needs, but for some that were used last. (Programs are only
-    loaded while their kernels are held.)"""
+    """Free the unused kernels but for the most recent. No program can be using one of these, as
+    programs are only loaded while their kernels are held."""
     unused = [x for x, (_, held) in _loaded.items() if not (held() or _trampolines[x].users.value)]
     for target in unused[: max(0, len(unused) - SPARE)]:
         _trampolines[target].handler.value = 0
@@ -206,16 +210,16 @@ def _free_unused() -> None:
 
 
 def _host() -> Machine | None:
-    """This computer, whatever machine is chosen, as kernels name the machine if they are for
-    another. (Without LLVM it isn't known, and `compiled` says so.)"""
+    """This computer's own machine, even where another one is chosen, to compare with the machine
+    that a kernel names. None without LLVM; `compiled` raises the error then."""
     return None if available() else host()
 
 
 def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
     """The kernels that a program calls at any depth, each once.
 
-    What a primitive computes that is only traced where it is lowered is traced here, if the
-    primitive says what that is (its `opened`).
+    A primitive with an attribute `opened` is traced here, as otherwise it is traced only when it is
+    lowered.
     """
     found: list[Kernel] = []
     for eqn in equations(jaxpr):
@@ -228,7 +232,8 @@ def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
 
 
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:
-    """The checks that `jax.export` has to skip: it lets no program call what it doesn't know."""
+    """The checks that `jax.export` has to skip, as it refuses calls of targets that it doesn't
+    know."""
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in kernels]
 
 
@@ -260,7 +265,7 @@ def _lower(ctx, *operands, kernel, avals):
             'it with engine="lanes" meanwhile.'
         ) from e
     module = ctx.module_context
-    if module.lowering_parameters.for_export:  # (which holds nothing)
+    if module.lowering_parameters.for_export:  # an exported module can't hold the kernels itself
         _serialised.update(held)
     else:
         module.add_keepalive(held)

@@ -1,6 +1,6 @@
-"""LLVM IR to code: to be called here, or to look at for other machines.
+"""LLVM IR to machine code: to be called here, or to be looked at for other machines.
 
-All work of LLVM is behind one lock.
+One lock is around all work of LLVM.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from . import object_cache
 from .machine import current, gpu, host, Machine
 
 
-# The oldest LLVM that our IR is for.
+# The oldest version of LLVM that reads our IR.
 OLDEST = 20
 
-# The version of what is done to IR, to be changed with that: object code is kept on disk.
+# The version of the passes that are run on IR. Increment it with every change of these, as object
+# code is kept on disk.
 _PIPELINE = 2
 _LEVEL = 2
-# On a CPU. The builder has unrolled, vectorised and hoisted already, so the rest of LLVM's own
-# passes of this level finds nothing, in four times as long.
+# The passes for a CPU. The builder has unrolled, vectorised and hoisted already, so the other
+# passes of this level find nothing to do and take four times as long.
 _PASSES = ("sroa", "instruction_combine", "simplify_cfg", "new_gvn", "aggressive_dce")
 
 _lock = threading.RLock()
@@ -34,14 +35,14 @@ _codes: weakref.WeakValueDictionary[str, Code] = weakref.WeakValueDictionary()
 
 
 class CompileError(RuntimeError):
-    """LLVM can't compile this: the message is LLVM's, and has the lines that it is about."""
+    """LLVM can't compile this module. The message is LLVM's, with the lines that it is about."""
 
 
 class Code:
-    """Functions in memory, by name. They stay for as long as somebody has this object, and until
-    Python has ended, as XLA may still be running them.
+    """Functions in memory, by name. They stay as long as this object exists, and until Python has
+    ended, as XLA may still be running them.
 
-    - `key`: the hash of what they were compiled from, and for.
+    - `key`: the hash of everything that their code depends on.
     - `origin`: whether they were compiled in this process, or read from disk.
     """
 
@@ -88,11 +89,12 @@ def available() -> str | None:
 
 
 def compiled(text: str, machine: Machine | None = None) -> Code:
-    """Compile a module; or have it from memory or from disk.
+    """Compile a module, unless its code is in memory or on disk.
 
     **Arguments:**
 
-    - `machine`: what the code is for; by default `machine.current()`. It has to be run here.
+    - `machine`: the machine to compile for, by default `machine.current()`. It must be one whose
+        code this computer can run.
 
     **Raises:** `CompileError`.
     """
@@ -104,10 +106,11 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
             return found
         if machine.triple != host().triple:
             raise CompileError(f"code for {machine.name} ({machine.triple}) can't run here.")
-        # Machine code that was made for other registers would crash.
+        # Code that was made for other registers would crash, so it must not be found under this
+        # key.
         saved = object_code = object_cache.load(key)
         if object_code is None:
-            # (The default code model: whatever lies anywhere in memory is reached.)
+            # The default code model is used: with it, code reaches addresses anywhere in memory.
             with _parsed(llvm, text) as module:
                 object_code = _optimised(llvm, module, machine, jit=True).emit_object(module)
         engine = _loaded(llvm, object_code)
@@ -118,13 +121,13 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
 
 
 def define(name: str, address: int) -> None:
-    """Let all code that is compiled from now on find a function by this name."""
+    """Make a function known by this name to all code that is compiled from now on."""
     with _lock:
         _llvm().add_symbol(name, address)
 
 
 def assembly(text: str, target: Machine) -> str:
-    """The assembly code of a module for a machine, which need not be this one.
+    """The assembly code of a module for any machine.
 
     **Raises:** `CompileError`.
     """
@@ -135,9 +138,9 @@ def assembly(text: str, target: Machine) -> str:
 
 
 def ptx(text: str, arch: str) -> str:
-    """The code of a module for NVIDIA GPUs of this architecture (`"sm_90"`), and later ones.
+    """The PTX of a module for NVIDIA GPUs of this architecture (`"sm_90"`) and later ones.
 
-    **Raises:** `CompileError`; `ValueError` for what is no architecture.
+    **Raises:** `CompileError`; `ValueError` for an unknown architecture.
     """
     return assembly(text, gpu(arch))
 
@@ -179,9 +182,9 @@ def _loaded(llvm: Any, object_code: bytes) -> Any:
     target = llvm.Target.from_triple(host().triple).create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), target)
     try:
-        # (Only now are the functions of this process known.)
+        # Only now are the functions known that this process offers.
         missing = [x for x in _undefined(llvm, object_code) if not llvm.address_of_symbol(x)]
-        if missing:  # with which the engine would end the process
+        if missing:  # the engine would end the process
             raise CompileError(f"functions are called that are not there: {', '.join(missing)}.")
         engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
         engine.finalize_object()
@@ -192,7 +195,7 @@ def _loaded(llvm: Any, object_code: bytes) -> Any:
 
 
 def _optimised(llvm: Any, module: Any, machine: Machine, **options: Any) -> Any:
-    """Optimise a module; LLVM's machine that it is for."""
+    """Optimise a module; returns LLVM's object for the machine."""
     try:
         target = llvm.Target.from_triple(machine.triple)
     except RuntimeError as e:
@@ -203,7 +206,7 @@ def _optimised(llvm: Any, module: Any, machine: Machine, **options: Any) -> Any:
     module.triple, module.data_layout = machine.triple, str(target.target_data)
     _check_calls(module, machine)
     tuning = llvm.create_pipeline_tuning_options(speed_level=_LEVEL)
-    # Vectors and loops are written as they are meant.
+    # Vectors and loops are already written in the form that they should have.
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
     builder = llvm.create_pass_builder(target, tuning)
     if machine.is_gpu:
@@ -218,8 +221,8 @@ def _optimised(llvm: Any, module: Any, machine: Machine, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _parsed(llvm: Any, text: str) -> Iterator[Any]:
-    """A module within the block: it has to go before its context does, in whichever order the
-    objects of an exception's frames are collected."""
+    """A module, for the duration of the block: it has to be freed before its context, and an
+    exception that holds its frames would free the two in any order."""
     with llvm.create_context() as context:
         try:
             module = llvm.parse_assembly(text, context)
@@ -238,7 +241,7 @@ def _refused(error: RuntimeError) -> CompileError:
 
 
 def _lines(message: str) -> list[str]:
-    """The first lines of a message of LLVM."""
+    """The first lines of an error message of LLVM."""
     lines = [line.rstrip() for line in message.strip().splitlines()]
     first = [x if len(x) <= _LONGEST else x[:_LONGEST] + " ..." for x in lines[:_MOST]]
     return [*first, f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else first
@@ -247,10 +250,10 @@ def _lines(message: str) -> list[str]:
 _MOST, _LONGEST = 20, 500
 
 
-# Whose intrinsics these are, by the first word of their names.
+# The architecture that has these intrinsics, by the first word of their names.
 _OWN = {"x86": "x86_64", "aarch64": "aarch64", "nvvm": "nvptx64"}
 _FOREIGN = (*_OWN, "amdgcn", "arm", "hexagon", "ppc", "r600", "riscv", "s390", "spv", "wasm")
-# What a CPU has in its library of C, and a GPU nowhere.
+# The functions that the C library offers on a CPU, and nothing offers on a GPU.
 _LIBM = (
     *("acos", "asin", "atan", "atan2", "cos", "cosh", "exp", "exp10", "exp2", "ldexp", "frexp"),
     *("log", "log10", "log2", "modf", "pow", "powi", "sin", "sincos", "sincospi", "sinh"),
@@ -259,7 +262,8 @@ _LIBM = (
 
 
 def _check_calls(module: Any, machine: Machine) -> None:
-    """Refuse functions that the machine hasn't got: LLVM would end the process, not say so."""
+    """Refuse calls of functions that the machine doesn't have, as LLVM would end the process over
+    them."""
     declared = [f.name for f in module.functions if f.is_declaration]
     refused = [name for name in declared if not _has(machine, name)]
     if refused:
@@ -268,20 +272,20 @@ def _check_calls(module: Any, machine: Machine) -> None:
 
 def _has(machine: Machine, name: str) -> bool:
     if not name.startswith("llvm."):
-        return not machine.is_gpu  # (on a CPU it is found later, or not)
+        return not machine.is_gpu  # on a CPU, loading the code finds out
     _, first, *rest = name.split(".")
     if first in _FOREIGN:
         return _OWN.get(first) == machine.architecture
     if not machine.is_gpu or first not in _LIBM:
         return True
-    # (Of floats, 2^x is an instruction.)
+    # NVPTX has an instruction for 2^x of single precision.
     return first == "exp2" and rest == ["f32"]
 
 
 def _undefined(llvm: Any, object_code: bytes) -> list[str]:
-    """The names of functions that object code calls and does not define; known for ELF, which LLVM
-    loads on Linux and Windows."""
-    if object_code[:6] != b"\x7fELF\x02\x01":  # of 64 bits, little-endian
+    """The names of the functions that object code calls and does not define. Only ELF can be read
+    here, which LLVM loads on Linux and Windows; otherwise the list is empty."""
+    if object_code[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
         return []
     found, wanted = llvm.ObjectFileRef.from_data(object_code).sections(), (b".symtab", b".strtab")
     tables = {section.name(): section.data() for section in found if section.name() in wanted}

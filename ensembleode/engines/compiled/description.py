@@ -1,4 +1,4 @@
-"""All that decides a kernel."""
+"""The complete description of a kernel."""
 
 import dataclasses
 import math
@@ -8,10 +8,13 @@ import jax
 import numpy as np
 
 from ...core.events import Events
+from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
+from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
+from ...solvers.switching import Switching
 from ...tracing.program import Program
 from .numbers import Layout
 from .stops import known_times
@@ -19,18 +22,20 @@ from .stops import known_times
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """All that decides a kernel.
+    """Everything that determines the code of a kernel.
 
     - `field`: the vector field, `field(consts, u, p, t)`.
-    - `controlled`: how many components of the state step-size control looks at.
-    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
-    - `saving`: what is saved (however many rows).
-    - `layout`: what the numbers of a trajectory are.
+    - `controlled`: how many components of the state, the first ones, step-size control looks at.
+    - `method`, `controller`, `norm`: how steps are taken; `controller` is None with a fixed step.
+    - `saving`: what is saved; its number of rows is no part of the code.
+    - `layout`: the numbers of a trajectory.
     - `own_times`: whether each trajectory has its own times to save.
-    - `events`: the callbacks, whose programs have no constants; None without.
-    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
-    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
-        that come first.
+    - `events`: the callbacks, whose programs have no constants; None without callbacks.
+    - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `width`: the number of lanes.
+    - `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
+        the number of the thread, and how many threads there are.
     """
 
     field: Program
@@ -45,6 +50,7 @@ class Description:
     has_fma: bool = True
     on_gpu: bool = False
     events: Events | None = None
+    form: ImplicitForm | None = None
 
     @property
     def size(self) -> int:
@@ -55,46 +61,58 @@ class Description:
         return np.dtype(self.field.out_avals[0].dtype)
 
     @property
+    def mass(self) -> MassMatrix | None:
+        """The mass matrix; None for the identity."""
+        return None if self.form is None else self.form.mass
+
+    @property
     def carry_like(self) -> Any:
-        """What the method carries, of zeros."""
+        """Zeros with the structure of the method's carry."""
         return carry_like(self.method, self.size, self.dtype)
 
     @property
     def recorded(self) -> int:
-        """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size; its end, where `records_end`, and with
-        callbacks what acted there."""
+        """How many numbers a recorded step has: the state, the carry (unless it is recomputed from
+        the state), the time and the size; if `switches`, which method made it; if `records_end`,
+        the step's end; with callbacks, the marks of those that acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size + len(carried) + ends + 2
+        return self.size + len(carried) + int(self.switches) + ends + 2
 
     @property
     def records_end(self) -> bool:
-        """Whether a step may end before the attempt, or the next one begin later."""
+        """Whether a step may end before the method's attempt does, or the next step begin later
+        than it."""
         jumps = self.method.remembers and self.has("d_discontinuities")
         return self.events is not None or jumps
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all trajectories take the same steps, of a fixed size."""
+        """Whether all trajectories take the same steps, of one fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
         own = self.has_stops or any(x.is_own for x in named)
         return self.controller is None and not own and self.events is None
 
     @property
     def restarts(self) -> bool:
-        """Whether what the method carries may be made anew on the way."""
+        """Whether the method's carry may have to be made anew during a trajectory."""
         return self.events is not None or self.has("d_discontinuities")
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """What is counted of each trajectory besides its steps and rows."""
+        """The names of the counts of a trajectory besides those of steps and rows."""
         events = ("events",) if self.events is not None else ()
-        return (*events, "restarts") if self.restarts else events
+        switches = ("stiff", "switches") if self.switches else ()
+        return (*events, *switches, "restarts") if self.restarts else (*events, *switches)
+
+    @property
+    def switches(self) -> bool:
+        """Whether each step is made by one of two methods."""
+        return isinstance(self.method, Switching)
 
     @property
     def has_stops(self) -> bool:
-        """Whether there are known times to be stepped onto."""
+        """Whether there are known times on which steps must end."""
         return bool(known_times(self.layout))
 
     @property

@@ -1,8 +1,8 @@
-"""A function of LLVM IR as the kernel of a GPU that is launched.
+"""A function of LLVM IR as a GPU's kernel, which can be launched.
 
-What a thread does is an internal function of a module, whose first parameters are which thread it
-is and how many there are, and then pointers. The entry, to be appended to the module, asks the GPU
-for the former, and says of the latter what NVPTX wants to know.
+The function is internal to its module. It takes the number of its thread, the number of threads,
+and pointers. The entry, which is appended to the module, gets the first two from the GPU and
+annotates the pointers as NVPTX wants them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def entry(name: str, operands: int, results: int) -> str:
     """The entry that runs `void @name(i64 thread, i64 threads, ptr a0, ..., ptr r0, ...)`."""
     inputs = [f"%a{i}" for i in range(operands)]
     outputs = [f"%r{i}" for i in range(results)]
-    # (What is only read, and nothing else overlaps, goes through the cache of what is read only.)
+    # A pointer that is only read, and that no other overlaps, is read through the read-only cache.
     parameters = [f"ptr noalias readonly {x}" for x in inputs]
     parameters += [f"ptr noalias {x}" for x in outputs]
     lines = [f"declare i32 @{_register(x)}()" for x in _REGISTERS]

@@ -1,6 +1,7 @@
-"""What a kernel asks of the problem, written from its field: the field and its derivatives, their
+"""The equations of a kernel, written from the problem's field: the field and its derivatives, their
 transposes, and the linear equations of implicit methods."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -16,8 +17,10 @@ from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
 from ...fields.walking import length
+from ...solvers.mass_matrix import MassMatrix, pivots
 from ...solvers.method import Equations
 from ...tracing.program import Program
+from .branches import either
 from .builder import Builder, Value
 from .description import Description
 from .field import evaluate, evaluate_apart, lowered
@@ -28,16 +31,16 @@ from .reading import Loaded, Memory, Numbers
 from .steps import Calls, OuterProducts
 
 
-# A field of more statements, loops unrolled, is a function of its own, called at every stage.
+# A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# And so is a Jacobian of more entries.
+# And so does a Jacobian with more entries.
 _MOST_INLINED = 150
-# A result of as many components is returned; of more, stored.
+# A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
 
 
 class HeldNumbers(Numbers):
-    """What a field reads: the state, and the parameters that the lanes hold."""
+    """The numbers that a field reads: the state, and the parameters that the lanes hold."""
 
     def __init__(self, held: Held, **groups: Sequence[Value]):
         self._held, self._groups = held, groups
@@ -55,7 +58,7 @@ class HeldNumbers(Numbers):
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
-    """The equations of the trajectories that are held, as a `Loop` has them."""
+    """The equations of the trajectories in `held`, in the form that `Loop` wants."""
     inputs, what = d.layout.inputs, "f, or a derivative of f,"
     fn = translated(d.field.jaxpr, inputs, what)
 
@@ -90,7 +93,25 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
         def solve(factors: Any, right: tuple) -> tuple:
             return linear.solver.solve(factors, right)
 
-        return Equations(f, jvp, linearise, factorise, solve)
+        def row_sums(jacobian: tuple) -> tuple:
+            sums = [b.constant(0, d.dtype, of_lanes=True)] * d.size
+            for (i, _), x in zip(linear.jacobian.pattern, jacobian, strict=True):
+                sums[i] = sums[i] + abs(b.spread(x))
+            return tuple(sums)
+
+        def branch(here: Value, then: Callable, otherwise: Callable) -> Any:
+            if b.lanes and not here.lanes:
+                # (All lanes are in the same branch.)
+                same = of(held, mask, checks)
+                second = ~here, lambda: otherwise(same)
+                return either(b, here, (here, lambda: then(same)), second)
+            inside, others = mask & here, mask & ~here
+            first = inside, lambda: then(of(held, inside, checks))
+            return either(b, here, first, (others, lambda: otherwise(of(held, others, checks))))
+
+        linear_algebra = linearise, factorise, solve, row_sums
+        found = Equations(f, jvp, *linear_algebra, branch=branch)
+        return found if d.mass is None else _with_mass(b, d, d.mass, found)
 
     return of
 
@@ -124,29 +145,50 @@ def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loade
     return Loaded(total, n * n + len(more))
 
 
+def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equations) -> Equations:
+    """The equations with a mass matrix."""
+    zero = b.constant(0, d.dtype, of_lanes=True)
+    rows = tuple(i for i in range(d.size) if i not in mass.algebraic_rows)
+
+    def without(places: tuple[int, ...], y: tuple) -> tuple:
+        return tuple(zero if i in places else x for i, x in enumerate(y))
+
+    return dataclasses.replace(
+        equations,
+        mass=lambda y: mass.times(y, lambda _: zero),
+        differential=functools.partial(without, mass.algebraic_columns),
+        algebraic=functools.partial(without, rows),
+    )
+
+
 class _Linear:
-    """The linear equations of implicit methods, made when they are first asked for."""
+    """The linear equations of implicit methods; each part is made when it is first asked for."""
 
     def __init__(self, b: Builder, d: Description):
         self.b, self.d = b, d
 
     @functools.cached_property
     def jacobian(self) -> Jacobian:
-        return jacobian(self.d.field)
+        return jacobian(self.d.field, None if self.d.form is None else self.d.form.product)
 
     @functools.cached_property
     def function(self) -> Function:
-        """Of its entries."""
+        """The function that computes the entries of the Jacobian."""
         return translated(self.jacobian.jaxpr, self.d.layout.inputs, "the Jacobian of f")
 
     @functools.cached_property
     def solver(self) -> LinearEquations:
-        pattern = self.jacobian.pattern
-        return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+        pattern, mass = self.jacobian.pattern, self.d.mass
+        if mass is None:
+            return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+        of_mass = {(i, j): x for i, j, x in mass.entries}
+        places = (*pattern, *of_mass)
+        plan = eliminated(self.d.size, places, pivots(mass, pattern))
+        return LinearEquations(self.b, plan, pattern, of_mass)
 
 
 def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
-    """The equations and their transposes, as `replay.Pullback` has them."""
+    """The equations and their transposes, in the form that `replay.Pullback` wants."""
     own, shared = with_gradients(d)
 
     @functools.cache
@@ -158,7 +200,7 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
 
     @functools.cache
     def pulled_jacobian() -> Function:
-        jaxpr = transposed_jacobian(d.field, [*own, *shared])
+        jaxpr = transposed_jacobian(d.field, linear.jacobian, [*own, *shared])
         return translated(jaxpr, with_groups(d.layout.inputs, "forward"), "a derivative of f")
 
     def of(held: Held, mask: Value) -> Calls:
@@ -191,17 +233,23 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
                 return OuterProducts(((w, x),))
             return [w[i] * x[j] for i, j in linear.jacobian.pattern]
 
-        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer)
+        def mass(cotangent: tuple) -> tuple:
+            assert d.mass is not None
+            return d.mass.transposed().times(cotangent, lambda x: x * 0.0)
+
+        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer, mass)
 
     return of
 
 
 def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
-    """The program of a cotangent in the place of the state, and the state at the end of `p`, that
-    pulls the cotangent back: to the state, and to these constants and parameters of the field.
+    """The program that pulls a cotangent back through the field. Its state is the cotangent; the
+    field's state is appended to `p`. Its results are the cotangents of the state, and of the
+    constants and parameters numbered `which`.
 
-    **Arguments:** `of_tangent`: through the `tangent` instead; its tangents follow on the state,
-    and that of the state has a cotangent which follows on the state's.
+    **Arguments:** `of_tangent`: whether to pull back through the field's `tangent` instead. The
+    tangents of the state and of the time then follow the state in `p`, and the cotangent of the
+    state's tangent follows the state's in the results.
     """
     struct, time = state_and_time(field)
     if not of_tangent:
@@ -213,9 +261,10 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
     return _transposed(field, along, which, struct, [struct, time])
 
 
-def transposed_jacobian(field: Program, which: Sequence[int]) -> jex.Jaxpr:
-    """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
-    made, (struct, _) = jacobian(field), state_and_time(field)
+def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
+    """The same program for the Jacobian of the field; its state has a cotangent for each of the
+    Jacobian's numbers."""
+    struct, _ = state_and_time(field)
     size: Any = made.jaxpr.outvars[0].aval
     return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
 
@@ -223,7 +272,8 @@ def transposed_jacobian(field: Program, which: Sequence[int]) -> jex.Jaxpr:
 def _transposed(
     field: Program, fn: Callable, which: Sequence[int], cotangent: Any, more: Sequence
 ) -> jex.Jaxpr:
-    """**Arguments:** `fn(consts, u, p, t, *more)`; the last of what is `more` has no cotangent."""
+    """**Arguments:** `fn(consts, u, p, t, *more)`: the function that is pulled back through; the
+    last of `more`, if any, gets no cotangent."""
     n = len(field.jaxpr.constvars)
     struct, _ = state_and_time(field)
     extra = [struct, *more]
@@ -247,8 +297,8 @@ def _transposed(
 
 
 def with_gradients(d: Description) -> tuple[list[int], list[int]]:
-    """Which of the constants and parameters of the field have gradients: those of each trajectory,
-    and those that all share."""
+    """The numbers of those constants and parameters of the field that have gradients: first of
+    those that each trajectory has for itself, then of those that all share."""
     found: dict[str, list[int]] = {"own": [], "shared": []}
     for i, aval in enumerate(parameters_of(d.field)):
         if jnp.issubdtype(aval.dtype, jnp.floating):
@@ -257,13 +307,13 @@ def with_gradients(d: Description) -> tuple[list[int], list[int]]:
 
 
 def size_of(d: Description, which: Sequence[int]) -> int:
-    """How many numbers these constants and parameters of the field are."""
+    """The total number of components of these constants and parameters of the field."""
     avals = parameters_of(d.field)
     return sum(math.prod(avals[i].shape) for i in which)
 
 
 def with_groups(inputs: Inputs, *groups: str) -> Inputs:
-    """With more numbers at the end of `p`, each a group of its own."""
+    """The layout with more inputs at the end of `p`, each in a group of its own."""
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
@@ -282,7 +332,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
 def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function, one a lane each."""
+    """The components of a function's result, one for each lane."""
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
 
 
@@ -296,7 +346,11 @@ def _called(
     *,
     apart: bool = False,
 ) -> Sequence[Value]:
-    """The same; of a function of its own, where it stored them."""
+    """The components of a function's result. A long function is a separate function of the module,
+    which stores them.
+
+    **Arguments:** `apart`: whether this one is, even if it is short.
+    """
     if apart or length(fn.body) > _LONGEST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

@@ -1,17 +1,18 @@
-"""Events within the time loop of a kernel: where a step meets one, and what that does.
+"""Events within the time loop of a kernel: where a step meets an event, and what the event does.
 
-After a step has been accepted, the conditions of the continuous callbacks are looked at as
-OrdinaryDiffEq does: their signs at its end against those at its start, and where they are the same
-at points within. Where one changes its sign a root is searched (`root_finding.py`), down to
-neighbouring floating-point numbers, and the step is cut there (`locate`); the earliest acts. Then
-discrete callbacks are asked (`act`). All that only lanes with an event need is behind a branch.
+After a step has been accepted, the conditions of the continuous callbacks are checked as in
+OrdinaryDiffEq: their signs at the end of the step are compared with those at its start, and if
+these are the same, points within the step are checked as well. If a condition has changed its sign,
+its root is searched (`root_finding.py`), down to neighbouring floating-point numbers. The step is
+cut at the earliest root (`locate`), and that event acts. Then the discrete callbacks are asked
+(`act`). Everything that only lanes with an event need is behind a branch.
 
 Source: OrdinaryDiffEq's DiffEqBase (`callbacks.jl`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TYPE_CHECKING
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
@@ -19,8 +20,9 @@ from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
+from .callback_functions import CallbackFunctions
 from .quiet import Quiet
-from .root_finding import differs, Search
+from .root_finding import Search
 from .saved_rows import Step
 from .step_limits import hold
 
@@ -30,49 +32,52 @@ if TYPE_CHECKING:
 
 
 def moved_numbers(events: Events) -> int:
-    """How many numbers the time of an event is with its tangents, where discrete callbacks may move
-    with it: of a state without tangents none."""
+    """How many numbers represent the time of an event together with its tangents, where discrete
+    callbacks may move with that time; zero for a state without tangents."""
     levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
     return 2**levels if levels and follow(events) else 0
 
 
 def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
-    """As many numbers of a row with a time: the first of each part."""
+    """The entries of a row that holds a time, one for each number of `moved`: the first of each
+    part of the row."""
     return row[:: len(row) // len(moved)] if moved else ()
 
 
 class Happening:
-    """The variables of the lanes for events, and what is done with them.
+    """The variables that lanes have for events, and what is done with them.
 
-    **Arguments:** `evaluate(part, held, y, t, mask, extras)`: the components of a part of the
-    callbacks, one a lane each, of the lanes of the mask.
+    **Arguments:** `functions`: the functions of the callbacks.
     """
 
-    def __init__(self, loop: Loop, events: Events, evaluate: Callable[..., tuple]):
-        self.loop, self.b, self.events, self._evaluate = loop, loop.b, events, evaluate
+    def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
+        self.loop, self.b, self.events, self._functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
-        # The conditions where the step begins.
+        # The values of the conditions at the start of the step.
         self.values = [b.variable(dtype, 0) for _ in range(events.components)]
-        # Which continuous callback acted at the end of the step before, counted from 1 (0: none);
-        # how far its condition was from zero then; and which of several it was.
+        # The number of the continuous callback that acted at the end of the last step, counted from
+        # 1 (0 for none); then the value that its condition had there, and, for a vector of
+        # conditions, how each crossed zero.
         self.last = b.variable(I32, 0)
         self.residual = b.variable(dtype, 0)
-        # Whether any may have acted in any lane.
+        # Whether a continuous callback may have acted in any lane.
         self.recent = b.variable(BOOL, False, of_lanes=False)
         self.crossed: list[list[Variable]] = [
             [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
             for x in events.continuous
         ]
-        # Which steps have none, where that can be known at once.
-        self._quiet = Quiet.of(loop, events)
-        # How many events the trajectory has had; and what acted at the end of this step.
+        # Recognises steps that can't have events; None where that isn't possible.
+        self._quiet = Quiet.of(loop, events, functions)
+        # The number of events of the trajectory so far, and the marks of what acted at the end of
+        # this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
-        # Of a state with tangents, the time of what acted at the end of this step, with its own.
+        # For a state with tangents: the time of the event at the end of this step, with its
+        # tangents.
         self.moved = [b.variable(dtype, 0) for _ in range(moved_numbers(events))]
 
     def variables(self) -> list[Variable]:
-        """All that goes on from turn to turn."""
+        """The variables that keep their values from turn to turn."""
         crossed = [x for xs in self.crossed for x in xs]
         return [*self.values, self.last, self.residual, self.recent, *crossed, self.count]
 
@@ -83,14 +88,14 @@ class Happening:
     def part_at(self, part: Part, y: tuple, t: Value, lanes: Value, **extras: Any) -> tuple:
         """The components of a part in these lanes."""
         given = {name: extras[name] for name in part.extras}
-        return self._evaluate(part, self.loop.held, y, t, lanes, given)
+        return self._functions(part, self.loop.held, y, t, lanes, given)
 
     def conditions(self, y: tuple, t: Value, mask: Value) -> list[Value]:
         every = (self.part_at(x.conditions, y, t, mask) for x in self.events.continuous)
         return [x for xs in every for x in xs]
 
     def slices(self) -> list[tuple[int, Continuous, slice]]:
-        """The place of each continuous callback, and the places of its conditions."""
+        """For each continuous callback its number, itself, and the slice of its conditions."""
         found, start = [], 0
         for i, x in enumerate(self.events.continuous):
             found.append((i, x, slice(start, start + x.length)))
@@ -98,13 +103,13 @@ class Happening:
         return found
 
     def begin(self, fresh: Value) -> None:
-        """Trajectories begin, in the lanes that are fresh."""
+        """Prepare for the trajectories that begin in the lanes `fresh`."""
         self._look(fresh)
         for x in (self.last, self.count):
             x.set_where(fresh, 0)
 
     def _look(self, mask: Value) -> None:
-        """Look at the conditions where the lanes of the mask are."""
+        """Evaluate the conditions at the current times and states of the lanes in the mask."""
         loop = self.loop
         found = self.conditions(loop.state(), loop.t.get(), mask)
         for variable, x in zip(self.values, found, strict=True):
@@ -115,8 +120,8 @@ class Happening:
     #
 
     def locate(self, step: Step, verdict: Verdict) -> tuple[Step, Verdict]:
-        """The step, cut where an event is in it, and the verdict with the size of the step after
-        that."""
+        """The step, cut at its earliest event if it has one, and the verdict with the size of the
+        next step adapted to that."""
         b, loop = self.b, self.loop
         for x in self.marks:
             x.set(0)
@@ -134,10 +139,7 @@ class Happening:
         if self._quiet is None:
             look()
         else:
-            found = self.conditions(y2, step.t2, step.accepted)
-            low = [x.get() for x in self.values]
-            pairs = zip(self._of_each(), low, found, strict=True)
-            quiet = self._quiet.steps(step, low, [differs(x, *both) for x, *both in pairs])
+            found, quiet = self._quiet.look(step, [x.get() for x in self.values])
             loud = b.any(step.accepted & ~quiet) | self.recent.get()
 
             def go_on() -> None:
@@ -149,10 +151,6 @@ class Happening:
         step = step._replace(t2=t2.get(), attempt=attempt)
         return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
 
-    def _of_each(self) -> list[Continuous]:
-        """The callback of each condition."""
-        return [x for x in self.events.continuous for _ in range(x.length)]
-
     def _search(
         self,
         step: Step,
@@ -161,14 +159,14 @@ class Happening:
         next_h: Variable,
         lost: Variable,
     ) -> None:
-        """Look for events in the step, and change where it ends and how it goes on."""
+        """Look for events in the step, and change its end and what follows accordingly."""
         b, loop = self.b, self.loop
         search = Search(self, step)
         search.notice()
         which = b.variable(I32, 0)
         relaxed = b.variable(loop.problem.dtype, 1)
         b.if_(b.any(search.any_fires()), lambda: search.run(t2, end, which, relaxed), likely=False)
-        # (What acted last is asked until here.)
+        # The search has read the previous `last` up to here.
         self.last.set_where(step.accepted, which.get())
         self.recent.set(b.any(self.last.get().ne(0)))
         if loop.problem.adaptive:
@@ -182,7 +180,7 @@ class Happening:
     #
 
     def act(self, step: Step) -> None:
-        """Do what callbacks do at the end of the step, where it was accepted."""
+        """Do what the callbacks do at the end of the step, in the lanes that accepted it."""
         b, loop = self.b, self.loop
         arrived = step.accepted
         for i, x in enumerate(self.moved):
@@ -197,7 +195,7 @@ class Happening:
         place = self.events.components
         for i, x in enumerate(self.events.discrete):
             if x.limit is not None and loop.problem.adaptive:
-                # (Where the state has jumped, the step before foretells nothing.)
+                # After a jump of the state, the last step predicts nothing.
                 here = arrived & loop.active.get() & ~jumped.get()
                 hold(loop, step, here, self._tolerance(x.limit, here), x.limit.scalefactor)
             self._act_discrete(step, x, self.marks[place + i], jumped)
@@ -210,7 +208,7 @@ class Happening:
         b.if_(b.any(jumped.get()), go_on_anew, likely=False)
 
     def _tolerance(self, limit: Limit, mask: Value) -> tuple:
-        """How far below zero the components may be that step-size control looks at."""
+        """For each component that step-size control looks at, how far it may be below zero."""
         loop = self.loop
         if limit.tolerance is None:
             return loop.tolerances(loop.held, loop.problem.controlled).abstol
@@ -264,7 +262,7 @@ class Happening:
         marks: Sequence[Variable],
         **extras: Any,
     ) -> None:
-        """Change the state of these lanes, and note that."""
+        """Change the state of the lanes `here`, and record that as an event."""
         b, loop = self.b, self.loop
 
         def do() -> None:
@@ -295,11 +293,11 @@ class Happening:
         b.if_(b.any(here), do)
 
     def _is_out(self) -> Value:
-        """Whether a lane had more events than there is room for."""
+        """The lanes that had more events than there is room for."""
         return self.loop.code.get().eq(verdicts.MAX_EVENTS)
 
     def _with_room(self, here: Value, marks: Sequence[Variable]) -> Value:
-        """The lanes, of these, that have room for another event; the others end."""
+        """The lanes of `here` that have room for another event; the others end."""
         b, loop = self.b, self.loop
         if loop.outputs is None:
             return here
@@ -317,7 +315,7 @@ class Happening:
         marks: Sequence[Variable],
         rows: Sequence[Sequence[Value]],
     ) -> None:
-        """Write an event of these lanes: see `core.events.EVENT_ROWS`."""
+        """Write an event of the lanes in the mask: see `core.events.EVENT_ROWS`."""
         b, loop, outputs = self.b, self.loop, self.loop.outputs
         event = b.cast(self.count.get(), I64)
         self.count.set_where(mask, self.count.get() + 1)
@@ -334,7 +332,7 @@ class Happening:
             outputs.marks.scatter(place, mask, x)
 
     def _save_after(self, here: Value) -> None:
-        """Where every step is saved, the state after what happened at the end of this one."""
+        """Where every step is saved, save the state after the events at the end of this step."""
         loop, b = self.loop, self.b
         if loop.outputs is None or loop.problem.saving.mode != "steps":
             return
@@ -354,16 +352,21 @@ class Happening:
         return [*found, *((x, [self.marks[place + i]]) for i, x in enumerate(self.events.discrete))]
 
     def _restart(self, here: Value) -> None:
-        """Go on from where the state has changed."""
+        """Go on from the changed state."""
         loop = self.loop
         loop.begin_anew(here)
         if not loop.problem.adaptive:
             loop.set_anchor(here)
+        if (consistent := loop.is_consistent(here)) is not None:
+            lost = here & ~consistent
+            loop.code.set_where(lost, verdicts.INCONSISTENT)
+            loop.active.set(loop.active.get() & ~lost)
         self._look(here)
 
 
 def directions(x: Continuous) -> list[tuple[Jump, int]]:
-    """What happens where a condition rises (1) or falls (-1); 0 where it is the same for both."""
+    """The jumps of a callback, each with the direction in which its condition crosses zero: 1 for
+    rising, -1 for falling, and 0 for a jump that is the same for both."""
     if x.up is not None and x.up == x.down:
         return [(x.up, 0)]
     return [(jump, sign) for jump, sign in ((x.up, 1), (x.down, -1)) if jump is not None]

@@ -1,9 +1,9 @@
-"""Events on the way back: through what acted at the end of a recorded step.
+"""Reverse mode of events: back through what acted at the end of a recorded step.
 
-The state there is made again, from the step and the record of what acted. Then cotangents go back
-through discrete callbacks, the last first, and through the continuous one, each by the transpose of
-a jump whose time moves (see `core.moving`). What is left is the cotangent of the state at which the
-step was cut, or with which it ended.
+The state at the end of the step is computed again, from the step and the record of what acted. Then
+cotangents go back through the discrete callbacks, the last first, and through the continuous one,
+each by the transpose of a jump whose time moves (see `core.moving`). The result is the cotangent of
+the state at which the step was cut or ended.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import jax
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
 from ...core.moving_jumps import follow, moving_of, ROWS
+from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
+from .callback_functions import CallbackFunctions
 from .events import directions, moved_numbers, times_of
 from .steps import Calls, Pulled, within_of
 
@@ -26,19 +28,19 @@ if TYPE_CHECKING:
 
 
 class Jumps(NamedTuple):
-    """What a replay asks of the callbacks.
+    """The functions of the callbacks that a replay calls.
 
-    - `evaluate(part, held, y, t, mask, extras)`: see `events.Happening`.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
-        jump those of the state, of those of the extras that are `moving`, and of the parameters.
+    - `functions`: those that evaluate the callbacks.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
+        jump into those of the state, of the extras that are `moving`, and of the parameters.
     """
 
-    evaluate: Callable[..., tuple]
+    functions: CallbackFunctions
     pull: Callable[..., tuple]
 
 
 class Acted(NamedTuple):
-    """A jump that acted in the lanes `here`, from the state `y`."""
+    """A jump that acted in the lanes `here`, on the state `y`."""
 
     callback: Continuous | Discrete
     jump: Jump
@@ -48,12 +50,13 @@ class Acted(NamedTuple):
 
 
 class EventsBack:
-    """The variables of the lanes for events on the way back.
+    """The variables that lanes have for events on the way back.
 
-    - `count`: how many events are left of the trajectory.
-    - `to_start`: cotangents of the state where the step began, of jumps that read it; `to_time`: of
-        the time of a callback, of others that move with it.
-    - `cut`: the lanes whose step was cut; the cotangents of the state there are the adjoint then.
+    - `count`: how many events of the trajectory are left.
+    - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
+    - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
+    - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
+        cut.
     """
 
     def __init__(self, replay: Replay, events: Events, jumps: Jumps):
@@ -67,7 +70,7 @@ class EventsBack:
         self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
 
     def saves_after(self, marks: Sequence[Value]) -> Value:
-        """The lanes where, if every step is saved, the state after the step is, too."""
+        """The lanes that save the state after the step, if every step is saved."""
         here = self.b.constant(False, BOOL, of_lanes=True)
         for x, own in self._marks_of(marks):
             if x.save_positions[1]:
@@ -84,11 +87,14 @@ class EventsBack:
             yield x, marks[start : start + length]
             start += length
 
-    def back(self, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls) -> None:
-        """Through what acted in the lanes that took this step: the adjoint is that of the state at
-        its end then.
+    def back(
+        self, method: Method, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls
+    ) -> None:
+        """Pull back through the events at the end of this step, in the lanes that took it by this
+        method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
+        the events.
 
-        **Arguments:** `theta`: how much of the attempt the step is.
+        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
         """
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)
@@ -98,7 +104,8 @@ class EventsBack:
 
         def do() -> None:
             here = pulled.apart()
-            y, uprev = self._state(here, calls, theta), here.value(*here.trace.inputs[0], calls)
+            y = self._state(method, here, calls, theta)
+            uprev = here.value(*here.trace.inputs[0], calls)
             for x in reversed(self._forwards(acted, y, turn, uprev)):
                 b.if_(b.any(x.here), lambda x=x: self._through(x, turn.t2))
 
@@ -110,23 +117,23 @@ class EventsBack:
             here = here | x.ne(0.0)
         return here
 
-    def _state(self, pulled: Pulled, calls: Calls, theta: Value) -> tuple:
-        """At the end of the step, before anything acted."""
-        b, p, trace = self.b, self.replay.problem, self.replay.trace
+    def _state(self, method: Method, pulled: Pulled, calls: Calls, theta: Value) -> tuple:
+        """The state at the end of the step, before any event."""
+        b, p, trace = self.b, self.replay.problem, pulled.trace
         (start,), _, _, (h,) = (jax.tree.leaves(x) for x in trace.inputs)
         ((end,), _, dense) = trace.outputs
         y2 = pulled.value(end, calls)
         if not self.events.continuous:
             return tuple(y2)
         stages = [pulled.value(x, calls) for x in jax.tree.leaves(dense)]
-        within = within_of(p.method, p.dtype)
+        within = within_of(method, p.dtype)
         given = [pulled.value(start, calls), *stages, pulled.value(h, calls), [theta]]
         inside = Pulled(b, within, p.size, given).value(within.outputs[0], calls)
         cut = self.cut.get()
         return tuple(b.where(cut, x, y) for x, y in zip(inside, y2, strict=True))
 
     def _forwards(self, acted: Value, y: tuple, turn: Turn, uprev: Sequence[Value]) -> list[Acted]:
-        """What acted, in order."""
+        """The jumps that acted, in the order in which they did."""
         b, held = self.b, self.replay.held
         step = {"uprev": uprev, "tprev": [turn.t]}
         now = [b.variable(x.dtype, x) for x in y]
@@ -144,7 +151,7 @@ class EventsBack:
 
             def act(x: Acted = x) -> None:
                 extras = {name: x.extras[name] for name in x.jump.part.extras}
-                after = self.jumps.evaluate(x.jump.part, held, x.y, turn.t2, x.here, extras)
+                after = self.jumps.functions(x.jump.part, held, x.y, turn.t2, x.here, extras)
                 for variable, new in zip(now, after, strict=False):
                     variable.set_where(x.here, new)
                 if x.jump.moves is not None:
@@ -158,7 +165,8 @@ class EventsBack:
 
     def _through(self, x: Acted, t2: Value) -> None:
         replay, p = self.replay, self.replay.problem
-        moving = moving_of(self.events, p.field, x.callback, x.jump)
+        rate = rate_of(p.field, p.form)
+        moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)
@@ -190,7 +198,8 @@ class EventsBack:
 def _jumps_of(
     callback: Continuous | Discrete, marks: Sequence[Value]
 ) -> Iterator[tuple[Jump, Value, dict]]:
-    """The jumps of a callback, the lanes in which each acted, and what it reads besides."""
+    """The jumps of a callback, each with the lanes in which it acted, and the extras that it
+    reads."""
     if isinstance(callback, Discrete):
         yield callback.jump, marks[0].ne(0.0), {}
     elif callback.is_vector:

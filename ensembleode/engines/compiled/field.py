@@ -1,8 +1,8 @@
 """A lowered function as instructions: the printer of `fields.ir` to LLVM IR, for lanes.
 
-Numbers are values with an entry a lane; those that all lanes have in common are scalars (see
-`uniformity.py`). Where lanes go different ways, all go every way that one of them goes, and masks
-keep what the others have.
+A number that differs between lanes is a value with an entry for each lane; a number that all lanes
+share is a scalar (see `uniformity.py`). Where lanes take different branches, all lanes run every
+branch that one of them takes, and masks keep the results of the others unchanged.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .reading import copied, Loaded, Memory, Numbers
 from .uniformity import Region, Uniformity
 
 
-# Loops of at most as many simple operations are written out.
+# Loops of at most as many simple operations are unrolled.
 _WRITTEN_OUT = 128
-# A field with more functions in it, such as sines, is not taken apart into scalars.
+# A field with more expensive functions, such as sines, is not taken apart into scalars.
 _MOST_DEAR = 24
-# Branches that cost at most as many operations are all taken, where lanes differ.
+# Where lanes take different branches, branches of at most this cost are all run without a test.
 _CHEAP = 32
 
 
 def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
-    """A function lowered by `fields.lower`, with loops over functions such as sines kept as loops:
-    written out they take long to compile, and are no faster.
+    """A function lowered by `fields.lower`. Loops over functions such as sines stay loops:
+    unrolled, they take long to compile and are no faster.
 
     **Raises:** `UntranslatableError`.
     """
@@ -47,14 +47,23 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
 def evaluate(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
-    """Write the evaluation of a function here. Returns the components of its result; those that all
-    lanes have in common are scalars.
+    """Write the evaluation of a function at this place. Returns the components of its result; those
+    that all lanes share are scalars.
 
-    **Arguments:** `mask`: the lanes that count: no loop goes on for another one.
+    **Arguments:** `mask`: the lanes whose results are used; loops don't go on for other lanes.
 
-    **Raises:** `UntranslatableError` for an operation or a dtype that there is not.
+    **Raises:** `UntranslatableError` for an operation or a dtype that isn't supported.
     """
     return _Printer(b, fn, numbers, t, mask).results()
+
+
+def evaluate_with_parts(
+    b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
+) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
+    """The results of `evaluate` for a function that consists of expressions only, and a function
+    that returns the value of each of these expressions."""
+    printer = _Printer(b, fn, numbers, t, mask)
+    return printer.results(), printer.expr
 
 
 def evaluate_apart(
@@ -63,8 +72,8 @@ def evaluate_apart(
     """`evaluate` in a function of its own in the module, which is written once: for long functions
     that are evaluated in many places.
 
-    **Arguments:** `name`: of this function in the module; `numbers` of one name come from places of
-    one kind.
+    **Arguments:** `name`: the name of that function. All `numbers` passed under one name must come
+    from the same kind of place.
     """
     written = _APART.setdefault(b.module, {})
     if name not in written:
@@ -76,8 +85,8 @@ _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
 
 
 class _Apart:
-    """A function of its own in the module, which reads its numbers from memory; those that are in
-    registers are copied there first."""
+    """A separate function of the module, which reads its numbers from memory; numbers that are in
+    registers are copied there before the call."""
 
     def __init__(
         self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None
@@ -121,10 +130,10 @@ _APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDi
 
 
 class _Passed(Numbers):
-    """The numbers that a function of its own is passed, as its code asks for them.
+    """The numbers that a separate function is passed, as its code asks for them.
 
-    - `places`: its parameters for them, in order: a group, a dtype, and which of its numbers; None
-        where these are `copied`.
+    - `places`: for each of the function's parameters in order, the group, the dtype and the range
+        of numbers; None for a range of numbers that is `copied`.
     """
 
     def __init__(self, b: Builder, numbers: Numbers, parameters: list[str]):
@@ -138,7 +147,7 @@ class _Passed(Numbers):
     def read(self, buffer: ir.Buffer, index: int) -> Value:
         ends = buffer.start, buffer.start + buffer.size
         memory = self._passed(buffer.group, buffer.dtype, *ends)
-        # (What lies apart is gathered no more often than it has to be.)
+        # Numbers that are not contiguous are gathered as rarely as possible.
         if memory is None or memory.offsets is not None:
             return self.load(buffer.group, buffer.dtype, index)
         return memory.load(index)
@@ -199,7 +208,7 @@ class _Printer:
         # The innermost region, and the lanes that are in it.
         self.region: Region = ()
         self.mask = mask
-        # Where what is needed from the beginning is written.
+        # The position for instructions whose results are needed from the beginning.
         self.beginning = b.position
 
     def results(self) -> list[Value]:
@@ -210,10 +219,10 @@ class _Printer:
         return [self.load(everything, i) for i in range(self.fn.size)]
 
     def stored(self) -> None:
-        """Write the function, with its result stored to `self.result`."""
+        """Write the function, storing its result to `self.result`."""
         self.block(self.fn.body)
         assert self.result is not None
-        # All are computed before any is stored.
+        # All components are computed before any is stored.
         for i, x in enumerate([self.expr(x) for x in self.fn.outputs]):
             self.result.store(i, x)
 
@@ -277,7 +286,7 @@ class _Printer:
             def goes_on() -> Value:
                 self.block(stmt.test)
                 going = self.expr(stmt.condition)
-                # (A lane alone may not count.)
+                # With a single lane, that lane may be one whose results aren't used.
                 alone = self.mask is not None and not self.mask.lanes
                 return going & self.mask if alone else going
 
@@ -324,7 +333,7 @@ class _Printer:
                 left = left & which.ne(k)
 
     def branch(self, which: Value, cases: Sequence[Sequence[ir.Stmt]], k: int = 0) -> None:
-        """Run the case of a number that all lanes have in common."""
+        """Run one of the cases, by a number that all lanes share."""
         if k == len(cases) - 1:
             self.block(cases[k])
         else:
@@ -365,7 +374,7 @@ class _Printer:
     #
 
     def index(self, index: ir.Index) -> Value | int:
-        """An index into a buffer: a Python number where it is known."""
+        """An index into a buffer; a Python number where it is known."""
         known = index.offset
         parts: list[Value] = []
         for e, stride in index.terms:
@@ -376,7 +385,7 @@ class _Printer:
                 parts.append(value * stride if stride != 1 else value)
         if not parts:
             return known
-        # Scalars first.
+        # Scalars are added first, as that takes scalar instructions.
         first, *others = sorted(parts, key=lambda x: x.lanes)
         total = first + known if known else first
         for x in others:
@@ -423,13 +432,13 @@ class _Printer:
         return self.memories["table"]
 
     def memory(self, buffer: ir.Buffer) -> Memory:
-        """Where the group of a buffer lies, for indices that are computed."""
+        """The memory of a buffer's group, for computed indices."""
         group, dtype, ends = buffer.group, buffer.dtype, (buffer.start, buffer.start + buffer.size)
         memory = self.numbers.memory(group, dtype, *ends)
         if memory is not None:
             return memory
         if buffer not in self.memories:
-            # Copied before anything else: from there it is seen everywhere.
+            # The copy is made at the beginning, so that it can be used everywhere.
             with self.b.inserting(self.beginning):
                 self.memories[buffer] = copied(self.b, self.numbers, group, dtype, range(*ends))
         return self.memories[buffer]

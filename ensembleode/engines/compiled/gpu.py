@@ -1,7 +1,8 @@
-"""The compiled engine on NVIDIA GPUs: a thread a trajectory, what EnsembleGPUKernel runs on.
+"""The compiled engine on NVIDIA GPUs, with a thread for each trajectory: the engine of
+EnsembleGPUKernel.
 
-The code is the same at a width of one, printed as PTX; what is different is where numbers lie (see
-`numbers.Order`) and what a thread has for itself.
+The code is that of a kernel one lane wide, printed as PTX. What differs is where numbers lie (see
+`numbers.Order`) and the memory that a thread has for itself.
 """
 
 from typing import Any
@@ -16,15 +17,16 @@ from .solves import described
 
 
 class OnGpu(Compiled):
-    """The compiled engine, a thread of a GPU a trajectory."""
+    """The compiled engine with a GPU thread for each trajectory."""
 
     on_gpu = True
 
 
 ENGINE = OnGpu()
 
-# Of the constants and parameters of a field, each of which is a parameter of its kernels: NVIDIA's
-# assemblers take 4,352 bytes of these, at eight each with a dozen others, before PTX 8.1.
+# The largest number of constants and parameters of a field. Each is a parameter of the kernels, at
+# eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers take 4,352 bytes of
+# parameters.
 _MOST_ARRAYS = 500
 
 
@@ -53,9 +55,9 @@ def refusal(plan: Plan) -> str | None:
 
 
 def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
-    """Each kernel, by its name; None for one that is not needed.
+    """Each kernel by its name; None for a kernel that is not needed.
 
-    **Arguments:** `lanes`: the numbers of trajectories, which may be abstract.
+    **Arguments:** `lanes`: the numbers of the trajectories, which may be abstract values.
     """
     d = described(plan, lanes, 1)
     in_reverse = plan.method.value.direction == "reverse"

@@ -1,11 +1,11 @@
-"""A function of LLVM IR as XLA calls it: the handler of a custom call, of XLA's typed FFI.
+"""The handler of a custom call of XLA's typed FFI that calls a function of LLVM IR.
 
-XLA hands a handler one structure, the call frame, with arrays of pointers to buffers; the handler
-here passes on where their data is, and nothing else. XLA has no way to forget a handler, so what it
-knows are trampolines, which stay in memory when the handlers that they jump to are freed. The
-structures are those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later. Each says how
-large it is, and grows where it gains members, so whatever is read here is known to be there, and at
-its place; if not, the call fails with an error of XLA's.
+XLA hands a handler one structure, the call frame, with arrays of pointers to buffers. The handler
+here passes on where the data of the buffers is, and does nothing else. XLA has no way to forget a
+handler, so XLA is given trampolines, which stay in memory when the handlers that they jump to are
+freed. The structures are those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later. Each
+of them has its own size as a member, and newer versions only append members. So the handler checks
+that whatever it reads is there, and at its place; if not, the call fails with an error of XLA's.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def handler_name(name: str) -> str:
 
 
 def handler(name: str, operands: int, results: int, *, shared: bool = False) -> str:
-    """The handler that calls `void @name(ptr a0, ..., ptr r0, ...)`, to be appended to its module:
-    what a trampoline jumps to when a program runs.
+    """The handler that calls `void @name(ptr a0, ..., ptr r0, ...)`, to be appended to the module
+    of that function. A trampoline jumps to it when a program runs.
 
-    The pointers are those to the data of the operands, then of the results, each row-major. A
-    buffer of no elements may have none.
+    The pointers are to the data of the operands, then of the results, each row-major. The pointer
+    of a buffer without elements may be null.
 
-    **Arguments:** `shared`: whether the function is `void @name(i64 first, i64 end, i64 thread,
-    ptr a0, ...)`, which does a part of the work, and the handler shares the parts out: see
-    `sharing`. Then the first of its buffers says how, and isn't passed on.
+    **Arguments:** `shared`: whether the function is
+    `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does a part of the work. The
+    handler then shares the parts out, as the first buffer says (see `sharing`); that buffer isn't
+    passed on.
     """
     w = Writer()
     lists = {"args": operands, "rets": results}
@@ -75,7 +76,7 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
     if shared:
         share(w, name, *data)
     else:
-        # (Inlined, there would be two of it.)
+        # Inlined, the function would be there twice.
         w.line(f"call void @{name}({as_pointers(data)}) noinline")
     w.jump("done")
     w.label("done")
@@ -98,15 +99,17 @@ _UNKNOWN = "the call frame of this XLA is not what ensembleode knows"
 
 
 def trampolines(count: int) -> str:
-    """A module of functions `ptr @trampoline0(ptr frame)` and so on, for XLA to know, which stays.
+    """A module of functions `ptr @trampoline0(ptr frame)` and so on, which XLA is given and which
+    stay in memory.
 
-    The i-th jumps to the handler of which `@handlers` has the address at `i`, and each program of
-    XLA's that calls it is counted in `@users`, from when it is loaded until XLA destroys it. XLA
-    has to know the type of that state, `@id` and `@info`. A program of a handler that is not
-    there isn't loaded.
+    Trampoline `i` jumps to the handler whose address is `@handlers[i]`. `@users[i]` counts the
+    programs that call it, from when XLA loads a program until XLA destroys it. XLA has to know the
+    type of that per-program state: `@id` and `@info` describe it. A program whose handler is not in
+    memory isn't loaded.
     """
     w = Writer()
-    # How a handler is asked what it is: no call, and the extension to be filled in.
+    # XLA asks a handler about itself by a frame that is no call, and has an extension to be filled
+    # in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])
     w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
     w.label("extended")
@@ -183,14 +186,15 @@ def _message(name: str, text: str) -> str:
 
 
 def _fill_in_metadata(w: Writer, extension: str) -> None:
-    """Write the version of the interface, and no traits: a call may do something else each time."""
+    """Write the version of the interface, and no traits: two calls may have different effects."""
     metadata = w.load("ptr", extension, _EXTENSION["metadata"])
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", metadata, _METADATA["size"])
     w.branch(w.icmp("uge", "i64", size, _METADATA_BYTES), "versions", "unknown")
     w.label("versions")
-    # XLA takes versions from some oldest one to its own: so its own, as sizes are checked when
-    # called. Of another major version nothing is known, and it will refuse this one.
+    # XLA accepts versions from an oldest one up to its own. So its own minor version is returned,
+    # as sizes are checked at each call. Of another major version nothing is known, and XLA will
+    # refuse this one.
     minor = w.load("i32", api, _API["minor"])
     w.store("i32", 0, metadata, _METADATA["major"])
     w.store("i32", minor, metadata, _METADATA["minor"])
@@ -199,7 +203,7 @@ def _fill_in_metadata(w: Writer, extension: str) -> None:
 
 
 def _return_error(w: Writer, message: str) -> None:
-    """Return an error of XLA's; end the process where not even an error can be made."""
+    """Return an error of XLA's; end the process if not even an error can be made."""
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])
     version = w.load("i64", api, _API["version"])

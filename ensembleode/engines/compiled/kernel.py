@@ -1,4 +1,4 @@
-"""The kernels: from all that decides one to its LLVM IR."""
+"""The kernels: from a `Description` to LLVM IR."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...core import moving_jumps
-from ...core.events import Part
 from ...core.moving_jumps import Moving
 from ...fields.ir import Function
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
+from .callback_functions import CallbackFunctions
 from .description import Description
 from .equations import (
     calls_in,
@@ -31,29 +31,16 @@ from .replay import Cotangents, pull_back, Pullback
 from .saved_rows import Outputs
 
 
-def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
-    """The functions of callbacks, as a `Loop` has them."""
-    if d.events is None:
-        return None
-    names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
-
-    @functools.cache
-    def lowered(part: Part) -> Function:
-        inputs = with_groups(d.layout.inputs, *part.extras)
-        return translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
-
-    def of(part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict) -> tuple:
-        numbers = HeldNumbers(held, u=y, **extras)
-        return evaluated(b, lowered(part), numbers, t, mask, names[part])
-
-    return of
+def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
+    """The functions of callbacks; None without callbacks."""
+    return None if d.events is None else CallbackFunctions(b, d)
 
 
-# What `sizes` says, the first operand of every kernel.
+# The entries of `sizes`, the first operand of every kernel.
 N, ROWS, MAXITERS = range(3)
 
 
-# Operands of `pull_back` only, its results, and its memory.
+# Operands of `pull_back` alone, its results, and its memory.
 _GRADIENTS = ("u0", "own", "shared")
 _MEMORY = ("turns", "events", "kept")
 
@@ -79,7 +66,7 @@ def _outputs(d: Description) -> list[str]:
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
-    """How many operands and results a kernel has."""
+    """The numbers of a kernel's operands and results."""
     inputs = len(_inputs(d))
     if name == "solve":
         return inputs, len(_outputs(d))
@@ -87,18 +74,19 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
 
 
 def _share(d: Description) -> tuple[str, ...]:
-    """What says which trajectories a thread does: on a CPU those of a range, on a GPU every
-    so-manieth."""
+    """The parameters that say which trajectories a thread does: on a CPU those of a range, on a GPU
+    those at a constant distance from each other."""
     return ("thread", "threads") if d.on_gpu else ("first", "end", "thread")
 
 
 class Frame:
-    """The parameters of a kernel, as the values and buffers that they are."""
+    """The parameters of a kernel, as values and buffers."""
 
     def __init__(self, b: Builder, d: Description, more: Sequence[tuple[str, np.dtype]] = ()):
         self.sizes = Buffer(b, "%sizes", I32)
         self.wanted = Buffer(b, "%wanted", BOOL)
-        # The address of a flag, in two halves; zero where there is none. (That zero is a flag.)
+        # The address of the flag that stops the solve, in two halves. Without a flag the address is
+        # zero, and that zero itself is read as the flag.
         self.stop = None
         if not d.on_gpu:
             address = b.value("load i64, ptr %stop, align 4", np.dtype(I64), 0)
@@ -108,7 +96,7 @@ class Frame:
             self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
-        # For how many events of a trajectory there is room.
+        # How many events of one trajectory there is memory for.
         self.room = None
         if d.events is not None:
             self.room = b.cast(Buffer(b, "%room", I32).load(0), I64)
@@ -133,7 +121,8 @@ def _module(d: Description) -> Module:
 
 
 def _place_of(d: Description) -> dict[str, str]:
-    """Of the function of a kernel in its module: in that of a GPU, what calls it is added later."""
+    """The attributes of a kernel's function. On a GPU it is internal, as the entry that calls it is
+    appended later."""
     if not d.on_gpu:
         return {"linkage": "external"}
     return {"linkage": "internal", "attributes": "alwaysinline"}
@@ -141,11 +130,11 @@ def _place_of(d: Description) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def solving(d: Description) -> str:
-    """The kernel `solve`, which solves all trajectories.
+    """The IR of the kernel `solve`, which solves all trajectories.
 
-    Its operands: `sizes` (see above), which trajectories are wanted, the address of a byte that
-    stops it (not on a GPU), the numbers, the times to save (where times are); its results:
-    `Outputs`.
+    Its operands are `sizes` (see above), the mask of wanted trajectories, the address of a byte
+    that stops it (not on a GPU), the numbers of the trajectories, and the times to save (where
+    times are saved). Its results are `Outputs`.
     """
     module = _module(d)
     names = _outputs(d)
@@ -163,9 +152,9 @@ def solving(d: Description) -> str:
         results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
         outputs = Outputs(*results, frame.room, others.get("out_marks"))
         given = frame.times, outputs, frame.rows, frame.maxiters
-        evaluate = _callbacks_in(b, d)
+        functions = _callbacks_in(b, d)
         equations = equations_in(b, d)
-        Loop(b, d, equations, held, queue, *given, stop=frame.stop, evaluate=evaluate).run()
+        Loop(b, d, equations, held, queue, *given, stop=frame.stop, functions=functions).run()
         b.return_()
     return module.text
 
@@ -175,20 +164,21 @@ def solving(d: Description) -> str:
 #
 
 
-# More places in the `sizes` of `pull_back`: of the turns of a segment, and of the trajectories of a
-# group. On a GPU that is how many of them share one sum, which so many threads take turns with; on
-# a CPU, how long the memory of a thread is, in the order of `_MEMORY`.
+# Further entries of the `sizes` of `pull_back`: the turns of a segment, and the trajectories of a
+# group. On a GPU, GROUP is how many threads share one sum, which these threads add to in turn; on a
+# CPU, the entries from THREADS on are the lengths of a thread's memory, in the order of `_MEMORY`.
 TURNS, GROUP, THREADS = 3, 4, 5
 LENGTHS = range(5, 8)
 
 
 @functools.lru_cache(maxsize=256)
 def pulling_back(d: Description) -> tuple[str, int]:
-    """The kernel `pull_back`, and the bytes of a checkpoint.
+    """The IR of the kernel `pull_back`, and the bytes of one of its checkpoints.
 
-    Its operands: those of `solving`, then the cotangents of what is saved, how many times were
-    reached, and with callbacks how many events happened; its results: the gradients (see
-    `replay.Cotangents`), and memory for a record: turns, events, checkpoints.
+    Its operands are those of `solving`, followed by the cotangents of what is saved, the number of
+    times that were reached, and, with callbacks, the number of events that happened. Its results
+    are the gradients (see `replay.Cotangents`), and memory for a record: turns, events,
+    checkpoints.
     """
     module = _module(d)
     real, bytes_ = d.dtype, np.dtype(np.int8)
@@ -207,7 +197,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
             given = frame.times, None, frame.rows, frame.maxiters
-            told = {"on_begin": on_begin, "evaluate": _callbacks_in(b, d)}
+            told = {"on_begin": on_begin, "functions": _callbacks_in(b, d)}
             return Loop(b, d, equations, held.another(), queue, *given, **told)
 
         pullback = Pullback(calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
@@ -236,7 +226,8 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
         memory = [x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)]
         return Work(first, end, group, group, *memory, room, zero, one)
     thread, _ = frame.share
-    # As many of the threads as share the memory out: so many to each group, for every so-manieth.
+    # A group of trajectories is done by the threads that share a sum and memory, THREADS in number.
+    # Each of them takes every THREADS-th trajectory of the group.
     each = b.cast(frame.sizes.load(THREADS), I64)
     which = b.binary("udiv", thread, each)
     start, member = which * group, thread - which * each
@@ -245,9 +236,9 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
 
 
 def _jumps_in(b: Builder, d: Description) -> Jumps | None:
-    """The callbacks, as `replay.Pullback` has them."""
-    evaluate = _callbacks_in(b, d)
-    if evaluate is None:
+    """The callbacks, in the form that `replay.Pullback` wants."""
+    functions = _callbacks_in(b, d)
+    if functions is None:
         return None
     own, shared = with_gradients(d)
     names: dict[Moving, str] = {}
@@ -265,4 +256,4 @@ def _jumps_in(b: Builder, d: Description) -> Jumps | None:
         numbers = HeldNumbers(held, u=cotangents, forward=y, **extras)
         return evaluated(b, lowered(moving), numbers, t, mask, name)
 
-    return Jumps(evaluate, pull)
+    return Jumps(functions, pull)

@@ -1,13 +1,13 @@
 """Running a kernel on NVIDIA GPUs, inside of a JAX program.
 
-`launch` is an operation like any other, under `jit`, `scan` and `shard_map`, for a GPU only; it has
-no derivative and no batching rule, which are for the caller to give. Its launchers are what ties us
-to names that are no public API, so they are kept to one function each:
+`launch` is an operation like any other, under `jit`, `scan` and `shard_map`, for a GPU only. It has
+no derivative and no batching rule; the caller has to give these. Its two launchers use names that
+are no public API, so each of these names is in one function:
 
-- XLA's custom call for PTX: part of the compiler since before the oldest JAX that we work with. The
-  driver compiles the PTX when the program is loaded.
-- The plugin's call for Triton's kernels, which takes PTX from anyone: for when XLA's is gone. JAX's
-  ptxas compiles the PTX when the program is compiled.
+- XLA's custom call for PTX, which is older than the oldest JAX that is supported. The driver
+    compiles the PTX when the program is loaded.
+- The plugin's call for Triton's kernels, which takes any PTX, for when XLA's call is gone. JAX's
+    ptxas compiles the PTX when the program is compiled.
 """
 
 import ctypes
@@ -28,19 +28,20 @@ from .compiler import available, ptx
 from .entry import entry, entry_name
 
 
-# Threads of a block: as many as may have 255 registers each, several times over.
+# Threads of a block: few enough that several blocks fit on a multiprocessor with 255 registers for
+# each thread.
 BLOCK = 128
 _TARGET = "__gpu$xla.gpu.ptx"
 _WARP = 32
 
 
 class KernelError(RuntimeError):
-    """A kernel can't be run as things are: says which pieces are missing."""
+    """A kernel can't be run here; the message says which pieces are missing."""
 
 
 class Kernel(NamedTuple):
-    """A function of a GPU's threads, as `entry` wants it: a module of LLVM IR, the name of the
-    function in it, and how many operands and results it has pointers to."""
+    """A function of a GPU's threads, in the form that `entry` wants: a module of LLVM IR, the name
+    of the function in it, and the numbers of its operands and of its results."""
 
     text: str
     name: str
@@ -48,7 +49,7 @@ class Kernel(NamedTuple):
     results: int
 
 
-# `launch`, with the number of blocks for the number of threads.
+# A launcher is like `launch`, with the number of blocks in place of the number of threads.
 Launcher: TypeAlias = Callable[
     [Kernel, int, Sequence[Array], Sequence[jax.ShapeDtypeStruct]], list[Array]
 ]
@@ -57,14 +58,14 @@ Launcher: TypeAlias = Callable[
 def launch(
     kernel: Kernel, threads: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
-    """The `outputs` that the kernel writes, run with at least so many threads.
+    """The `outputs` that the kernel writes when it is run with at least `threads` threads.
 
-    Its pointers are to the operands, then to the outputs, each row-major. There are whole blocks of
-    threads, and at least one, so it has to return from those past the last. Outputs start with
-    whatever was there before, and share no memory with operands.
+    The kernel's pointers are to the operands, then to the outputs, each row-major. Blocks are
+    whole, and there is at least one, so the kernel has to return from the threads past the last.
+    Outputs are uninitialised, and share no memory with operands.
 
-    **Raises:** `KernelError` when there is nothing to compile or launch it with, `CompileError`
-    when it can't be compiled.
+    **Raises:** `KernelError` when there is nothing to compile or launch the kernel with,
+    `CompileError` when it can't be compiled.
     """
     blocks = max(1, -(-threads // BLOCK))
     return launcher()(kernel, blocks, operands, outputs)
@@ -110,7 +111,8 @@ def missing() -> list[str]:
 
 
 def cuda_devices() -> list[jax.Device]:
-    """The CUDA devices of all processes, so that all compile the same; none is no error."""
+    """The CUDA devices of all processes, so that all processes compile the same code; an empty list
+    where there are none."""
     try:
         return jax.devices("cuda")
     except RuntimeError:
@@ -137,7 +139,7 @@ def custom_call(
         block_x=np.int32(BLOCK),
         **dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), np.int32(1)),
         shared_mem_bytes=np.int32(0),
-        # Without them, some versions pass a buffer that two operands share only once.
+        # Without these indices, some versions pass a buffer that two operands share only once.
         output_indices=tuple(np.int32(first + i) for i in range(len(outputs))),
     )
     return list(results)
@@ -146,15 +148,15 @@ def custom_call(
 def triton_call(
     kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
-    """Through the plugin's call for Triton's kernels, whose blocks are whole warps."""
+    """Through the plugin's call for Triton's kernels; its blocks consist of whole warps."""
     triton = _triton()
     if triton is None:
         raise KernelError("The installed plugin has no call for Triton's kernels.")
-    # The very architecture to assemble for, of which LLVM may know only a predecessor.
+    # The exact architecture to assemble for, of which LLVM may know only a predecessor.
     oldest = min(map(capability, cuda_devices()), default=_BASELINE)
     code = ptx_of(kernel, arch_here())
     compiled = triton.TritonKernel(entry_name(kernel.name), BLOCK // _WARP, 1, 0, code, "", oldest)
-    # (16: what buffers of XLA are aligned to at least.)
+    # 16: all buffers of XLA are aligned to at least that many bytes.
     pointers = [triton.create_array_parameter(0, 16)] * (len(operands) + len(outputs))
     launched = triton.TritonKernelCall(compiled, blocks, 1, 1, pointers)
     call = jax.ffi.ffi_call("triton_kernel_call_ffi", list(outputs))
@@ -162,21 +164,22 @@ def triton_call(
 
 
 #
-# Compiled
+# Compilation
 #
 
 
-# What kernels are compiled for where no device is known, and before which there is nothing that the
-# drivers of JAX's GPUs run.
+# The architecture for kernels where no device is known: the oldest one that the drivers of JAX's
+# GPUs run.
 _BASELINE = 75
-# The compute capabilities that code is generated for, of all LLVM that we work with: 90 is 9.0, and
-# 120 is 12.0. PTX runs on its own and on all later ones.
+# The compute capabilities that every supported LLVM generates code for: 90 is 9.0, and 120 is 12.0.
+# PTX runs on its own capability and on all later ones.
 _KNOWN = (50, 52, 60, 61, 70, 75, 80, 86, 89, 90, 100, 120)
 
 
 @functools.lru_cache(maxsize=256)
 def ptx_of(kernel: Kernel, arch: str) -> str:
-    """The kernel for this architecture ("sm_90") and later ones, and for drivers as old as may be.
+    """The PTX of the kernel for this architecture ("sm_90") and later ones, in the oldest version
+    possible so that old drivers take it.
 
     **Raises:** `KernelError` without LLVM; `CompileError`.
     """
@@ -186,13 +189,13 @@ def ptx_of(kernel: Kernel, arch: str) -> str:
 
 
 def arch_here() -> str:
-    """The architecture to compile for: that of this computer's GPUs, or where there is none (the
-    kernel is to run elsewhere) one that all GPUs run."""
+    """The architecture to compile for: that of this computer's GPUs; without GPUs, as the kernel
+    will run elsewhere, one that all GPUs run."""
     return arch_of(*cuda_devices())
 
 
 def arch_of(*devices: Any) -> str:
-    """The newest architecture whose PTX runs on all CUDA `devices`, and that is known.
+    """The newest known architecture whose PTX runs on all of the CUDA `devices`.
 
     **Raises:** `KernelError` for a device that is too old.
     """
@@ -224,8 +227,9 @@ _NO_CALL = (
 
 @functools.cache
 def _knows_target() -> bool:
-    """Whether the plugin's XLA has the custom call; without a plugin, that of where it will run is
-    taken to have it. The compiler handles it by its name, and registers it nowhere."""
+    """Whether the plugin's XLA has the custom call. Without a plugin, True: the XLA of the computer
+    that will run it is expected to have it. The compiler recognises the call by its name and
+    registers it nowhere."""
     path = _plugin()
     if path is None:
         return True
@@ -235,7 +239,7 @@ def _knows_target() -> bool:
 
 @functools.cache
 def _plugin() -> str | None:
-    """XLA for CUDA as a shared library, from the wheel jax-cuda13-pjrt or jax-cuda12-pjrt."""
+    """XLA for CUDA as a shared library, from the package jax-cuda13-pjrt or jax-cuda12-pjrt."""
     spec = importlib.util.find_spec("jax_plugins")
     for folder in (spec and spec.submodule_search_locations) or ():
         if found := glob.glob(os.path.join(folder, "xla_cuda*", "xla_cuda_plugin.so")):
@@ -244,7 +248,8 @@ def _plugin() -> str | None:
 
 
 def _triton():
-    """The module that makes Triton's kernels for the plugin, if it has all that we use."""
+    """The module that makes Triton's kernels for the plugin, if it has everything that is used
+    here."""
     try:
         from jaxlib import gpu_triton
     except ImportError:

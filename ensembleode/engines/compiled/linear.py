@@ -1,9 +1,10 @@
-"""Linear equations of a step: those of `1 - gamma_h J` with a sparse Jacobian.
+"""The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
+matrix `M`.
 
-Nothing is exchanged for the sake of accuracy: the order of the pivots is the same in all lanes.
-Instead the first solution with the factors is put back into the equations. Where these are not
-fulfilled, because small pivots made the factors too large, it becomes NaN, and the step is
-rejected.
+Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
+first solution with a matrix's factors is put back into the equations. If the equations are not
+fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
+is rejected.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
@@ -14,29 +15,30 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...fields.elimination import Block, Elimination, Move, Place
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
-from .linear_loops import DenseFactors
+from .linear_loops import DenseFactors, is_rounding
 from .reading import Loaded
 
 
-# A block of more updates is factorised by loops. Dense, 8 to 16 components take as long either way;
-# written out, more of them take longer to compile (benchmarks/stiff_sizes.py).
+# A block with more updates is factorised by loops. Dense blocks of 8 to 16 components take as long
+# either way; unrolled, larger ones take longer to compile (benchmarks/stiff_sizes.py).
 _MOST_UPDATES = 600
 
 
 class Factors:
-    """Those of a matrix.
+    """The factors of a matrix.
 
-    - `entries`: of the matrix itself, by their places.
-    - `inside`: of L and U, likewise; `inverse`: one over the pivots, but for those that are one.
-    - `dense`: of the blocks that are not written out.
-    - `is_checked`: whether a solution with them has been put back into the equations.
+    - `entries`: the entries of the matrix itself, by their places.
+    - `inside`: the entries of L and U, by their places, in blocks that are unrolled.
+    - `inverse`: for those blocks, one over each pivot that is not one.
+    - `dense`: the factors of blocks that are factorised by loops.
+    - `is_checked`: whether a solution with the factors has been put back into the equations.
     """
 
     def __init__(self, entries: dict[Place, Value], *, is_checked: bool):
@@ -47,32 +49,39 @@ class Factors:
         self.is_checked = is_checked
 
     def scaled(self, x: Value, k: int) -> Value:
-        """Divided by a pivot."""
+        """`x` divided by pivot `k`."""
         return x * self.inverse[k] if k in self.inverse else x
 
 
-def _tolerance(dtype: np.dtype) -> float:
-    """How far a solution may be from one of the equations, in parts of what is summed there: with
-    accurate factors it is some units in the last place."""
-    return float(np.finfo(dtype).eps ** 0.375)
-
-
 class LinearEquations:
-    """The factorisation and the solutions of an elimination: every operation by itself, or by loops
-    over memory in large blocks.
+    """Factorises matrices, and solves equations, as an elimination plans it: operation by
+    operation, or by loops over memory for large blocks.
 
-    **Arguments:** `pattern`: the places of the Jacobian's entries.
+    **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
+    matrix, by default of the identity.
     """
 
-    def __init__(self, b: Builder, plan: Elimination, pattern: Sequence[Place]):
-        self.b, self.plan, self.pattern = b, plan, pattern
+    def __init__(
+        self,
+        b: Builder,
+        plan: Elimination,
+        pattern: Sequence[Place],
+        mass: Mapping[Place, float] | None = None,
+    ):
+        self.b, self.plan = b, plan
+        if mass is None:
+            mass = {(i, i): 1.0 for i in range(plan.size)}
+        # The places of the entries once the equations stand in their rows.
+        row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
+        self.pattern = [(row[i], j) for i, j in pattern]
+        self.mass = {(row[i], j): x for (i, j), x in mass.items()}
 
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
     ) -> Factors:
-        """Of `1 - gamma_h jacobian`.
+        """The factors of `M - gamma_h jacobian`.
 
-        **Arguments:** `checks`: whether the first solution is put back.
+        **Arguments:** `checks`: whether the first solution is put back into the equations.
         """
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
@@ -84,28 +93,34 @@ class LinearEquations:
 
     def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
         components = sorted(pivot.component for pivot in block.pivots)
-        if isinstance(jacobian, Loaded) and len(jacobian) == len(components) ** 2:
-            return DenseFactors(self.b, components, jacobian, gamma_h)
         inside = set(block.inside)
+        mass = {place: x for place, x in self.mass.items() if place in inside}
+        in_order = self.plan.equations is None and len(jacobian) == len(components) ** 2
+        if isinstance(jacobian, Loaded) and in_order:
+            return DenseFactors(self.b, components, jacobian, gamma_h, mass)
         entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
-        return DenseFactors(self.b, components, entries, gamma_h)
+        return DenseFactors(self.b, components, entries, gamma_h, mass)
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
-        """Its entries, but for those inside of what is factorised by loops."""
+        """The entries of the matrix, without those inside of blocks that are factorised by
+        loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
         apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
         products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
         entries = {}
-        for i, j in self.plan.entries:
-            if (i, j) in products:
-                entries[i, j] = 1.0 + products[i, j] if i == j else products[i, j]
-            elif (i, j) not in apart:
-                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
+        for place in self.plan.entries:
+            m, product = self.mass.get(place, 0.0), products.get(place)
+            if product is not None:
+                entries[place] = m + product if m else product
+            elif place not in apart:
+                entries[place] = self.b.constant(m, dtype, of_lanes=True)
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
-        """The solution for a right-hand side; its first component is NaN where it is none."""
-        b, x = self.b, list(right)
+        """The solution for a right-hand side; its first component is NaN in lanes where the check
+        fails."""
+        b, rows = self.b, self.plan.equations
+        x = list(right) if rows is None else [right[i] for i in rows]
         puts_back, fulfilled = not factors.is_checked, []
         factors.is_checked = True
         for block in self.plan.blocks:
@@ -128,16 +143,16 @@ class LinearEquations:
     def _fulfilled(
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
-        """Where the equations of a block are, one after the other."""
-        b, tolerance = self.b, _tolerance(x[0].dtype)
+        """For each equation of a block, the lanes where it is fulfilled."""
+        b = self.b
         if block in factors.dense:
-            return [factors.dense[block].fulfilled(given, x, tolerance)]
+            return [factors.dense[block].fulfilled(given, x)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
+        return [is_rounding(b, rests[i], sums[i]) for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""
@@ -149,7 +164,9 @@ class LinearEquations:
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
-        return tuple(x)
+        if self.plan.equations is None:
+            return tuple(x)
+        return tuple(x[i] for i in np.argsort(self.plan.equations))
 
 
 def _is_by_loops(block: Block) -> bool:
@@ -160,7 +177,7 @@ def _factorise(factors: Factors, block: Block) -> None:
     m = {place: factors.entries[place] for place in block.inside}
     for k, below, right in block.pivots:
         pivot = m[k, k]
-        if pivot.constant is None:
+        if pivot.constant != 1:
             factors.inverse[k] = 1.0 / pivot
         for i in below:
             left = factors.inside[i, k] = factors.scaled(m[i, k], k)

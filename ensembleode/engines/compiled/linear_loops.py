@@ -1,8 +1,8 @@
-"""Linear equations of a step by loops over memory, for large blocks: a dense matrix, factorised
-without exchanges of rows.
+"""The linear equations of a step for large blocks: dense matrices, factorised without row exchanges
+by loops over memory.
 
-All goes by tiles of some rows and columns, whose numbers are in registers while everything that
-lies to the left and above is subtracted from them.
+The loops work on tiles of a few rows and columns. The numbers of a tile are in registers while
+everything to its left and above it is subtracted from them.
 """
 
 from __future__ import annotations
@@ -10,24 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from .builder import BOOL, Builder, Value
 from .reading import Loaded, Memory
 
 
-# Rows and columns of a tile: with a vector for each number, half of 32 registers.
+# The rows, and the columns, of a tile: with a vector for each number, a tile takes half of 32
+# registers.
 _TILE = 4
 
-# A row, a column or a tile, by its number.
+# The number of a row, a column or a tile.
 _Index: TypeAlias = Value | int
 
 
+def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
+    """Whether the residual of an equation is as small as rounding makes it.
+
+    With accurate factors, the residual is a few units in the last place of `total`, the sum of the
+    magnitudes of the equation's terms. Near the smallest floating-point numbers, rounding errors
+    are absolute instead.
+    """
+    info = np.finfo(rest.dtype)
+    return abs(rest) <= b.mul_add(total, float(info.eps**0.375), float(info.tiny / info.eps))
+
+
 class DenseFactors:
-    """`L U` of `1 - gamma_h J` for a block of J, with ones on the diagonal of L, in memory.
+    """The factors `L U` of `M - gamma_h J` in memory, for a block of the mass matrix M and of J,
+    with ones on the diagonal of L.
 
     **Arguments:**
 
-    - `components`: the rows and columns of the block.
-    - `entries`: of J by row and column, zero where there are none; or all of them, row by row.
+    - `components`: the components that are the rows and columns of the block.
+    - `entries`: the entries of J by row and column, without those that are zero; or all of them,
+        row by row.
+    - `mass`: the nonzero entries of M by row and column.
     """
 
     def __init__(
@@ -36,25 +53,32 @@ class DenseFactors:
         components: Sequence[int],
         entries: Mapping[tuple[int, int], Value] | Loaded,
         gamma_h: Value,
+        mass: Mapping[tuple[int, int], float],
     ):
         self.b, self.components, self.dtype = b, components, gamma_h.dtype
         self.size = n = len(components)
         self.tiles, self.rest = divmod(n, _TILE)
         self.minus = -gamma_h
         self.jacobian = entries.memory if isinstance(entries, Loaded) else self._copied(entries)
+        # None stands for the identity, whose entries need no memory.
+        is_identity = mass == {(i, i): 1.0 for i in components}
+        self.mass = None if is_identity else self._copied(self._constants(mass), of_lanes=False)
         self.factors = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
         self.inverse = Memory.on_stack(b, self.dtype, n, of_lanes=True)
         self._each_tile(self._factorise)
 
-    def _copied(self, entries: Mapping[tuple[int, int], Value]) -> Memory:
+    def _constants(self, mass: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], Value]:
+        return {place: self.b.constant(x, self.dtype) for place, x in mass.items()}
+
+    def _copied(self, entries: Mapping[tuple[int, int], Value], *, of_lanes: bool = True) -> Memory:
         b, n = self.b, self.size
-        memory = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
+        memory = Memory.on_stack(b, self.dtype, n * n, of_lanes=of_lanes)
         if len(entries) < n * n:
-            zero = b.constant(0, self.dtype, of_lanes=True)
+            zero = b.constant(0, self.dtype, of_lanes=of_lanes)
             b.for_(n * n, lambda i: memory.store(i, zero))
         places = {k: place for place, k in enumerate(self.components)}
         for (i, j), x in entries.items():
-            memory.store(places[i] * n + places[j], b.spread(x))
+            memory.store(places[i] * n + places[j], b.spread(x) if of_lanes else x)
         return memory
 
     #
@@ -62,7 +86,8 @@ class DenseFactors:
     #
 
     def _each_tile(self, body: Callable[[_Index, int], None], first: _Index = 0) -> None:
-        """`body(tile, n)`, of `n` rows or columns, for each from the first on."""
+        """Run `body(tile, n)` for each tile from the first on; `n` is its number of rows or
+        columns."""
         self.b.for_(self.tiles - first, lambda i: body(i + first, _TILE))
         if self.rest:
             body(self.tiles, self.rest)
@@ -79,8 +104,8 @@ class DenseFactors:
         first: _Index,
         end: _Index | None = None,
     ) -> list[Value]:
-        """The totals after `add(totals, k)` for each row or column `k` of the tiles from the first
-        on, before one or to the last."""
+        """The totals after `add(totals, k)` for each row or column `k` of the tiles, from tile
+        `first` to before tile `end`, or to the last."""
         sums = [self.b.variable(self.dtype, x) for x in totals]
 
         def turn(i: Value) -> None:
@@ -101,7 +126,7 @@ class DenseFactors:
     #
 
     def _factorise(self, tile: _Index, n: int) -> None:
-        """A tile of the diagonal, and then those to its right and below it."""
+        """Factorise a tile on the diagonal, and then the tiles to its right and below it."""
         self._factorise_diagonal(tile, n)
         if isinstance(tile, Value):
             self._each_tile(lambda other, m: self._factorise_right(tile, other, m), tile + 1)
@@ -138,12 +163,13 @@ class DenseFactors:
     def _less(
         self, down: _Index, right: _Index, rows: int, columns: int, *, before: _Index
     ) -> list[list[Value]]:
-        """A tile of the matrix, less what lies to its left times what lies above it, of the tiles
-        before this one."""
-        matrix = self._load(self.jacobian, down, right, rows, columns)
-        for r, row in enumerate(matrix):
-            for c, x in enumerate(row):
-                row[c] = self._entry(x, is_diagonal=down is right and r == c)
+        """A tile of the matrix, minus the product of the tiles to its left and the tiles above it;
+        only tiles before number `before` count."""
+        i, j, is_diagonal = down * _TILE, right * _TILE, down is right
+        matrix = [
+            [self._entry(i, j, r, c, has_one=is_diagonal and r == c) for c in range(columns)]
+            for r in range(rows)
+        ]
 
         def add(totals: Sequence[Value], k: _Index) -> list[Value]:
             left = [self._at(self.factors, down * _TILE, k, r, 0) for r in range(rows)]
@@ -158,18 +184,22 @@ class DenseFactors:
         minus = -factor
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
-    def _entry(self, x: Value, *, is_diagonal: bool) -> Value:
-        """Of the matrix, by that of J."""
-        return self.b.mul_add(x, self.minus, 1.0) if is_diagonal else x * self.minus
+    def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
+        """An entry of the matrix, from the entries of J and of M. `has_one` is the entry of M, if M
+        is the identity."""
+        x = self._at(self.jacobian, i, j, r, c)
+        if self.mass is not None:
+            return self.b.mul_add(x, self.minus, self._at(self.mass, i, j, r, c))
+        return self.b.mul_add(x, self.minus, 1.0) if has_one else x * self.minus
 
     #
     # Solutions
     #
 
     def solve(self, x: list[Value], *, transposed: bool = False) -> None:
-        """The components of the block, in place.
+        """Solve for the components of the block, in place.
 
-        **Arguments:** `transposed`: with the transposed matrix.
+        **Arguments:** `transposed`: whether to solve with the transposed matrix.
         """
         y = self._in_memory(x)
 
@@ -195,7 +225,7 @@ class DenseFactors:
             for r in range(n)[:: -1 if upper else 1]:
                 for c in range(r + 1, n) if upper else range(r):
                     now[r] = self.b.mul_add(-at(start, start, r, c), now[c], now[r])
-                # (The pivots are those of U.)
+                # The pivots are those of U.
                 if upper != transposed:
                     now[r] = now[r] * self.inverse.load(start + r)
                 y.store(start + r, now[r])
@@ -205,8 +235,8 @@ class DenseFactors:
         for place, i in enumerate(self.components):
             x[i] = y.load(place)
 
-    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value], tolerance: float) -> Value:
-        """Where the equations are, each as far as the `tolerance` says of what is summed in it."""
+    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value]) -> Value:
+        """The lanes where all equations are fulfilled, up to rounding."""
         b = self.b
         zero = b.constant(0, self.dtype, of_lanes=True)
         given = self._in_memory([right.get(i, zero) for i in range(len(x))])
@@ -220,17 +250,18 @@ class DenseFactors:
             def add(totals: Sequence[Value], k: _Index) -> list[Value]:
                 other, found = y.load(k), []
                 for r in range(n):
-                    entry = self._entry(self._at(self.jacobian, start, k, r, 0), is_diagonal=False)
+                    entry = self._entry(start, k, r, 0, has_one=False)
                     found.append(b.mul_add(-entry, other, totals[r]))
                     found.append(b.mul_add(abs(entry), abs(other), totals[n + r]))
                 return [*found[::2], *found[1::2]]
 
-            # (That is 1 - gamma_h J, the 1 and J apart.)
-            rests = [y - x for y, x in zip(right, solution, strict=True)]
-            sums = [abs(y) + abs(x) for y, x in zip(right, solution, strict=True)]
+            rests, sums = right, [abs(y) for y in right]
+            if self.mass is None:  # then the products with the identity are not in `add`
+                rests = [y - x for y, x in zip(right, solution, strict=True)]
+                sums = [s + abs(x) for s, x in zip(sums, solution, strict=True)]
             found = self._summed([*rests, *sums], add, 0)
             for r in range(n):
-                every.set(every.get() & (abs(found[r]) <= found[n + r] * tolerance))
+                every.set(every.get() & is_rounding(b, found[r], found[n + r]))
 
         self._each_tile(rows)
         return every.get()
@@ -240,7 +271,7 @@ class DenseFactors:
     #
 
     def _at(self, memory: Memory, i: _Index, j: _Index, r: int, c: int) -> Value:
-        """The number `r` rows below and `c` columns to the right of a place."""
+        """The number that is `r` rows below and `c` columns to the right of a place."""
         return memory.moved(r * self.size + c).load(i * self.size + j)
 
     def _load(

@@ -1,9 +1,9 @@
 """The time loop of a kernel, for the lanes of a builder.
 
-A lane that has finished takes the next trajectory of the queue. Where all trajectories share a
-fixed step, time and step are scalars, and the lanes begin and end together.
+A lane that has finished a trajectory takes the next one of the queue. Where all trajectories share
+a fixed step, the time and the step are scalars, and the lanes begin and end together.
 
-A lane has a return code, `code`, which is `GOING` until what ends its trajectory is decided.
+Each lane has a return code, `code`, which is `GOING` until the end of its trajectory is decided.
 """
 
 import dataclasses
@@ -15,11 +15,13 @@ import jax
 import numpy as np
 
 from ...solvers import verdicts
+from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, Tolerances
+from ...solvers.step_size import in_abstol, initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
+from .callback_functions import CallbackFunctions
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -27,26 +29,29 @@ from .numbers import Held
 from .queue import Pool, Queue
 from .saved_rows import Outputs, SavedRows, Step
 from .stops import Stops
+from .switch import Switch
 from .turn import attempt, commit, control
 
 
-# Where lanes end together: turns between two looks at whether they are to stop, a power of two.
+# If lanes end together, the number of turns after which the flag that stops them is read, a power
+# of two.
 _TURNS = 4096
 
 
 class Loop:
-    """The variables of the lanes, and what is done with them.
+    """The variables of the lanes, and the operations on them.
 
     **Arguments:**
 
-    - `problem`: what is solved.
-    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
-        that count.
-    - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
-    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
-        `Default`; None where nobody may stop it.
-    - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
-    - `evaluate`: where there are callbacks, their functions: see `events.Happening`.
+    - `problem`: the description of the kernel.
+    - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
+        lanes that count.
+    - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
+    - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
+        `Default`. None where nothing can stop the solve.
+    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
+        lanes in which they do.
+    - `functions`: the functions of the callbacks; None without callbacks.
     """
 
     def __init__(
@@ -63,11 +68,11 @@ class Loop:
         *,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
-        evaluate: Callable[..., tuple] | None = None,
+        functions: CallbackFunctions | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.maxiters = maxiters
-        # (None what there is nothing for; each is used only where there is.)
+        # Attributes that are None have type Any: each is used only where it isn't None.
         self.outputs: Any = outputs
         self._stop, self._on_begin = stop, on_begin
         self.is_uniform = is_uniform = problem.is_uniform
@@ -75,18 +80,18 @@ class Loop:
         self.equations = equations
         dtype, n = problem.dtype, problem.size
         self.y = [b.variable(dtype, 0) for _ in range(n)]
-        # What the method carries from step to step, its numbers one after the other.
+        # The numbers of the method's carry, one after the other.
         carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
         self.carry = [b.variable(dtype, 0) for _ in carried]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
-        # Whether it goes on; if not, the code says why.
+        # Whether the trajectory goes on; if not, `code` says why.
         self.active = b.variable(BOOL, False)
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
-        # With known times to stop at on the way.
+        # The known times on which steps have to end.
         self.stops = Stops(b, held, dtype) if problem.has_stops else None
-        # How often what the method carries was made anew on the way.
+        # How often the method's carry was made anew during the trajectory.
         self.restarts = b.variable(I32, 0) if problem.restarts else None
         restarts = problem.has_stops or problem.events is not None
         self.has_anchor = restarts and not problem.adaptive
@@ -97,17 +102,21 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
+        # With two methods: which one makes the steps.
+        self.switch = Switch(self) if problem.switches else None
+        self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
-            # Whether no step has failed; of those where one has, how many (one).
+            # Whether no step of the lane has failed; and the number of failed steps, which is at
+            # most one.
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
-        # Whether any lane goes on: where they end together, a turn takes no look at the lanes.
+        # Whether any lane goes on, where lanes end together: a turn then needn't look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         self.saved = SavedRows(b, problem, held, times, outputs, rows)
         self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
         self.happening = None
         if problem.events is not None:
-            assert evaluate is not None
-            self.happening = Happening(self, problem.events, evaluate)
+            assert functions is not None
+            self.happening = Happening(self, problem.events, functions)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -139,7 +148,7 @@ class Loop:
             b.while_(going, turn)
             ended = b.where(self.t.get().eq(self.t1), verdicts.SUCCESS, verdicts.MAX_ITERS)
             self.code.set_where(self.active.get(), ended)
-            # (Stopped at the end of the last turn, they have ended.)
+            # Lanes that the flag has stopped have not ended, so the flag is read once more.
             self._unless_stopped(lambda: self.end(self.occupied.get()))
             return self.goes_on.get()
 
@@ -165,34 +174,40 @@ class Loop:
             self.b.if_(self._stopped(), self._abandon, then, likely=False)
 
     def _abandon(self) -> None:
-        """Leave the trajectories that are in the lanes, and those that come next."""
+        """Give up the trajectories that are in the lanes, and those that would come next."""
         b, counts = self.b, self.outputs.counts
         stopped = b.constant(verdicts.STOPPED, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
+        if self.parking is not None:
+            self.parking.leave(stopped)
         self.pool.leave(lambda index: counts.store(index, stopped))
         self.goes_on.set(False)
 
     def go_on(self) -> Step:
-        """A turn, with what comes before and after it."""
+        """A turn, with the preparation before it and the ends of trajectories after it."""
         b = self.b
         b.if_(self.must_refill.get(), self.refill, likely=False)
         step, verdict = self.turn()
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
-            # Together, as they began.
+            # Lanes that began together also end together.
             b.if_(~self.alive.get() | tired, lambda: self.end(self.occupied.get()))
             return step
         ended = ~self.active.get() | tired
         ended = self.occupied.get() & ended
         b.if_(b.any(ended), lambda: self.end(self.conclude(ended, step, verdict)), likely=False)
+        if self.switch is not None:
+            self.switch.choose(step)
         return step
 
     def variables(self) -> list[Variable]:
-        """All that goes on from turn to turn, but for the numbers that are held and `arrays`; and
-        for `code`, as without outputs nobody asks for it."""
+        """The variables that keep their values from turn to turn, except for the numbers in `held`
+        and in `arrays`, and for `code`, which isn't read where there are no outputs."""
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
+        if self.switch is not None:
+            several += self.switch.variables()
         if self.stops is not None:
             several += self.stops.variables()
         if self.has_anchor:
@@ -203,7 +218,8 @@ class Loop:
         return [x for x in several if x is not None]
 
     def arrays(self) -> list[tuple[Buffer, int]]:
-        """Of memory: where it is, and how many elements."""
+        """The buffers that keep their contents from turn to turn, each with its number of
+        elements."""
         return self.pool.arrays()
 
     #
@@ -224,19 +240,19 @@ class Loop:
 
     @property
     def tstop(self) -> Value:
-        """The end of the stretch of time that the lanes are in, which no step goes beyond."""
+        """The end of the current stretch of time, beyond which no step goes."""
         return self.t1 if self.stops is None else self.stops.tstop.get()
 
     @property
     def anchor(self) -> tuple[Value, Value | int]:
-        """Where that stretch begins, and how many steps had been tried until then: from there fixed
-        steps are laid out."""
+        """The time at which the current stretch of time begins, and how many steps had been tried
+        until then. Fixed steps are laid out from there."""
         if self.has_anchor:
             return self._anchor.get(), self._tried_before.get()
         return self.t0, 0
 
     def set_anchor(self, mask: Value) -> None:
-        """Lay fixed steps out from where the lanes of the mask are."""
+        """Lay fixed steps out from the current time, in the lanes of the mask."""
         self._anchor.set_where(mask, self.t.get())
         self._tried_before.set_where(mask, self.ntried.get())
 
@@ -244,12 +260,16 @@ class Loop:
         return tuple(x.get() for x in self.y)
 
     def carried(self) -> Any:
-        """What the method carries."""
+        """The method's carry as a tree."""
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
+    def now(self, x: Any) -> Any:
+        """A method or a controller, in the mode that the lanes have now."""
+        return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
+
     def tolerances(self, held: Held, components: int) -> Tolerances:
-        """The tolerances of the components; any will do where step-size control doesn't look at a
-        component."""
+        """The tolerances of the components; where step-size control doesn't look at a component,
+        its tolerance is arbitrary."""
         controlled = self.problem.controlled
 
         def of(name: str) -> tuple:
@@ -268,7 +288,8 @@ class Loop:
         return total.eq(0.0)
 
     def may_be_infinite(self, y: tuple) -> Value:
-        """True where a component is infinite or NaN, and where their sum overflows."""
+        """True where a component is infinite or NaN, and also where the sum of all of them
+        overflows."""
         total = y[0]
         for x in y[1 : self.problem.controlled]:
             total = total + x
@@ -279,13 +300,16 @@ class Loop:
     #
 
     def refill(self) -> None:
-        """Give each lane without a trajectory the next one, as far as there are."""
-        self.pool.fill(self.occupied, self._begin)
+        """Give each lane without a trajectory the next one, as long as there are any."""
+        self.take_new() if self.parking is None else self.parking.refill()
         self.must_refill.set(False)
 
+    def take_new(self) -> None:
+        self.pool.fill(self.occupied, self._begin)
+
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
-        """What the method carries to a step from the state `y` at `t`, and the size of that step:
-        for trajectories that begin, or go on anew, in the lanes of the mask."""
+        """The method's carry for a step from the state `y` at `t`, and the size of that step, for
+        trajectories that begin or restart in the lanes of the mask."""
         b, p = self.b, self.problem
         equations = self.equations(held, mask)
         f = evaluated_once(equations.f, y, t)
@@ -294,6 +318,12 @@ class Loop:
         if p.has("dt"):
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
+
+        if p.mass is not None:
+            if p.mass.is_singular:
+                # The first step is that of OrdinaryDiffEq.
+                return carry, b.minimum(abs(span), 1e-6)
+            f = evaluated_once(_derivative(f, p.mass), y, t)
 
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
@@ -308,7 +338,7 @@ class Loop:
         return FUNCTIONS["exp"](self.b, (log + 2 * math.log(10)) / -float(order))
 
     def _begin(self, index: Value, fresh: Value) -> None:
-        """Start these trajectories, in the lanes that are fresh."""
+        """Start these trajectories, in the lanes `fresh`."""
         b, p, held = self.b, self.problem, self.held
         held.take(index, fresh)
         y = held.u0(held.index.get(), fresh)
@@ -329,6 +359,9 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
+        if (consistent := self.is_consistent(fresh)) is not None:
+            inconsistent = wanted & finite & ~consistent
+            code = b.where(inconsistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
         active = code.eq(verdicts.GOING)
         if p.adaptive:
@@ -336,6 +369,8 @@ class Loop:
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
                 variable.set_where(fresh, np.float32(x))
             self.short_failures.set_where(fresh, 0)
+        if self.switch is not None:
+            self.switch.begin(fresh)
         if self.is_uniform:
             self.active.set(active & fresh)
             self.alive.set(b.any(active & fresh))
@@ -348,9 +383,21 @@ class Loop:
         if self.happening is not None:
             self.happening.begin(fresh)
 
+    def is_consistent(self, mask: Value) -> Value | None:
+        """The lanes where the algebraic equations hold, to their absolute tolerances; None where
+        there are none."""
+        b, p = self.b, self.problem
+        if p.mass is None or not p.mass.is_singular:
+            return None
+        equations, n = self.equations(self.held, mask), p.controlled
+        assert equations.algebraic is not None
+        rest = equations.algebraic(equations.f(self.state(), self.t.get()))
+        tol = self.tolerances(self.held, n)
+        return p.norm(b, in_abstol(b, tol, rest[:n])) <= 1.0
+
     def restart(self, mask: Value, carry: list, h: Value) -> None:
-        """Begin where the lanes of the mask are, with what the method carries there and a step of
-        the size `h`, of any sign."""
+        """Start from the current times and states in the lanes of the mask, with this carry of the
+        method and a first step of the size `h`, of either sign."""
         for variable, x in zip(self.carry, carry, strict=True):
             self._set(variable, mask, x)
         t, h = self.t.get(), abs(h)
@@ -363,17 +410,23 @@ class Loop:
             self.set_anchor(mask)
 
     def begin_anew(self, mask: Value) -> None:
-        """Make anew what the method carries, where the lanes of the mask are."""
+        """Make the method's carry anew from the current times and states, in the lanes of the
+        mask."""
         b = self.b
-        equations = self.equations(self.held, mask)
-        made = self.problem.method.init(b, equations, self.state(), self.t.get())
-        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
-            variable.set_where(mask, x)
+        self.carry_anew(mask)
         assert self.restarts is not None
         self.restarts.set(self.restarts.get() + b.cast(mask, I32))
 
+    def carry_anew(self, mask: Value) -> None:
+        """Recompute the method's carry from the current states, in the lanes of the mask."""
+        equations = self.equations(self.held, mask)
+        made = self.problem.method.init(self.b, equations, self.state(), self.t.get())
+        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
+            variable.set_where(mask, x)
+
     def _after_stop(self, here: Value, jumps: Value) -> None:
-        """Begin a stretch of time in the lanes `here`, some of which are where `f` jumps."""
+        """Begin the next stretch of time in the lanes `here`; in the lanes `jumps`, `f` jumps
+        there."""
         b = self.b
         if self.problem.has("d_discontinuities"):
             b.if_(b.any(jumps), lambda: self.begin_anew(jumps), likely=False)
@@ -381,7 +434,7 @@ class Loop:
             self.set_anchor(here)
 
     def _set(self, variable: Variable, mask: Value, x: Any) -> None:
-        """(Lanes that go together begin together.)"""
+        """Set a variable in the lanes of the mask; lanes that step together also start together."""
         if self.is_uniform:
             variable.set(x)
         else:
@@ -392,7 +445,7 @@ class Loop:
     #
 
     def turn(self) -> tuple[Step, Verdict]:
-        """Try a step in every lane."""
+        """One turn, in which every lane tries a step."""
         step, verdict, size = control(self, *attempt(self))
         if self.happening is not None:
             step, verdict = self.happening.locate(step, verdict)
@@ -404,7 +457,7 @@ class Loop:
         return step, verdict
 
     def _pass_stops(self, step: Step, stops: Stops) -> None:
-        """Go on from the known times that lanes have come to."""
+        """Go on from the known times that steps have ended on."""
         b = self.b
         here = step.accepted & self.active.get() & step.t2.eq(self.tstop)
 
@@ -418,15 +471,16 @@ class Loop:
     #
 
     def conclude(self, ended: Value, step: Step, verdict: Verdict) -> Value:
-        """Decide the return codes of the lanes that have ended: all but those that have another
-        turn first."""
+        """Decide the return codes of the lanes that have ended. Returns these lanes, without those
+        that take another turn first to find out."""
         b, p = self.b, self.problem
         if self.outputs is None:
             return ended
         before, bounds = self.code.get(), self.bounds(self.held) if p.adaptive else None
-        # (That one is lost may be known since the verdict, from its failures.)
+        # That a trajectory is lost may have been decided by the verdict already, from its failed
+        # steps.
         verdict = verdict._replace(lost=~self.active.get())
-        # (What is written already need not stay in registers until here.)
+        # This is decided from the written state, so that nothing stays in registers for it.
         code = verdicts.code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
         code = verdicts.code_of_end(b, code, self.is_finite(self.state()))
         code = b.where(before.eq(verdicts.GOING), code, before)
@@ -444,7 +498,7 @@ class Loop:
         return ended & ~probing
 
     def end(self, ended: Value) -> None:
-        """Write the results of the lanes that have ended; they are free then."""
+        """Write the results of the lanes that have ended, which frees these lanes."""
         b, p = self.b, self.problem
         if self.outputs is None:
             self._free(ended)
@@ -466,9 +520,11 @@ class Loop:
         more = {}
         if self.happening is not None:
             more["events"] = self.happening.count
+        if self.switch is not None:
+            more |= {"stiff": self.switch.stiff, "switches": self.switch.switches}
         if self.restarts is not None:
             more["restarts"] = self.restarts
-        # (In the places after that of the rows, though there are none.)
+        # These counts keep their places behind that of the rows even where there are no rows.
         for i, name in enumerate(p.counted):
             self.outputs.counts.scatter(index + n * (4 + i), ended, more[name].get())
         for i, x in enumerate(counts):
@@ -479,5 +535,13 @@ class Loop:
         b = self.b
         self.occupied.set(self.occupied.get() & ~ended)
         more = self.pool.has_more()
+        if self.parking is not None:
+            more = more | self.parking.has_some()
         self.must_refill.set(more)
         self.goes_on.set(more | b.any(self.occupied.get()))
+
+
+def _derivative(f: Callable, mass: MassMatrix) -> Callable:
+    """The derivative `M^-1 f`, for an `M` that is not singular."""
+    inverse = mass.inverse()
+    return lambda y, t: inverse.times(f(y, t), lambda x: x * 0.0)

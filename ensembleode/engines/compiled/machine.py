@@ -1,7 +1,8 @@
-"""What code is made for: the CPU of this computer, or another, or a GPU.
+"""The machine that code is generated for: the CPU of this computer, another CPU, or a GPU.
 
-`current()` is what kernels are made for and run on: this computer's CPU, unless `using` says that
-it be taken for a lesser one (so that code for AVX2 or SSE2 can be tried on a CPU with AVX-512).
+`current()` is the machine for which kernels are made and on which they run. It is this computer's
+CPU, unless `using` replaces it by a lesser one, so that code for AVX2 or SSE2 can be tried on a CPU
+with AVX-512.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine, in LLVM's words and in ours.
+    """A machine that code can be generated for.
 
-    - `name`: for people.
-    - `triple`, `cpu`, `features`: what LLVM generates code for.
-    - `vector_bytes`: of a vector register; 0 on a GPU, where a thread has none.
-    - `registers`: how many of those there are; of 32 bits, and of a thread, on a GPU.
+    - `name`: a name for people.
+    - `triple`, `cpu`, `features`: LLVM's description of it.
+    - `vector_bytes`: the bytes of a vector register; 0 on a GPU, where threads have none.
+    - `registers`: the number of vector registers; on a GPU, the number of 32-bit registers of a
+        thread.
     - `has_fma`: whether a product and a sum are one instruction, rounded once.
     """
 
@@ -41,7 +43,7 @@ class Machine:
 
     @property
     def architecture(self) -> str:
-        """As LLVM spells it: `x86_64`, `aarch64`, `nvptx64`."""
+        """The architecture as LLVM spells it: `x86_64`, `aarch64`, `nvptx64`."""
         found = self.triple.split("-")[0]
         return {"arm64": "aarch64", "amd64": "x86_64"}.get(found, found)
 
@@ -73,12 +75,12 @@ def host() -> Machine:
     machine = Machine(cpu, triple, cpu, flat, 16, 32, True)
     if machine.architecture == "x86_64":
         return dataclasses.replace(machine, **of_x86(has))
-    # (Vectors of a length that is fixed when code is compiled have 16 bytes on all ARM CPUs.)
+    # Vectors whose length is fixed when code is compiled have 16 bytes on all ARM CPUs.
     return machine
 
 
 def of_x86(has: dict[str, bool]) -> dict:
-    """An x86 CPU with these features: its vectors, and whether it fuses."""
+    """The fields of an x86 CPU with these features: its vectors, and whether it has `fma`."""
     wide = has.get("avx512f", False)
     fused = wide or has.get("fma", False)
     size = 64 if wide else 32 if has.get("avx", False) else 16
@@ -89,7 +91,7 @@ _current: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machi
 
 
 def current() -> Machine:
-    """The machine that kernels are made for here and now."""
+    """The machine for which kernels are made in this thread at this moment."""
     return chosen() or host()
 
 
@@ -100,10 +102,11 @@ def chosen() -> Machine | None:
 
 @contextlib.contextmanager
 def using(machine: Machine) -> Iterator[None]:
-    """Within this block, and this thread, kernels are made for this machine, and run as its code.
+    """Within this block, and in this thread, kernels are made for `machine`, and this computer runs
+    them.
 
-    A function that JAX has traced before is not traced again: neither here, nor one of here
-    afterwards. So use functions that are made here, and only here.
+    JAX keeps functions that it has traced, whichever machine they were traced for. So make the
+    functions that use this machine within the block, and don't use them outside.
     """
     token = _current.set(machine)
     try:
@@ -117,16 +120,16 @@ def using(machine: Machine) -> Iterator[None]:
 #
 
 
-# The version of PTX that code is written in, from which compute capability on. A driver refuses
-# versions that came after itself: 7.8 is CUDA 11.8's, and later GPUs have the one that they came
-# with.
+# Pairs of a compute capability and the version of PTX to write from that capability on. A driver
+# refuses versions newer than itself: 7.8 is the version of CUDA 11.8, and later GPUs get the
+# version that first supported them.
 _PTX = ((120, 87), (110, 90), (103, 88), (100, 86), (0, 78))
 
 
 def gpu(arch: str) -> Machine:
     """An NVIDIA GPU, by its architecture: `"sm_90"` (or `"compute_90"`) is an H100 or H200.
 
-    **Raises:** `ValueError` for what is none.
+    **Raises:** `ValueError` for an unknown architecture.
     """
     match = re.fullmatch(r"(?:sm|compute)_(\d+)([af]?)", arch)
     if match is None:

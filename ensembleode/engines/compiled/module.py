@@ -10,13 +10,13 @@ from .values import literal, type_of
 
 
 class Module:
-    """Functions of LLVM IR for vectors of `width` lanes: `text` is the whole.
+    """Functions of LLVM IR for vectors of `width` lanes; `text` is the whole module.
 
     **Arguments:**
 
-    - `width`: how many lanes; one stands for scalars.
-    - `is_gpu`: whether this is for a GPU, where a function may be a kernel.
-    - `has_fma`: whether the machine multiplies and adds with one rounding, as fast as with two.
+    - `width`: the number of lanes; with one lane, values are scalars.
+    - `is_gpu`: whether the module is for a GPU, where a function may be a kernel.
+    - `has_fma`: whether a fused product and sum is as fast as the two operations.
     """
 
     def __init__(self, width: int, *, is_gpu: bool = False, has_fma: bool = True):
@@ -32,7 +32,7 @@ class Module:
         self._declared[name] = f"declare {signature}"
 
     def table(self, values: Sequence, dtype: np.dtype) -> str:
-        """A constant array in memory, written once for each content; returns a pointer to it."""
+        """A pointer to a constant array in memory; equal arrays are written once."""
         entries = ", ".join(f"{type_of(dtype)} {literal(x, dtype)}" for x in values)
         text = f"[{len(values)} x {type_of(dtype)}] [{entries}]"
         name = self._globals.get(text)
@@ -53,7 +53,7 @@ class Module:
         attributes: str = "",
         linkage: str = "internal",
     ) -> Iterator[Builder]:
-        """A new function, written by the builder that this gives, which has to `return_`.
+        """Yields the builder that writes a new function, and that has to `return_`.
 
         **Arguments:** `parameters`: each as LLVM writes it, such as `"ptr noalias %u0"`.
         """
@@ -70,7 +70,8 @@ class Module:
             f"{name} = private unnamed_addr constant {text}, align 64"
             for text, name in self._globals.items()
         )
-        # Vectors are as wide as they are written, whatever LLVM thinks of the clock.
+        # Vectors stay as wide as they are written, even where LLVM expects wide ones to lower the
+        # clock.
         wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ nounwind {'' if self.is_gpu else wide} }}"
         likely = (

@@ -1,7 +1,7 @@
-"""The numbers of trajectories: where a kernel finds them, and what its lanes hold of them.
+"""The numbers of trajectories: where a kernel finds them, and which of them its lanes hold.
 
-Every leaf of a `Lane` is an operand of the kernel as it is: `[trajectory, ...]` where each
-trajectory has its own, or the leaf itself where they share it. On a GPU the trajectories come last.
+Every leaf of a `Lane` is an operand of the kernel without a copy: `[trajectory, ...]` where each
+trajectory has its own, or the leaf itself where all share it. On a GPU the trajectories come last.
 """
 
 import math
@@ -20,29 +20,30 @@ from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory
 
 
-# A lane holds as many numbers of its own; more are read where they lie.
+# The largest leaf, in numbers of a trajectory, that lanes hold; larger ones are read from memory.
 _MOST_HELD = 64
-# As many numbers that all share are read once; more at each use.
+# The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
 
 
-# The rows of the table that are operands. The constants come first, and then the parameters, as
-# programs have them; times to save and flags are operands of their own.
+# The rows of the table that are operands as leaves of a `Lane`: the constants, and then the
+# parameters, in the order that programs have. Times to save and flags are operands of their own.
 _OPERANDS = sorted(
     but("times", "flag"),
     key=lambda x: (x.kind != "constants", x.kind != "parameters", x.dtype is not None),
 )
 
 
-# Those that are read where they lie, row by row.
+# The rows that are always read from memory, row by row.
 _IN_MEMORY = [x.name for x in of_kind("stops")]
 
 
 class Number(NamedTuple):
     """A leaf of a `Lane`.
 
-    - `name`: that of its row of the table.
-    - `start`: where its first component is in its group of its dtype (see `fields.ir.Buffer`).
+    - `name`: the name of its row of the table.
+    - `start`: the index of its first component in its group, counted per dtype (see
+        `fields.ir.Buffer`).
     """
 
     name: str
@@ -57,41 +58,43 @@ class Number(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """All leaves but the times to save, in the order of the operands."""
+    """All leaves except for the times to save, in the order of the operands."""
 
     numbers: tuple[Number, ...]
 
     @property
     def inputs(self) -> Inputs:
-        """Where the constants and parameters of `f` lie."""
+        """The layout of the constants and parameters of `f`."""
         return self.inputs_of("f")
 
     def inputs_of(self, program: str) -> Inputs:
-        """The numbers that a program reads, by the name of its function."""
+        """The layout of the numbers that a program reads; `program` is the name of its function."""
         read = [x.name for x in _OPERANDS if x.kind == "parameters" or x.option == program]
         return Inputs(tuple((x.group, x.start) for x in self.numbers if x.name in read), None)
 
     def find(self, name: str) -> int | None:
-        """Which of the numbers has this name."""
+        """The index of the number with this name; None if there is none."""
         return next((i for i, x in enumerate(self.numbers) if x.name == name), None)
 
 
 class Order(NamedTuple):
-    """How the numbers of trajectories lie in an array.
+    """The order in which the numbers of trajectories lie in an array.
 
-    The trajectories come first, and what each has lies side by side; or last, of `n`, as the
-    threads of a GPU want it: neighbours read and write what lies side by side.
+    Without `n` the trajectories come first, and the numbers of each lie side by side. With `n`
+    trajectories in all, the trajectories come last, as the threads of a GPU want it: neighbouring
+    threads access neighbouring elements.
     """
 
     n: Value | None = None
 
     def place(self, index: Value, i: Value | int, size: Value | int) -> Value:
-        """Number `i`, of as many as `size`, of a trajectory."""
+        """The place of number `i`, of `size` numbers, of trajectory `index`."""
         return index * size + i if self.n is None else index + i * self.n
 
 
 def trajectories_last(x: Any) -> Any:
-    """An array whose first axis is that of the trajectories, for a GPU: [number, trajectory]."""
+    """An array with the trajectories along its first axis, rearranged for a GPU: [number,
+    trajectory]."""
     return x.reshape(x.shape[0], -1).T
 
 
@@ -130,7 +133,7 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]
 class Held:
     """The numbers of the trajectories that are in the lanes, within a kernel.
 
-    (What fields ask of it is as in `reading.Numbers`.)
+    `load` and `memory` have the interface of `reading.Numbers`.
     """
 
     def __init__(self, b: Builder, layout: Layout, buffers: list[Buffer], order: Order):
@@ -151,14 +154,14 @@ class Held:
                 shared += number.size
 
     def another(self) -> "Held":
-        """Room for other trajectories."""
+        """A second object like this one, for the numbers of other trajectories."""
         return Held(self.b, self.layout, self._buffers, self.order)
 
     def variables(self) -> list[list[Variable]]:
         return list(self._held.values())
 
     def take(self, index: Value, fresh: Value) -> None:
-        """Other trajectories, in the lanes that are `fresh`."""
+        """Read the numbers of other trajectories, in the lanes `fresh`."""
         self.index.set_where(fresh, index)
         for i, variables in self._held.items():
             size = len(variables)
@@ -167,25 +170,25 @@ class Held:
                 variable.set(self._buffers[i].gather(at, fresh, variable.get()))
 
     def number(self, name: str, component: int = 0) -> Value:
-        """A number of a name: a value with lanes, or a scalar where all share it."""
+        """A number by its name: a value with lanes, or a scalar where all trajectories share it."""
         i = self.layout.find(name)
         assert i is not None, name
         return self._component(i, component if self.layout.numbers[i].size > 1 else 0)
 
     def size(self, name: str) -> int:
-        """How many numbers a trajectory has of a name."""
+        """How many numbers a trajectory has under this name."""
         i = self.layout.find(name)
         assert i is not None, name
         return self.layout.numbers[i].size
 
     def element(self, name: str, component: Value) -> Value:
-        """A number of a name, which lies in memory; the component may differ from lane to lane."""
+        """A number by its name, read from memory; `component` may differ from lane to lane."""
         i = self.layout.find(name)
         assert i is not None, name
         return self._element(i, component)
 
     def u0(self, index: Value, fresh: Value) -> list[Value]:
-        """The initial states of these trajectories; zero in the other lanes."""
+        """The initial states of these trajectories in the lanes `fresh`; zero in the others."""
         i = self.layout.find("u0")
         assert i is not None
         number, buffer = self.layout.numbers[i], self._buffers[i]
@@ -196,12 +199,12 @@ class Held:
         return [buffer.gather(at, fresh, 0) for at in places]
 
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
-        """An element of a group of numbers of the field."""
+        """An element of a group of the field's numbers."""
         i = self._which(group, dtype, index)
         return self._component(i, index - self.layout.numbers[i].start)
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        """Where elements of a group lie; None where they are held."""
+        """The memory of elements of a group; None where the lanes hold them."""
         i = self._which(group, dtype, start)
         number, buffer = self.layout.numbers[i], self._buffers[i]
         assert end <= number.start + number.size, (group, start, end)
@@ -228,7 +231,7 @@ class Held:
         return self._element(i, self.b.constant(c, I64))
 
     def _element(self, i: int, c: Value) -> Value:
-        """Component `c` of a leaf, where it lies."""
+        """Component `c` of leaf `i`, read from memory."""
         b, number, buffer = self.b, self.layout.numbers[i], self._buffers[i]
         if not number.is_own and not c.lanes:
             return buffer.load(c)

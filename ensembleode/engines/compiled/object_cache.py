@@ -1,12 +1,12 @@
-"""Object code on disk, from one process to the next.
+"""Object code on disk, kept from one process to the next.
 
-It lies in the folder `kernels` of the directory that the environment variable
-`ENSEMBLEODE_CACHE_DIR` names, or else of the user's own for caches (`~/.cache/ensembleode` on
+The files are in the folder `kernels` of the directory that the environment variable
+`ENSEMBLEODE_CACHE_DIR` names, or else of the user's directory for caches (`~/.cache/ensembleode` on
 Linux, `~/Library/Caches/ensembleode` on macOS, `%LOCALAPPDATA%\\ensembleode` on Windows). An empty
-`ENSEMBLEODE_CACHE_DIR` turns it off. What lies there is run, so nobody else should be able to write
-there. It may be deleted at any time.
+`ENSEMBLEODE_CACHE_DIR` turns the cache off. The code in it is run, so nobody else should be able to
+write there. It may be deleted at any time.
 
-Whatever is wrong with the directory or with a file in it, all that is lost is time.
+If anything is wrong with the directory or with a file in it, only time is lost.
 """
 
 import contextlib
@@ -21,9 +21,10 @@ from ...ground.logs import logger
 
 VARIABLE = "ENSEMBLEODE_CACHE_DIR"
 
-# Bytes of all files together; what was used least recently is deleted beyond.
+# The largest total size of all files in bytes; beyond it, the least recently used files are
+# deleted.
 MOST = 500 * 2**20
-# Bytes written by this process before the folder is looked through (again).
+# The bytes written by this process after which the size of the folder is checked.
 _EACH = 10 * 2**20
 _MAGIC = b"ensembleode kernel 2\n"
 
@@ -31,14 +32,14 @@ _unseen = _EACH
 
 
 def directory() -> pathlib.Path | None:
-    """Where the files are; None where there are none."""
+    """The folder of the files; None where nothing is kept."""
     chosen = os.environ.get(VARIABLE)
     if chosen is not None and not chosen.strip():
         return None
     try:
         named = _users() / "ensembleode" if chosen is None else pathlib.Path(chosen).expanduser()
         return named / "kernels"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home directory
         return None
 
 
@@ -53,7 +54,7 @@ def _users() -> pathlib.Path:
 
 
 def load(key: str) -> bytes | None:
-    """The object code that was saved under this key; None where there is none that is whole."""
+    """The object code that was saved under this key; None where there is none, or it is damaged."""
     folder = directory()
     if folder is None:
         return None
@@ -66,25 +67,27 @@ def load(key: str) -> bytes | None:
     if not content.startswith(_MAGIC) or _digest(key, code) != digest:
         logger.info("%s is damaged, or another kernel's, and is written anew.", path)
         return None
-    with contextlib.suppress(OSError):  # read-only: then it isn't cleared either
+    with contextlib.suppress(OSError):  # a read-only folder isn't cleared, so needs no times
         os.utime(path)
     return code
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """The digest of object code and of its key, as a file may have been renamed."""
+    """The digest of object code and its key; the key is included because a file may have been
+    renamed."""
     return hashlib.sha256(key.encode() + code).digest()
 
 
 def save(key: str, code: bytes) -> None:
-    """Save object code for `load`, in this process and others, if the disk allows."""
+    """Save object code for `load`, in this process and in others, if the disk allows it."""
     global _unseen
     folder = directory()
     if folder is None:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # (Nobody has to wait for the disk: what a power cut leaves of it is found to be damaged.)
+        # Not synced, so that nobody waits for the disk: a file that a power cut damages is
+        # recognised.
         with written_whole(folder / f"{key}.o", synced=False) as file:
             file.write(_MAGIC + _digest(key, code) + code)
         _unseen += len(code)
@@ -96,13 +99,13 @@ def save(key: str, code: bytes) -> None:
 
 
 def clear(folder: pathlib.Path, most: int) -> None:
-    """Delete the files that were used least recently, until so many bytes are left at most."""
+    """Delete the least recently used files until at most `most` bytes are left."""
     files = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            # (With what a process that was killed has left behind.)
+            # Files of a process that was killed while writing are included.
             if entry.name.endswith((".o", ".partial")):
-                with contextlib.suppress(FileNotFoundError):  # by another process
+                with contextlib.suppress(FileNotFoundError):  # another process has deleted it
                     status = entry.stat(follow_symlinks=False)
                     files.append((status.st_mtime, status.st_size, entry.path))
     total = sum(size for _, size, _ in files)

@@ -1,6 +1,6 @@
-"""What the operations of the small language compute, lane by lane: what XLA does.
+"""The operations of the small language, lane by lane, with the results that XLA has.
 
-Nothing traps, whatever the numbers: also those of lanes that are not wanted are computed.
+Nothing traps, whatever the numbers are, because lanes whose results aren't used compute too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DTYPES |= {BOOL, F32, F64}
 
 
 def checked(dtype: Any) -> np.dtype:
-    """The dtype, if the compiled engine has numbers of it.
+    """The dtype, if the compiled engine supports it.
 
-    **Raises:** `UntranslatableError` if not.
+    **Raises:** `UntranslatableError` if it doesn't.
     """
     dtype = np.dtype(dtype)
     if dtype not in DTYPES:
@@ -34,13 +34,13 @@ def checked(dtype: Any) -> np.dtype:
 
 
 def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any = None) -> Value:
-    """Write the operation that is named as JAX's primitive.
+    """Write the operation that has the name of this JAX primitive.
 
-    **Raises:** `UntranslatableError` for one that is not here.
+    **Raises:** `UntranslatableError` for an operation that isn't supported.
     """
     dtype = checked(dtype)
     if dtype.kind in "biu" and name in _KNOWN and all(x.constant is not None for x in args):
-        # (Counters of loops that are written out are constants: places are known then.)
+        # The counters of unrolled loops are constants. Folding these makes addresses known.
         with np.errstate(all="ignore"):
             return b.constant(_KNOWN[name](*(x.constant for x in args)), dtype)
     if name == "convert_element_type":
@@ -59,9 +59,9 @@ def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any =
 
 
 def check(fn: Function) -> None:
-    """Check that the compiled engine has all operations of a function, and its dtypes.
+    """Check that the compiled engine supports all operations and dtypes of a function.
 
-    **Raises:** `UntranslatableError` if not.
+    **Raises:** `UntranslatableError` if it doesn't.
     """
     for part in every_part(fn):
         match part:
@@ -84,7 +84,7 @@ _NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round"
 
 
 #
-# Of reals and integers
+# Real numbers and integers
 #
 
 
@@ -97,7 +97,8 @@ def _sign(b: Builder, x: Value) -> Value:
 
 
 def _extreme(how: str) -> Callable[..., Value]:
-    """The larger or the smaller of two, or NaN where one is; 0 is more than -0."""
+    """The larger or the smaller of two numbers, or NaN if either is NaN; 0 counts as more than
+    -0."""
 
     def extreme(b: Builder, x: Value, y: Value) -> Value:
         x, y = b.matched(x, y)
@@ -110,8 +111,8 @@ _max, _min = _extreme("maximum"), _extreme("minimum")
 
 
 def _div(b: Builder, x: Value, y: Value) -> Value:
-    """The quotient, of integers rounded towards zero; an integer by zero is -1, and the least one
-    by -1 is the least one."""
+    """The quotient. Integers are rounded towards zero; an integer divided by zero is -1, and the
+    least integer divided by -1 is itself."""
     if x.is_real or y.is_real:
         return x / y
     by_zero, unsafe = _unsafe(b, x, y)
@@ -120,7 +121,8 @@ def _div(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
-    """The remainder, with the sign of the first; of an integer by zero, the integer itself."""
+    """The remainder, with the sign of the first operand; the remainder of an integer by zero is
+    that integer."""
     if x.is_real:
         return _rem_of_reals(b, x, y)
     by_zero, unsafe = _unsafe(b, x, y)
@@ -129,7 +131,7 @@ def _rem(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _unsafe(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    """The lanes whose divisor is zero, and those in which the machine might trap."""
+    """Two masks: the lanes whose divisor is zero, and the lanes in which the machine might trap."""
     by_zero = y.eq(0)
     if not x.is_signed:
         return by_zero, by_zero
@@ -137,7 +139,8 @@ def _unsafe(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
 
 
 def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
-    """The exact remainder: each turn takes off the divisor as often as the quotient has bits."""
+    """The exact remainder. Each turn subtracts as large a multiple of the divisor as a quotient can
+    represent exactly."""
     x, y = b.matched(x, y)
     info, integer = np.finfo(x.dtype), integer_like(x.dtype)
     with b.unfused():
@@ -159,7 +162,7 @@ def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
 
         def turn():
             now = rest.get()
-            # The quotient by `larger` has few enough bits to be exact but for its last.
+            # The quotient by `larger` has few enough bits that only its last one may be wrong.
             shift = _max(b, exponent(now) - of_divisor - (info.nmant - 2), b.constant(0, integer))
             half = shift >> 1
             larger = divisor * power(half) * power(shift - half)
@@ -183,7 +186,7 @@ def _nextafter(b: Builder, x: Value, y: Value) -> Value:
 
 
 #
-# By a total order, in which -0 is less than 0, and NaN is last
+# Comparisons by the total order, in which -0 is less than 0, and NaN is last
 #
 
 
@@ -205,7 +208,8 @@ def _ordered(how: str) -> Callable[..., Value]:
 
 
 def _shift(how: str) -> Callable[..., Value]:
-    """A shift; by as many bits as there are or more (or a negative number) it shifts all out."""
+    """A shift. By at least as many bits as the number has, or by a negative number, it shifts all
+    bits out."""
 
     def shift(b: Builder, x: Value, n: Value) -> Value:
         x, n = b.matched(x, n)
@@ -225,7 +229,7 @@ def _shift(how: str) -> Callable[..., Value]:
 
 
 def _select(b: Builder, which: Value, *cases: Value) -> Value:
-    """The case of this number; of two cases, by a boolean."""
+    """The case with this number; a boolean chooses among two cases."""
     if which.dtype == BOOL:
         return b.where(which, cases[-1], cases[0])
     found = cases[-1]
@@ -239,7 +243,7 @@ def _rounded(how: str) -> Callable[..., Value]:
 
 
 def _methods(method: str, *names: str) -> dict[str, Callable[..., Value]]:
-    """Operations that are the builder's methods, told the name of the primitive."""
+    """Operations that a method of the builder writes when told the name of the primitive."""
     return {how: lambda b, *xs, how=how: getattr(b, method)(how, *xs) for how in names}
 
 
@@ -260,7 +264,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "not": lambda b, x: ~x,
     "one_minus_square": lambda b, x: (1 - x) * (1 + x),
     "population_count": lambda b, x: b.intrinsic("ctpop", x),
-    # (The exponent may be an integer.)
+    # The exponent may be an integer.
     "pow": lambda b, x, y: FUNCTIONS["pow"](b, x, b.cast(y, x.dtype)),
     "rem": _rem,
     "select_n": _select,
@@ -274,7 +278,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     **_methods("compare", "eq", "ge", "gt", "le", "lt", "ne"),
     **{f"{how}_to": _ordered(how) for how in ("eq", "le", "lt")},
 }
-# The operations that indices are made of.
+# The operations that the computation of indices consists of.
 _OF_INDICES = "add and clamp eq ge gt le lt max min mul ne not or sub"
 _KNOWN: dict[str, Callable] = {
     **{name: FOLDED_INTEGERS[name] for name in _OF_INDICES.split()},

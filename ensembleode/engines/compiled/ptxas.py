@@ -1,7 +1,8 @@
-"""What a kernel takes on a GPU, by NVIDIA's assembler of PTX; no GPU is needed.
+"""The registers and memory that a kernel takes on a GPU, from NVIDIA's assembler of PTX; no GPU is
+needed.
 
-`ptxas` is looked for in the wheels that `jax[cuda13]` and `jax[cuda12]` install, in a CUDA toolkit,
-and on the path.
+`ptxas` is looked for in the packages that `jax[cuda13]` and `jax[cuda12]` install, in a CUDA
+toolkit, and on the path.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from .machine import gpu
 
 
 class PtxasError(RuntimeError):
-    """There is no ptxas, or it refuses the code: the message is its own."""
+    """There is no ptxas, or it rejects the code; the message is then that of ptxas."""
 
 
 class Usage(NamedTuple):
-    """What one thread of a kernel takes: registers of 32 bit, and bytes.
+    """What one thread of a kernel takes: 32-bit registers, and bytes of memory.
 
-    `stack` is its frame in local memory, where arrays are that are indexed by variables, and what
-    is spilled; `spill_stores` and `spill_loads` are the instructions that do that, in the bytes
-    that each moves once.
+    `stack` is the thread's frame in local memory, which holds spilled registers, and arrays that
+    are indexed by variables. `spill_stores` and `spill_loads` are the bytes that the instructions
+    for spilling move, each instruction counted once.
     """
 
     registers: int
@@ -40,15 +41,15 @@ class Usage(NamedTuple):
 
 
 def available() -> bool:
-    """Whether there is a ptxas."""
+    """Whether ptxas is installed."""
     return _path() is not None
 
 
 @functools.lru_cache(maxsize=256)
 def usage(ptx: str, arch: str) -> dict[str, Usage]:
-    """What a thread of each kernel takes on this architecture (`"sm_90"`), by its name.
+    """What one thread takes on this architecture (`"sm_90"`), for each kernel by its name.
 
-    **Raises:** `PtxasError`; `ValueError` for what is no architecture.
+    **Raises:** `PtxasError`; `ValueError` for an unknown architecture.
     """
     if (path := _path()) is None:
         raise PtxasError(
@@ -67,7 +68,7 @@ def usage(ptx: str, arch: str) -> dict[str, Usage]:
 
 
 def parse_usage(log: str) -> dict[str, Usage]:
-    """The numbers in what ptxas says with `-v`."""
+    """The numbers in the output of `ptxas -v`."""
     found: dict[str, Usage] = {}
     kernel, described = "", ""
     frame = (0, 0, 0)
@@ -75,7 +76,7 @@ def parse_usage(log: str) -> dict[str, Usage]:
         if match := re.search(r"Compiling entry function '(.+?)'", line):
             kernel, frame = match[1], (0, 0, 0)
         elif match := re.search(r"Function properties for (\S+)", line):
-            # (Of functions that weren't inlined as well.)
+            # The output also describes functions that weren't inlined.
             described = match[1]
         elif match := re.search(
             r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
@@ -83,7 +84,7 @@ def parse_usage(log: str) -> dict[str, Usage]:
             if described == kernel:
                 frame = (int(match[1]), int(match[2]), int(match[3]))
         elif kernel and (match := re.search(r"Used (\d+) registers", line)):
-            # With those of the functions that it calls.
+            # This includes the stacks of the functions that the kernel calls.
             total = re.search(r"(\d+) bytes cumulative stack size", line)
             stack, stores, loads = frame
             found[kernel] = Usage(int(match[1]), stores, loads, int(total[1]) if total else stack)

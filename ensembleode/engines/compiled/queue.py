@@ -1,7 +1,7 @@
-"""Which trajectories the lanes of a time loop take next.
+"""The order in which the lanes of a time loop take trajectories.
 
-The first steps of those that come next are chosen for as many of them at once as there are lanes,
-and lie in a pool until a lane is free.
+The first steps of the next trajectories are computed for as many of them at once as there are
+lanes, and are kept in a pool until lanes are free.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from .numbers import Held
 
 
 class Queue(NamedTuple):
-    """Which trajectories these lanes solve: `first`, then every one up to `n`; on a GPU, every
-    `stride`-th. `wanted` is a mask in memory."""
+    """The trajectories that these lanes solve: the numbers from `first` to below `n`; on a GPU,
+    every `stride`-th of these. `wanted` is a mask in memory."""
 
     first: Value
     stride: Value
@@ -23,11 +23,14 @@ class Queue(NamedTuple):
 
 
 class Pool:
-    """The next trajectory of a queue, and the first steps of those up to `end`.
+    """The number of the next trajectory of a queue, and the prepared first steps up to number
+    `end`.
 
-    **Arguments:** `first_step(held, y, t, mask)`: what the method carries to a first step from the
-    state `y` at `t`, and the size of that step. `is_uniform`: whether the lanes begin together, so
-    that nothing is prepared.
+    **Arguments:**
+
+    - `first_step(held, y, t, mask)`: returns the method's carry for a first step from the state `y`
+        at `t`, and the size of that step.
+    - `is_uniform`: whether the lanes begin together, so that nothing has to be prepared.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class Pool:
         return [self.next, self._first, self._end]
 
     def arrays(self) -> list[tuple[Buffer, int]]:
-        """The first steps: memory, and how many elements."""
-        # (A single lane takes what was prepared at once.)
+        """The buffers of the first steps, each with its number of elements."""
+        # A single lane takes a first step as soon as it is prepared.
         width = self.b.lanes
         if not self._prepares or not width:
             return []
@@ -67,8 +70,8 @@ class Pool:
         return [*carry, (self._h, width)]
 
     def fill(self, occupied: Variable, begin: Callable[[Value, Value], None]) -> None:
-        """Give each lane that isn't occupied the next trajectory, as far as there are: `begin` is
-        told which, and in which lanes."""
+        """Give each lane that isn't occupied the next trajectory, as long as there are any. `begin`
+        is called with the numbers of these trajectories, and the lanes that get them."""
         b = self.b
         fresh = b.variable(BOOL, False)
         queue_end = self.queue.n
@@ -98,7 +101,7 @@ class Pool:
         b.while_(some, one)
 
     def _prepare(self) -> None:
-        """The first steps of the trajectories that come next: one a lane."""
+        """Prepare the first steps of the next trajectories, one in each lane."""
         b, queue = self.b, self.queue
         first = self.next.get()
         index = b.lane_numbers() + first
@@ -110,7 +113,7 @@ class Pool:
         self._first.set(first)
         if not self._prepares:
             return
-        # In place of the trajectories that the lanes hold, for a while.
+        # These trajectories' numbers are held in place of those of the trajectories under way.
         held = self._held.another()
         held.take(b.where(inside, index, 0), b.spread(inside))
         y = tuple(held.u0(held.index.get(), inside))
@@ -121,8 +124,8 @@ class Pool:
             self._h.store_lanes(0, h)
 
     def first(self, index: Value, fresh: Value, carry: list[Variable]) -> tuple[list[Value], Value]:
-        """What was prepared for these trajectories, in the lanes that are fresh; `carry` is what
-        the others carry."""
+        """The prepared first steps of these trajectories, in the lanes `fresh`; the other lanes
+        keep `carry`."""
         b = self.b
         at = index - self._first.get() if b.lanes else b.constant(0, I64)
         width, found = max(1, b.lanes), []
@@ -133,7 +136,7 @@ class Pool:
         return found, self._h.gather(at, fresh, 1)
 
     def leave(self, each: Callable[[Value], None]) -> None:
-        """Take no more; `each` is told every trajectory that is left."""
+        """Take no more trajectories; `each` is called with the number of every one that is left."""
 
         def one() -> None:
             each(self.next.get())

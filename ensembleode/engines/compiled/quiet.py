@@ -1,161 +1,124 @@
-"""Steps in which no condition can change its sign: known without a look within.
+"""Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
-For a condition that is a component of the state, up to its sign and a number that is known: within
-a step of a Runge-Kutta method it moves by `h sum_i(w_i(theta) k_i)`, by the inequality of Cauchy
-and Schwarz no more than `h |w(theta)| |k|`. Where it is farther from zero, all points of the step
-that are looked at have the sign that it begins with, and so has the end. What is computed there is
-rounded, so the bound has a margin: the answer is that of the looks, to the bit.
+At the points of a Runge-Kutta step, the state differs from that at the end of the step by
+`h sum_i(v_i k_i)`, where the weights `v_i = w_i(theta) - b_i` depend on the point. With the last
+stage `k_r`, the difference is at most `h (|sum_i v_i| |k_r| + sum_i(|v_i| |k_i - k_r|))`. Each
+weight is bounded by its largest magnitude at the points that would be looked at. So the state is in
+a box around its end, and the conditions are in balls around their values there (`balls.py`). If no
+ball contains zero, then all of these points have the signs of the end, and so has the start. The
+computation at these points would be rounded, so the box has a margin: the answer is the same as
+that of looking, bit for bit.
 """
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Sequence
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-import jax.extend.core as jex
 import numpy as np
 
-from ...core.events import Events, Part
-from ...fields.equations import called, used
-from ...fields.movements import MOVEMENTS
+from ...core.events import Continuous, Events
 from ...solvers.runge_kutta import polynomial, RungeKutta
+from .balls import ROUNDINGS, SLACK
 from .builder import Value
+from .callback_functions import CallbackFunctions
+from .saved_rows import Step
 
 
 if TYPE_CHECKING:
     from .loop import Loop
-    from .saved_rows import Step
 
 
-# More than all that rounding does to a bound, of its size; and of what a condition is computed
-# from, in roundings of one.
-_SLACK, _ROUNDINGS = 1.02, 256
+# A bound on the rounding error of a weight, in rounding errors of its coefficients.
+_OF_WEIGHTS = 64
 
 
 class Quiet:
-    """Which steps are quiet.
+    """Recognises steps without events."""
 
-    **Arguments:** `components`: of each condition the component that it is; None where it is
-    something else, of which the ends alone are looked at.
-    """
-
-    def __init__(self, loop: Loop, events: Events, components: Sequence[int | None]):
-        self._loop, self._events, self._components = loop, events, components
+    def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
+        self._loop, self._events, self._functions = loop, events, functions
 
     @staticmethod
-    def of(loop: Loop, events: Events) -> Quiet | None:
-        """None where looks can't be spared, or there is nothing to look at."""
-        found: list[int | None] = []
+    def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
+        """None where points within a step have to be looked at anyway, or there are no
+        conditions."""
         method = loop.problem.method
         is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
-        for x in events.continuous:
-            components = components_of(x.conditions) if is_bounded else None
-            if components is None and x.interp_points > 2:
-                return None
-            found += components or [None] * x.length
-        return Quiet(loop, events, found) if found else None
+        looked = [x for x in events.continuous if x.interp_points > 2]
+        if looked and not (is_bounded and all(functions.has_balls(x.conditions) for x in looked)):
+            return None
+        return Quiet(loop, events, functions) if events.continuous else None
 
-    def steps(self, step: Step, low: Sequence[Value], differ: Sequence[Value]) -> Value:
-        """The lanes in whose step there is no event.
+    def look(self, step: Step, low: Sequence[Value]) -> tuple[list[Value], Value]:
+        """The conditions at the end of the step, and the lanes whose step has no event.
 
-        **Arguments:** `low`: each condition where the step begins; `differ`: whether it crosses
-        zero from there to the end.
+        **Arguments:** `low`: the conditions at the start of the step.
         """
-        quiet = None
-        for c, value, differs in zip(self._components, low, differ, strict=True):
-            here = value.ne(0.0) & ~differs if c is None else self._is_far(step, c, value)
-            quiet = here if quiet is None else quiet & here
+        b, loop, y2, mask = self._loop.b, self._loop, step.attempt.y2, step.accepted
+        of_state = functools.cache(functools.partial(self._of_state, step))
+        ends, quiet = [], None
+        for x in self._events.continuous:
+            here = low[len(ends) : len(ends) + x.length]
+            if x.interp_points > 2:
+                of_time = functools.partial(self._of_time, step)
+                found = self._functions.balls(
+                    x.conditions, loop.held, y2, step.t2, mask, of_state, of_time
+                )
+                ends += [value for value, _ in found]
+                far = [
+                    value.ne(0.0) if radius is None else abs(value) > radius * SLACK
+                    for value, radius in found
+                ]
+            else:
+                found = self._functions(x.conditions, loop.held, y2, step.t2, mask, {})
+                ends += found
+                far = [z.ne(0.0) & ~differs(x, z, y) for z, y in zip(here, found, strict=True)]
+            for z in far:
+                quiet = z if quiet is None else quiet & z
         assert quiet is not None
-        return quiet
+        return ends, b.spread(quiet)
 
-    def _is_far(self, step: Step, c: int, value: Value) -> Value:
-        """Whether a condition is so far from zero that it can't get there within the step."""
-        b, info = self._loop.b, np.finfo(self._loop.problem.dtype)
-        # (Squares that underflow are less than this.)
-        least = float(info.tiny / info.eps)
-        (k, *ks) = (stage[c] for stage in step.attempt.dense)
-        squares = k * k + least
-        for k in ks:
-            squares = k * k + squares
-        # The square of a sum is at most 65 of one term's, and 65/64 of the other's.
-        most = 65 / 64 * (_SLACK * self._longest()) ** 2
-        rounding = 65 * (_ROUNDINGS * float(info.eps)) ** 2
-        y = b.spread(step.y[c])
-        margin = y * (y * rounding) + least
-        return value * value > (squares * step.h) * (step.h * most) + margin
+    def _of_state(self, step: Step, c: int) -> Value:
+        """The largest distance of component `c` from its value at the end of the step, at the
+        points that would be looked at."""
+        (*ks, last) = (stage[c] for stage in step.attempt.dense)
+        (*weights, of_last) = self._weights
+        total = abs(last) * of_last
+        for k, weight in zip(ks, weights, strict=True):
+            total = abs(k - last) * weight + total
+        return total * abs(step.h) + self._rounded(step.attempt.y2[c])
 
-    def _longest(self) -> float:
-        """The largest norm of weights at a point of the step that is looked at."""
-        method = self._loop.problem.method
+    def _of_time(self, step: Step) -> Value:
+        return abs(step.t2 - step.t) + self._rounded(step.t2)
+
+    def _rounded(self, x: Value) -> Value:
+        info = np.finfo(self._loop.problem.dtype)
+        return abs(x) * (ROUNDINGS * float(info.eps)) + float(info.tiny / info.eps)
+
+    @functools.cached_property
+    def _weights(self) -> list[float]:
+        """The largest weight of each stage's difference from the last stage; and for the last
+        stage, the largest weight of that stage itself."""
+        method, dtype = self._loop.problem.method, self._loop.problem.dtype
         assert isinstance(method, RungeKutta)
-        found = [math.hypot(*method.tableau.b)]
-        for n in {x.interp_points for x in self._events.continuous}:
-            for j in range(1, n - 1):
-                weights = method.tableau.interpolant.weights
-                found.append(math.hypot(*(polynomial(w, j / (n - 1)) for w in weights)))
-        return max(found)
+        weights = np.array(method.tableau.interpolant.weights)
+        ends = np.zeros(len(weights))
+        ends[: len(method.tableau.b)] = method.tableau.b
+        points = {x.interp_points for x in self._events.continuous}
+        thetas = sorted({j / (n - 1) for n in points for j in range(n - 1) if n > 2})
+        found = np.array([[polynomial(tuple(w), x) for w in weights] for x in thetas]) - ends
+        rounding = np.abs(weights).sum(1) * (_OF_WEIGHTS * np.finfo(dtype).eps)
+        most = np.abs(found).max(0) + rounding
+        most[-1] = np.abs(found.sum(1)).max() + rounding.sum()
+        return most.tolist()
 
 
-def components_of(condition: Part) -> list[int] | None:
-    """Which component of the state each condition is, up to its sign and one number that neither
-    state nor time has a part in; None where one is not."""
-    jaxpr = condition.program.jaxpr
-    inputs: list[_Found] = [_nothing(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
-    n = len(jaxpr.constvars)
-    state: Any = jaxpr.invars[0].aval
-    inputs[n] = np.arange(math.prod(state.shape)).reshape(state.shape), False
-    # (Time, and what is read of the step besides, are none of it.)
-    for i in range(len(condition.extras) + 1):
-        inputs[len(inputs) - 1 - i] = None
-    (found,) = _evaluated(jaxpr, inputs)
-    if found is None or (found[0] < 0).any():
-        return None
-    return found[0].reshape(-1).tolist()
-
-
-# Of an array which component each of its entries is, -1 where it is a number, and whether one has
-# been added; None where it is something else.
-_Found = tuple[np.ndarray, bool] | None
-
-
-def _nothing(aval: Any) -> _Found:
-    return np.full(aval.shape, -1), False
-
-
-def _evaluated(jaxpr: Any, ins: Sequence[_Found]) -> list[_Found]:
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> _Found:
-        return _nothing(atom.aval) if isinstance(atom, jex.Literal) else env[atom]
-
-    for eqn in used(jaxpr)[0]:
-        env.update(zip(eqn.outvars, _equation(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, jaxpr.outvars))
-
-
-def _equation(eqn: Any, ins: list[_Found]) -> list[_Found]:
-    name = eqn.primitive.name
-    unknown: list[_Found] = [None] * len(eqn.outvars)
-    known = [x for x in ins if x is not None]
-    if len(known) < len(ins):
-        return unknown
-    if all((x < 0).all() for x, _ in known):
-        return [_nothing(v.aval) for v in eqn.outvars]
-    inner = called(eqn)
-    if inner is not None:
-        consts = [_nothing(v.aval) for v in getattr(inner, "jaxpr", inner).constvars]
-        return _evaluated(getattr(inner, "jaxpr", inner), [*consts, *ins])
-    added = any(x for _, x in known)
-    if name in MOVEMENTS:
-        outs = MOVEMENTS[name](np, [x for x, _ in known], eqn.params, ())
-        return [(np.asarray(x), added) for x in outs]
-    if name in ("copy", "neg") or (
-        name == "convert_element_type" and eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
-    ):
-        return [known[0]]
-    if name in ("add", "sub"):
-        (x, _), (y, _) = known
-        if not (added or ((x >= 0) & (y >= 0)).any()):
-            return [(np.maximum(x, y), True)]
-    return unknown
+def differs(x: Continuous, low: Value, high: Value) -> Value:
+    """Whether a condition crosses zero from one value to another in a direction that makes an
+    event."""
+    rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
+    if x.down is None:
+        return rises
+    return falls if x.up is None else rises | falls

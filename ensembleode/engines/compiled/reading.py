@@ -13,11 +13,12 @@ from .builder import BOOL, Buffer, Builder, Value
 
 
 class Memory:
-    """Numbers in memory, one after the other from `buffer` on.
+    """Numbers in memory, from `buffer` on.
 
-    - `of_lanes`: whether a number is one for each lane, which lie side by side; else all share it.
-    - `offsets`: where each lane has numbers of its own that lie apart: where its first one is;
-        `stride`: how far it is from one to the next.
+    - `of_lanes`: whether each number has an entry for each lane, side by side; otherwise all lanes
+        share the numbers.
+    - `offsets`, `stride`: where each lane has its numbers in a place of its own: the place of its
+        first number, and the distance from one number to the next.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Memory:
         return cls(b.array(dtype, n, of_lanes=of_lanes), of_lanes=of_lanes)
 
     def moved(self, by: int) -> Memory:
-        """The memory from another number on."""
+        """The same memory, with indices shifted by `by`."""
         if not by:
             return self
         each = self.buffer.builder.lanes or 1 if self.of_lanes else self.stride
@@ -44,15 +45,15 @@ class Memory:
         return Memory(buffer, of_lanes=self.of_lanes, offsets=self.offsets, stride=self.stride)
 
     def load(self, index: Value | int) -> Value:
-        """The number of this index. Lanes may have different indices, which must be inside also in
-        lanes that don't count."""
+        """The number with this index. Lanes may have different indices. The indices must be valid
+        even in lanes that don't count."""
         b, place = self.buffer.builder, self._place(index)
         if isinstance(place, Value) and place.lanes:
             return self.buffer.gather(place, b.constant(True, BOOL, of_lanes=True), 0)
         return self.buffer.load_lanes(place) if self.of_lanes else self.buffer.load(place)
 
     def store(self, index: Value | int, value: Value, mask: Value | None = None) -> None:
-        """Write a number in the lanes of the mask; not for numbers of lanes that lie apart."""
+        """Write a number in the lanes of the mask; not supported with `offsets`."""
         assert self.offsets is None
         b, place = self.buffer.builder, self._place(index)
         if not self.of_lanes:
@@ -79,7 +80,7 @@ class Memory:
 
 
 class Loaded(Sequence[Value]):
-    """The first `n` numbers of a memory, each loaded where it is wanted."""
+    """The first `n` numbers in memory; each is loaded when it is used."""
 
     def __init__(self, memory: Memory, n: int):
         self.memory, self._n = memory, n
@@ -96,25 +97,25 @@ class Loaded(Sequence[Value]):
 
 
 class Numbers(abc.ABC):
-    """Where the numbers of a field come from.
+    """The source of a field's numbers.
 
-    The groups are those of `fields.ir.Buffer`: `u`, `own`, `shared` and `forward`; there is one of
-    each for every dtype. What is in `shared` all lanes have in common, and its values are scalars.
+    The groups are those of `fields.ir.Buffer`: `u`, `own`, `shared` and `forward`; each dtype has
+    groups of its own. All lanes share the numbers in `shared`, so these are scalars.
     """
 
     @abc.abstractmethod
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
-        """The number of this index."""
+        """The number with this index."""
 
     def read(self, buffer: ir.Buffer, index: int) -> Value:
-        """The number of this index, which is one of an array."""
+        """The number with this index, which is one of those of an array."""
         return self.load(buffer.group, buffer.dtype, index)
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        """The memory of a group, for computed indices from `start` to `end`, which are those of an
-        array.
+        """The memory of a group, for computed indices from `start` to below `end`, which all belong
+        to one array.
 
-        None where these are in registers: those that are wanted are copied to the stack first.
+        None where these numbers are in registers: they have to be copied to the stack first.
         """
         del group, dtype, start, end
         return None
@@ -123,7 +124,7 @@ class Numbers(abc.ABC):
 def copied(
     b: Builder, numbers: Numbers, group: str, dtype: np.dtype, indices: Iterable[int]
 ) -> Memory:
-    """Numbers of a group copied to the stack, in memory that is indexed as the group is."""
+    """Memory on the stack with copies of these numbers of a group, indexed as the group is."""
     indices = sorted(indices)
     memory = Memory.on_stack(b, dtype, indices[-1] + 1 - indices[0], of_lanes=group != "shared")
     for i in indices:

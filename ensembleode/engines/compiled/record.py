@@ -1,7 +1,7 @@
 """The record of the turns of a time loop, from which they are replayed backwards.
 
-It has room for a segment of turns; before each segment a checkpoint is kept, all variables of the
-time loop, from which the segment is recorded anew.
+The record has room for one segment of turns. Before each segment, a checkpoint of all variables of
+the time loop is kept, from which the segment can be recorded again.
 """
 
 from collections.abc import Sequence
@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
 from .loop import Loop
 from .saved_rows import Step
 
 
 class Work(NamedTuple):
-    """Which trajectories are pulled back through here, and what with.
+    """The trajectories that are pulled back through, and the memory for that.
 
-    - `first`, `end`: they are taken `group` by group, the next of which begins `stride` later.
-    - `turns`, `events`, `kept`: memory for a `Record`, with `room` for as many turns.
-    - `thread`, `threads`: of a GPU. Each has a part of that memory: every element is followed by
-        that of the next thread. (On a CPU all is of one.)
+    - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
+    - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns.
+    - `thread`, `threads`: on a GPU, the number of the thread, and how many threads interleave their
+        elements in that memory. On a CPU there is one.
     """
 
     first: Value
@@ -37,8 +38,15 @@ class Work(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The state, what was carried, the time and the size of a step (zero where it was rejected);
-    its end (see `Description.records_end`), and what acted there."""
+    """A recorded step.
+
+    - `y`: the state.
+    - `carry`: the method's carry.
+    - `t`, `h`: the time and the size; the size is zero if the step was rejected.
+    - `t2`: the step's end (see `Description.records_end`).
+    - `marks`: the marks of the callbacks that acted at the end.
+    - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
+    """
 
     y: list
     carry: list
@@ -46,12 +54,13 @@ class Turn(NamedTuple):
     h: Value
     t2: Any = None
     marks: Sequence[Value] = ()
+    is_stiff: Value | None = None
 
 
 class Record:
-    """Memory for turns, for events (lanes that begin a trajectory), and for checkpoints.
+    """Memory for turns, for events (in which lanes begin a trajectory), and for checkpoints.
 
-    Turns and events are in cells, with an entry a lane.
+    Turns and events consist of cells, which have an entry for each lane.
 
     - `alone`: whether a group is a single trajectory.
     """
@@ -64,11 +73,11 @@ class Record:
         self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
-        # The trajectory that a lane had last, or -1.
+        # The last trajectory of each lane, or -1.
         self.last = b.variable(I32, -1)
 
     def _cell(self, number: Value) -> Value:
-        """Where it begins."""
+        """The index at which the cell of this number begins."""
         return (number * self.work.threads + self.work.thread) * self.width
 
     def add_turn(self, step: Step) -> None:
@@ -76,6 +85,9 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
+        if self.loop.switch is not None:
+            assert isinstance(step.method, Switching)
+            carried.append(b.cast(step.method.is_stiff, step.t.dtype))
         ends = [step.t2] if self.loop.problem.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
@@ -93,10 +105,12 @@ class Record:
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
-        return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
+        is_stiff = numbers.pop().ne(0.0) if p.switches else None
+        state, carry = numbers[:size], numbers[size:]
+        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
 
     def add_event(self, index: Value, fresh: Value) -> None:
-        """These trajectories begin, in the lanes that are fresh."""
+        """Record that these trajectories begin, in the lanes `fresh`."""
         b, events = self.b, self.work.events
         index = b.cast(index, I32)
         turn, before, after = self._event_cells(self.event.get())
@@ -107,8 +121,8 @@ class Record:
         self.event.set(self.event.get() + 1)
 
     def read_event(self, event: Value) -> tuple[Value, Value, Value]:
-        """When it was, in turns of the segment; which trajectory each lane had before, or -1; which
-        begins, or -1."""
+        """An event: its turn, counted within the segment; for each lane the trajectory before it,
+        or -1; and the trajectory that begins with it, or -1."""
         events = self.work.events
         turn, before, after = self._event_cells(event)
         number = self.b.cast(events.load(turn), I64)
@@ -123,11 +137,12 @@ class Record:
 
     @property
     def _unit(self) -> int:
-        """The bytes of which all have one or more: as vectors are aligned in memory."""
+        """The unit in bytes, the alignment of vectors in memory; every variable takes one or more
+        units of a checkpoint."""
         return 64 if self.b.lanes else 8
 
     def checkpoint_size(self) -> int:
-        """In bytes."""
+        """The size of a checkpoint in bytes."""
         sizes = [_bytes_of(x) for x in self._variables()]
         sizes += [n * x.dtype.itemsize for x, n in self.loop.arrays()]
         return self._unit * sum(map(self._units, sizes))
@@ -137,7 +152,7 @@ class Record:
 
     def _variables(self) -> list[Variable]:
         loop = self.loop
-        # (What is held of a single trajectory is the same in all checkpoints.)
+        # The numbers of a single trajectory are the same at all checkpoints.
         held = [] if self.alone else [x for xs in loop.held.variables() for x in xs]
         index = [] if self.alone else [loop.held.index]
         return [*loop.variables(), *index, *held, self.last]
@@ -177,7 +192,7 @@ class Record:
         return found
 
     def _pointer(self, segment: Value, unit: int) -> str:
-        """To a part of a checkpoint."""
+        """A pointer to unit `unit` of a checkpoint."""
         work = self.work
         number = segment * (self.checkpoint_size() // self._unit) + unit
         return work.kept.pointer((number * work.threads + work.thread) * self._unit)
@@ -207,5 +222,5 @@ def _bytes_of(variable: Variable) -> int:
     return max(1, variable.lanes) * variable.dtype.itemsize
 
 
-# Of an event: when it was, what each lane had before, and what has begun.
+# The cells of an event: its turn, the trajectories before it, and those that begin.
 EVENT_CELLS = 3

@@ -1,8 +1,9 @@
 """Pulling cotangents back through trajectories: record and replay.
 
 The trajectories of a group are solved again, and every turn of the lanes is recorded: where it
-began, and how long the step was, zero where it was rejected. Then the turns are replayed backwards.
-The gradient is that of the steps taken, whose sizes are constants: the discrete adjoint.
+began, and how long the step was (zero where it was rejected). Then the turns are replayed
+backwards. The gradient is that of the steps taken, whose sizes are regarded as constants: the
+discrete adjoint.
 """
 
 import dataclasses
@@ -16,24 +17,28 @@ import jax
 import numpy as np
 
 from ...core.events import EVENT_ROWS
+from ...solvers.method import Method
+from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
 from .record import Record, Turn, Work
-from .steps import Calls, Pulled, start_of, step_of, variables_of, within_of
+from .steps import Calls, Pulled, start_of, step_of, Trace, variables_of, within_of
 
 
 class Cotangents(NamedTuple):
-    """What is pulled back, and where to: row-major arrays.
+    """The cotangents that are pulled back, and the results, as row-major arrays.
 
-    - `rows [trajectory, row, component]`: of what was saved, and then of events; `reached
-        [trajectory]`: how many times were saved, also those past the last row (not with ends);
-        `happened [trajectory]`: how many events there were, where there is `room` for some.
-    - `u0 [trajectory, component]`, `own` and `shared [trajectory, number]`: the results, the latter
-        of the parameters.
+    - `rows [trajectory, row, component]`: the cotangents of what was saved, and then of events.
+    - `reached [trajectory]`: how many times were saved, including those past the last row; not used
+        where only ends are saved.
+    - `happened [trajectory]`: how many events there were, where there is `room` for some.
+    - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
+        the results; the latter two are the gradients by the parameters.
 
-    On a GPU the trajectories come last, and `shared` is `[number, thread]`: of each the sum.
+    On a GPU the trajectories come last, and `shared` is `[number, thread]`, with the sum over each
+    thread's trajectories.
     """
 
     rows: Buffer
@@ -47,11 +52,12 @@ class Cotangents(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pullback:
-    """How to pull back through the equations.
+    """The functions that pull back through the equations.
 
-    `calls(held, mask)`: of the trajectories that are held, in the lanes of the mask. The parameters
-    that have cotangents are `n_own` of each trajectory, and `n_shared` of all. `jumps`: of the
-    callbacks, where there are some.
+    - `calls(held, mask)`: returns the equations of the trajectories in `held`, with their
+        transposes; the mask has the lanes that count.
+    - `n_own`, `n_shared`: how many parameters with cotangents each trajectory has, and all share.
+    - `jumps`: the functions of the callbacks, where there are any.
     """
 
     calls: Callable[[Held, Value], Calls]
@@ -61,7 +67,7 @@ class Pullback:
 
 
 class Replay:
-    """The variables of the lanes on the way back."""
+    """The variables that lanes have on the way back, and the pull-back through a step."""
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class Replay:
         self.b, self.loop, self.record, self.order = b, loop, record, loop.order
         self.problem, self.cotangents, self.pullback = loop.problem, cotangents, pullback
         self.held = loop.held.another()
-        method, dtype = self.problem.method, self.problem.dtype
+        dtype = self.problem.dtype
         events = self.problem.events
         self.events = None
         if events is not None:
@@ -85,30 +91,30 @@ class Replay:
             events is not None and bool(events.continuous)
         )
         self.is_dense = is_dense
-        self.trace = step_of(method, dtype, is_dense=is_dense)
         self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]
-        # The cotangents of the states that are carried.
-        carried = jax.tree.leaves(self.trace.inputs[1])
+        # The cotangents of those parts of the method's carry that are states.
+        carried = jax.tree.leaves(self._trace_of(self.problem.method).inputs[1])
         self.states = [bool(v.aval.shape) for v in carried]
         self.carry = [
             [b.variable(dtype, 0) for _ in range(self.problem.size)] for x in self.states if x
         ]
-        # Where there are sums of those that are shared, they go on from trajectory to trajectory.
+        # Sums over trajectories of the gradients by shared parameters. They are not reset between
+        # trajectories.
         self.sums = sums
         n_each = pullback.n_own + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
-        # Where a lane may begin anew on the way, what is carried was made of the state there: that
-        # and its time, where the step after this one began.
+        # Where a lane may make the method's carry anew, the carry came from the state and the time
+        # at which the step after this one began: these are kept here.
         self.begins_anew = bool(self.carry) and self.problem.restarts
         if self.begins_anew:
             self.y2 = [b.variable(dtype, 0) for _ in range(self.problem.size)]
             self.t2 = b.variable(dtype, 0)
         self.gradient = [*self.each, *(sums or [])]
-        # How many of the saved rows are left.
+        # How many saved rows are left.
         self.rows = b.variable(I64, 0)
 
     def load(self, index: Value, mask: Value) -> None:
-        """Take trajectories at their ends, in the lanes of the mask."""
+        """Start on the way back from the ends of these trajectories, in the lanes of the mask."""
         b, p = self.b, self.problem
         index = b.where(mask, b.cast(index, I64), 0)
         self.held.take(index, mask)
@@ -131,11 +137,12 @@ class Replay:
         self.rows.set_where(mask, b.cast(self.cotangents.reached.gather(index, mask, 0), I64))
 
     def store(self, index: Value, mask: Value) -> None:
-        """Write the results of trajectories whose start is reached, in the lanes of the mask."""
+        """Write the results of the trajectories whose start is reached, in the lanes of the
+        mask."""
         b, p, to = self.b, self.problem, self.cotangents
         index = b.where(mask, b.cast(index, I64), 0)
         if p.saving.mode == "times":
-            # Those saved at the start.
+            # The rows that were saved at the start.
 
             def left() -> Value:
                 return mask & (self.rows.get() > 0)
@@ -161,19 +168,19 @@ class Replay:
             buffer.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
     def cotangent_of(self, row: Value, mask: Value) -> list[Value]:
-        """The cotangent of a saved row, in the lanes of the mask; zero in the others."""
+        """The cotangent of a saved row in the lanes of the mask; zero in the others."""
         size, rows, index = self.problem.size, self.n_rows, self.held.index.get()
         places = [self.order.place(index, row * size + c, rows * size) for c in range(size)]
         return [self.cotangents.rows.gather(place, mask, 0) for place in places]
 
     @property
     def n_rows(self) -> Value:
-        """How many rows there are, of what was saved and of events."""
+        """The number of rows, of saved times and of events."""
         rows, room = self.loop.saved.n, self.cotangents.room
         return rows if room is None else rows + room * EVENT_ROWS
 
     def _saved_step(self, mask: Value) -> None:
-        """What was saved of a step in the lanes of the mask."""
+        """Add the cotangent of the row that was saved for a step, in the lanes of the mask."""
         self.rows.set_where(mask, self.rows.get() - 1)
         self._add_row(mask & (self.rows.get() < self.loop.saved.n))
 
@@ -187,7 +194,7 @@ class Replay:
     #
 
     def run(self) -> None:
-        """Through the turns of the record, the last first."""
+        """Go back through the turns of the record, the last first."""
         b, record = self.b, self.record
         turn = b.variable(I64, record.turn.get(), of_lanes=False)
         event = b.variable(I64, record.event.get(), of_lanes=False)
@@ -213,12 +220,31 @@ class Replay:
         b.while_(lambda: turn.get() > 0, one)
 
     def step(self, turn: Turn) -> None:
-        """Through one step, in the lanes that took it."""
-        b, p = self.b, self.problem
+        """Pull back through one step, in the lanes that took it."""
+        b, method = self.b, self.problem.method
+        took = turn.h.ne(0.0)
+        if turn.is_stiff is None:
+            self._through(method, took, turn)
+            return
+        # With two methods: through each, in the lanes where it made the step.
+        assert isinstance(method, Switching)
+        parts = (method.nonstiff, took & ~turn.is_stiff), (method.stiff, took & turn.is_stiff)
+        for part, here in parts:
+            b.if_(b.any(here), functools.partial(self._through, part, here, turn))
+
+    def _trace_of(self, method: Method) -> Trace:
+        """The trace of a step."""
+        if isinstance(method, Switching):
+            method = method.nonstiff  # (Neither of the two remembers anything.)
+        has_mass = self.problem.mass is not None
+        return step_of(method, self.problem.dtype, is_dense=self.is_dense, has_mass=has_mass)
+
+    def _through(self, method: Method, took: Value, turn: Turn) -> None:
+        """Pull back through the steps of one method, in the lanes that took one."""
+        b, p, trace = self.b, self.problem, self._trace_of(method)
         y, t, h = turn.y, turn.t, turn.h
-        took = h.ne(0.0)
-        (to_y2,), to_carry, _ = self.trace.outputs
-        pulled = Pulled(b, self.trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
+        (to_y2,), to_carry, _ = trace.outputs
+        pulled = Pulled(b, trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)
@@ -229,29 +255,30 @@ class Replay:
             if p.saving.mode == "steps":
                 self._saved_step(took & self.events.saves_after(turn.marks))
             theta = (turn.t2 - t) / b.where(took, h, 1.0)
-            self.events.back(took, turn, theta, pulled, calls)
+            self.events.back(method, took, turn, theta, pulled, calls)
         if p.saving.mode == "steps":
             self._saved_step(took)
-        eqns = self.trace.before((to_y2, to_carry))
+        eqns = trace.before((to_y2, to_carry))
         end = [x.get() for x in self.adjoint]
         if self.events is not None:
-            # (Where the step was cut they are those of the state within.)
+            # Where the step was cut, the adjoint is the cotangent of the state within the attempt
+            # instead.
             end = [b.where(self.events.cut.get(), 0.0, x) for x in end]
-            for v, x in zip(self.trace.inputs[0], [self.events.to_start], strict=True):
+            for v, x in zip(trace.inputs[0], [self.events.to_start], strict=True):
                 if x:
                     pulled.add(v, [i.get() for i in x])
         pulled.add(to_y2, end)
         self._add_carry(pulled, to_carry)
         if self.is_dense:
-            self._dense(took, y, t, h, pulled, eqns, calls, theta)
+            self._dense(method, took, y, t, h, pulled, eqns, calls, theta)
         pulled.back(eqns, calls)
-        to_state, to_carried, *_ = self.trace.inputs
+        to_state, to_carried, *_ = trace.inputs
         self._set(pulled, to_state, [self.adjoint], took)
         self._set(pulled, to_carried, self.carry, took)
         self.add_gradient(pulled.gradient, took)
 
     def _carried(self, carry: list) -> list[list]:
-        """A list for each part of what is carried."""
+        """The carry's values as a list for each part of the carry."""
         left, sizes = iter(carry), [self.problem.size if x else 1 for x in self.states]
         return [list(itertools.islice(left, n)) for n in sizes]
 
@@ -261,7 +288,7 @@ class Replay:
             pulled.add(v, [x.get() for x in variables])
 
     def _set(self, pulled: Pulled, to: Any, places: list, mask: Value) -> None:
-        """The cotangents of inputs that are states."""
+        """Set variables to the cotangents of those inputs that are states."""
         states = [v for v in jax.tree.leaves(to) if v.aval.shape]
         for v, variables in zip(states, places, strict=True):
             for x, new in zip(variables, pulled.found(v), strict=True):
@@ -272,7 +299,8 @@ class Replay:
             variable.set_where(mask, variable.get() + x)
 
     def _start(self, y: list, t: Value, mask: Value) -> None:
-        """Through what a step is carried that begins in `y` at `t` with nothing before it."""
+        """Pull back through the method's carry of a step that begins in `y` at `t` without a step
+        before it."""
         b, p = self.b, self.problem
         trace = start_of(p.method, p.dtype)
         pulled = Pulled(b, trace, p.size, [y, [t]])
@@ -283,12 +311,12 @@ class Replay:
         self.add_gradient(pulled.gradient, mask)
 
     def _anew(self, took: Value, turn: Turn) -> None:
-        """Through the beginning at the end of this step, after an event or where the field jumps,
-        in the lanes that took it and go on from there."""
+        """Pull back through a restart at the end of this step, after an event or where the field
+        jumps, in the lanes that took the step and went on from there."""
         b, t2 = self.b, self.t2.get()
-        # (Where it jumps, the next step begins a little later.)
+        # Where the field jumps, the next step begins a little later than this one ends.
         begins = [t2.ne(turn.t2), *(x.ne(0.0) for x in turn.marks)]
-        # (Nothing goes on from the last step of a trajectory.)
+        # The last step of a trajectory has no step after it; t2 is NaN there.
         here = took & t2.eq(t2) & functools.reduce(operator.or_, begins)
 
         def begin() -> None:
@@ -299,24 +327,34 @@ class Replay:
         b.if_(b.any(here), begin, likely=False)
 
     def _dense(
-        self, took, y, t, h, pulled: Pulled, eqns: list, calls: Calls, theta_of_event: Value | None
+        self,
+        method: Method,
+        took: Value,
+        y: list,
+        t: Value,
+        h: Value,
+        pulled: Pulled,
+        eqns: list,
+        calls: Calls,
+        theta_of_event: Value | None,
     ) -> None:
-        """Through what was saved within the step and the state that it was cut at, and the
-        equations that matter for these only."""
+        """Pull back through the rows saved within the step and the state at which the step was cut,
+        and through those equations that only these depend on."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
         direction = b.sign(held.number("t1") - held.number("t0"))
-        within = within_of(p.method, p.dtype)
-        (to_y,), dense = self.trace.inputs[0], jax.tree.leaves(self.trace.outputs[2])
+        within = within_of(method, p.dtype)
+        (to_y,), dense = pulled.trace.inputs[0], jax.tree.leaves(pulled.trace.outputs[2])
         known = {v for eqn in eqns for v in eqn.outvars}
-        others = [eqn for eqn in self.trace.eqns if known.isdisjoint(eqn.outvars)]
+        others = [eqn for eqn in pulled.trace.eqns if known.isdisjoint(eqn.outvars)]
         made = {v for eqn in others for v in eqn.outvars}
         operands = [x for eqn in others for x in variables_of(eqn.invars) if x not in made]
-        # What is found goes through memory, as there need not be any.
+        # The results go through memory, as the code that computes them may not run.
         wanted = dict.fromkeys(x for x in (to_y, *dense, *operands) if pulled.is_active(x))
         places = {v: [b.variable(p.dtype, 0) for _ in range(p.size)] for v in wanted}
         for variable in itertools.chain(*places.values()):
             variable.set(0)
-        # (What is computed in a block is not there after it.)
+        # Values that are computed inside of a block can't be used after it, so these are computed
+        # here.
         for x in (*operands, *pulled.operands_of_calls(eqns)):
             pulled.value(x, calls)
 
@@ -362,7 +400,7 @@ class Replay:
             return due() | cut if has_times else cut
 
         def save() -> None:
-            # Others see nothing of it: what is zero times infinity there is not zero.
+            # The other lanes are left out, since a zero cotangent times infinity is not zero.
             concerned = concern()
             if cut is None:
                 b.do_while(one)
@@ -371,7 +409,8 @@ class Replay:
                 if has_times:
                     b.if_(b.any(due()), lambda: b.do_while(one))
             more = pulled.apart()
-            # (In an order that is the same in every process, or its code is not found again.)
+            # The order is the same in every process, so that the object code is found on disk
+            # again.
             for v in (v for v in places if v in made):
                 more.add(v, [x.get() for x in places[v]])
             more.back(others, self.pullback.calls(held, concerned))
@@ -397,9 +436,11 @@ def pull_back(
 ) -> int:
     """Pull back through trajectories, group by group; returns the bytes of a checkpoint.
 
-    **Arguments:** `make_loop(first, end, on_begin)`: the time loop of a group; `alone`: whether a
-    group is a single trajectory, as in the threads of a GPU, each of which sums its own gradient by
-    what is shared.
+    **Arguments:**
+
+    - `make_loop(first, end, on_begin)`: returns the time loop of a group.
+    - `alone`: whether a group is a single trajectory, as in the threads of a GPU. Each thread then
+        sums its own gradient by shared parameters.
     """
     first = b.variable(I64, work.first, of_lanes=False)
     sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(pullback.n_shared)]

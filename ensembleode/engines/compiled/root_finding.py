@@ -1,4 +1,5 @@
-"""Where in a step the conditions of continuous callbacks change their sign: noticed, and searched.
+"""Sign changes of the conditions of continuous callbacks within a step: how they are noticed, and
+how the root is searched.
 
 Source of the search: Ganchovski, Smith, Rackauckas, Tomov, Traykov, "Improvements to the modified
 Anderson-Bjorck (modAB) root-finding algorithm", Algorithms 19:332 (2026).
@@ -16,6 +17,7 @@ import numpy as np
 from ...callbacks import LeftRootFind, NoRootFind
 from ...core.events import Continuous
 from .builder import BOOL, I32, integer_like, Value, Variable
+from .quiet import differs
 from .saved_rows import Step
 
 
@@ -23,21 +25,22 @@ if TYPE_CHECKING:
     from .events import Happening
 
 
-# Of the condition, in roundings of one, by which it may have moved since an event for its root to
-# be the same still.
+# A condition is still at the root of an event if it has moved by at most this number of rounding
+# errors since.
 _SAME_ROOT = 10
-# Of a search, at most: what bisection takes, several times.
+# The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000
-# A step that is expected to close the bracket by so much has not, and the search bisects again.
+# The search bisects again if the bracket is wider than bisection would have made it by this factor.
 _THRESHOLD = 16.0
 
 
 class Search:
-    """Where in a step events are.
+    """The search for events in a step.
 
-    - `bottom`, `low`: of each condition since when its sign counts, and its value then.
-    - `top`: of each callback when an event was noticed; `high`: the conditions then; `fires`: which
-        have another sign.
+    - `bottom`, `low`: for each condition, the time from which its sign counts, and its value then.
+    - `top`: for each callback, the time at which an event was noticed.
+    - `high`: the values of the conditions at that time; `fires`: whether each has crossed zero by
+        then.
     """
 
     def __init__(self, happening: Happening, step: Step):
@@ -52,8 +55,8 @@ class Search:
         self._slices = happening.slices()
 
     def state_at(self, t: Value) -> tuple:
-        """The state within the step."""
-        step, method = self.step, self.loop.problem.method
+        """The state at a time within the step."""
+        step, method = self.step, self.step.method
         theta = (t - step.t) / step.h
         return tuple(
             map(self.b.spread, method.interpolate(self.b, step.y, self.dense(), step.h, theta))
@@ -62,13 +65,14 @@ class Search:
     def dense(self) -> tuple:
         step, loop = self.step, self.loop
         at = step.y, step.attempt.dense, step.t, step.h
-        return loop.problem.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
+        return step.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
     def any_fires(self) -> Value:
         return self._either([x.get() for x in self.fires])
 
     def notice(self) -> None:
-        """Find which conditions have another sign at the end of the step, or within."""
+        """Find the conditions that have another sign at the end of the step, or at points within
+        it."""
         b, step = self.b, self.step
         zero = self._either([x.get().eq(0.0) for x in self.low])
         again = step.accepted & (zero | self.on.last.get().ne(0))
@@ -79,7 +83,7 @@ class Search:
             for k in self._numbers(places):
                 self.high[k].set(end[k])
                 self.fires[k].set(step.accepted & differs(x, low[k], end[k]))
-        # (Where the next step begins; events look again.)
+        # The next step begins with these values; events that act compute them again.
         for variable, x in zip(self.on.values, end, strict=True):
             variable.set_where(step.accepted, x)
         for n in sorted({x.interp_points for x in self.events.continuous}):
@@ -87,10 +91,11 @@ class Search:
                 self._within(n, low)
 
     def _nudge(self) -> None:
-        """Where a condition is zero as the step begins, or at the root still of the event before,
-        its sign is the one a little later.
+        """Where a condition is zero at the start of the step, or still at the root of the last
+        event, use its sign a little later instead.
 
-        (In OrdinaryDiffEq the first has no sign at all, and an event in that step is not seen.)
+        OrdinaryDiffEq gives a condition that is zero at the start no sign at all, and misses an
+        event in that step.
         """
         b, step = self.b, self.step
         eps = _SAME_ROOT * np.finfo(self.dtype).eps
@@ -110,8 +115,8 @@ class Search:
                 (close & mark) | (step.accepted & v.eq(0.0))
                 for mark, v in zip(crossed, low, strict=True)
             ]
-            # (OrdinaryDiffEq takes a part of the step as it was before it was cut to a known time,
-            # which may be far beyond that.)
+            # OrdinaryDiffEq takes a part of the step before it was cut to a known time, which may
+            # be far beyond the cut step.
             t = step.t + (step.t2 - step.t) * x.repeat_nudge
 
             def do(x=x, places=places, wanted=wanted, t=t) -> None:
@@ -131,20 +136,22 @@ class Search:
         return functools.reduce(operator.or_, masks)
 
     def _within(self, n: int, low: list[Value]) -> None:
-        """Look at `n` points of the step, both ends among them, until there is another sign."""
+        """Look at `n` points of the step, including both ends, until a condition has another
+        sign."""
         b, step = self.b, self.step
         chosen = [x for x in self._slices if x[1].interp_points == n]
         span = step.t2 - step.t
         looks = {}
         for i, _, places in chosen:
-            # (Of several conditions, as long as one of them has the same sign still.)
+            # With several conditions, looking goes on as long as one of them has not changed its
+            # sign.
             looks[i] = step.accepted & self._either([~x.get() for x in self.fires[places]])
         dense = self.dense()
-        # Whether there is another sign anywhere; where it is, is asked where there is.
+        # Whether a sign changes anywhere; only if so is it worked out where.
         seen = b.variable(BOOL, False)
 
         def at(theta: Any) -> tuple[tuple, Value]:
-            method, t = self.loop.problem.method, step.t + span * theta
+            method, t = step.method, step.t + span * theta
             u = method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
 
@@ -181,7 +188,7 @@ class Search:
         b.if_(b.any(seen.get()), first, likely=False)
 
     def run(self, t2: Variable, end: list[Variable], which: Variable, relaxed: Variable) -> None:
-        """Find the earliest event, cut the step there, and say which it is."""
+        """Find the earliest event, cut the step there, and record which callback it belongs to."""
         b, loop, step = self.b, self.loop, self.step
         direction = loop.direction
         is_root = b.variable(BOOL, False)
@@ -231,7 +238,7 @@ class Search:
         t2.set_where(met, best.get())
         for variable, u in zip(end, self.state_at(best.get()), strict=True):
             variable.set_where(cut, u)
-        # How far from zero the condition is there.
+        # The value that the condition has at the root, by which the root is recognised later.
         values = on.conditions(tuple(v.get() for v in end), t2.get(), met)
         residual = b.constant(0, self.dtype, of_lanes=True)
         for _, _, places in self._slices:
@@ -241,10 +248,10 @@ class Search:
         on.residual.set_where(met, residual)
 
     def _root(self, k: int, i: int, x: Continuous, wanted: Value, root: Variable) -> None:
-        """The root of condition `k`, in the lanes that want it: by bisection and regula falsi in
-        turn, until its bracket is two neighbouring numbers.
+        """The root of condition `k`, in the lanes that want it, by bisection and regula falsi,
+        until the bracket is two neighbouring floating-point numbers.
 
-        (Time runs forwards here: `direction` times the time.)
+        The search runs on `direction * time`, so that time increases.
         """
         b, dtype = self.b, self.dtype
         direction = self.loop.direction
@@ -276,7 +283,7 @@ class Search:
             halves = halves & ~flat
             lower = (fa < 0.0) ^ (fm >= 0.0)
             zero = fm.eq(0.0)
-            # The other end, pulled towards zero where the same end has moved twice.
+            # The value at the other end is reduced where the same end has moved twice in a row.
             with b.unfused():
                 pull1, pull2 = 1.0 - fm / fc, 1.0 - fm / fa
             pull1, pull2 = (b.where(z <= 0.0, 0.5, z) for z in (pull1, pull2))
@@ -300,22 +307,14 @@ class Search:
         root.set_where(wanted, direction * found.get())
 
     def _apart(self, x1: Value, x2: Value) -> Value:
-        """Whether there are numbers between two."""
+        """Whether there are floating-point numbers between the two."""
         return self._next(x1, 1) < x2
 
     def _next(self, x: Value, by: int) -> Value:
-        """The next number above (1), or below (-1)."""
+        """The next floating-point number above (1) or below (-1)."""
         b = self.b
         integer = integer_like(self.dtype)
         bits = b.bitcast(x, integer)
         least = b.constant(np.finfo(self.dtype).smallest_subnormal * by, self.dtype)
         up = b.where(x > 0.0, bits + by, bits - by)
         return b.where(x.eq(0.0), least, b.bitcast(up, self.dtype))
-
-
-def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another, where that makes an event."""
-    rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
-    if x.down is None:
-        return rises
-    return falls if x.up is None else rises | falls

@@ -1,26 +1,31 @@
-"""What a kernel saves of its trajectories, and where the results go."""
+"""The rows that a kernel saves of its trajectories, and where the results go."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.events import EVENT_ROWS
-from ...solvers.method import Attempt
+from ...solvers.method import Attempt, Method
 from .builder import Buffer, Builder, I64, Value, Variable
 from .description import Description
 from .numbers import Held
 
 
 class Outputs(NamedTuple):
-    """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; and what
-    else `Description.counted` has), of `n` trajectories. (On a GPU the trajectories come last: see
-    `numbers.Order`.)
+    """Where the results go, as row-major arrays. On a GPU the trajectories come last: see
+    `numbers.Order`.
 
-    With callbacks there is `room` for the events of a trajectory (else it is None): of each three
-    rows of `u`, behind those that are saved, with the state before it, the state after it, and its
-    time as the first component; and `marks [trajectory, event, 1 + longest]`, which callback, and
-    how each of its conditions crosses zero (of a discrete one 1)."""
+    - `u [trajectory, row, component]`: the saved states.
+    - `t [trajectory, row]`: their times, where every step is saved.
+    - `counts [count, trajectory]`: the return code, the accepted and the tried steps, the rows, and
+        then the counts that `Description.counted` names.
+    - `n`: the number of trajectories.
+    - `room`: with callbacks, how many events of a trajectory there is room for. Each event has
+        three further rows of `u`, behind those that are saved: the state before it, the state after
+        it, and its time as the first component.
+    - `marks [trajectory, event, 1 + longest]`: which callback an event belongs to, and how each of
+        its conditions crossed zero (1 for a discrete callback).
+    """
 
     u: Buffer
     t: Buffer | None
@@ -31,14 +36,15 @@ class Outputs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed
-    size of the method's `attempt`, which may go on beyond `t2`."""
+    """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed size of
+    the `attempt` of the `method`, which may go on beyond `t2`."""
 
     t: Value
     t2: Value
     h: Value
     y: tuple[Value, ...]
     carry: Any
+    method: Method
     attempt: Attempt
     accepted: Value
 
@@ -46,8 +52,11 @@ class Step(NamedTuple):
 class SavedRows:
     """The saved states of the trajectories in the lanes.
 
-    **Arguments:** `times`: those to save, of each trajectory or of all; `outputs`: None where
-    nothing is written; `n`: how many rows there is room for.
+    **Arguments:**
+
+    - `times`: the times to save, of each trajectory or of all.
+    - `outputs`: None where nothing is written.
+    - `n`: how many rows there is room for.
     """
 
     def __init__(
@@ -60,10 +69,10 @@ class SavedRows:
         n: Value,
     ):
         self.b, self.problem, self.held, self.order, self.n = b, problem, held, held.order, n
-        # (None what there is nothing for; each is used only where there is.)
+        # Attributes that may be None have type Any: each is used only where it isn't None.
         self._times: Any = times
         self._outputs: Any = outputs
-        # With those of events.
+        # The number of rows including those of events.
         self.rows = n
         if outputs is not None and outputs.room is not None:
             self.rows = n + outputs.room * EVENT_ROWS
@@ -72,7 +81,7 @@ class SavedRows:
         shared = is_uniform and not problem.own_times and not problem.has("count")
         # Whether all lanes are at the same row.
         self._is_shared = shared and mode == "times"
-        # The next row of each, and where times are saved the time of it.
+        # The next row of each lane; and its time, where times are saved.
         self.row: Any = b.variable(I64, 0, of_lanes=not self._is_shared) if saves else None
         self._time: Any = None
         if saves and mode == "times":
@@ -82,7 +91,8 @@ class SavedRows:
         return [x for x in (self.row, self._time) if x is not None]
 
     def time_at(self, row: Value, mask: Value, held: Held) -> Value:
-        """The time of a row, infinitely far where there are no more; of the lanes of the mask."""
+        """The times of these rows in the lanes of the mask; infinitely far where there are no more
+        rows."""
         b, p = self.b, self.problem
         inside = row < self.n
         if p.has("count"):
@@ -101,7 +111,7 @@ class SavedRows:
         return b.where(inside, found, beyond)
 
     def write(self, row: Value, mask: Value, y: tuple) -> None:
-        """A row of the states of the lanes of the mask."""
+        """Write states as these rows, in the lanes of the mask."""
         size = self.problem.size
         for c, x in enumerate(y):
             place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
@@ -112,7 +122,7 @@ class SavedRows:
         self._outputs.t.scatter(place, mask, t)
 
     def start(self, fresh: Value, t0: Value, y: tuple) -> None:
-        """What is saved at the start of trajectories, in the lanes that are fresh."""
+        """Save what is saved at the start of trajectories, in the lanes `fresh`."""
         b, p = self.b, self.problem
         if self.row is None:
             return
@@ -139,7 +149,7 @@ class SavedRows:
         b.while_(lambda: b.any(due()), one)
 
     def _write_next(self, mask: Value, y: tuple) -> None:
-        """The next row of the lanes of the mask."""
+        """Write the next row, in the lanes of the mask."""
         row = self.row.get()
         self.write(row, mask, y)
         if self._is_shared:
@@ -150,7 +160,7 @@ class SavedRows:
             self._time.set_where(mask, self.time_at(row + 1, mask, self.held))
 
     def write_step(self, mask: Value, t: Value, y: tuple) -> None:
-        """The next row, where every step is saved, of the lanes of the mask."""
+        """Write the next row where every step is saved, in the lanes of the mask."""
         row = self.row.get()
         here = mask & (row < self.n)
         self.write(row, here, y)
@@ -158,7 +168,7 @@ class SavedRows:
         self.row.set(row + self.b.cast(here, I64))
 
     def within(self, step: Step, direction: Value, equations: Any, occupied: Variable) -> None:
-        """What lies in a step. (`equations` as a `Loop` has them.)"""
+        """Save the rows whose times lie in a step; `equations` is that of `Loop`."""
         b, p = self.b, self.problem
         if self.row is None:
             return
@@ -173,12 +183,12 @@ class SavedRows:
 
         def save() -> None:
             mask = b.spread(due())
-            at = step.y, step.attempt.dense, step.t, step.h
-            dense = p.method.dense(b, equations(self.held, mask), *at)
+            at, method = (step.y, step.attempt.dense, step.t, step.h), step.method
+            dense = method.dense(b, equations(self.held, mask), *at)
 
             def one() -> Value:
                 theta = (self._time.get() - step.t) / step.h
-                u = p.method.interpolate(b, step.y, dense, step.h, theta)
+                u = method.interpolate(b, step.y, dense, step.h, theta)
                 self._write_next(occupied.get() if self._is_shared else due(), u)
                 return b.any(due())
 

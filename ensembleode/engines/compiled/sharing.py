@@ -1,9 +1,9 @@
 """Work that threads share: a kernel that does a range of items, called until all are done.
 
-The parts are taken in turn by the thread that calls and by those of XLA's that have time, first
-large ones, then smaller ones. A thread that comes late finds nothing left, and nobody waits for it:
-so calls that share these threads don't wait for each other, and a thread that never comes is not
-missed. What they all look at is on the heap, and goes with the last of them.
+The calling thread, and those threads of XLA that are idle, take parts in turn, large ones first and
+smaller ones later. A thread that comes late finds nothing left, and nobody waits for it. So calls
+that share XLA's threads don't wait for each other, and nothing depends on a thread that never
+comes. The state that the threads share is on the heap, and the last of them frees it.
 
 The structures are those of `xla/ffi/api/c_api.h`; see `handler.py`.
 """
@@ -21,8 +21,8 @@ _API = {"size": 0, "destroy": 64, "schedule": 136}
 _API_BYTES = 144
 _DESTROY_BYTES, _SCHEDULE_BYTES = 24, 40
 
-# What the first buffer says: of how many items the work is, how many threads may do it, and the
-# least number of items to a part.
+# The entries of the first buffer: the number of items of work, the number of threads that may do
+# it, and the least number of items of a part.
 N, THREADS, LEAST = range(3)
 
 _WORK = {
@@ -30,12 +30,12 @@ _WORK = {
     "parts": 56,
 }
 _WORK_BYTES = 64
-# Added to those that run, when nobody may begin any more.
+# Added to the number of running threads when no further thread may begin.
 _CLOSED = 2**40
 
 
 def share(w: Writer, name: str, how: str, *data: str) -> None:
-    """Do all the work, with as many threads as come."""
+    """Do all the work, with those threads that come."""
     n, threads, least = (
         w.value(f"sext i32 {w.load('i32', how, 4 * i)} to i64") for i in (N, THREADS, LEAST)
     )
@@ -92,14 +92,15 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     w.line(f"call void @{LEAVE}(ptr {work})")
 
 
-# What stays, for kernels to be linked with.
+# The functions that stay in memory, and with which kernels are linked.
 STAYS = TASK, LEAVE = "ensembleode_task", "ensembleode_leave"
-# Lets other threads run; of the C library, or of Windows.
+# Lets other threads run; a function of the C library, or of Windows.
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """The function that threads run on parts of a kernel's work, with so many pointers."""
+    """The function that threads run on parts of a kernel's work; `count` is the number of its
+    pointers."""
     parts = Writer()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
@@ -108,7 +109,7 @@ def shared_work(name: str, count: int) -> str:
     parts.line("%shares = mul i64 %threads, 2")
     parts.jump("next")
     parts.label("next")
-    # A part of what is left, in whole multiples of the least.
+    # A fraction of what is left, rounded to a multiple of the least part.
     parts.line(f"%first = load atomic i64, ptr {following} monotonic, align 8")
     parts.line("%left = sub i64 %n, %first")
     parts.branch(parts.icmp("sgt", "i64", "%left", 0), "take", "none")
@@ -144,7 +145,7 @@ def shared_work(name: str, count: int) -> str:
 
 
 def thread_work() -> str:
-    """The functions that threads run whatever the work is: code that stays in memory."""
+    """The functions that threads run whatever the work is; their code stays in memory."""
     task = Writer()
     running = task.at("%work", _WORK["running"])
     task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")

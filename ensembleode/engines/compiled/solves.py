@@ -1,5 +1,5 @@
-"""The two kernels as functions of arrays, which `jax.vmap` makes wider: an axis that is mapped over
-becomes more trajectories of the same call."""
+"""The two kernels as functions of arrays. Under `jax.vmap`, a mapped axis becomes more trajectories
+of the same call."""
 
 import functools
 import math
@@ -16,6 +16,7 @@ from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan, Result
 from ...fields import parameters_of
+from ...solvers.switching import Tried
 from ...tracing.program import Program
 from ..flow import Flow, Known, widened
 from ..results import Left, result_of
@@ -27,22 +28,25 @@ from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
 
 
-# Bytes of the turns of a segment: as much as stays in a cache.
+# The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
-# On the way back: trajectories of a group, for each lane, which share the room of a segment. (With
-# fixed steps lanes end together, and a longer group only means more segments, so more runs.)
+# On the way back, the number of trajectories of a group for each lane; they share the memory of a
+# segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
+# and more turns run again.
 _GROUP, _GROUP_OF_FIXED_STEPS = 4, 1
-# And vectors a number: a step has several times as many numbers as forwards.
+# On the way back, the number of vectors for each number; a step has several times as many numbers
+# as forwards.
 _VECTORS_BACKWARDS = 2
 _MOST_LANES = 32
-# On a GPU: turns of a segment, at least (longer ones need fewer runs), and the bytes that the
-# records of all threads take: where they would be more, there are fewer threads.
+# On a GPU: the least number of turns of a segment (longer segments mean fewer turns run again), and
+# the bytes of the records of all threads. If these don't suffice, fewer threads run.
 _TURNS = 512
 _WORKSPACE = 2**30
 
 
 def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> Description:
-    """All that decides the kernel that solves `n` trajectories, or pulls back through them."""
+    """The description of the kernel that solves `n` trajectories or, with `backwards`, pulls back
+    through them."""
     solver, on_gpu = plan.method.value, plan.engine.on_gpu
     assert isinstance(plan.field, Program)
     return Description(
@@ -59,17 +63,19 @@ def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> De
         on_gpu or machine.current().has_fma,
         on_gpu,
         plan.events,
+        plan.form,
     )
 
 
 def _threads(plan: Plan, n: int) -> int:
-    """How many threads of the CPU share the trajectories: one where they fit into its lanes."""
+    """How many threads of the CPU share the trajectories: one thread if its lanes can hold them
+    all."""
     width = _width(plan, n)
     return 1 if n <= width else min(plan.threads, -(-n // width))
 
 
 def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
-    """How many lanes a thread has that solves so many trajectories."""
+    """The number of lanes of a thread, when `n` trajectories are solved."""
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
     adaptive = plan.method.value.controller is not None
     width = width_of(size, dtype, n, here, adaptive=adaptive)
@@ -77,11 +83,12 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
 
 
 def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
-    """How many lanes: as many vectors a number as hide the latency of each other, and for which the
-    state leaves registers, but no more lanes than trajectories.
+    """The number of lanes: those of several vectors, which hide each other's latency. There are
+    only as many vectors as leave registers free for the state, and no more than there are
+    trajectories.
 
-    (An adaptive step has so many numbers of its own that with 16 registers two vectors do better
-    than four; measured by benchmarks/limits.py, with AVX2.)
+    An adaptive step has so many further numbers that with 16 registers two vectors do better than
+    four (measured by benchmarks/limits.py, with AVX2).
     """
     most = min(4, here.registers // 8) if adaptive else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
@@ -96,25 +103,25 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: 
 
 
 def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
-    """The result of these trajectories, its times only where each has its own.
+    """The result of these trajectories; it has times only where each trajectory has its own.
 
     **Arguments:**
 
-    - `lanes`: the numbers, the trajectories first where `plan.batched` says so.
-    - `mask`: which are wanted: [n].
+    - `lanes`: the numbers of the trajectories, with a leading axis where `plan.batched` says so.
+    - `mask`: which trajectories are wanted: [n].
     """
     return _mapped(plan, rows_alone=False)(lanes, mask)
 
 
 def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
-    """What is saved of these trajectories, the last state alone where only ends are; and then the
-    rows of events (see `saved_rows.Outputs`): `[trajectory, row, *state]`."""
+    """The saved states of these trajectories (where only ends are saved, the last state), followed
+    by the rows of events (see `saved_rows.Outputs`): `[trajectory, row, *state]`."""
     return _mapped(plan, rows_alone=True)(lanes, mask)
 
 
 def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
-    """`_solve` of the numbers and the mask, of which an axis that is mapped over makes more
-    trajectories."""
+    """`_solve` as a function of the numbers and the mask. An axis that is mapped over makes more
+    trajectories of the same call."""
     run = jax.custom_batching.custom_vmap(functools.partial(_solve, plan, rows_alone))
 
     @run.def_vmap
@@ -152,7 +159,7 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
         counts[3],
         counts[0].astype(jnp.int8),
         counts[1],
-        counts[2],
+        Tried(counts[2], counted["stiff"], counted["switches"]) if d.switches else counts[2],
         counted.get("restarts"),
         _happened(plan, u[:, saved:], more[-1], counted["events"]) if room else None,
     )
@@ -164,7 +171,7 @@ def _saved_rows(plan: Plan) -> int:
 
 
 def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened:
-    """The events, of their rows `[trajectory, 3 event, *state]`."""
+    """The events, from their rows `[trajectory, 3 event, *state]`."""
     n, room = rows.shape[0], plan.max_events
     rows = rows.reshape(n, room, EVENT_ROWS, *plan.state.shape)
     marks = marks.reshape(n, room, -1)
@@ -189,7 +196,7 @@ def _run(
     threads: int,
     width: int,
 ) -> list[Any]:
-    """Call a kernel for `n` trajectories, on so many threads; on a CPU at most."""
+    """Call a kernel for `n` trajectories; on a CPU, with at most `threads` threads."""
     if plan.engine.on_gpu:
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
@@ -197,12 +204,13 @@ def _run(
 
 
 def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """So many numbers of each trajectory, by default of the dtype of the state."""
+    """The shape and dtype of `size` numbers for each trajectory; the dtype is by default that of
+    the state."""
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
 
 
 def _trajectories_first(d: Description, x: Any) -> Any:
-    """A result of the shape of an `_array`, trajectories first."""
+    """A result of the shape of an `_array`, with the trajectories first."""
     return x.T if d.on_gpu else x
 
 
@@ -228,8 +236,8 @@ def _operands(
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     """Pull back through the trajectories that are `ok`: see `closed.Closed`.
 
-    **Arguments:** `cotangent`: that of the rows (of the last states, or of the saved ones, and of
-    events), `[trajectory, row, *state]`.
+    **Arguments:** `cotangent`: the cotangent of the rows (of the last states, or of the saved ones,
+    and of events), `[trajectory, row, *state]`.
     """
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, backwards=True)
@@ -257,7 +265,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         start = 0
         for i in part:
             end = start + math.prod(avals[i].shape)
-            # (Not -1 of them: an array may be empty.)
+            # The number of trajectories is spelled out instead of -1, as an array may be empty.
             each = flat[:, start:end].reshape(flat.shape[0], *avals[i].shape)
             found[i] = each.astype(avals[i].dtype)
             start = end
@@ -265,12 +273,12 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
 
 def _record_on_cpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
-    """How many threads, the other sizes (see `kernel.TURNS`), and memory."""
+    """The number of threads, the other sizes (see `kernel.TURNS`), and the memory of the record."""
     del shared
     threads = _threads(flow.plan, flow.n)
     group = min(flow.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
     turn = d.recorded * d.width
-    # All turns of a group, at most: a lane's are those of its trajectories.
+    # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
     segments = -(-most // turns) + 1
@@ -281,9 +289,9 @@ def _record_on_cpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> 
 
 
 def _record_on_gpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
-    """`_record_on_cpu` for a GPU: every thread has room for a trajectory at a time, and each group
-    has as many threads."""
-    # (A trajectory that is lost has another turn.)
+    """`_record_on_cpu` for a GPU. Every thread has memory for one trajectory at a time, and each
+    group has as many threads."""
+    # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
     segments = -(-most // turns) + 1
@@ -298,8 +306,8 @@ def _record_on_gpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> 
 
 
 def _segment_turns(most: int, least: int) -> int:
-    """How many turns a segment has, of so many at most: about as many as there are segments then,
-    or more."""
+    """The number of turns of a segment: about the square root of `most`, the number of all turns,
+    or `least` if that is more."""
     return min(most, max(least, math.isqrt(most) + 1))
 
 

@@ -1,4 +1,5 @@
-"""Steps that are held to what the step before foretells: that no component is negative at the end.
+"""Steps that are shortened by what the last step predicts, so that no component is negative at
+their end.
 
 Source: Shampine, Thompson, Kierzenka and Byrne, "Non-negative solutions of ODEs", Applied
 Mathematics and Computation 170 (2005); the rule is that of DiffEqCallbacks' `PositiveDomain`.
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# How much of the step that was found is taken.
+# The part of the step found that is taken.
 _SAFETY = 0.9
 
 
 def hold(loop: Loop, step: Step, here: Value, tolerance: tuple, scalefactor: float) -> None:
-    """Shorten the next step of the lanes `here`, which are at the end of this one, until this
-    step's interpolant is above minus `tolerance` at its end, in each of so many components.
+    """Shorten the next step of the lanes `here`, which are at the end of this step, until this
+    step's interpolant at the end of the next is above minus `tolerance` in every component with a
+    tolerance.
 
-    A component that is below already has no say: no step is short enough for it.
+    A component that is below that already is ignored, since no step is short enough for it.
     """
     b, p = loop.b, loop.problem
     t, now, proposed = loop.t.get(), loop.state(), loop.h.get()

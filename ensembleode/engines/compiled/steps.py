@@ -1,16 +1,17 @@
-"""A method's step pulled back: traced by JAX, and written backwards through a builder.
+"""The pull-back of a method's step, traced by JAX and written backwards through a builder.
 
-The state is one component to the trace, an array, so that it is of one size whatever that of the
-state; what the method asks of the equations is a call that stays a call. Backwards, each equation
-adds to the cotangents of its operands what JAX says, and each call what the transposed field says,
-which computes from the state and the time alone. Values are written where they are first wanted.
+In the trace, the state is an array whose size doesn't depend on that of the actual state, and a
+call of the equations stays a call. Backwards, each equation adds to the cotangents of its operands
+what JAX's rules say, and each call what the transposed field says, which computes from the state
+and the time alone. Forward values are written where they are first needed.
 
-Of the numbers of a step (times, sizes, weights) there are no cotangents: they are constants.
+Times, sizes and weights of a step have no cotangents: they are regarded as constants.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -29,8 +30,8 @@ from .builder import Builder, Value
 from .operations import operation
 
 
-# How many components the state has to the trace: as good as any other number above one; and how
-# many the entries of a Jacobian, and the factors of a matrix, by which they are told apart.
+# The sizes in the trace of the state, of the entries of a Jacobian, and of the factors of a matrix.
+# They are told apart by these sizes; any different numbers above one would do.
 _SIZE, _ENTRIES, _FACTORS = 2, 3, 4
 _XP = ArrayArithmetic(jnp)
 
@@ -44,8 +45,8 @@ def _call(name: str, *sizes: int) -> Any:
 
 _F, _JVP = _call("f", _SIZE), _call("jvp", _SIZE)
 _LINEARISE, _FACTORISE = _call("linearise", _ENTRIES, _SIZE), _call("factorise", _FACTORS)
-_SOLVE = _call("solve", _SIZE)
-_CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE)
+_SOLVE, _MASS = _call("solve", _SIZE), _call("mass", _SIZE)
+_CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE, _MASS)
 
 
 def _f(y: tuple, t: Any) -> tuple:
@@ -70,18 +71,23 @@ def _solve(factors: tuple, right: tuple) -> tuple:
     return tuple(_SOLVE.bind(*factors, *right))
 
 
+def _mass(y: tuple) -> tuple:
+    return tuple(_MASS.bind(*y))
+
+
 _EQUATIONS = Equations(_f, _jvp, _linearise, _factorise, _solve)
+_WITH_MASS = dataclasses.replace(_EQUATIONS, mass=_mass)
 
 
 class Trace(NamedTuple):
-    """A part of a method as equations; `inputs` and `outputs`: trees of variables."""
+    """A part of a method as equations; `inputs` and `outputs` are trees of variables."""
 
     eqns: list
     inputs: Any
     outputs: Any
 
     def before(self, wanted: Any) -> list:
-        """The equations that some of the outputs depend on."""
+        """The equations that the outputs `wanted` depend on."""
         needed, found = set(variables_of(wanted)), []
         for eqn in reversed(self.eqns):
             if needed.intersection(eqn.outvars):
@@ -91,7 +97,7 @@ class Trace(NamedTuple):
 
 
 def variables_of(tree: Any) -> list:
-    """Those among the operands or results of equations."""
+    """The variables in the tree, which may also have literals."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, jex.Literal))
     return [x for x in leaves if not isinstance(x, jex.Literal)]
 
@@ -109,20 +115,22 @@ def _traced(fn: Callable, *inputs: Any) -> Trace:
 
 
 def _structs(dtype: np.dtype) -> tuple:
-    """Of a state and of a number."""
+    """The abstract values of a state and of a number."""
     return (jax.ShapeDtypeStruct((_SIZE,), dtype),), jax.ShapeDtypeStruct((), dtype)
 
 
 @functools.lru_cache(maxsize=256)
-def step_of(method: Method, dtype: np.dtype, *, is_dense: bool) -> Trace:
-    """`(y, carry, t, h)` to the state at the end, what is carried on, and, if wanted, what states
-    within the step are interpolated from. What a method makes of the state again isn't carried."""
+def step_of(method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool = False) -> Trace:
+    """The trace of `(y, carry, t, h)` to the state at the end, the carry that the next step gets,
+    and, if `is_dense`, the data from which states within the step are interpolated. A carry that
+    the method can recompute from the state is left out."""
     y, number = _structs(dtype)
+    equations = _WITH_MASS if has_mass else _EQUATIONS
 
     def fn(y, carry, t, h):
-        given = carry if method.remembers else method.init(_XP, _EQUATIONS, y, t)
-        attempt = method.step(_XP, _EQUATIONS, y, given, t, h)
-        dense = method.dense(_XP, _EQUATIONS, y, attempt.dense, t, h) if is_dense else ()
+        given = carry if method.remembers else method.init(_XP, equations, y, t)
+        attempt = method.step(_XP, equations, y, given, t, h)
+        dense = method.dense(_XP, equations, y, attempt.dense, t, h) if is_dense else ()
         return attempt.y2, attempt.carry if method.remembers else (), dense
 
     carry = jax.eval_shape(lambda y, t: method.init(_XP, _EQUATIONS, y, t), y, number)
@@ -131,13 +139,13 @@ def step_of(method: Method, dtype: np.dtype, *, is_dense: bool) -> Trace:
 
 @functools.lru_cache(maxsize=256)
 def start_of(method: Method, dtype: np.dtype) -> Trace:
-    """`(y, t)` to what the first step is carried."""
+    """The trace of `(y, t)` to the carry of a first step."""
     return _traced(lambda y, t: method.init(_XP, _EQUATIONS, y, t), *_structs(dtype))
 
 
 @functools.lru_cache(maxsize=256)
 def within_of(method: Method, dtype: np.dtype) -> Trace:
-    """`(y, dense, h, theta)` to the state within a step."""
+    """The trace of `(y, dense, h, theta)` to the state within a step."""
     y, number = _structs(dtype)
 
     def dense(y, t, h):
@@ -160,20 +168,22 @@ class OuterProducts(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """The equations of some trajectories, and their transposes, as functions of values; of the
-    lanes that count.
+    """The equations of some trajectories and their transposes, as functions of values, in the lanes
+    that count.
 
-    - `forwards`: the vector field, and its derivative along a tangent.
-    - `f(y, t, cotangent)`, `jvp(y, t, dy, dt, cotangent)`: the cotangents of states, and then those
-        of the parameters.
+    - `forwards`: the vector field, its derivative along a tangent, and the operations of implicit
+        methods.
+    - `f(y, t, cotangent)`, `jvp(y, t, dy, dt, cotangent)`: return the cotangents of states,
+        followed by those of the parameters.
 
-    And of implicit methods:
+    For implicit methods:
 
-    - `linearise(y, t, cotangents)`: likewise, from those of the entries of the Jacobian and of the
-        derivative by the time, each None where it has none.
-    - `solve(factors, cotangent)`: that of the right-hand side.
-    - `outer(w, x)`: the products of components in the places of the entries of the Jacobian; or
-        `OuterProducts`, which `linearise` then takes.
+    - `linearise(y, t, cotangents)`: the same, from the cotangents of the Jacobian's entries and of
+        the derivative with respect to time; either is None where it has no cotangent.
+    - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
+    - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian; or
+        `OuterProducts`, which `linearise` takes as well.
+    - `mass(cotangent)`: returns its product with the transposed mass matrix.
     """
 
     forwards: Equations
@@ -182,17 +192,18 @@ class Calls(NamedTuple):
     linearise: Callable
     solve: Callable
     outer: Callable
+    mass: Callable
 
 
-# Lists of values: one a component, or one for all.
+# A list of values: one for each component, or a single one for all.
 _Components = Sequence[Value]
 
 
 class Pulled:
     """Cotangents on their way back through a `Trace`.
 
-    **Arguments:** `inputs`: a list of values for each leaf of the trace's inputs, or a function
-    that gives it.
+    **Arguments:** `inputs`: for each leaf of the trace's inputs a list of values, or a function
+    that returns such a list.
     """
 
     def __init__(self, b: Builder, trace: Trace, size: int, inputs: Sequence[Any]):
@@ -202,7 +213,7 @@ class Pulled:
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
         self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
-        # What has cotangents: states.
+        # States have cotangents; numbers have none.
         self._active = {v for v in variables if v.aval.shape}
         for eqn in trace.eqns:
             if _is_call(eqn) or self._active.intersection(variables_of(eqn.invars)):
@@ -225,7 +236,8 @@ class Pulled:
         return self.values[atom]
 
     def _called(self, eqn: Any, args: Sequence[Any], equations: Equations) -> list:
-        """(The factors of a matrix are what the equations say they are.)"""
+        """The results of a call. The factors of a matrix are whatever object the equations
+        return."""
         if eqn.primitive is _LINEARISE:
             entries, dfdt = equations.linearise(*args)
             zero = [self.b.constant(0, eqn.invars[0].aval.dtype)]
@@ -234,24 +246,30 @@ class Pulled:
             return [equations.factorise(*args)]
         if eqn.primitive is _SOLVE:
             return [list(equations.solve(*args))]
+        if eqn.primitive is _MASS:
+            assert equations.mass is not None
+            return [list(equations.mass(*args))]
         return [list((equations.f if eqn.primitive is _F else equations.jvp)(*args))]
 
     def operands_of_calls(self, eqns: Sequence[Any]) -> list:
-        """All that is wanted of what these equations compute, if what they are multiplied by is
-        known."""
+        """The operands that a pull-back through these equations needs at its calls, provided that
+        the calls' results are known."""
         found = []
         for eqn in filter(_is_call, eqns):
+            if eqn.primitive is _MASS:
+                continue
             found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
         return found
 
     def apart(self) -> Pulled:
-        """The same with no cotangents yet, and with values that aren't there outside of a block."""
+        """A copy without cotangents, whose new values are not used outside of the block that it is
+        for."""
         other = copy.copy(self)
         other.values, other.cotangents, other.gradient = dict(self.values), {}, None
         return other
 
     def _whole(self, x: _Components, atom: Any) -> Any:
-        """As many as there are components, or the number that it is."""
+        """A list with a value for each component, or the single value of a number."""
         if not atom.aval.shape:
             return x[0]
         if atom.aval.shape != (_SIZE,):
@@ -262,12 +280,12 @@ class Pulled:
         return not isinstance(atom, jex.Literal) and atom in self._active
 
     def found(self, variable: Any) -> tuple:
-        """Its cotangent."""
+        """The cotangent of a variable."""
         zero = [self.b.constant(0, variable.aval.dtype)]
         return self._whole(self.cotangents.get(variable, zero), variable)
 
     def add(self, variable: Any, more: Any) -> None:
-        """To its cotangent."""
+        """Add to the cotangent of a variable."""
         found: Any = self.cotangents.get(variable)
         if isinstance(found, OuterProducts):
             assert isinstance(more, OuterProducts)
@@ -277,7 +295,7 @@ class Pulled:
         self.cotangents[variable] = more
 
     def back(self, eqns: Sequence[Any], calls: Calls) -> None:
-        """Through these equations, the last first."""
+        """Pull back through these equations, the last first."""
         for eqn in reversed(eqns):
             cts = [self.cotangents.pop(v, None) for v in eqn.outvars]
             if all(c is None for c in cts):
@@ -303,6 +321,9 @@ class Pulled:
             solution = self._whole(self.value(x, calls), x)
             self.add(right, list(to_right))
             self.add(factors, calls.outer(to_right, solution))
+            return
+        if eqn.primitive is _MASS:
+            self.add(eqn.invars[0], list(calls.mass(whole[0])))
             return
         if eqn.primitive is _FACTORISE:
             jacobian, gamma_h = eqn.invars
@@ -337,13 +358,13 @@ def _is_call(eqn: Any) -> bool:
 
 
 def _zipped(op: Callable, *xs: _Components) -> _Components:
-    """Component by component."""
+    """Apply `op` component by component."""
     n = max(map(len, xs))
     return [op(*(x[i % len(x)] for x in xs)) for i in range(n)]
 
 
 #
-# Equations forwards
+# Forward values of equations
 #
 
 
@@ -373,7 +394,8 @@ def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> lis
 
 
 #
-# And backwards: `rule(b, eqn, active, values, cotangents)`, those of the active operands
+# Pull-backs of equations: `rule(b, eqn, active, values, cotangents)` returns the cotangents of the
+# active operands
 #
 
 
@@ -399,7 +421,7 @@ def _product(b, eqn, active, values, cts):
 
 
 def _by_jax(b, eqn, active, values, cts):
-    """By the rules of JAX, for this equation alone."""
+    """The pull-back of one equation by JAX's own rules."""
     args = [x() for x in values]
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]

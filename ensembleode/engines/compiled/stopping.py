@@ -1,4 +1,4 @@
-"""Whether a flag in memory says that a solve is to stop, for loops that XLA makes."""
+"""Reads the flag in memory that stops a solve, for loops that XLA compiles."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from .call import call
 
 
-# What is asked makes no difference, but that XLA asks again each time.
+# The operand makes no difference to the result; it makes XLA read the flag again in each turn.
 _TEXT = """
 define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr noalias %out) {
   %address = load i64, ptr %stop, align 4
@@ -25,10 +25,10 @@ define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr
 
 
 def stopped(stop: Any, turn: Any) -> Any:
-    """Whether the flag is set: a boolean, the same for all trajectories that are mapped over.
+    """Whether the flag is set: a boolean, which all trajectories that are mapped over share.
 
-    **Arguments:** `stop`: where the flag lies, `Lane.stop`; `turn`: what changes as the loop goes
-    on.
+    **Arguments:** `stop`: the address of the flag, `Lane.stop`; `turn`: a value that changes as the
+    loop goes on.
     """
     ask = jax.custom_batching.custom_vmap(_stopped)
 

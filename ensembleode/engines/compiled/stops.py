@@ -1,5 +1,5 @@
-"""Where the lanes of a kernel are among their known times, `tstops` and `d_discontinuities`: tables
-that are sorted, in memory, and the row of each that comes next."""
+"""The position of each lane among its known times, `tstops` and `d_discontinuities`: for each of
+these sorted tables in memory, the row that comes next."""
 
 import numpy as np
 
@@ -13,14 +13,14 @@ _NAMES = [row.name for row in of_kind("stops")]
 
 
 def known_times(layout: Layout) -> list[str]:
-    """The names of the tables that there are."""
+    """The names of the tables that these trajectories have."""
     return [name for name in _NAMES if layout.find(name) is not None]
 
 
 class Stops:
-    """The variables of the lanes for their known times.
+    """The variables that lanes have for their known times.
 
-    - `tstop`: the end of the stretch of time that a lane is in, which no step goes beyond.
+    - `tstop`: the end of a lane's current stretch of time, beyond which no step goes.
     """
 
     def __init__(self, b: Builder, held: Held, dtype: np.dtype):
@@ -32,16 +32,16 @@ class Stops:
         return [self.tstop, *self._rows.values()]
 
     def begin(self, fresh: Value, t: Variable) -> Value:
-        """At the start of the trajectories in the lanes that are fresh: see `arrive`."""
+        """Begin trajectories in the lanes `fresh`, and return what `arrive` returns."""
         for row in self._rows.values():
             row.set_where(fresh, 0)
         return self.arrive(fresh, t)
 
     def arrive(self, here: Value, t: Variable) -> Value:
-        """In the lanes `here`, whose stretch of time ends at `t`: go on to the next one, which
-        begins a unit in the last place later where `f` jumps.
+        """In the lanes `here`, whose stretch of time ends at `t`, go on to the next stretch. Where
+        `f` jumps, it begins a unit in the last place later.
 
-        **Returns:** where it does.
+        **Returns:** the lanes where `f` jumps.
         """
         b, held = self.b, self._held
         t1 = held.number("t1")
@@ -57,7 +57,7 @@ class Stops:
         return jumps
 
     def _pass(self, name: str, t: Value, direction: Value, here: Value) -> None:
-        """Go to the first row after the time `t`, which may be the time of several."""
+        """Go to the first row after the time `t`; several rows may have that time."""
         b, row = self.b, self._rows[name]
 
         def due() -> Value:
@@ -66,7 +66,7 @@ class Stops:
         b.while_(lambda: b.any(due()), lambda: row.set(row.get() + b.cast(due(), I64)))
 
     def _next(self, name: str, direction: Value) -> Value:
-        """The time of the next row, infinitely far where there is none."""
+        """The time of the next row; infinitely far where there is none."""
         b, row, size = self.b, self._rows[name].get(), self._held.size(name)
         found = self._held.element(name, b.minimum(row, size - 1))
         return b.where(row < size, found, direction * np.inf)

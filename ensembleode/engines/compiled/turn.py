@@ -1,5 +1,5 @@
 """A turn of the time loop, in which every lane tries a step: `attempt` makes the step, `control`
-its verdict, and `commit` changes the variables of the lanes."""
+decides on it, and `commit` changes the variables of the lanes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def attempt(loop: Loop) -> tuple[Step, Value]:
-    """The step that time allows; and of a fixed one whether time can't resolve it."""
+    """The step that the known times allow; and, for a fixed step, the lanes where time can't
+    resolve it."""
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
@@ -35,23 +36,26 @@ def attempt(loop: Loop) -> tuple[Step, Value]:
         if not loop.is_uniform:
             unresolved = unresolved & loop.active.get()
         t2 = b.where(unresolved, t, t2)
-        # The state becomes NaN, and the lane ends.
+        # There the state becomes NaN, which ends the trajectory.
         size = b.where(unresolved, np.nan, _size(loop, t, t2))
     y = loop.state()
     carry = loop.carried()
-    attempt = p.method.step(b, _equations(loop), y, carry, t, size)
-    return Step(t, t2, size, y, carry, attempt, loop.active.get()), unresolved
+    method = loop.now(p.method)
+    if loop.switch is not None:
+        loop.switch.count(loop.active.get())
+    attempt = method.step(b, _equations(loop), y, carry, t, size)
+    return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
 def _size(loop: Loop, t: Value, t2: Value) -> Value:
-    """The signed size of a step."""
+    """The signed size of a step from `t` to `t2`."""
     if loop.problem.has("d_discontinuities"):
         return size_within(loop.b, t, t2, loop.direction)
     return t2 - t
 
 
 def _equations(loop: Loop) -> Equations:
-    """For the lanes that try a step."""
+    """The equations for the lanes that try a step."""
     mask = loop.active.get()
     if loop.problem.adaptive and loop.outputs is not None:
         mask = mask | loop.code.get().eq(verdicts.PROBING)
@@ -59,7 +63,7 @@ def _equations(loop: Loop) -> Equations:
 
 
 def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
-    """The verdict on the step; and how long an adaptive one was to be."""
+    """The verdict on the step; and for an adaptive step, its size before its end was rounded."""
     b, p, attempt = loop.b, loop.problem, step.attempt
     active = loop.active.get()
     if p.controller is None:
@@ -74,20 +78,21 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
     size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
     times = verdicts.Times(step.t, step.t2, loop.tstop, loop.t1 - loop.t0)
     first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
-    verdict = verdicts.judge(b, p.controller, bounds, times, size, squared, before, active, first)
+    how = loop.now(p.controller), bounds, times
+    verdict = verdicts.judge(b, *how, size, squared, before, active, first)
     return step._replace(accepted=verdict.accepted), verdict, size
 
 
 def commit(loop: Loop, step: Step, verdict: Verdict, size: Any) -> None:
-    """Save what lies in the step, and go on to its end where it is accepted."""
+    """Save the rows within the step, and go on to its end in the lanes that accept it."""
     b, p = loop.b, loop.problem
     loop.saved.within(step, loop.direction, loop.equations, loop.occupied)
     active, accepted = loop.active.get(), step.accepted
     arrived = step.t2.eq(loop.t1)
     if loop.is_uniform:
         loop.t.set(step.t2)
-        # (Were it the same all along, LLVM would keep what follows from it in registers that
-        # the stages need.)
+        # Set in each turn, though it stays the same: LLVM would keep what it computes from a size
+        # that doesn't change in registers that the stages need.
         loop.h.set(verdict.next_h)
         for variable, x in zip(loop.y, step.attempt.y2, strict=True):
             variable.set(x)

@@ -1,8 +1,9 @@
-"""What of a field is the same in all lanes: such numbers are scalars, and such branches are jumps.
+"""Which numbers of a field are the same in all lanes, and become scalars, and which of its branches
+are, and become jumps.
 
-A branch or a loop that lanes take differently is a region: there all lanes compute, and what is
-from outside is written under a mask. What is written in the region where it is declared needs none,
-as it isn't read elsewhere.
+A branch or a loop that lanes take differently is a region. All lanes compute in it, and variables
+from outside are written under a mask. A variable that is declared in the region isn't read
+elsewhere, so it needs no mask.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ...fields import ir
 from ...fields.walking import buffers, buffers_of, loads, statements
 
 
-# From the outermost to the innermost.
+# The enclosing regions of a statement, from the outermost to the innermost.
 Region: TypeAlias = tuple[tuple[int, int], ...]
 _Visit: TypeAlias = Callable[[ir.Stmt, Region], None]
 
@@ -33,7 +34,7 @@ class Uniformity:
         self.has_lanes = has_lanes
         self.assigned = {s.var.name for s in statements(fn.body) if isinstance(s, ir.Assign)}
         self._places = {key: _joined(found) for key, found in _scratch(fn).items()}
-        # The results, which are read at the end, outside of every region.
+        # The results are read at the end, outside of every region.
         read = (x.buffer for x in loads(fn.outputs))
         self._results: list[object] = [self.place_of(x) for x in read if x.group == "work"]
         self._results += [
@@ -48,14 +49,14 @@ class Uniformity:
         while True:
             before = len(self._varying)
             self._homes = dict.fromkeys(self._results, ())
-            # First where everything is used, then what follows.
+            # The first pass finds where everything is used, the later ones what follows from that.
             self._block(fn.body, (), self._used)
             self._block(fn.body, (), self._write)
             if len(self._varying) == before:
                 break
 
     def place_of(self, buffer: ir.Buffer) -> tuple[str, np.dtype, int, int]:
-        """The scratch memory that a buffer is a part of: group, dtype, start and end."""
+        """The scratch memory that a buffer is a part of: its group, dtype, start and end."""
         key = buffer.group, buffer.dtype
         start, end = next(p for p in self._places[key] if p[0] <= buffer.start < p[1])
         return *key, start, end
@@ -77,7 +78,7 @@ class Uniformity:
                 return any(map(self.varies, args))
 
     def is_local(self, target: ir.Var | ir.Buffer, region: Region) -> bool:
-        """Whether a variable or memory is only written in the region where it is declared."""
+        """Whether a variable or buffer is only written in the region where it is declared."""
         if isinstance(target, ir.Var):
             return self._declared[target.name] == region
         return self._homes[self.place_of(target)] == region
@@ -108,7 +109,7 @@ class Uniformity:
                         self._block(case, self.inside(stmt, which, region, k), visit)
 
     def inside(self, stmt: ir.Stmt, by: ir.Expr, region: Region, k: int = 0) -> Region:
-        """The region inside of a statement that goes by a number, in its `k`-th part."""
+        """The region inside of part `k` of a statement that is controlled by the value of `by`."""
         return (*region, (id(stmt), k)) if self.varies(by) else region
 
     def _used(self, stmt: ir.Stmt, region: Region) -> None:
@@ -137,13 +138,13 @@ class Uniformity:
 
 
 def _common(first: Region, second: Region) -> Region:
-    """The innermost region that both are in."""
+    """The innermost region that contains both regions."""
     pairs = itertools.takewhile(lambda p: p[0] == p[1], zip(first, second, strict=False))
     return tuple(x for x, _ in pairs)
 
 
 def _scratch(fn: ir.Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]]:
-    """The buffers of scratch memory, and of the result, from start to end."""
+    """The start and the end of each buffer of scratch memory and of the result."""
     found: dict[tuple[str, np.dtype], set[tuple[int, int]]] = {}
     for buffer in buffers_of(fn):
         if buffer.group in ("work", "out"):
@@ -153,7 +154,7 @@ def _scratch(fn: ir.Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]
 
 
 def _joined(parts: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts, with those that overlap joined to one."""
+    """The ranges, where overlapping ones are joined."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(parts):
         if found and start < found[-1][1]:

@@ -1,7 +1,8 @@
-"""Values of LLVM IR, with operators; variables and memory. Their instructions are a `Builder`'s.
+"""Values of LLVM IR with operators; and variables and memory. A `Builder` writes their
+instructions.
 
-A value is a scalar, or a vector with an entry a lane, and what is done to it is done lane by lane:
-no lane's bits depend on how many there are.
+A value is a scalar, or a vector with an entry for each lane. Operations act lane by lane, so the
+bits of a lane don't depend on how many lanes there are.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ FLOATS = {F32: "float", F64: "double"}
 
 
 def type_of(dtype: np.dtype, lanes: int = 0) -> str:
-    """The type of a value in LLVM's words."""
+    """The name of a value's type in LLVM."""
     element = FLOATS.get(dtype) or ("i1" if dtype == BOOL else f"i{8 * dtype.itemsize}")
     return f"<{lanes} x {element}>" if lanes else element
 
 
 def integer_like(dtype: np.dtype) -> np.dtype:
-    """The signed integer of as many bits."""
+    """The signed integer dtype with as many bits."""
     return np.dtype(f"int{8 * dtype.itemsize}")
 
 
 def literal(value: Any, dtype: np.dtype) -> str:
     if dtype in FLOATS:
-        # (Also singles are written as doubles.)
+        # LLVM writes constants of single precision as doubles, too.
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(dtype.type(value))))[0]:016X}"
     if dtype == BOOL:
         return "true" if value else "false"
@@ -43,7 +44,7 @@ def literal(value: Any, dtype: np.dtype) -> str:
 
 
 def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value, Any], Value]:
-    """What a method of the builder does with a value and another operand."""
+    """An operator that calls a method of the builder with the value and another operand."""
 
     if swapped:
         return lambda self, other: getattr(self.builder, method)(*how, other, self)
@@ -51,18 +52,18 @@ def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value,
 
 
 class Value:
-    """What an instruction computes: `lanes` entries of a dtype, or one where that is zero.
+    """The result of an instruction: `lanes` entries of a dtype, or a scalar where `lanes` is zero.
 
-    Operators are those of NumPy, on values of one dtype; a number takes the dtype of the other, and
-    a scalar is spread over the lanes. `==` compares objects: use `eq`, or `ne`, which is true for
-    NaN.
+    The operators are those of NumPy, on values of one dtype. A Python number takes the dtype of the
+    other operand, and a scalar is spread over the lanes. `==` compares objects: use `eq` and `ne`
+    instead; `ne` is true for NaN.
     """
 
     __slots__ = ("builder", "constant", "dtype", "factors", "lanes", "name")
 
     def __init__(self, builder: Builder, name: str, dtype: np.dtype, lanes: int):
         self.builder, self.name, self.dtype, self.lanes = builder, name, dtype, lanes
-        # The number that it is, and what it is the product of.
+        # The number if this is a constant, and the factors if this is a product.
         self.constant: Any = None
         self.factors: tuple[Value, Value] | None = None
 
@@ -93,7 +94,7 @@ class Value:
     eq, ne = _operator("compare", "eq"), _operator("compare", "ne")
 
     def __rshift__(self, other: Any) -> Value:
-        """A shift to the right, arithmetic where the dtype is signed."""
+        """A shift to the right, which keeps the sign if the dtype is signed."""
         return self.builder.binary("ashr" if self.is_signed else "lshr", self, other)
 
     def __invert__(self) -> Value:
@@ -109,7 +110,7 @@ class Value:
 
 
 class Variable:
-    """Room for a value on the stack, which LLVM turns into registers."""
+    """A place for a value on the stack, which LLVM turns into registers."""
 
     def __init__(self, builder: Builder, dtype: np.dtype, lanes: int, value: Any = None):
         self.builder, self.dtype, self.lanes = builder, dtype, lanes
@@ -133,7 +134,7 @@ class Variable:
 
 
 class Buffer:
-    """Memory with elements of a dtype; `base` is a pointer, as LLVM names it.
+    """Memory with elements of a dtype; `base` is LLVM's name of the pointer to it.
 
     Booleans are bytes in memory.
     """
@@ -169,7 +170,7 @@ class Buffer:
         b.emit(f"store {value}, ptr {self.pointer(index)}")
 
     def load_lanes(self, index: Value | int) -> Value:
-        """Read an element for each lane, side by side from this index on."""
+        """Read as many elements as there are lanes, from this index on."""
         b = self.builder
         type_, align = type_of(self._stored, b.lanes), self._stored.itemsize
         pointer = self.pointer(index)
@@ -178,13 +179,14 @@ class Buffer:
         )
 
     def store_lanes(self, index: Value | int, value: Value) -> None:
-        """Write an element for each lane, side by side from this index on."""
+        """Write as many elements as there are lanes, from this index on."""
         b = self.builder
         value = self._written(b.spread(b.as_value(value, self.dtype)))
         b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
 
     def gather(self, index: Value, mask: Value, other: Any) -> Value:
-        """Read elements in the lanes of the mask; other lanes have `other`, and read nothing."""
+        """Read the elements at these indices in the lanes of the mask; the other lanes read
+        nothing, and get `other`."""
         b, stored = self.builder, self._stored
         if not b.lanes:
             found = Variable(b, self.dtype, 0, other)
@@ -200,7 +202,7 @@ class Buffer:
         return self._read(b.value(text, stored, b.lanes))
 
     def scatter(self, index: Value, mask: Value, value: Any) -> None:
-        """Write the elements of the lanes of the mask."""
+        """Write the elements at these indices in the lanes of the mask."""
         b, stored = self.builder, self._stored
         if not b.lanes:
             b.if_(mask, lambda: self.store(index, value))
@@ -220,6 +222,6 @@ class Buffer:
 
 
 def suffix(dtype: np.dtype, lanes: int = 0) -> str:
-    """The name of a type within the name of an intrinsic."""
+    """The name of a type as a suffix of an intrinsic's name."""
     element = {F32: "f32", F64: "f64"}.get(dtype) or type_of(dtype)
     return f"v{lanes}{element}" if lanes else element

@@ -1,4 +1,4 @@
-"""LLVM IR around a kernel, instruction by instruction."""
+"""LLVM IR for code around a kernel, instruction by instruction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Writer:
-    """The instructions of a function that handles structures in memory, by offsets in bytes."""
+    """Writes the instructions of a function that accesses structures in memory by byte offsets."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -30,7 +30,8 @@ class Writer:
         self.line(f"store {type_} {value}, ptr {self.at(base, offset)}")
 
     def structure(self, *members: tuple[str, str | int]) -> str:
-        """A structure in memory with members of these types and values, eight bytes each."""
+        """A structure in memory with these members, pairs of a type and a value, of eight bytes
+        each."""
         base = self.value(f"alloca {{ {', '.join(type_ for type_, _ in members)} }}")
         for i, (type_, value) in enumerate(members):
             self.store(type_, value, base, 8 * i)
@@ -56,5 +57,5 @@ class Writer:
 
 
 def as_pointers(values: Iterable[str]) -> str:
-    """Names as the pointer arguments of a call."""
+    """These names as pointer arguments of a call."""
     return ", ".join(f"ptr {x}" for x in values)

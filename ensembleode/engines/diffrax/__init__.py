@@ -1,8 +1,9 @@
 """The diffrax engine: any diffrax solver, step-size controller and adjoint.
 
-- `solving.py`: a solve by diffrax. (It is imported when this engine is first asked for something,
-    as importing diffrax takes a third of the time of importing everything else.)
-- `control.py`: our step-size controllers and norms within it, and when a trajectory can't go on.
+- `solving.py`: solving by diffrax. It is imported when this engine is first used, because importing
+    diffrax takes a third as long as importing everything else.
+- `control.py`: this library's step-size controllers and norms within diffrax, and the end of a
+    trajectory that can't go on.
 - `within_steps.py`: the solution within saved steps.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """
@@ -17,7 +18,7 @@ from ..engine import Engine
 
 
 class Diffrax(Engine):
-    """diffrax, vmapped."""
+    """Solves by diffrax, mapped over trajectories by `jax.vmap`."""
 
     name = "diffrax"
     default_sensealg = "RecursiveCheckpointAdjoint"
@@ -58,7 +59,7 @@ class Diffrax(Engine):
         return _solving().interpolant(method)
 
     def is_stoppable(self) -> bool:
-        """It can be stopped where there is LLVM, for the kernel that reads the flag."""
+        """True where there is LLVM, which compiles the kernel that reads the flag."""
         return available() is None
 
     def factorises(self, plan: Plan) -> bool:

@@ -1,5 +1,5 @@
-"""What controls the steps within diffrax, which integrates forwards in time always: our step-size
-controllers and norms, and what ends a trajectory that can't go on, whichever controller it has."""
+"""Step control within diffrax, which always integrates forwards in time: this library's step-size
+controllers and norms, and the end of a trajectory that can't go on, with any controller."""
 
 import functools
 from collections.abc import Callable
@@ -33,8 +33,8 @@ from . import implicit
 
 
 class _Arithmetic(JaxArithmetic):
-    """The arrays of one trajectory as an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]:
-    a state is a tuple of arrays, and its numbers are `[]`."""
+    """The [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic] for one trajectory: a state is
+    a tuple of arrays, and its numbers are arrays of shape `[]`."""
 
     def mean(self, components: Components) -> Any:
         return self.total(components) / sum(x.size for x in components)
@@ -50,20 +50,21 @@ ARRAYS: Any = _Arithmetic()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
-    """The norm of a pytree, as diffrax has it."""
+    """The norm of a pytree, in the form that diffrax wants."""
     return lambda tree: norm(ARRAYS, _sizes(tuple(jtu.tree_leaves(tree))))
 
 
 def _sizes(components: Components) -> Components:
-    """The components, complex ones by their absolute values, as norms take real numbers."""
+    """The components, with complex ones replaced by their absolute values, as norms take real
+    numbers."""
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
-    """A controller of ours.
+    """One of this library's controllers.
 
-    - `order`: of the method, for the first step.
-    - `rtol`, `atol`, `norm`: as implicit methods of diffrax look for them.
+    - `order`: the order of the method, for the first step.
+    - `rtol`, `atol`, `norm`: named as diffrax's implicit methods look for them.
     """
 
     controller: AbstractController = eqx.field(static=True)
@@ -95,7 +96,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         )
 
     def wrap(self, direction):
-        del direction  # (sizes are positive)
+        del direction  # sizes are positive
         return self
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
@@ -151,15 +152,15 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 
 
 NONFINITE: Any = diffrax.RESULTS.nonfinite_input
-# (A result of diffrax's that has no other use here.)
+# A result of diffrax's that has no other use here.
 STOPPED: Any = diffrax.RESULTS.event_occurred
 
 
 class Controller(diffrax.AbstractAdaptiveStepSizeController):
     """Any step-size controller, with a return code when the trajectory can't go on.
 
-    Always of the adaptive kind, so that implicit solvers find their tolerances here when the
-    step is fixed, too.
+    It is always of diffrax's adaptive kind, so that implicit solvers find their tolerances in it
+    even when the step is fixed.
     """
 
     inner: diffrax.AbstractStepSizeController
@@ -174,12 +175,12 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
-        # dt comes this way, not as dt0, as diffrax checks dt0 by a host callback.
+        # dt is passed here, and not as dt0, because diffrax checks dt0 by a host callback.
         dt0 = self.dt
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
-        # A first step of no length stands for a trajectory that can't begin.
+        # A first step of length zero stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
-        # Of those controllers that are met here, only ours evaluate `f` for the first step.
+        # Of the controllers that get here, only this library's evaluate `f` for the first step.
         nf = 2 if dt0 is None and isinstance(self.inner, OwnController) else 0
         work = implicit.Work(*(jnp.full((), x) for x in (nf, 0, 0, 0)))
         return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), work)
@@ -194,7 +195,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         y1, error = y1_candidate, y_error
         usable: Any = None
         if self.adaptive:
-            # An infinite error of an infinite state would be NaN, and so would be the next step.
+            # The infinite error of an infinite state would become NaN, and so would the next step.
             usable = _finite(y1_candidate) & _finite(y_error)
             y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
             error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
@@ -203,14 +204,14 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         )
         lost = ~(t1 > t0)
         if self.adaptive:
-            # A trial step to infinity is rejected like any with a large error, and tried shorter
-            # until time stands still, or rounding makes it no shorter.
-            # (Near zero it goes on for as long as numbers do.)
+            # A trial step to infinity is rejected like any step with a large error, and tried
+            # shorter until time can't resolve it, or rounding makes it no shorter. Near zero that
+            # goes on until the numbers underflow.
             spacing = min_step(ARRAYS, next_t0, 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
-            # Looked into only when it happens, as it costs a tenth of a small step.
+            # Computed only when it is needed, as it takes a tenth of the time of a small step.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
                 lambda: _calm(y0, y1_candidate, self.atol),
@@ -222,7 +223,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         else:
             lost = lost | ~_finite(y1_candidate)
             if self.dt is not None:
-                # diffrax goes to the end of the span from a hundred roundings away.
+                # diffrax goes to the end of the span if that is only a hundred roundings beyond a
+                # step.
                 stretched = t1 - t0 > STRETCH * self.dt
                 keep = keep & ~stretched
                 result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
@@ -256,7 +258,7 @@ def controller_for(method: Any, lane: Lane) -> Any:
     controller = Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
     if lane.tstops is None and lane.d_discontinuities is None:
         return controller
-    # (It sorts them in the direction of time.)
+    # The controller sorts these times in the direction of time.
     return diffrax.ClipStepSizeController(controller, lane.tstops, lane.d_discontinuities)
 
 
@@ -265,9 +267,9 @@ def _finite(y: Any) -> Any:
 
 
 def _calm(y0: Any, y1: Any, atol: Any) -> Any:
-    """Whether a step too short for time to feel it leaves the state as good as unchanged.
+    """Whether a step too short for time to resolve leaves the state practically unchanged.
 
-    (False for a state that is not finite.)
+    False for a state that is not finite.
     """
     return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
 

@@ -1,15 +1,16 @@
 """The implicit methods of the diffrax engine: diagonally implicit, with an explicit first stage.
 
-The steps are those of diffrax (`AbstractESDIRK`), which drops how often it iterates. What is added
-is that count, and when to stop the iteration for a stage, and to give it up: as in section IV.8 of
-Hairer and Wanner, "Solving Ordinary Differential Equations II" (2nd ed., 1996), where a change of
-an iterate is a change of the state, in units of the tolerances. (Its rate, theta there, is not kept
-from step to step, so there are two iterations at least, unless the first changes next to nothing.)
+The steps are those of diffrax (`AbstractESDIRK`), which doesn't report how often it iterates. Added
+are that count, and criteria for ending the iteration for a stage or giving it up. These are the
+criteria of section IV.8 of Hairer and Wanner, "Solving Ordinary Differential Equations II" (2nd
+ed., 1996), where the change of an iterate is measured as a change of the state, in units of the
+tolerances. The convergence rate (theta there) is not kept from step to step, so there are at least
+two iterations, unless the first one changes next to nothing.
 
-diffrax 0.7.2 with optimistix 0.1.0 takes changes of `f`, or of `h f`, for those of the state, and
-gives up after two iterations, also where rounding is all that is left to change. Its KenCarp
-methods have an explicit half, too, so that their first stage is no longer the last one of the step
-before; its implicit Euler method ends the trajectory where the iteration fails.
+diffrax 0.7.2 with optimistix 0.1.0 measures changes of `f`, or of `h f`, as if they were changes of
+the state, and gives up after two iterations, even where all that is left to change is rounding. Its
+KenCarp methods also have an explicit half, so that their first stage is no longer the last stage of
+the step before. Its implicit Euler method ends the trajectory where the iteration fails.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ import optimistix
 
 
 def solver(name: str, adaptive: bool) -> diffrax.AbstractSolver:
-    """The method of that name, for steps that can be tried shorter (`adaptive`) or not."""
+    """The method of that name. With `adaptive`, a step whose iteration fails is tried shorter."""
     finder = SimplifiedNewton if adaptive else FullNewton
     return _METHODS[name](
         root_finder=diffrax.with_stepsize_controller_tols(finder)(),
@@ -36,9 +37,9 @@ def solver(name: str, adaptive: bool) -> diffrax.AbstractSolver:
 
 
 def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
-    """A diffrax solver whose steps can all be tried shorter where an iteration fails.
+    """A diffrax solver for which every step can be tried shorter where an iteration fails.
 
-    Those of its Runge-Kutta methods can: their error is infinite then.
+    The steps of diffrax's Runge-Kutta methods can already: their error is infinite then.
     """
     if not isinstance(solver, diffrax.AbstractImplicitSolver):
         return solver
@@ -53,9 +54,9 @@ def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
 
 
 class _StateUnits(optimistix.AbstractRootFinder):
-    """Measures changes of `f`, the derivative at a stage, as those of the state, `h f`.
+    """Measures changes of `f`, the derivative at a stage, as changes of the state, `h f`.
 
-    `y0` and `h`, the step times the tableau's diagonal, are put in place for each step.
+    `y0` and `h`, the step times the tableau's diagonal entry, are set for each step.
     """
 
     kappa: eqx.AbstractVar[float]
@@ -67,17 +68,19 @@ class _StateUnits(optimistix.AbstractRootFinder):
         with jax.numpy_dtype_promotion("standard"):
             change = jtu.tree_map(lambda f: self.h * f, new.diff)
             size = self._size(change, self._reached(y))
-        # An infinite Jacobian changes nothing, which is not convergence.
+        # With an infinite Jacobian an iteration changes nothing, which is not convergence.
         size = jnp.where(_finite(state.linear_state), size, jnp.nan)
         return y, dataclasses.replace(new, diffsize=size.astype(state.diffsize.dtype)), aux
 
     def postprocess(self, fn, y, aux, args, options, state, tags, result):
-        """A failure leaves zeros: a gradient adds zero times the derivatives there, if finite."""
+        """Sets the result of a failed iteration to zero, as a gradient adds zero times the
+        derivatives there, which have to be finite."""
         solved = result == optimistix.RESULTS.successful
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
     def _reached(self, f: Any) -> Any:
-        """The larger of the states at the start of the step and at the stage, by components."""
+        """By components, the larger of the magnitudes of the state at the start of the step and at
+        the stage."""
         return jtu.tree_map(
             lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
         )
@@ -89,7 +92,8 @@ class _StateUnits(optimistix.AbstractRootFinder):
         return self.norm(jtu.tree_map(scaled, change, reached))
 
     def _convergence(self, f: Any, state: Any) -> tuple[Any, Any, Any]:
-        """Whether it has converged, at which rate, and an estimate of what is still to come."""
+        """Whether the iteration has converged, its rate, and an estimate of the remaining
+        change."""
         size = state.diffsize
         rate = size / state.diffsize_prev
         rest = jnp.where(rate < 1, rate / (1 - rate) * size, jnp.inf)
@@ -102,7 +106,7 @@ class _StateUnits(optimistix.AbstractRootFinder):
 
 
 class SimplifiedNewton(_StateUnits, diffrax.VeryChord):
-    """With one Jacobian a step, for steps that can be tried shorter."""
+    """The iteration with one Jacobian for each step, for steps that can be tried shorter."""
 
     kappa: float = 0.1
     iterations: ClassVar[int] = 10
@@ -115,9 +119,9 @@ class SimplifiedNewton(_StateUnits, diffrax.VeryChord):
 
 
 class FullNewton(_StateUnits, diffrax.VeryChord):
-    """With the Jacobian anew in each iteration, for steps that can't be tried shorter.
+    """The iteration with a new Jacobian each time, for steps that can't be tried shorter.
 
-    It goes on after iterations that came no closer.
+    It goes on after iterations that came no closer to the solution.
     """
 
     kappa: float = 1e-2
@@ -154,7 +158,7 @@ def _finite(factors: Any) -> Any:
 
 
 class Work(NamedTuple):
-    """Evaluations of `f`, Jacobians, factorisations, and solutions with the factors."""
+    """The numbers of evaluations of `f`, Jacobians, factorisations, and solves with the factors."""
 
     nf: Any
     njac: Any
@@ -163,18 +167,19 @@ class Work(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """What controllers are told of each step: its error, and what it took."""
+    """What controllers are told about each step: its error, and the work that it took."""
 
     error: Any
-    work: Work  # floats, as diffrax looks for NaN here
+    work: Work  # floats, since diffrax looks for NaN here
 
 
 class _Stages(NamedTuple):
-    """A step as far as stage `i`.
+    """A step up to stage `i`.
 
-    - `f`: the derivative at the stage before; `fs`: those at all stages.
-    - `factors`: of the Jacobian; `result`: of the root finder.
-    - `nf`: how often the field was evaluated; `nsolve`: in implicit stages.
+    - `f`: the derivative at the last stage; `fs`: the derivatives at all stages.
+    - `factors`: the factors of the Jacobian; `result`: the result of the root finder.
+    - `nf`: how often the field was evaluated; `nsolve`: how often linear equations were solved, in
+        implicit stages.
     """
 
     i: Any
@@ -187,14 +192,15 @@ class _Stages(NamedTuple):
 
 
 class Method(diffrax.AbstractESDIRK):
-    """diffrax's step, operation by operation, which also counts evaluations of `f`, and tells the
-    root finder the step it is for.
+    """diffrax's step, operation by operation. In addition, it counts evaluations of `f`, and tells
+    the root finder which step it is for.
 
-    Between steps it is the cubic of the states and slopes at both ends, as in OrdinaryDiffEq. The
-    slopes are those that the iterations found: `f` of a state that is off by a tolerance would be
-    off by as many as the problem is stiff. (Interpolants of all stages, such as diffrax's of the
-    KenCarp methods, lose orders on stiff problems: 14 to 18 tolerances off where this is 3 to 9,
-    for KenCarp4 at 1e-3 to 1e-7 on a forced oscillation that is stiff by 100 to 1e6.)
+    Between steps, the solution is the cubic polynomial of the states and slopes at both ends, as in
+    OrdinaryDiffEq. The slopes are those that the iterations found, because `f` of a state that is
+    off by one tolerance would be off by as many tolerances as the problem is stiff. Interpolants of
+    all stages, such as diffrax's for the KenCarp methods, lose orders on stiff problems: for
+    KenCarp4 at tolerances of 1e-3 to 1e-7, on a forced oscillation that is stiff by 100 to 1e6,
+    they are 14 to 18 tolerances off where the cubic is 3 to 9 off.
     """
 
     root_finder: Any = diffrax.with_stepsize_controller_tols(SimplifiedNewton)()
@@ -207,7 +213,7 @@ class Method(diffrax.AbstractESDIRK):
         stages, dtype = tableau.num_stages, jnp.result_type(*jtu.tree_leaves(y0))
         control, (first, f0) = terms.contr(t0, t1), solver_state
         first = first | made_jump
-        anew = eqxi.unvmap_any(first)  # for all trajectories, where it is for one
+        anew = eqxi.unvmap_any(first)  # for all trajectories if it is so for one
         f0 = jtu.tree_map(lambda f: jnp.where(anew, 0, f), f0)
         fs = jtu.tree_map(lambda f: jnp.zeros((stages, *f.shape), f.dtype).at[0].set(f), f0)
         lower, predictor = (
@@ -238,13 +244,13 @@ class Method(diffrax.AbstractESDIRK):
             fs = jtu.tree_map(lambda x, xs: xs.at[i].set(x), found.value, fs)
             this = results.promote(found.result)
             result = results.where(result == results.successful, this, result)
-            # (An explicit stage solves with the identity.)
+            # An explicit stage solves with the identity matrix.
             iterations = found.stats["num_steps"]
             nf = now.nf + jnp.where(first | (i > 0), iterations, 0)
             nsolve = now.nsolve + jnp.where(i > 0, iterations, 0)
             return _Stages(i + 1, found.value, factors, fs, result, nf, nsolve)
 
-        # The Jacobian of an explicit stage is the identity.
+        # The Jacobian of an explicit stage is the identity matrix.
         explicit = (jnp.zeros((), dtype), terms, t0, y0, args, control)
         factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), explicit)
         nothing = jnp.array(0)
@@ -264,18 +270,18 @@ class Method(diffrax.AbstractESDIRK):
         y1 = jtu.tree_map(jnp.add, y0, _combined(b, ks))
         k0, k1 = (jtu.tree_map(lambda k, i=i: k[i], ks) for i in (0, -1))
         dense = {"y0": y0, "y1": y1, "k0": k0, "k1": k1}
-        # What became infinite or NaN stays so, for the return code.
+        # Infinite and NaN results stay so, which the return code needs.
         lost, solved = result == results.nonfinite, result == results.successful
         y1 = jtu.tree_map(lambda y: jnp.where(lost, jnp.nan, y), y1)
         error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), _combined(b_error, ks))
-        # The first implicit stage begins with a Jacobian, however it goes on.
+        # The first implicit stage always computes a Jacobian.
         njac = 1 + nsolve if isinstance(self.root_finder, FullNewton) else jnp.array(1)
         work = Work(*(x.astype(c.dtype) for x in (nf, njac, njac, nsolve)))
         return y1, Counted(error, work), dense, (False, f1), result
 
 
 def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
-    """The residual of a stage: zero where `f` is the derivative there."""
+    """The residual of a stage, which is zero if `f` is the derivative at the stage."""
     a, terms, t, y, args, control = inputs
     at = jtu.tree_map(lambda y, k: y + a * k, y, terms.prod(f, control))
     return jtu.tree_map(jnp.subtract, f, terms.vf(t, at, args)), None
@@ -299,7 +305,7 @@ class Kvaerno5(Method, diffrax.Kvaerno5):
 
 
 class _KenCarp(Method):
-    """The implicit half of a KenCarp method, for all of `f`."""
+    """The implicit half of a KenCarp method, used for all of `f`."""
 
     theirs: ClassVar[type]
 
@@ -323,7 +329,8 @@ class KenCarp5(_KenCarp):
 
 
 class ImplicitEuler(Method):
-    """Its error estimate compares with the trapezoidal rule, as diffrax's does."""
+    """The implicit Euler method; its error estimate is the difference to the trapezoidal rule, as
+    in diffrax."""
 
     tableau: ClassVar = diffrax.ButcherTableau(
         a_lower=(np.array([0.0]),),
@@ -355,12 +362,12 @@ _METHODS: dict[str, Any] = {
 
 
 #
-# Those of a user
+# Solvers of the user's
 #
 
 
 def _passed_on(name: str, *, to_implicit: bool = False) -> Any:
-    """What the solver within has by this name; or the implicit one that it wraps."""
+    """A property with this name of the wrapped solver, or of the implicit solver that it wraps."""
 
     def found(self):
         solver = self.solver

@@ -1,8 +1,9 @@
 """Solving by diffrax: any of its solvers, step-size controllers and adjoints.
 
-The reference that other engines are tested against. What it adds to `diffrax.diffeqsolve`: a
-step-size controller that stops a trajectory which became infinite or NaN, or whose step
-underflowed, with a return code; NaN where a trajectory did not get to; no host callback.
+This is the reference that other engines are tested against. It adds to `diffrax.diffeqsolve`: a
+step-size controller that stops a trajectory with a return code when it becomes infinite or NaN, or
+when its step underflows; NaN in the rows that a trajectory did not get to; and it has no host
+callback.
 """
 
 import functools
@@ -35,7 +36,7 @@ _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
 class _Method(eqx.Module):
-    """A diffrax solver with what is fixed about its steps."""
+    """A diffrax solver with the static properties of its steps."""
 
     solver: diffrax.AbstractSolver
     controller: diffrax.AbstractStepSizeController | AbstractController | None
@@ -51,7 +52,7 @@ class _Method(eqx.Module):
 
 
 #
-# What the engine is asked
+# The methods of the engine
 #
 
 
@@ -75,7 +76,7 @@ def refusal(alg: Any, options: dict) -> str | None:
 
 
 def known_times_refusal(options: dict) -> str | None:
-    """Why known times can't be stepped onto with these options; None when they can."""
+    """Why steps can't end on known times with these options; None when they can."""
     if isinstance(options["stepsize_controller"], diffrax.StepTo):
         return (
             "stepsize_controller=StepTo(...) takes the steps that it is given: put the times there."
@@ -92,7 +93,7 @@ def versions() -> dict[str, str]:
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
-    **Raises:** `ValueError` for a fixed step without `dt` or an adaptive one without an error
+    **Raises:** `ValueError` for a fixed step without `dt`, or for an adaptive step without an error
     estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
     """
     ours = isinstance(alg, ODESolver)
@@ -137,7 +138,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
-    """The orders of the method, and (about) of the one that its error estimate compares with."""
+    """The order of the method, and approximately that of the method with which its error estimate
+    compares."""
     if isinstance(alg, ExplicitRungeKutta):
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):
@@ -192,10 +194,10 @@ def factorises(plan: Plan) -> bool:
 
 @eqx.filter_custom_vjp
 def _isolated(lane: Lane, plan: Plan) -> Result:
-    """`_integrate`, whose gradient is zero, and never NaN, for a trajectory that failed.
+    """`_integrate` with gradients that are zero, and never NaN, for a trajectory that failed.
 
-    A loss can mask a failed trajectory, but its zero cotangents times the infinities of the
-    backward pass are NaN, and would spread to all through the shared parameters.
+    A loss can mask a failed trajectory. But its zero cotangents times infinite derivatives in the
+    backward pass are NaN, which would spread to all trajectories through shared parameters.
     """
     return _integrate(plan, lane)
 
@@ -222,7 +224,7 @@ def _(residuals, cotangents, perturbed, lane, plan):
 
 
 #
-# Pieces
+# Parts of a solve
 #
 
 
@@ -238,7 +240,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
     save = functools.partial(diffrax.SaveAt, controller_state=True)
     saveat, adjoint = save(t0=saving.start, t1=True), method.adjoint
     if saving.mode == "times":
-        # diffrax integrates backwards in time by flipping its sign
+        # diffrax integrates backwards in time by changing the sign of time.
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
@@ -246,7 +248,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         saveat = save(t0=saving.start, steps=True, dense=keeps(plan))
     t0 = lane.t0
     if lane.d_discontinuities is not None:
-        # diffrax steps over the others itself.
+        # diffrax itself steps over the other times.
         direction = jnp.where(lane.t1 < t0, -1, 1).astype(t0.dtype)
         at_start = lane.d_discontinuities[0] == t0
         t0 = jnp.where(at_start, next_time(ARRAYS, jnp.asarray(t0), direction), t0)
@@ -312,7 +314,8 @@ def _solver(cls: type) -> Any:
 
 
 def _cost(solver: Any) -> tuple[int | None, bool]:
-    """Stages of a step, None if they can't be counted; whether the last is the next one's first."""
+    """The number of stages of a step, None if it can't be determined; and whether the last stage is
+    the first of the next step."""
     if isinstance(solver, diffrax.Euler):
         return 1, False
     tableau = getattr(solver, "tableau", None)
@@ -325,8 +328,8 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
 class _SaveTimes(diffrax.AbstractAdjoint):
     """An adjoint that saves at given times.
 
-    `diffeqsolve(saveat=SaveAt(ts=...))` checks traced times by a host callback; here they are
-    put in place behind that check (concrete ones have been checked by then).
+    `diffeqsolve(saveat=SaveAt(ts=...))` checks traced times by a host callback. Here the times are
+    put in place after that check; concrete times have been checked by then.
     """
 
     inner: diffrax.AbstractAdjoint
@@ -342,8 +345,8 @@ class _SaveTimes(diffrax.AbstractAdjoint):
         ts = jnp.full((rows,), jnp.inf, self.ts.dtype)
         ys = jnp.full((rows, *init_state.y.shape), jnp.inf, init_state.y.dtype)
         saveat = diffrax.SaveAt(ts=self.ts)
-        if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # (which takes no function)
-            # An interpolant may be of higher precision than the state.
+        if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # it takes no function
+            # An interpolant may have a higher precision than the state.
             saveat = diffrax.SaveAt(ts=self.ts, fn=lambda t, y, args: y.astype(ys.dtype))
         return self.inner.loop(
             saveat=saveat, init_state=eqx.tree_at(buffers, init_state, (ts, ys)), **kwargs
@@ -373,7 +376,8 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
         reached = jnp.isfinite(sol.ts)
         t = sol.ts
         if lane.d_discontinuities is not None:
-            # (Of a step that ends before a jump it has the time after it, from which it goes on.)
+            # For a step that ends before a jump, this is the time after the jump, from which it
+            # goes on.
             backwards = jnp.where(lane.t1 < lane.t0, 1, -1).astype(t.dtype)
             at = next_time(ARRAYS, t, backwards)
             jumped = jnp.any(at[:, None] == lane.d_discontinuities[None], axis=1)
@@ -400,16 +404,16 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     )
     nf, of_matrices = None, {}
     if isinstance(method.solver, implicit.Method):
-        # (With known times, it is within the state of what steps onto them.)
+        # With known times, this state is nested in that of the controller that handles these times.
         state = getattr(sol.controller_state, "inner_state", sol.controller_state)
         counted = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), state[-1])
         nf, of_matrices = counted.nf, {x: getattr(counted, x) for x in _OF_MATRICES}
     elif method.stages is not None:
         nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
         if method.adaptive and lane.dt is None:
-            nf = nf + 2  # the automatic first step
+            nf = nf + 2  # the automatic choice of the first step
         if method.fsal and (jumps := getattr(sol.controller_state, "jump_info", None)):
-            # Those that were passed, of which some may be the same.
+            # Counts the jumps that were passed; some times may be equal.
             passed, times = jumps
             forwards = jnp.where(lane.t1 < lane.t0, -1, 1).astype(times.dtype)
             before = jnp.concatenate([(forwards * lane.t0)[None], times[:-1]])

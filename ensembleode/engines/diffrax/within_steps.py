@@ -1,4 +1,5 @@
-"""The solution within saved steps: made again, step by step, or kept at nodes."""
+"""The solution within saved steps: from steps that are made again one by one, or from states at
+nodes that are kept."""
 
 import dataclasses
 from typing import Any
@@ -26,13 +27,13 @@ def interpolant(method: Static) -> Any:
 
 
 def keeps(plan: Plan) -> bool:
-    """Whether the states within steps have to be kept, as steps can't be made again."""
+    """Whether the states within steps have to be kept, since steps can't be made again."""
     return isinstance(interpolant(plan.method), int)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """The steps of an explicit solver of diffrax, one by one, as a `Method` makes its own."""
+    """The steps of an explicit diffrax solver, made one by one in the form of a `Method`."""
 
     solver: Static
 
@@ -54,7 +55,7 @@ class _Steps:
             del args
             return equations.f((u,), t)[0]
 
-        # (diffrax differentiates by what it is given, and not by what that closes over.)
+        # diffrax differentiates by its arguments, and not by the arrays that they close over.
         terms = diffrax.ODETerm(eqx.filter_closure_convert(f, t, start, None))
         state = solver.init(terms, t, t + h, start, None)
         end, _, dense, _, _ = solver.step(terms, t, t + h, start, None, state, False)
@@ -72,21 +73,21 @@ class _Steps:
         return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
 
 
-# Whose dense output in diffrax is that of our tableau.
+# Solvers whose dense output in diffrax is that of this library's tableau.
 AS_OURS = (Bosh3, Dopri5, Euler, Tsit5)
 
 
 def _degree(solver: diffrax.AbstractSolver) -> int:
-    """The degree of the polynomial that the solver interpolates by, at most."""
+    """The highest degree of the polynomials by which the solver interpolates."""
     return 3 if isinstance(solver, implicit.Method) else _HIGHEST
 
 
-_HIGHEST = 6  # Dopri8's
+_HIGHEST = 6  # that of Dopri8
 
 
 def within_steps(plan: Plan, sol: Any, reached: Any) -> Any:
-    """The states within the steps, `[time, node, *state]`, in the row where each starts; NaN where
-    there is no step, or its start isn't saved."""
+    """The states within the steps, `[time, node, *state]`. Those of a step are in the row of its
+    start; they are NaN where there is no step, or its start isn't saved."""
     solver = plan.method.value.solver
     dense, start, dtype = sol.interpolation, plan.saving.start, plan.state.dtype
     ends = dense.ts[1 - start : 1 - start + plan.saving.rows]

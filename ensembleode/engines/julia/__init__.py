@@ -4,6 +4,7 @@ The vector field is translated to Julia, so no Python is called while Julia solv
 run by SciML's own ensemble algorithms, in this process or one of its own.
 
 - `fields.py`: the vector field and its derivatives in Julia; `source.py` prints them.
+- `callbacks.py`: conditions and affects, likewise; and the events that come back.
 - `methods.py`: solvers and ensemble algorithms by their names there.
 - `numbers.py`: trajectories as arrays, and results from arrays.
 - `requests.py`, `session.py`: what is asked of Julia, and the Julia that answers.
@@ -16,6 +17,7 @@ run by SciML's own ensemble algorithms, in this process or one of its own.
 from typing import Any, NamedTuple
 
 from ... import sensitivity
+from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...solvers import JuliaAlg
@@ -24,7 +26,7 @@ from ...solvers.julia_alg import Description
 from ...solvers.method import Method as OwnMethod
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
-from ..checks import check_controller, check_steps, refusal_of_ours
+from ..checks import check_controller, check_steps, refusal_backwards, refusal_of_ours
 from ..engine import Engine
 from . import environment, gradients as gradients, methods as methods
 
@@ -69,8 +71,11 @@ class Julia(Engine):
 
     def known_times_refusal(self, options: dict) -> str | None:
         """Why this engine can't step onto known times with these options; None when it can."""
-        del options
-        return "it is not told of tstops and d_discontinuities; use another engine."
+        return refusal_backwards(options)
+
+    def events_refusal(self, events: Events) -> None:
+        """Nothing: its callbacks are Julia's."""
+        del events
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """The solver with its options.

@@ -28,6 +28,11 @@ class InJulia(Executor):
         """**Raises:** `ValueError` for what DiffEqGPU can't do."""
         if not methods.is_gpu(self.place):
             return
+        if plan.events is not None:
+            raise ValueError(
+                f"{self.place[0]} of DiffEqGPU has no callbacks: use EnsembleThreads(), or "
+                "engine='compiled'."
+            )
         if plan.saving.mode == "steps":
             raise ValueError(f"{self.place[0]} can't save every step; use saveat.")
         if plan.method.value.sensealg == "InterpolatingAdjoint":
@@ -35,9 +40,8 @@ class InJulia(Executor):
                 f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
                 "follows back: leave sensealg out, or use BacksolveAdjoint()."
             )
-        for row in of_kind("bound"):
-            is_given = getattr(plan.batched, row.name) is not None
-            if self.place[0].startswith("EnsembleGPU") and is_given:
+        for row in of_kind("bound", "stops"):
+            if getattr(plan.batched, row.name) is not None:
                 raise ValueError(
                     f"{self.place[0]} of DiffEqGPU has no {row.option}: use EnsembleThreads()."
                 )

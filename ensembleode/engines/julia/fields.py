@@ -41,12 +41,7 @@ class Field(NamedTuple):
         for role in ("f", "jac", "tgrad"):
             definition: Definition | None = getattr(self, role)
             if definition is not None:
-                table[role] = {
-                    "name": definition.name,
-                    "source": definition.source,
-                    "work_types": [type for type, _ in definition.work],
-                    "work_sizes": [size for _, size in definition.work],
-                }
+                table[role] = definition.as_table()
         return table
 
 
@@ -67,12 +62,18 @@ def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) 
 
 @functools.lru_cache(maxsize=256)
 def translate(
-    program: Program, batched: tuple[bool, ...], implicit: bool = False, rate: Program | None = None
+    program: Program,
+    batched: tuple[bool, ...],
+    implicit: bool = False,
+    rate: Program | None = None,
+    *,
+    in_place: bool = False,
 ) -> Field:
     """Translate a field; for an implicit method also its Jacobian and its time derivative.
 
     With a `rate` it is that of an adjoint, whose last parameter is the forward solution, and `rate`
-    the field of that: it moves with the time.
+    the field of that: it moves with the time. With `in_place` an implicit method's functions store
+    their results, however few these are.
 
     **Raises:** `ValueError` for what can't be translated, naming the primitive and its place.
     """
@@ -82,7 +83,7 @@ def translate(
         if not implicit:
             return Field(julia_source(lower(program.jaxpr, inputs)), None, None, inputs)
         jaxprs = (program.jaxpr, _jacobian(program), _time_derivative(program, rate))
-        largest = size**2 if size <= _LARGEST_STATIC_JACOBIAN else 0
+        largest = size**2 if size <= _LARGEST_STATIC_JACOBIAN and not in_place else 0
         functions = [lower(jaxpr, inputs, largest) for jaxpr in jaxprs]
         if largest and not all(fn.is_scalar for fn in functions):
             functions = [lower(jaxpr, inputs, 0) for jaxpr in jaxprs]

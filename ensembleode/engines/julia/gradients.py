@@ -30,7 +30,13 @@ from . import methods, session
 from .fields import translate
 from .numbers import read_arrays
 from .requests import Request
-from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
+from .solving import (
+    field_of,
+    NO_DERIVATIVE,
+    NO_DERIVATIVE_OF_EVENTS,
+    options_of,
+    solve_in_program,
+)
 
 
 # With more parameters the adjoint is cheaper.
@@ -38,13 +44,25 @@ _MOST_SENSITIVITIES = 20
 
 
 def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
-    """Solve `n` trajectories, differentiably."""
+    """Solve `n` trajectories, differentiably where there are no callbacks."""
+    if plan.events is not None:
+        return solve_in_program(plan, lanes, n, NO_DERIVATIVE_OF_EVENTS)
     chosen = plan.method.value.sensealg
     if chosen == "ForwardDiffSensitivity":
         return sensitivity.forward_only(_forward(plan, lanes, n))
     label = chosen or "the default of engine='julia'"
     lanes = sensitivity.reverse_only(lanes, f"{label}()" if chosen else label)
     return _reverse(lanes, plan, n)
+
+
+def _check_moving(moves: Any) -> None:
+    """**Raises:** `NotImplementedError` where there is a derivative by times at which `f` jumps."""
+    if moves:
+        raise NotImplementedError(
+            "d_discontinuities depend on what this solve is differentiated by, and engine='julia' "
+            "has no derivative by the times where f jumps: use engine='compiled', or take them for "
+            "constants, jax.lax.stop_gradient(times)."
+        )
 
 
 #
@@ -187,6 +205,7 @@ def _forward(plan: Plan, lanes: Lane, n: int) -> Result:
 def _(primals, tangents):
     plan, lanes, n = primals
     _, dot, _ = tangents
+    _check_moving(dot.d_discontinuities is not None)
     wanted = [x is not None for x in dot.parameters]
     parameters = _parameters(plan, wanted)
     s, result = _sensitivities(plan, lanes, n, parameters)
@@ -257,6 +276,7 @@ def _(perturbed, lanes, plan, n):
 
 @_reverse.def_bwd
 def _(result, cotangents, perturbed, lanes, plan, n):
+    _check_moving(perturbed.d_discontinuities)
     ct = cotangents.u
     if ct is None:
         ct = jnp.zeros_like(result.u)

@@ -14,6 +14,7 @@ from ...ensemble import (
 )
 from ...ground import cpu_devices
 from ...solvers import JuliaAlg, ODESolver
+from ...solvers.auto import AutoSwitch
 from ...solvers.controllers import AbstractController, IController, PIController, PIDController
 from ...solvers.julia_alg import described, Description, Val
 from ...solvers.norms import MaxNorm, RMSNorm
@@ -31,6 +32,9 @@ def description(alg: ODESolver) -> Description:
     if isinstance(alg, JuliaAlg):
         return alg.description
     name = type(alg).__name__
+    if isinstance(alg, AutoSwitch):
+        stiff = described(type(alg.stiff).__name__)
+        return described(name)._replace(arguments=(stiff,), options=tuple(alg.changed.items()))
     return described(_OTHER_NAMES.get(name, name))
 
 
@@ -59,6 +63,8 @@ def control_refusal(alg: Any, options: dict, ensemblealg: Any) -> str | None:
         )
     if norm is not None and type(norm) not in (RMSNorm, MaxNorm):
         return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
+    if controller is not None and isinstance(alg, AutoSwitch):
+        return "each method of two that are switched has its own controller in Julia."
     betas = () if not isinstance(controller, PIController) else (controller.beta1, controller.beta2)
     if isinstance(alg, JuliaAlg) and None in betas:
         return "the order of a JuliaAlg is known to Julia only: give PIController(beta1, beta2)."

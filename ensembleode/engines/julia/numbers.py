@@ -10,7 +10,10 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
+from ...fields.lowering.values import is_stored_as_bits
 from ...numbers import but
+from ..results import end_times
+from .callbacks import events_of, written_events
 from .fields import Field
 
 
@@ -46,20 +49,17 @@ def _parameters(
     field: Field, lanes: Lane, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameters of each trajectory, `[trajectory, number]`, and the shared, `[number]`."""
-    inputs = field.inputs
-    own, shared = [], []
+    storage, own, shared = field.inputs.storage, [], []
+    assert storage is not None
     for x, is_own in zip(lanes.parameters, batched, strict=True):
-        x = np.asarray(x)
-        if x.dtype.kind in "iu" and np.any(np.abs(x.astype(np.float64)) > 2**53):
-            raise ValueError(
-                "p holds an integer larger than 2^53, which engine='julia' would round; use "
-                "another engine."
-            )
+        x = np.ascontiguousarray(x)
+        as_bits = is_stored_as_bits(x.dtype, storage)
+        x = x.view(storage) if as_bits else x.astype(storage, copy=False)
         if is_own:
-            own.append(x.reshape(n, -1).astype(inputs.storage, copy=False))
+            own.append(x.reshape(n, -1))
         else:
-            shared.append(x.reshape(-1).astype(inputs.storage, copy=False))
-    none = np.zeros((n, 0), inputs.storage)
+            shared.append(x.reshape(-1))
+    none = np.zeros((n, 0), storage)
     every = own[0] if len(own) == 1 else np.concatenate([none, *own], axis=1)
     return np.ascontiguousarray(every), np.concatenate([none[0, :0], *shared])
 
@@ -71,21 +71,25 @@ def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
     arrays = {"u": jax.ShapeDtypeStruct((n, rows, size), dtype)}
     if plan.saving.mode == "steps":
         arrays["t"] = jax.ShapeDtypeStruct((n, rows), dtype)
-    for name in ("lengths", "codes", "naccept", "nreject", "nf"):
+    for name in ("lengths", "codes", *plan.engine.counts(plan.method)):
         arrays[name] = jax.ShapeDtypeStruct((n,), np.int32)
-    return arrays
+    return arrays | written_events(plan, n)
 
 
 def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result:
     """The result of what Julia wrote, `[trajectory, ...]`."""
     u = jnp.asarray(arrays["u"]).reshape(n, plan.saving.rows, *plan.state.shape)
     lengths = jnp.asarray(arrays["lengths"])
-    counts = [jnp.asarray(arrays[name]) for name in ("naccept", "nreject", "nf")]
+    counts = {name: jnp.asarray(arrays[name]) for name in plan.engine.counts(plan.method)}
     codes = jnp.asarray(arrays["codes"]).astype(jnp.int8)
-    return Result(u, _times(plan, lanes, arrays, lengths, n), None, lengths, codes, *counts)
+    events = events_of(plan, arrays)
+    t = _times(plan, lanes, arrays, lengths, events, codes)
+    return Result(u, t, None, lengths, codes, **counts, events=events)
 
 
-def _times(plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, n: int) -> Any:
+def _times(
+    plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, events: Any, codes: Any
+) -> Any:
     if plan.saving.mode == "steps":
         return jnp.asarray(arrays["t"])
     if not plan.own_times:
@@ -94,7 +98,6 @@ def _times(plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, n: int
     if plan.saving.mode == "times":
         times = jnp.asarray(lanes.saveat)
     else:
-        ends = [jnp.broadcast_to(jnp.asarray(t), (n,)) for t in (lanes.t0, lanes.t1)]
-        times = jnp.stack(ends[-rows:], axis=1)
+        times = end_times(lanes, events, codes)[:, -rows:]
     reached = jnp.arange(rows, dtype=lengths.dtype)[None] < lengths[:, None]
     return jnp.where(reached, times, jnp.nan)

@@ -1,14 +1,11 @@
 """What Python asks of Julia: a TOML text, with arrays by their address."""
 
-from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from .source import Role, TYPES
-
-
-_ROLES = get_args(Role)
+from .source import TYPES
 
 
 class Request:
@@ -34,12 +31,10 @@ class Request:
     def leave_out(self, defined: Collection[str]) -> set[str]:
         """Leave out the source of these functions. Returns the names of the others."""
         new = set()
-        for name in ("field", "adjoint"):
-            for role, function in self.options.get(name, {}).items():
-                if role in _ROLES:
-                    if function["name"] in defined:
-                        function.pop("source", None)
-                    new.add(function["name"])
+        for function in _functions(self.options):
+            if function["name"] in defined:
+                del function["source"]
+            new.add(function["name"])
         return new - set(defined)
 
     def text(self, places: Mapping[str, Mapping[str, Any]], **more: Any) -> str:
@@ -49,6 +44,15 @@ class Request:
             for name, x in self.arrays.items()
         }
         return toml({**self.options, **more, "arrays": arrays})
+
+
+def _functions(x: Any) -> Iterator[dict]:
+    """The functions with their sources, in a table or a list."""
+    if isinstance(x, dict) and "source" in x:
+        yield x
+    elif isinstance(x, dict | list):
+        for y in x.values() if isinstance(x, dict) else x:
+            yield from _functions(y)
 
 
 def toml(table: Mapping[str, Any]) -> str:

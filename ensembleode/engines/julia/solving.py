@@ -10,6 +10,7 @@ from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...ground.host import host_call
 from . import methods, session
+from .callbacks import callbacks_as_table
 from .fields import Field, translate
 from .numbers import read_arrays, result_of, written
 from .requests import Request
@@ -21,6 +22,10 @@ NO_DERIVATIVE = (
     "ForwardDiffSensitivity(), for jacfwd(jacfwd(...)), or engine='diffrax' with sensealg="
     "DirectAdjoint(), for hessian."
 )
+NO_DERIVATIVE_OF_EVENTS = (
+    "this solve has callbacks, and engine='julia' has no derivatives of what they do. Leave engine "
+    "out, or pass engine='compiled'."
+)
 
 
 def field_of(plan: Plan) -> Field:
@@ -30,7 +35,11 @@ def field_of(plan: Plan) -> Field:
     """
     method = plan.method.value
     on_gpu = methods.is_gpu(method.place)
-    field = translate(plan.field, plan.batched.parameters, method.implicit and not on_gpu)
+    # Where an event cuts the step of a Rosenbrock method whose states are static, OrdinaryDiffEq
+    # differentiates f by itself, by numbers that a translated function does not take.
+    in_place = plan.events is not None and bool(plan.events.continuous)
+    implicit = method.implicit and not on_gpu
+    field = translate(plan.field, plan.batched.parameters, implicit, in_place=in_place)
     if on_gpu and field.in_place:
         raise ValueError(
             f"{method.place[0]} runs fields of a few hundred operations on a state of a few "
@@ -52,6 +61,7 @@ def options_of(plan: Plan, n: int) -> dict[str, Any]:
         "method": methods.as_table(method.description),
         "controller": None if controller is None else methods.control_as_table(controller),
         "norm": None if norm is None else type(norm).__name__,
+        "controlled": None if plan.extension is None else plan.controlled,
         "place": {"name": place, **dict(options)},
     }
 
@@ -65,6 +75,7 @@ def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
     room = {name: np.empty(x.shape, x.dtype) for name, x in written(plan, n).items()}
     saving = {"mode": plan.saving.mode, "start": plan.saving.start}
     options = {**options_of(plan, n), **saving, "field": field.as_table()}
+    options["callbacks"] = callbacks_as_table(plan, field.inputs)
     session.start().run(Request("solve", options, read_arrays(plan, field, lanes, n), room))
     return room
 
@@ -86,11 +97,12 @@ class _Call:
         return list(solve_on_host(self.plan, lanes, self.n).values())
 
 
-def solve_in_program(plan: Plan, lanes: Lane, n: int) -> Result:
+def solve_in_program(plan: Plan, lanes: Lane, n: int, no_derivative: str = NO_DERIVATIVE) -> Result:
     """`solve_on_host` inside a compiled program."""
-    field_of(plan)  # what can't be translated is said now, not when the program runs
+    # (What can't be translated is said now, not when the program runs.)
+    callbacks_as_table(plan, field_of(plan).inputs)
     leaves, structure = jtu.tree_flatten(lanes)
     room = written(plan, n)
     call = _Call(plan, n, structure)
-    outs = host_call(call, list(room.values()), *leaves, no_derivative=NO_DERIVATIVE)
+    outs = host_call(call, list(room.values()), *leaves, no_derivative=no_derivative)
     return result_of(plan, lanes, dict(zip(room, outs, strict=True)), n)

@@ -16,7 +16,10 @@ from ...fields import ir
 from ...fields.walking import buffers_of, expressions, loads, parts
 
 
-Role = Literal["f", "jac", "tgrad"]
+Role = Literal["f", "jac", "tgrad", "part"]
+
+# What a part of a callback may read besides the state, the parameters and the time.
+EXTRAS = ("uprev", "tprev", "mask")
 
 TYPES = {
     "bool": "Bool",
@@ -38,6 +41,15 @@ class Definition(NamedTuple):
     in_place: bool
     work: tuple[tuple[str, int], ...]
 
+    def as_table(self) -> dict[str, Any]:
+        """The function as a request has it."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "work_types": [type for type, _ in self.work],
+            "work_sizes": [size for _, size in self.work],
+        }
+
 
 def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     """The source of a function; equal functions have equal names.
@@ -45,12 +57,15 @@ def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     **Arguments:**
 
     - `role`: what it is to a solver. A Jacobian is given transposed, as row-major order is then
-        Julia's column-major one.
+        Julia's column-major one. A `part` of a callback has `EXTRAS` as further arguments, and
+        returns its result in any case: it makes what memory it needs, as it is called rarely.
     """
     body = list(_body(fn, role))
     digest = hashlib.sha256("\n".join([*body, *map(str, fn.tables)]).encode()).hexdigest()[:16]
     name = f"{role}_{digest}"
-    arguments = "u, p, t" if fn.is_scalar else "out, u, p, t"
+    in_place = not (fn.is_scalar or role == "part")
+    extras = EXTRAS if role == "part" else ()
+    arguments = ", ".join([*(["out"] if in_place else []), "u", "p", "t", *extras])
     lines = [f"const TABLE_{name} = Int64[{', '.join(map(str, fn.tables))}]"] if fn.tables else []
     lines += [f"function {name}({arguments})"]
     if fn.tables:
@@ -58,7 +73,7 @@ def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     lines += [f"    {line}" for line in body]
     lines += ["end"]
     work = tuple((TYPES[dtype.name], size) for dtype, size in fn.work)
-    return Definition(name, "\n".join(lines) + "\n", not fn.is_scalar, work)
+    return Definition(name, "\n".join(lines) + "\n", in_place, () if role == "part" else work)
 
 
 #
@@ -71,8 +86,12 @@ def _body(fn: ir.Function, role: Role) -> Iterator[str]:
         yield "forward = p.forward(t)"
     printer = _Printer([dtype for dtype, _ in fn.work])
     if fn.work:
-        names = ", ".join(f"work{i + 1}" for i in range(len(fn.work)))
-        yield f"({names},) = p.work.{role}"
+        names = [f"work{i + 1}" for i in range(len(fn.work))]
+        if role == "part":
+            for name, (dtype, size) in zip(names, fn.work, strict=True):
+                yield f"{name} = Vector{{{TYPES[dtype.name]}}}(undef, {size})"
+        else:
+            yield f"({', '.join(names)},) = p.work.{role}"
     if fn.is_scalar:
         yield from printer.block(fn.body)
         dtype = TYPES[fn.dtype.name]
@@ -82,10 +101,12 @@ def _body(fn: ir.Function, role: Role) -> Iterator[str]:
             kind = f"SMatrix{{{n}, {n}, {dtype}}}"
         yield f"return {kind}({', '.join(map(printer.expr, fn.outputs))})"
     else:
+        if role == "part":
+            yield f"out = Vector{{{TYPES[fn.dtype.name]}}}(undef, {fn.size})"
         yield "@inbounds begin"
         yield from _indented(printer.block(fn.body))
         yield "end"
-        yield "return nothing"
+        yield f"return {'out' if role == 'part' else 'nothing'}"
 
 
 def _indented(lines: Iterator[str]) -> Iterator[str]:

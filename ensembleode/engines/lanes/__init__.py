@@ -1,14 +1,16 @@
-"""The lanes engine: our own integrator for chunks of trajectories.
+"""The lanes engine: an integrator for chunks of trajectories, on arrays of JAX.
 
-The state of a chunk is `[*state, lane]`, the trajectories last: one contiguous vector a component
-where the field is small, matrix products `W @ X` where it is a network. Every lane has its own step
-size, its own acceptance, its own end and its own return code.
+The state of a chunk is `[*state, lane]`, with the trajectories last: one contiguous vector for each
+component where the field is small, and matrix products `W @ X` where it is a network. Every lane
+has its own step size, acceptance, end and return code.
 
-- `field.py`: the vector field over lanes, from its jaxpr.
-- `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: solves, and the way back through them; `replay.py`, `continuous_adjoints.py`: that
-    of a chunk.
-- `chunks.py`: trajectories to chunks and back.
+- `chunks.py`: from trajectories to chunks and back. `solves.py`: solves, chunk by chunk.
+- `loop.py`: the time loop of a chunk; `stops.py`: its position among known times; `saved_rows.py`:
+    the states that it saves.
+- `gradients.py`: the way back through solves; `replay.py` and `continuous_adjoints.py`: the way
+    back through a chunk.
+
+The vector field over lanes is in `fields/lanes`.
 """
 
 import functools
@@ -27,7 +29,7 @@ from ..closed import Closed
 from ..compiled.compiler import available
 from ..flow import Flow
 from ..own_methods import REVERSE
-from . import gradients
+from . import gradients, solves
 from .chunks import width_of
 from .gradients import Found
 from .replay import SavedRows
@@ -39,7 +41,7 @@ _SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
 @functools.lru_cache(maxsize=256)
 def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None:
     if field.jaxpr.effects:
-        # Lanes that fill up a chunk would have them, too.
+        # Lanes that only fill up a chunk would have these effects, too.
         effects = ", ".join(sorted(map(str, field.jaxpr.effects)))
         return f"f has effects ({effects}), and it would have them more often than asked for."
     try:
@@ -50,14 +52,14 @@ def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None
 
 
 class Lanes(Closed):
-    """Our own integrator over arrays of JAX, whose last axis is the lane."""
+    """Integrates over arrays of JAX, whose last axis is the lane."""
 
     name = "lanes"
     default_sensealg = "ReplayAdjoint"
     moves_steps = True
     has_jumps = False
-    solved = staticmethod(gradients.solve)
-    rows = staticmethod(gradients.rows)
+    solved = staticmethod(solves.solve)
+    rows = staticmethod(solves.rows)
     pull_back = staticmethod(gradients.pull_back)
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
@@ -71,7 +73,7 @@ class Lanes(Closed):
         return None
 
     def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why this engine can't run this field, on such a state; None when it can."""
+        """Why this engine can't run this field on such a state; None when it can."""
         return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
 
     def known_times_refusal(self, options: dict) -> str | None:
@@ -79,27 +81,30 @@ class Lanes(Closed):
         return refusal_backwards(options)
 
     def extended_refusal(self, options: dict) -> str | None:
-        """Why this engine can't integrate along with these options; None when it can."""
+        """Why, with these options, this engine can't integrate further components along; None when
+        it can."""
         if isinstance(options["sensealg"], sensitivity.BacksolveAdjoint):
             return "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint()."
         return None
 
     def is_stoppable(self) -> bool:
-        """Where there is LLVM, for the kernel that reads the flag."""
+        """True where there is LLVM, which compiles the kernel that reads the flag."""
         return available() is None
 
     def width(self, state: Any, n: int) -> int:
-        """How many lanes a chunk has."""
+        """The number of lanes of a chunk."""
         return width_of(state, n)
 
     def more_of(self, plan: Plan, result: Result) -> Found:
-        """How many steps trajectories took, and what was saved, where that is wanted."""
+        """The numbers of steps that trajectories took, and the saved states, where they are
+        needed."""
         keeps = plan.saving.mode == "steps" or plan.method.value.adjoint == "BacksolveAdjoint"
         saved = SavedRows(result.u, result.t, result.length) if keeps else None
         return Found(result.naccept + result.nreject, saved)
 
     def widens(self, flow: Flow, size: int) -> bool:
-        """Where a chunk is full they are solved in turn, and what they share stays shared."""
+        """False where a chunk is full: more trajectories are then solved in turn, so that what they
+        share stays shared."""
         return 2 * flow.n <= width_of(flow.plan.state, size * flow.n)
 
 

@@ -1,8 +1,7 @@
 """From trajectories to chunks of lanes and back."""
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,32 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.lane import Lane
-from ...core.plan import Plan, Result
+from ...core.plan import Plan
 from ...core.saving import meant
 from ...fields.lanes.field import LaneField
-from ...solvers.norms import AbstractNorm
-from ...solvers.step_size import Tolerances
-from ...solvers.time import StepBounds
+from ...numbers import of_kind
 from ...tracing.program import Program
-from ..results import Left, result_of
-from .leaves import first_of, Leaves
-from .loop import Chunk, solve_chunk, Stepping
-from .replay import Wide
-from .stops import has_jumps
 
 
-# Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
+# The bytes of one array with the state of a chunk; a step needs a few tens of such arrays.
 _CHUNK = 2**14
 _WIDEST, _NARROWEST = 128, 8
-# Bytes of a vector over the lanes up to which XLA's CPU runtime runs the operations of a loop one
-# after the other; those on larger ones it hands to threads, which takes longer than they do.
+# The largest vector over the lanes, in bytes, for which XLA's CPU runtime runs the operations of a
+# loop one after the other. Operations on larger vectors it hands to threads, which takes longer
+# than the operations do.
 _IN_TURN = 512
+_TOLERANCES = [row.name for row in of_kind("tolerance")]
+# The numbers that are not rearranged: all lanes share them, or the lanes stay their first axis.
+_AS_IS = [row.name for row in of_kind("times", "count", "flag")]
 
 
 def width_of(state: Any, n: int) -> int:
-    """How many lanes a chunk has, from the size of the state and the number of trajectories.
+    """The number of lanes of a chunk, from the size of the state and the number of trajectories.
 
-    The same for every ensemble algorithm, as the bits of matrix products depend on it.
+    It is the same for every ensemble algorithm, as the bits of matrix products depend on it.
     """
     each = max(1, math.prod(state.shape)) * np.dtype(state.dtype).itemsize
     fitting = 2 ** int(math.log2(max(1, _CHUNK // each)))
@@ -43,146 +39,75 @@ def width_of(state: Any, n: int) -> int:
     return max(_NARROWEST, min(_WIDEST, fitting, enough))
 
 
-class _OfFirst(AbstractNorm):
-    """The norm of the first `count` components alone."""
-
-    norm: AbstractNorm
-    count: int
-
-    def __call__(self, xp: Any, values: Leaves) -> Any:
-        return self.norm(xp, first_of(values, self.count))
-
-    def squared(self, xp: Any, values: Leaves) -> Any:
-        return self.norm.squared(xp, first_of(values, self.count))
-
-
-class Setup(NamedTuple):
-    """What is needed to solve chunks of a plan, besides their numbers."""
-
-    plan: Plan
-    field: LaneField
-    width: int
-
-    @property
-    def stepping(self) -> Stepping:
-        plan, solver, norm = self.plan, self.plan.method.value, self.plan.method.value.norm
-        if plan.controlled < self.field.size:
-            norm = _OfFirst(norm, plan.controlled)
-        return Stepping(solver.method, solver.controller, norm, plan.maxiters, plan.controlled)
-
-    def field_of(self, args: Any) -> Callable:
-        return lambda y, t: self.field(args, y, t)
-
-    def wide(self, args: Any) -> tuple[Wide, Callable]:
-        """The field's arguments widened for differentiation, and what pulls their cotangents
-        back."""
-        real, rest = eqx.partition(args, eqx.is_inexact_array)
-        flags = zip(real, self.field.batched, self.field.deciding, strict=True)
-        has_lanes = tuple(
-            jax.tree.map(lambda x, b=b, d=d: b or (x.ndim == 0 and not d), arg)
-            for arg, b, d in flags
-        )
-
-        def widened(real):
-            def one(x, has_lanes):
-                return jnp.broadcast_to(x, (self.width,)) if has_lanes and not x.ndim else x
-
-            return jax.tree.map(one, real, has_lanes)
-
-        args, narrow = jax.vjp(widened, real)
-        return Wide(args, rest, has_lanes), narrow
-
-
-def setup_of(plan: Plan, lanes: Lane, n: int) -> Setup:
-    """The chunks of `n` trajectories, as wide as is best for them. Where components are vectors of
-    their own, whose bits don't depend on the width, no wider than XLA runs them in turn; and that
-    of a trajectory alone is as narrow as goes."""
-    u0 = lanes.u0
-    shape = u0.shape[1:] if plan.batched.u0 else u0.shape
-    state = jax.ShapeDtypeStruct(shape, u0.dtype)
+def lane_field(plan: Plan) -> LaneField:
+    """The vector field of the plan, for a chunk of lanes."""
     assert isinstance(plan.field, Program)
-    field = LaneField(plan.field, state, plan.batched.consts, plan.batched.p)
+    return LaneField(plan.field, plan.state, plan.batched.consts, plan.batched.p)
+
+
+def width_in(plan: Plan, field: LaneField, n: int) -> int:
+    """The number of lanes of a chunk of `n` trajectories, at its best. If the components are
+    separate vectors, the bits don't depend on the width, and a chunk is at most as wide as XLA runs
+    it in turn. The chunk of a single trajectory is as narrow as possible."""
     if n == plan.width == 1:
-        return Setup(plan, field, _NARROWEST if field.scalarised else 1)
+        return _NARROWEST if field.scalarised else 1
     width = max(plan.width, width_of(plan.state, n))
     if field.scalarised and jax.default_backend() == "cpu":
-        width = min(width, _IN_TURN // field.dtype.itemsize)
-    return Setup(plan, field, width)
+        return min(width, _IN_TURN // field.dtype.itemsize)
+    return width
 
 
 def in_chunks(x: Any, chunks: int, width: int) -> Any:
     """`[n, ...]` as `[chunk, lane, ...]`."""
     missing = chunks * width - x.shape[0]
     if missing:
-        # Copies of the last, which are masked.
+        # The last chunk is filled up with copies, which are masked.
         x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
     return x.reshape(chunks, width, *x.shape[1:])
 
 
-def solve_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
-    """The solutions of all chunks, one after the other: `every` leaf is `[chunk, lane, ...]`, and
-    so is the mask."""
-    forward_mode = setup.plan.method.value.direction == "forward"
-
-    def one(numbers):
-        each, wanted = numbers
-        chunk = chunk_of(setup, each, shared, wanted)
-        if not forward_mode:
-            # The same bits, whatever the program does with these numbers before.
-            chunk = jax.lax.optimization_barrier(chunk)
-        stepping, field = setup.stepping, setup.field_of(chunk.args)
-        state, out = solve_chunk(
-            stepping, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
-        )
-        u, t, count = None, None, state.naccept
-        if out is None:
-            u = jnp.moveaxis(setup.field.join(state.y), -1, 0)[:, None]
-        else:
-            u, t, count = out.u, out.t, out.row
-        restarts = None
-        if state.stops is not None and has_jumps(chunk.more):
-            restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
-        counts = state.code.astype(jnp.int8), state.naccept, state.ntried, restarts
-        return result_of(setup.plan, eqx.combine(each, shared), Left(u, t, count, *counts))
-
-    if mask.shape[0] > 1:
-        return jax.lax.map(one, (every, mask))
-    alone = one(jax.tree.map(lambda x: x[0], (every, mask)))
-    return jax.tree.map(lambda x: x[None], alone)
+def merged(x: Any) -> Any:
+    """`[chunk, lane, ...]` as `[n, ...]`, including the copies that fill up the last chunk."""
+    return x.reshape(-1, *x.shape[2:])
 
 
-def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
-    """The numbers of a chunk, lanes last."""
-    field, batched = setup.field, setup.plan.batched
-    left = eqx.combine(every, shared)._asdict()
-    width = setup.width
-    times, count, stop = (left.pop(name) for name in ("saveat", "count", "stop"))
+def chunk_of(plan: Plan, field: LaneField, every: Lane, shared: Lane, width: int) -> Lane:
+    """The numbers of a chunk in the form that the loop wants, with the lanes last.
+
+    `u0` and tolerances for each component become leaves. `p` becomes all that the field needs
+    besides the state and the time, including its constants. In `saveat`, times past the count of a
+    lane are infinite, in the direction of time, and `count` is None.
+
+    **Arguments:** `every`: the numbers that differ between lanes, with the lanes first.
+    """
+    lanes, batched = eqx.combine(every, shared), plan.batched
 
     def last(x: Any, is_own: Any) -> Any:
         return jnp.moveaxis(x, 0, -1) if is_own else jnp.asarray(x)
 
-    def take(name: str) -> Any:
-        x = left.pop(name)
-        return None if x is None else jax.tree.map(last, x, getattr(batched, name))
+    def moved(name: str, x: Any) -> Any:
+        return x if x is None or name in _AS_IS else jax.tree.map(last, x, getattr(batched, name))
 
-    u0 = take("u0")
-    if not batched.u0:
-        u0 = jnp.broadcast_to(u0[..., None], (*u0.shape, width))
-    consts, p = map(list, map(take, ("consts", "p")))
-    tol = None
-    if left["abstol"] is not None:
-        each = [(take(name), getattr(batched, name)) for name in Tolerances._fields]
-        tol = Tolerances(*(_tolerance(field, x, is_own) for x, is_own in each))
-    t0, t1, dt = map(take, ("t0", "t1", "dt"))
-    bounds, args = StepBounds(*map(take, StepBounds._fields)), field.prepare(consts, p)
-    times = meant(times, count, t0, t1)
-    more = {name: take(name) for name in list(left)}
-    return Chunk(field.split(u0), args, t0, t1, tol, dt, bounds, times, mask, stop, more)
+    chunk = Lane(*map(moved, Lane._fields, lanes))
+    u0 = chunk.u0 if batched.u0 else jnp.broadcast_to(chunk.u0[..., None], (*chunk.u0.shape, width))
+    tolerances = {
+        name: _tolerance(field, getattr(chunk, name), getattr(batched, name))
+        for name in _TOLERANCES
+    }
+    return chunk._replace(
+        u0=field.split(u0),
+        p=field.prepare(chunk.consts, chunk.p),
+        consts=(),
+        saveat=meant(lanes.saveat, lanes.count, chunk.t0, chunk.t1),
+        count=None,
+        **tolerances,
+    )
 
 
-def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
-    """A tolerance as the loop has it: a number, one a lane, or leaves like the state's."""
-    if x.ndim == batched:
+def _tolerance(field: LaneField, x: Any, batched: Any) -> Any:
+    """A tolerance in the form that the loop wants: a number, a number for each lane, or leaves like
+    those of the state."""
+    if x is None or x.ndim == batched:
         return x
     x = x if batched else x[..., None]
     return field.split(jnp.broadcast_to(x, (*field.shape, x.shape[-1])))

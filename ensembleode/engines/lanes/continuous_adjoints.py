@@ -1,19 +1,19 @@
-"""Continuous adjoints: the adjoint ODE, solved backwards, instead of the steps pulled back.
+"""Continuous adjoints: the adjoint ODE is solved backwards, instead of pulling back the steps.
 
-`lambda' = -(df/du)^T lambda` from the end to the start, where it jumps by the cotangent of each
-saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al.,
-"Neural ordinary differential equations", NeurIPS 2018, appendix B).
+The adjoint ODE is `lambda' = -(df/du)^T lambda`, from the end to the start. At each saved state,
+lambda jumps by the state's cotangent. The cotangent of the parameters is the integral of
+`(df/dp)^T lambda` (Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix
+B).
 
-- [`gauss`][] has the state from the dense output of the recorded steps, and integrates over each by
-    Gauss and Legendre's quadrature (Norcliffe and Deisenroth, "Faster training of neural ODEs using
-    Gauss-Legendre quadrature", TMLR 2023).
-- [`backsolve`][] solves for the state, too, backwards from each saved one, and records nothing.
+- [`gauss`][] gets the state from the dense output of the recorded steps, and integrates over each
+    step by Gauss-Legendre quadrature (Norcliffe and Deisenroth, "Faster training of neural ODEs
+    using Gauss-Legendre quadrature", TMLR 2023).
+- [`backsolve`][] also solves for the state, backwards from each saved state, and records nothing.
 
-Both are `replay.pull_back` in arguments and results.
+Both have the arguments and results of `replay.pull_back`.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,18 +24,8 @@ from ...solvers.method import equations_of
 from ...solvers.time import REACH_OF_STEP, rounding
 from ...solvers.verdicts import SUCCESS
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, running, start, Step, Stepping
-from .replay import (
-    add_end,
-    Cotangent,
-    cotangents_of,
-    pull_back,
-    Pulled,
-    Record,
-    Replay,
-    time_of,
-    Wide,
-)
+from .loop import advance, running, start, Step
+from .replay import add_end, cotangents_of, pull_back, Pulled, Record, Replay, time_of
 
 
 #
@@ -44,7 +34,7 @@ from .replay import (
 
 
 class _Dense(NamedTuple):
-    """A step that was taken, and the states within it."""
+    """A recorded step, and the states within it."""
 
     replay: Replay
     taken: Record
@@ -55,24 +45,25 @@ class _Dense(NamedTuple):
         t, h, y, *_ = self.taken
         if isinstance(theta, float) and theta == 0:
             return y, t
-        method = self.replay.stepping.method
+        method = self.replay.method
         return method.interpolate(LANES, y, self.dense, h, theta), t + theta * h
 
 
 def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
-    """Integrate back over one step, from its end or a saved time to the one before."""
+    """Integrate back over one step, from its end or a saved time to the saved time before, and so
+    on to its start."""
     adjoint, _, grad, rows = pulled
     taken = replay.safe(taken)
     t, h, y, carry, _ = taken
-    method = replay.stepping.method
-    equations = equations_of(replay.field(replay.chunk.args))
+    method = replay.method
+    equations = equations_of(functools.partial(replay.field, replay.chunk.p))
     if carry is None:
         carry = method.init(LANES, equations, y, t)
     attempt = method.step(LANES, equations, y, carry, t, h)
     dense = _Dense(replay, taken, method.dense(LANES, equations, y, attempt.dense, t, h))
-    if replay.saving.mode == "steps":
+    if replay.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
-    if replay.saving.mode != "times":
+    if replay.mode != "times":
         adjoint, grad = _over_part(dense, adjoint, grad, 1.0, 0.0)
         return Pulled(adjoint, None, grad, rows)
 
@@ -89,7 +80,8 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
         adjoint, rows = jump(adjoint, rows, here)
         return adjoint, grad, rows, stop, here
 
-    # A part of no length costs as much as another, and many a grid is that of the steps.
+    # Integrating over a part of no length costs as much as over another, and the saved times often
+    # are those of the steps.
     theta, here = _last_row(dense, rows)
     adjoint, rows = jump(adjoint, rows, here & (theta >= 1))
     took = h != 0
@@ -98,19 +90,20 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     return Pulled(adjoint, None, grad, rows)
 
 
-# Integrates back over the steps of the lanes of the mask, which succeed.
+# Integrates back over the steps of the lanes in the mask, which succeeded.
 gauss = functools.partial(pull_back, through=_over_step)
 
 
 def _last_row(dense: _Dense, rows: Any) -> tuple:
-    """Where in the step the last row lies that is left, as theta (zero if it is before the step);
-    and whether it is in the step.
+    """The place within the step of the last row that is left, as theta (zero if it is before the
+    step); and whether it is in the step.
 
-    Times that are the same but for rounding are: a row at the start belongs to the step before.
+    Times that differ only by rounding count as equal: a row at the start belongs to the step
+    before.
     """
     chunk, t, h = dense.replay.chunk, dense.taken.t, dense.taken.h
     took = h != 0
-    time = time_of(chunk.times, jnp.maximum(rows - 1, 0))
+    time = time_of(chunk.saveat, jnp.maximum(rows - 1, 0))
     close = jnp.minimum(rounding(chunk.t0, chunk.t1, h.dtype), REACH_OF_STEP * jnp.abs(h))
     after = jnp.sign(h) * (time - t)
     here = (rows > 0) & took & (after > jnp.where(t == chunk.t0, 0, close))
@@ -121,23 +114,23 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
 
 def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any) -> tuple:
     """The adjoint at `stop` from the adjoint at `begin` (both are thetas from 0 to 1), by one step
-    of the method; and the cotangent of the parameters, with what this part adds.
+    of the method; and the cotangent of the parameters, with the contribution of this part added.
 
-    The signs of backwards in time and of the adjoint ODE cancel.
+    Going backwards in time and the minus of the adjoint ODE cancel.
     """
     replay, length = dense.replay, begin - stop
-    method, h = replay.stepping.method, length * dense.taken.h
-    # (In other lanes the rate may be infinite, and so NaN times zero.)
+    method, h = replay.method, length * dense.taken.h
+    # In the other lanes the rate may be infinite, and NaN when multiplied by zero.
     moved = h != 0
 
     def at(x):
         return dense.at(begin - x * length)
 
     def rate(adjoint, x):
-        """The derivative of the adjoint by `x`, which goes from 0 at `begin` to 1 at `stop`."""
+        """The derivative of the adjoint with respect to `x`, which goes from 0 at `begin` to 1 at
+        `stop`."""
         u, t = at(x)
-        field = replay.field(replay.chunk.args)
-        _, pullback = jax.vjp(lambda u: field(u, t), u)
+        _, pullback = jax.vjp(lambda u: replay.field(replay.chunk.p, u, t), u)
         rate = pullback(adjoint)[0]
         return computed_once(
             map_leaves(lambda x: jnp.where(over(moved, x), over(h, x) * x, 0), rate)
@@ -153,46 +146,47 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
             method.interpolate(LANES, adjoint, within, 1.0, x),
         )
         u, t = at(x)
-        grad = _add_pulled(replay.field, replay.wide, u, t, weighed, grad, moved)
+        grad = _add_pulled(replay, u, t, weighed, grad, moved)
     return attempt.y2, grad
 
 
 def _quadrature(order: int) -> list[tuple[float, float]]:
-    """Nodes and weights on [0, 1], of an order above that of the method."""
+    """Nodes and weights of a quadrature on [0, 1] with a higher order than the method's."""
     count = min(max(3, (order + 2) // 2), 5)
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return [(float(1 + x) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
 
 
-def _add_pulled(
-    field, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
-) -> Any:
-    """Add the parameters' cotangent of a cotangent of `f(u, p, t)`, in the lanes of the mask."""
-    _, pullback = jax.vjp(lambda args: field(wide.combined(args))(u, t), wide.args)
+def _add_pulled(replay: Replay, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any) -> Any:
+    """Add the cotangent of the parameters that belongs to a cotangent of `f(u, p, t)`, in the lanes
+    of the mask."""
+    field, wide = replay.field, replay.wide
+    _, pullback = jax.vjp(lambda args: field(wide.combined(args), u, t), wide.args)
     return wide.added(grad, pullback(cotangent)[0], mask)
 
 
 #
-# Backwards, with the state
+# Backwards, together with the state
 #
 
 
-def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves, Leaves, Any, None]:
-    """Solve back through the lanes of the mask, which succeeded; NaN where the solve back fails."""
-    saving, chunk, saved = replay.saving, replay.chunk, cotangent.saved
+def backsolve(replay: Replay, room: None) -> tuple[Leaves, Any, None]:
+    """Solve back through the lanes of the mask, which succeeded; the result is NaN where that
+    fails."""
+    saving, chunk, saved = replay.plan.saving, replay.chunk, replay.saved
     assert saved is not None
-    back = _Back(replay.stepping, replay.field, chunk, replay.wide)
-    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
+    back = _Back(replay)
+    adjoint, grad = replay.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
 
     def row_of(array, i):
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
-        return replay.split(jnp.moveaxis(array, 0, -1))
+        return replay.field.split(jnp.moveaxis(array, 0, -1))
 
-    times, t0 = chunk.times, chunk.t0
-    if saving.mode == "ends" or times is None:
+    times, t0 = chunk.saveat, chunk.t0
+    if saving.mode == "ends":
         u = row_of(saved.u, saving.rows - 1)
         adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
-        return adjoint, adjoint, back.lost_in(adjoint, grad), room
+        return adjoint, back.lost_in(adjoint, grad), room
 
     def one(i, carry):
         adjoint, at_u0, grad = carry
@@ -204,7 +198,7 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
         at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)
         adjoint = select(there & ~at_start, map_leaves(jnp.add, adjoint, ct), adjoint)
         u = select(there, row_of(saved.u, i), chunk.u0)
-        # No way to go for a row that is not there.
+        # A row that is not there leaves no distance to integrate over.
         t = jnp.where(there, t, t0)
         before = jnp.where(there & (i > 0), before, t0)
         adjoint, grad = back.solved(t, before, u, adjoint, grad)
@@ -212,50 +206,50 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
 
     zero = tuple(map(jnp.zeros_like, adjoint))
     adjoint, at_u0, grad = jax.lax.fori_loop(0, saving.rows, one, (adjoint, zero, grad))
-    return adjoint, map_leaves(jnp.add, adjoint, at_u0), back.lost_in(adjoint, grad), room
+    return map_leaves(jnp.add, adjoint, at_u0), back.lost_in(adjoint, grad), room
 
 
 class _Back(NamedTuple):
-    """The ODE of the state and its adjoint, whose leaves follow one another."""
+    """The ODE of the state and its adjoint; the leaves of the adjoint follow those of the state."""
 
-    stepping: Stepping
-    field: Callable
-    chunk: Chunk
-    wide: Wide
+    replay: Replay
 
     def rates(self, both: Leaves, t: Any) -> Leaves:
         u, adjoint = _halves(both)
-        du, pullback = jax.vjp(lambda u: self.field(self.chunk.args)(u, t), u)
+        du, pullback = jax.vjp(lambda u: self.replay.field(self.replay.chunk.p, u, t), u)
         return (*du, *map_leaves(jnp.negative, pullback(adjoint)[0]))
 
     def solved(self, t: Any, stop: Any, u: Leaves, adjoint: Leaves, grad: Any) -> tuple:
-        """The adjoint at `stop`, and the cotangent of the parameters, from those at `t`."""
-        tol = self.chunk.tol
-        if tol is not None:
-            tol = type(tol)(*(x * 2 if isinstance(x, tuple) else x for x in tol))
+        """The adjoint at `stop` and the cotangent of the parameters, from those at `t`."""
+        abstol, reltol = (
+            x * 2 if isinstance(x, tuple) else x
+            for x in (self.replay.chunk.abstol, self.replay.chunk.reltol)
+        )
         both = (*u, *adjoint)
-        chunk = self.chunk._replace(u0=both, t0=t, t1=stop, tol=tol, times=None)
-        state = start(self.stepping, self.rates, chunk)
+        chunk = self.replay.chunk._replace(u0=both, t0=t, t1=stop, abstol=abstol, reltol=reltol)
+        state = start(self.replay.plan, self.rates, chunk, self.replay.mask)
 
         def one(carry):
             state, grad = carry
-            state, tried = advance(self.stepping, self.rates, chunk, state)
+            state, tried = advance(self.replay.plan, self.rates, chunk, state)
             return state, self.integrated(tried, grad)
 
         def going(carry):
             return running(carry[0])
 
         state, grad = jax.lax.while_loop(going, one, (state, grad))
-        arrived = ~chunk.mask | ((state.code == SUCCESS) & is_finite(state.y))
+        arrived = ~self.replay.mask | ((state.code == SUCCESS) & is_finite(state.y))
         adjoint = _halves(state.y)[1]
         return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
 
     def integrated(self, tried: Step, grad: Any) -> Any:
-        """Add what the step adds to the cotangent of the parameters, by the states within it."""
-        method, accepted = self.stepping.method, tried.accepted
-        # What is not finite in a step that was rejected would be so times zero; there the field is
-        # evaluated where the trajectory starts, for its derivative may be infinite.
-        start = (*self.chunk.u0, *map_leaves(jnp.zeros_like, self.chunk.u0))
+        """Add the contribution of a step to the cotangent of the parameters, from the states within
+        it."""
+        method, accepted = self.replay.method, tried.accepted
+        # Infinite numbers in a rejected step would be NaN when multiplied by zero. There, the field
+        # is evaluated at the start of the trajectory instead, since its derivative may be infinite,
+        # too.
+        start = (*self.replay.chunk.u0, *map_leaves(jnp.zeros_like, self.replay.chunk.u0))
         h = jnp.where(accepted, tried.h, 0)
         dense = method.dense(
             LANES, equations_of(self.rates), tried.y, tried.attempt.dense, tried.t, tried.h
@@ -263,19 +257,20 @@ class _Back(NamedTuple):
         for x, weight in _quadrature(method.order):
             both = method.interpolate(LANES, tried.y, dense, tried.h, x)
             u, adjoint = _halves(select(accepted, both, start))
-            t = jnp.where(accepted, tried.t + x * h, self.chunk.t0)
+            t = jnp.where(accepted, tried.t + x * h, self.replay.chunk.t0)
             weighed = map_leaves(lambda a, w=weight: over(-w * h, a) * a, adjoint)
-            grad = _add_pulled(self.field, self.wide, u, t, weighed, grad, accepted)
+            grad = _add_pulled(self.replay, u, t, weighed, grad, accepted)
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
-        """The cotangents, NaN where they sum over a lane whose adjoint was lost."""
-        lost = self.chunk.mask & ~is_finite(adjoint)
-        u0, t0 = self.chunk.u0, self.chunk.t0
+        """The cotangents, which are NaN if they are sums over lanes of which one has lost its
+        adjoint."""
+        lost = self.replay.mask & ~is_finite(adjoint)
+        u0, t0 = self.replay.chunk.u0, self.replay.chunk.t0
 
         def marked():
             mark = map_leaves(lambda x: jnp.where(over(lost, x), jnp.nan, jnp.zeros_like(x)), u0)
-            return _add_pulled(self.field, self.wide, u0, t0, mark, grad, lost)
+            return _add_pulled(self.replay, u0, t0, mark, grad, lost)
 
         return jax.lax.cond(jnp.any(lost), marked, lambda: grad)
 

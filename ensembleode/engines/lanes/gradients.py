@@ -1,8 +1,9 @@
-"""Solves over lanes, and the way back through them, for derivatives (see `engines/derivatives.py`):
-of any order by replay, the first alone, in reverse mode, by a continuous adjoint."""
+"""The way back through solves over lanes, for derivatives (see `engines/derivatives.py`). Replay
+has derivatives of any order; a continuous adjoint only has the first, in reverse mode."""
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,51 +13,27 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from ...core.lane import Lane
-from ...core.plan import Plan, Result
+from ...core.plan import Plan
+from ...fields.lanes.field import LaneField
 from ..along import where
 from ..flow import Flow, Known, own_of, reals_of, with_own, with_reals
-from .chunks import chunk_of, in_chunks, Setup, setup_of, solve_chunks
+from .chunks import chunk_of, lane_field, merged, width_in
 from .continuous_adjoints import backsolve, gauss
-from .loop import Chunk
-from .replay import buffers, Cotangent, pull_back as replayed, Replay, SavedRows
+from .loop import lanes_of
+from .replay import buffers, pull_back as replayed, Replay, SavedRows, Wide
+from .solves import solve
 
 
-# How a chunk is pulled back, by the name of its `sensealg`.
+# The function that pulls back through a chunk, by the name of its `sensealg`.
 _ADJOINTS = {"ReplayAdjoint": replayed, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
 
 
 class Found(NamedTuple):
-    """What else is known of solved trajectories: how many `steps` they took, `[trajectory]`, and
-    what was `saved`, where that is wanted."""
+    """Further data of solved trajectories: how many `steps` they took, `[trajectory]`, and the
+    `saved` states, where they are needed."""
 
     steps: Int[Array, "lane"]
     saved: SavedRows | None = None
-
-
-def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
-    """The result of these trajectories, chunk by chunk, in turn; times only where each has its own.
-
-    **Arguments:**
-
-    - `lanes`: the numbers, a leading axis on the leaves that `plan.batched` marks.
-    - `mask`: false for those that only fill a place, and are not solved: [n].
-    """
-    n = len(mask)
-    setup = setup_of(plan, lanes, n)
-    width = setup.width
-    every, shared = eqx.partition(lanes, plan.batched)
-    chunks = -(-n // width)
-    every = jax.tree.map(lambda x: in_chunks(x, chunks, width), every)
-    wanted = in_chunks(jnp.asarray(mask), chunks, width)
-    wanted = wanted & jnp.asarray(np.arange(chunks * width).reshape(chunks, width) < n)
-    result = solve_chunks(setup, every, shared, wanted)
-    return jax.tree.map(lambda x: _merged(x)[:n], result)
-
-
-def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
-    """What is saved of these trajectories, the last state alone where only ends are."""
-    u = solve(plan, lanes, mask).u
-    return u[:, -1:] if plan.saving.mode == "ends" else u
 
 
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
@@ -74,26 +51,28 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
 
 def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """`pull_back` of one group, chunk by chunk; of what is shared, cotangents are summed."""
+    """`pull_back` for a single group, chunk by chunk; cotangents of shared numbers are summed."""
     plan = flow.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
     if saving.mode == "steps" and plan.controlled < math.prod(plan.state.shape):
-        # With their tangents, which were not saved.
+        # The saved states don't have the tangents, so the trajectories are solved again.
         result = solve(plan, lanes, known.ok)
         saved = SavedRows(result.u, result.t, result.length)
-    chunked = setup_of(plan, lanes, flow.n)
+    field = lane_field(plan)
+    width = width_in(plan, field, flow.n)
     own, reals = own_of(plan), reals_of(plan, lanes)
     every = [lanes.u0, *(x for x, o in zip(reals, own, strict=True) if o)]
     shared = [x for x, o in zip(reals, own, strict=True) if not o]
     fixed_every, fixed_shared = eqx.partition(lanes, plan.batched)
-    order, back, ok = _by_cost(chunked, steps, known.ok)
+    order, back, ok = _by_cost(solver.adaptive, width, steps, known.ok)
 
     def one(carry, which):
         room, grad_shared = carry
         which, ok = which
-        # A failed lane is not solved again; its numbers, which may be infinite or NaN, are replaced
-        # by those of one that succeeded, so that products with shared weights stay finite.
+        # A failed lane is not solved again. Its numbers may be infinite or NaN, so they are
+        # replaced by those of a lane that succeeded, which keeps products with shared weights
+        # finite.
         which = jnp.where(ok, which, which[jnp.argmax(ok)])
         here, fixed, c, saved_here = jax.tree.map(
             lambda x: x[which], (every, fixed_every, cotangent, saved)
@@ -105,12 +84,12 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
             lane = eqx.combine(fixed, fixed_shared)._replace(u0=u0)
             lane = with_reals(plan, lane, [next(each if o else rest) for o in own])
             lane, rest = eqx.partition(lane, plan.batched)
-            chunk = chunk_of(chunked, lane, rest, ok)
-            return (chunk.u0, eqx.filter(chunk.args, eqx.is_inexact_array)), chunk
+            chunk = chunk_of(plan, field, lane, rest, width)
+            return (chunk.u0, eqx.filter(chunk.p, eqx.is_inexact_array)), chunk
 
         _, pullback, chunk = jax.vjp(numbers_of, here, shared, has_aux=True)
-        grads, room = _pull_back(chunked, chunk, where(ok, c), saved_here, room)
-        # (With no lane that succeeded, all numbers are those of one that failed.)
+        grads, room = _through_chunk(plan, field, chunk, ok, where(ok, c), saved_here, room)
+        # If no lane succeeded, all numbers are those of a lane that failed.
         some = jnp.any(ok)
         grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
         grad_every, more_shared = pullback(grads)
@@ -118,60 +97,79 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
     like = jax.eval_shape(
         lambda which: chunk_of(
-            chunked, jax.tree.map(lambda x: x[which], fixed_every), fixed_shared, ok[0]
+            plan, field, jax.tree.map(lambda x: x[which], fixed_every), fixed_shared, width
         ),
         order[0],
     )
     room = None
     if solver.adjoint != "BacksolveAdjoint":
-        room = buffers(chunked.stepping, saving, like)
+        room = buffers(plan, like)
     zero = jax.tree.map(jnp.zeros_like, shared)
     (_, grad_shared), grad_every = jax.lax.scan(one, (room, zero), (order, ok))
-    u0, *each = [_merged(x)[back] for x in grad_every]
+    u0, *each = [merged(x)[back] for x in grad_every]
     each, rest = iter(each), iter(grad_shared)
     return [u0, *(next(each) if o else next(rest)[None] for o in own)]
 
 
-def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
-    """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
+def _by_cost(adaptive: bool, width: int, steps: Any, ok: Any) -> tuple:
+    """Trajectories arranged in chunks of about equal numbers of steps, since a chunk takes as long
+    as its slowest lane.
 
-    **Returns:** which trajectory is at each place, `[chunk, lane]`, at which place each is,
-    `[trajectory]`, and which places hold one that succeeded.
+    **Returns:** the number of the trajectory at each place, `[chunk, lane]`; the place of each
+    trajectory, `[trajectory]`; and a mask of the places whose trajectory succeeded.
     """
     n = len(steps)
-    chunks = -(-n // setup.width)
-    places = chunks * setup.width
+    chunks = -(-n // width)
+    places = chunks * width
     here = np.arange(places, dtype=np.int32)
     order = back = here
-    if setup.stepping.controller is not None and chunks > 1:
+    if adaptive and chunks > 1:
         order = jnp.argsort(jnp.pad(steps, (0, places - n))).astype(np.int32)
         back = jnp.zeros_like(order).at[order].set(here, unique_indices=True)
     succeeded = jnp.pad(ok, (0, places - n))[order]
-    shape = chunks, setup.width
+    shape = chunks, width
     return jnp.minimum(order, n - 1).reshape(shape), back[:n], succeeded.reshape(shape)
 
 
-def _merged(x: Any) -> Any:
-    """An array without its axis of chunks."""
-    return x.reshape(-1, *x.shape[2:])
+def _wide(field: LaneField, args: Any, width: int) -> tuple[Wide, Callable]:
+    """The field's arguments widened for differentiation, and a function that pulls their cotangents
+    back to the arguments as they were."""
+    real, rest = eqx.partition(args, eqx.is_inexact_array)
+    flags = zip(real, field.batched, field.deciding, strict=True)
+    has_lanes = tuple(
+        jax.tree.map(lambda x, b=b, d=d: b or (x.ndim == 0 and not d), arg) for arg, b, d in flags
+    )
+
+    def widened(real):
+        def one(x, has_lanes):
+            return jnp.broadcast_to(x, (width,)) if has_lanes and not x.ndim else x
+
+        return jax.tree.map(one, real, has_lanes)
+
+    args, narrow = jax.vjp(widened, real)
+    return Wide(args, rest, has_lanes), narrow
 
 
-def _pull_back(
-    setup: Setup, chunk: Chunk, cotangent: Any, saved: SavedRows | None, room: Any
+def _through_chunk(
+    plan: Plan,
+    field: LaneField,
+    chunk: Lane,
+    ok: Any,
+    cotangent: Any,
+    saved: SavedRows | None,
+    room: Any,
 ) -> tuple:
-    """The cotangents of the first states and of the arguments that are real, from that of the rows.
+    """The cotangents of the initial states and of the real arguments, from the cotangent of the
+    rows.
 
-    `saved`: what was saved, where that is wanted.
+    **Arguments:** `saved`: the saved states, where they are needed.
     """
-    saving, field = setup.plan.saving, setup.field
     at_end = tuple(map(jnp.zeros_like, chunk.u0))
     rows = cotangent
-    if saving.mode == "ends":
+    if plan.saving.mode == "ends":
         at_end, rows = field.split(jnp.moveaxis(cotangent[:, 0], 0, -1)), None
-    wide, narrow = setup.wide(chunk.args)
-    replay = Replay(setup.stepping, setup.field_of, saving, chunk, rows, field.split, wide)
-    _, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
-        replay, Cotangent(at_end, saved), room
-    )
+    wide, narrow = _wide(field, chunk.p, lanes_of(chunk))
+    replay = Replay(plan, field, chunk, ok, saved, rows, at_end, wide)
+    at_u0, grad_args, room = _ADJOINTS[plan.method.value.adjoint](replay, room)
     (grad_args,) = narrow(grad_args)
     return (at_u0, grad_args), room

@@ -1,6 +1,6 @@
 """Arithmetic on the state of a chunk: a tuple of arrays whose last axis is the lane.
 
-The leaves are one `[lane]` vector a component where the field is scalarised, and a single
+The leaves are one `[lane]` vector for each component where the field is scalarised, and a single
 `[*state, lane]` array otherwise.
 """
 
@@ -18,12 +18,13 @@ from ...solvers.arithmetic import JaxArithmetic
 
 
 Leaves: TypeAlias = tuple[Any, ...]
-# A time or a step size: one a lane, or one that all lanes share.
+# A time or a step size: one for each lane, or one that all lanes share.
 OfLanes: TypeAlias = Float[Array, ""] | Float[Array, "lane"]
 
 
 def over(lane: Any, leaf: Any) -> Any:
-    """A number a lane, shaped to be broadcast against a leaf; or a Python number."""
+    """Numbers with one entry for each lane, in a shape that broadcasts against a leaf; a Python
+    number as it is."""
     if isinstance(lane, float):
         return lane
     missing = leaf.ndim - lane.ndim
@@ -35,7 +36,8 @@ def map_leaves(fn: Callable, *trees: Leaves) -> Leaves:
 
 
 def computed_once(values: Any) -> Any:
-    """The values, in memory: on the CPU, XLA would compute them again for every use."""
+    """The values, forced to memory: on the CPU, XLA would otherwise recompute them for every
+    use."""
     if jax.default_backend() != "cpu":
         return values
     return jax.tree.map(lambda x: x if isinstance(x, float) else _barrier(x), values)
@@ -45,7 +47,7 @@ _barrier = jax.lax.optimization_barrier
 
 
 def select(mask: Any, new: Leaves, old: Leaves) -> Leaves:
-    """`new` in the lanes where the mask is true."""
+    """`new` in the lanes where the mask is true, `old` in the others."""
     return map_leaves(lambda a, b: jnp.where(over(mask, a), a, b), new, old)
 
 
@@ -59,12 +61,12 @@ def sum_of(fn: Callable, *trees: Leaves) -> Any:
 
 
 def size(leaves: Leaves) -> int:
-    """How many components a lane has."""
+    """The number of components of a lane."""
     return sum(math.prod(x.shape[:-1]) for x in leaves)
 
 
 def first_of(leaves: Leaves, count: int | None) -> Leaves:
-    """The first `count` components alone, whether leaves are components or arrays; or all."""
+    """The first `count` components, whether leaves are components or arrays; all with None."""
     if count is None or count >= size(leaves):
         return leaves
     first, *more = leaves
@@ -73,12 +75,13 @@ def first_of(leaves: Leaves, count: int | None) -> Leaves:
 
 def is_finite(leaves: Leaves) -> Any:
     """Whether all components are finite: [lane]."""
-    # One multiplication and one addition a component, where testing each takes three times that.
+    # This takes a multiplication and an addition for each component; testing each takes three times
+    # as long.
     return sum_of(lambda x: x * 0, leaves) == 0
 
 
 class _Arithmetic(JaxArithmetic):
-    """Arrays with lanes as an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]."""
+    """The [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic] for arrays with lanes."""
 
     def over(self, number: Any, component: Any) -> Any:
         return over(number, component)

@@ -2,9 +2,9 @@
 
 The backward pass runs a chunk again, recording its steps, and replays them backwards with the step
 sizes held constant (the discrete adjoint; Hager, "Runge-Kutta methods in optimal control and the
-transformed adjoint system", Numer. Math. 87, 2000). A chunk's record holds one segment of its
-steps: of those before it checkpoints are kept, a segment apart, from which they are recorded anew.
-So memory grows with the square root of `maxiters`, the cost with the steps that were taken, and
+transformed adjoint system", Numer. Math. 87, 2000). The record has room for one segment of steps.
+For earlier segments only checkpoints at their starts are kept, from which they are recorded again.
+So the memory grows with the square root of `maxiters`, the cost with the number of steps taken, and
 nothing is kept from one chunk to the next.
 """
 
@@ -16,25 +16,29 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
-from ...core.saving import Saving
-from ...solvers.method import equations_of, Method
+from ...core.lane import Lane
+from ...core.plan import Plan
+from ...fields.lanes.field import LaneField
+from ...solvers.method import Equations, equations_of, Method
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, lanes_of, of_each_lane, running, start, State, Stepping
+from .loop import advance, lanes_of, of_each_lane, running, start, State
 from .stops import has_jumps, steps_between
 
 
-# Bytes of a record: longer segments need fewer runs, until they leave the cache.
+# The bytes of a record. Longer segments need fewer runs, until they leave the cache.
 _RECORD = 2**20
 
 
 class Record(NamedTuple):
-    """The steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
+    """The steps of a segment, each field with a leading axis `[step, ...]`; `h` is zero in lanes
+    that did not take the step.
 
-    `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
-    `anew` is true where that was made anew from the state, at the first step after a discontinuity;
-    None where there are none, or nothing is carried.
+    - `carry`: the method's carry at the start of the step, if cotangents pass through it (see
+        `_is_chained`); else None.
+    - `anew`: whether the carry was made anew from the state, for the first step after a
+        discontinuity; None where there are no discontinuities, or no carry is recorded.
     """
 
     t: Any
@@ -45,10 +49,11 @@ class Record(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What has been pulled back to the start of a step.
+    """The cotangents, pulled back to the start of a step.
 
-    - `y`, `carry`: the cotangents of the state and of what is carried (where that is recorded).
-    - `grad`: of the arguments; `rows`: how many of the saved rows are left, `[lane]`.
+    - `y`, `carry`: the cotangents of the state and of the method's carry (where it is recorded).
+    - `grad`: the cotangents of the arguments.
+    - `rows`: how many of the saved rows are left, `[lane]`.
     """
 
     y: Leaves
@@ -58,39 +63,29 @@ class Pulled(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Room for the record of a segment and for the checkpoints, reused by chunk after chunk."""
+    """Memory for the record of a segment and for the checkpoints, which all chunks use in turn."""
 
     record: Record
     checkpoints: State
 
 
 class SavedRows(NamedTuple):
-    """The saved states themselves, their times, and how many of them there are."""
+    """The saved states, their times, and the number of rows of each lane."""
 
     u: Inexact[Array, "lane row *state"]
     t: Float[Array, "row"] | Float[Array, "lane row"]
     length: Int[Array, "lane"]
 
 
-class Cotangent(NamedTuple):
-    """What is pulled back through a chunk.
-
-    - `end`: the cotangent of the state at `t1`.
-    - `saved`: what was saved; None where it is not wanted.
-    """
-
-    end: Leaves
-    saved: SavedRows | None
-
-
 class Wide(NamedTuple):
-    """The arguments of the field as they are differentiated.
+    """The arguments of the field in the form in which they are differentiated.
 
-    Numbers that all lanes share are one a lane, as their cotangents are summed over the lanes only
-    once, at the end; but for those on which it depends what the field computes (the predicate of a
-    `lax.cond`, say), which stay one, so that it is the same as forwards.
+    A number that all lanes share is extended to one number for each lane, so that its cotangents
+    are summed over the lanes only once, at the end. The exceptions are numbers that decide what the
+    field computes (such as the predicate of a `lax.cond`), which stay single, so that the field
+    takes the same branch as forwards.
 
-    - `args`: those that are real; None in the place of the others, which are in `rest`.
+    - `args`: the real arguments; None in the place of the others, which are in `rest`.
     - `has_lanes`: which of `args` have an axis of lanes.
     """
 
@@ -102,7 +97,8 @@ class Wide(NamedTuple):
         return eqx.combine(args, self.rest)
 
     def added(self, grad: Any, more: Any, mask: Any) -> Any:
-        """Both cotangents added, `more` in the lanes of the mask: elsewhere it may be NaN."""
+        """The sum of both cotangents, where `more` counts only in the lanes of the mask: it may be
+        NaN in the others."""
 
         def add(x, y, has_lanes):
             return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
@@ -111,27 +107,28 @@ class Wide(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are arguments whose cotangents are summed over the lanes at once."""
+        """Whether there are arguments whose cotangents are summed over the lanes in every step."""
         return not all(jax.tree.leaves(self.has_lanes))
 
 
-def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
-    """Room for chunks like this one (it may be abstract); None where every step is saved."""
-    if saving.mode == "steps":
+def buffers(plan: Plan, like: Lane) -> Buffers | None:
+    """Memory for chunks like this one, which may be abstract; None where every step is saved."""
+    if plan.saving.mode == "steps":
         return None
-    # (Any field will do, for shapes.)
-    state = jax.eval_shape(lambda c: start(stepping, lambda y, t: y, c), like)
-    lanes = like.u0[0].shape[-1]
+    lanes = lanes_of(like)
+    mask = jax.ShapeDtypeStruct((lanes,), bool)
+    # For the shapes alone, any field will do.
+    state = jax.eval_shape(lambda c, mask: start(plan, lambda y, t: y, c, mask), like, mask)
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
-    length = min(stepping.maxiters, max(math.isqrt(stepping.maxiters - 1) + 1, _RECORD // each))
-    segments = -(-stepping.maxiters // length)
+    length = min(plan.maxiters, max(math.isqrt(plan.maxiters - 1) + 1, _RECORD // each))
+    segments = -(-plan.maxiters // length)
 
     def room(n, x):
         return jnp.zeros((n, *x.shape), x.dtype)
 
     carry = anew = None
-    if _is_chained(stepping, saving):
+    if _is_chained(plan):
         carry = jax.eval_shape(lambda x: of_each_lane(x, lanes), state.carry)
         anew = jax.eval_shape(lambda x: _anew(like, x), state)
     h = jax.ShapeDtypeStruct((lanes,), state.h.dtype)
@@ -142,18 +139,18 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     )
 
 
-def _is_chained(stepping: Stepping, saving: Saving) -> bool:
-    """Whether cotangents pass through what a step hands on to the next (the method's carry).
+def _is_chained(plan: Plan) -> bool:
+    """Whether cotangents pass through the method's carry from step to step.
 
-    What `init` makes of the state is otherwise evaluated again; but where dense output depends on
-    what is handed on, that is pulled back only once.
+    Otherwise the carry is computed from the state again by `init`. But where dense output depends
+    on the carry, it is better to pull back through it only once.
     """
-    return stepping.method.remembers or saving.mode == "times"
+    return plan.method.value.method.remembers or plan.saving.mode == "times"
 
 
-def _anew(chunk: Chunk, state: State) -> Any:
-    """Where what is carried to the next step was made anew, one a lane."""
-    if state.stops is None or not has_jumps(chunk.more):
+def _anew(chunk: Lane, state: State) -> Any:
+    """For each lane, whether the carry for the next step was made anew; None where it never is."""
+    if state.stops is None or not has_jumps(chunk):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
 
@@ -161,24 +158,39 @@ def _anew(chunk: Chunk, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `field(args)`: the vector field of `(y, t)`, with arguments that are `wide`.
-    - `rows`: the cotangents of the saved states, if any.
-    - `split`: takes a state `[*state, lane]` apart.
+    - `mask`: the lanes that succeed; other lanes are not solved.
+    - `saved`: the saved states; None where they are not needed.
+    - `rows`: the cotangents of the saved states, if any; `end`: the cotangent of the state at `t1`.
+    - `wide`: the arguments of the field.
     """
 
-    stepping: Stepping
-    field: Callable
-    saving: Saving
-    chunk: Chunk
+    plan: Plan
+    field: LaneField
+    chunk: Lane
+    mask: Bool[Array, "lane"]
+    saved: SavedRows | None
     rows: Inexact[Array, "lane row *state"] | None
-    split: Callable
+    end: Leaves
     wide: Wide
+
+    @property
+    def method(self) -> Method:
+        return self.plan.method.value.method
+
+    @property
+    def mode(self) -> str:
+        """The mode of saving: see `core.saving.Saving`."""
+        return self.plan.saving.mode
+
+    def equations(self, args: Any) -> Equations:
+        """The equations of the field with arguments in the form of `wide`."""
+        return equations_of(functools.partial(self.field, self.wide.combined(args)))
 
     def safe(self, taken: Record) -> Record:
         """The step, moved to the start of the trajectory in lanes that did not take it.
 
-        There the field may be evaluated: elsewhere its derivative may be infinite, and times a
-        cotangent of zero that is NaN, in the sum over the lanes.
+        The field can be evaluated at the start. Elsewhere its derivative may be infinite, and NaN
+        when multiplied by a cotangent of zero, which would spoil the sum over the lanes.
         """
         if not self.wide.is_shared:
             return taken
@@ -190,18 +202,16 @@ class Replay(NamedTuple):
 
 
 def pull_back(
-    replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
-) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk in which the lanes of the mask succeed; the others are not solved,
-    and their cotangents are zero.
+    replay: Replay, room: Buffers | None, through: Callable | None = None
+) -> tuple[Leaves, Any, Buffers | None]:
+    """Pull back through a chunk. The cotangents of lanes that are not in the mask are zero.
 
-    `through` pulls back through one step, by default the step itself.
+    **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
-    of `wide.args`; and the room.
+    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and
+    the memory, to be used again.
     """
-    stepping, field, saving, chunk, rows, split, wide = replay
-    args = wide.args
+    chunk, mask, args = replay.chunk, replay.mask, replay.wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
 
@@ -209,56 +219,54 @@ def pull_back(
         carry = None
         if through is None:
             carry = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), record.carry)
-        return Pulled(cotangent.end, carry, grad, rows)
+        return Pulled(replay.end, carry, grad, rows)
 
     if room is None:
-        assert cotangent.saved is not None
-        length = jnp.where(chunk.mask, cotangent.saved.length, 0)
-        record, steps = _record_saved(saving, chunk, cotangent.saved._replace(length=length), split)
-        if stepping.method.remembers:
-            record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
+        assert replay.saved is not None
+        length = jnp.where(mask, replay.saved.length, 0)
+        record, steps = _record_saved(replay, replay.saved._replace(length=length))
+        if replay.method.remembers:
+            record = record._replace(carry=_carried(replay, record))
         pulled = replayed(record, steps, pulled_from(record, length))
     else:
-        pulled = pulled_from(room.record, _rows_saved(saving, chunk))
+        pulled = pulled_from(room.record, _rows_saved(replay))
         pulled, room = _replay_segments(replay, replayed, pulled, room)
     adjoint, grad = pulled.y, pulled.grad
     if jax.tree.leaves(pulled.carry):
 
         def first(y, args):
-            equations = equations_of(field(wide.combined(args)))
-            carry = stepping.method.init(LANES, equations, y, chunk.t0)
+            carry = replay.method.init(LANES, replay.equations(args), y, chunk.t0)
             return of_each_lane(carry, lanes_of(chunk))
 
         _, pull_first = jax.vjp(first, chunk.u0, args)
         more, more_grad = pull_first(pulled.carry)
-        moved = chunk.mask & (chunk.t0 != chunk.t1)
+        moved = mask & (chunk.t0 != chunk.t1)
         adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
-        grad = wide.added(grad, more_grad, moved)
-    at_u0 = adjoint
-    if rows is not None:
-        at_u0 = _add_start(rows, adjoint, pulled.rows, split)
-    return adjoint, at_u0, grad, room
+        grad = replay.wide.added(grad, more_grad, moved)
+    if replay.rows is not None:
+        adjoint = _add_start(replay, adjoint, pulled.rows)
+    return adjoint, grad, room
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
-    """Record and replay, the last segment first."""
-    stepping, chunk = replay.stepping, replay.chunk
-    field = replay.field(chunk.args)
-    state = start(stepping, field, chunk)
-    last, state, room, length = _record_all(stepping, field, chunk, state, room)
+    """Record and replay the segments, the last first."""
+    plan, chunk = replay.plan, replay.chunk
+    field = functools.partial(replay.field, chunk.p)
+    state = start(plan, field, chunk, replay.mask)
+    last, state, room, length = _record_all(plan, field, chunk, state, room)
 
     def going(carry):
         return carry[0] >= 0
 
     def segment(carry):
         number, again, length, record, pulled = carry
-        # Recorded before it is read, in this order: XLA would copy the record otherwise.
+        # The segment is recorded before it is replayed, as XLA would copy the record otherwise.
         state = _read(room.checkpoints, number)
-        _, record, steps = _record_segment(stepping, field, chunk, state, record, again)
+        _, record, steps = _record_segment(plan, field, chunk, state, record, again)
         length = jnp.where(again, steps, length)
         return number - 1, jnp.array(True), length, record, replayed(record, length, pulled)
 
-    # The last is in the record.
+    # The last segment is in the record already.
     carry = (last, jnp.array(False), length, room.record, pulled)
     *_, record, pulled = jax.lax.while_loop(going, segment, carry)
     return pulled, Buffers(record, room.checkpoints)
@@ -269,8 +277,8 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 #
 
 
-def _record_all(stepping, field, chunk, state, room) -> tuple:
-    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
+def _record_all(plan, field, chunk, state, room) -> tuple:
+    """Run to the end, keeping checkpoints; the last segment stays in the record."""
 
     def going(carry):
         return running(carry[1])
@@ -279,7 +287,7 @@ def _record_all(stepping, field, chunk, state, room) -> tuple:
         number, state, record, checkpoints, _ = carry
         number = number + 1
         checkpoints = _write(checkpoints, number, state)
-        state, record, length = _record_segment(stepping, field, chunk, state, record, True)
+        state, record, length = _record_segment(plan, field, chunk, state, record, True)
         return number, state, record, checkpoints, length
 
     none = jnp.zeros((), jnp.int32)
@@ -288,7 +296,7 @@ def _record_all(stepping, field, chunk, state, room) -> tuple:
     return number, state, Buffers(record, checkpoints), length
 
 
-def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
+def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
     """Run until the record is full, or all lanes are done."""
     room = record.t.shape[0]
 
@@ -301,7 +309,7 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
         carried = anew = None
         if record.carry is not None:
             carried, anew = of_each_lane(state.carry, lanes_of(chunk)), _anew(chunk, state)
-        state, tried = advance(stepping, field, chunk, state)
+        state, tried = advance(plan, field, chunk, state)
         h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
         taken = Record(tried.t, h, tried.y, carried, anew)
         return state, _write(record, length, taken), length + 1
@@ -309,20 +317,21 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callable) -> tuple:
-    """The record of all steps, where every one was saved; and how many they are.
+def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
+    """The record of all steps, where every step was saved; and the number of steps.
 
-    (Run again, in another program, a solve to the last digits may take others.)
+    Running the solve again would be another program, which may take different steps because it
+    rounds differently.
     """
-    u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
-    y, length = jax.vmap(split)(u), saved.length
-    if not saving.start:
+    chunk, u, t = replay.chunk, jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
+    y, length = jax.vmap(replay.field.split)(u), saved.length
+    if not replay.plan.saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
         length = length + 1
     steps = jnp.arange(t.shape[0] - 1, dtype=length.dtype)
     took = steps[:, None] < length[None] - 1
-    begins, h = steps_between(chunk.more, t, jnp.sign(chunk.t1 - chunk.t0))
+    begins, h = steps_between(chunk, t, jnp.sign(chunk.t1 - chunk.t0))
     h = jnp.where(took, h, 0)
     t = jnp.where(took, begins, chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[None])
 
@@ -333,9 +342,9 @@ def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callabl
     return Record(t, h, map_leaves(finite, y, chunk.u0), None), jnp.max(length) - 1
 
 
-def _carried(method: Method, field: Callable, record: Record) -> Any:
-    """The carry that each step of the record began with."""
-    equations = equations_of(field)
+def _carried(replay: Replay, record: Record) -> Any:
+    """The method's carry at the start of each step of the record."""
+    method, equations = replay.method, equations_of(functools.partial(replay.field, replay.chunk.p))
     t, _, y, *_ = _read(record, 0)
 
     def one(carry, taken):
@@ -348,7 +357,8 @@ def _carried(method: Method, field: Callable, record: Record) -> Any:
 
 
 def _where(mask: Any, carry: Any, other: Any = None) -> Any:
-    """The carry (or its cotangents) in the lanes of the mask; in the others zero, or `other`."""
+    """The carry (or its cotangents) in the lanes of the mask, and `other` in the others; by default
+    zero."""
     if other is None:
         other = jax.tree.map(jnp.zeros_like, carry)
     return jax.tree.map(lambda x, y: jnp.where(over(mask, x), x, y), carry, other)
@@ -386,11 +396,11 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
     adjoint, to_carry, grad, rows = pulled
     t, h, y, carry, anew = replay.safe(taken)
-    method, took = replay.stepping.method, h != 0
-    is_dense = replay.saving.mode == "times"
+    method, took = replay.method, h != 0
+    is_dense = replay.mode == "times"
 
     def forward(y, carry, args):
-        equations = equations_of(replay.field(replay.wide.combined(args)))
+        equations = replay.equations(args)
         given = carry
         if carry is None or anew is not None:
             given = method.init(LANES, equations, y, t)
@@ -404,7 +414,7 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
 
     (_, _, dense), pullback = jax.vjp(forward, y, carry, replay.wide.args)
     direct, to_dense = jax.tree.map(jnp.zeros_like, (y, dense))
-    if replay.saving.mode == "steps":
+    if replay.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if is_dense:
         direct, to_dense, rows = _rows_within(replay, taken, dense, (direct, to_dense, rows))
@@ -415,7 +425,7 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
 
 
 def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
-    """Add the cotangent of the state saved at the end of the step."""
+    """Add the cotangent of the state that was saved at the end of the step."""
     taken_here = taken.h != 0
     row = jnp.where(taken_here, rows - 1, 0)
     at_end = cotangents_of(replay, row)
@@ -425,13 +435,13 @@ def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[
 
 def _rows_within(replay: Replay, taken: Record, dense: tuple, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
-    times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
+    times, direction = replay.chunk.saveat, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
     t, h = taken.t, taken.h
     took = h != 0
 
     def pulled(theta, ct):
         def state(y, dense):
-            return replay.stepping.method.interpolate(LANES, y, dense, h, theta)
+            return replay.method.interpolate(LANES, y, dense, h, theta)
 
         return jax.vjp(state, taken.y, dense)[1](ct)
 
@@ -462,29 +472,26 @@ def time_of(times: Any, row: Any) -> Any:
 
 def cotangents_of(replay: Replay, row: Any) -> Leaves:
     """The cotangents of row `row` of each lane."""
-    return _row(replay.rows, row, replay.split)
+    assert replay.rows is not None
+    lane = jnp.arange(len(replay.mask), dtype=row.dtype)
+    return replay.field.split(jnp.moveaxis(replay.rows[lane, row], 0, -1))
 
 
-def _row(rows: Any, row: Any, split: Callable) -> Leaves:
-    lane = jnp.arange(len(rows), dtype=row.dtype)
-    return split(jnp.moveaxis(rows[lane, row], 0, -1))
+def _rows_saved(replay: Replay) -> Any:
+    """How many rows were written, in lanes that succeeded."""
+    if replay.mode == "ends":
+        return jnp.zeros(len(replay.mask), jnp.int32)
+    count = jnp.sum(jnp.isfinite(replay.chunk.saveat), axis=-1, dtype=jnp.int32)
+    return jnp.where(replay.mask, count, 0)
 
 
-def _rows_saved(saving: Saving, chunk: Chunk) -> Any:
-    """How many rows were written, in the lanes that succeeded."""
-    if saving.mode == "ends" or chunk.times is None:
-        return jnp.zeros(len(chunk.mask), jnp.int32)
-    count = jnp.sum(jnp.isfinite(chunk.times), axis=-1, dtype=jnp.int32)
-    return jnp.where(chunk.mask, count, 0)
-
-
-def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Leaves:
+def _add_start(replay: Replay, adjoint: Leaves, rows: Any) -> Leaves:
     """Add the cotangents of the rows saved at the start."""
 
     def one(carry):
         adjoint, rows = carry
         left = rows > 0
-        ct = _row(rows_ct, jnp.maximum(rows - 1, 0), split)
+        ct = cotangents_of(replay, jnp.maximum(rows - 1, 0))
         adjoint = select(left, map_leaves(jnp.add, adjoint, ct), adjoint)
         return adjoint, rows - left.astype(rows.dtype)
 

@@ -1,4 +1,5 @@
-"""Where the lanes of a chunk are among their known times, `tstops` and `d_discontinuities`."""
+"""The position of the lanes of a chunk among their known times, `tstops` and
+`d_discontinuities`."""
 
 from typing import Any, NamedTuple
 
@@ -6,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from ...core.lane import Lane
 from ...numbers import of_kind
 from ...solvers.time import end_of_stretch, next_time, size_within
 from .leaves import LANES, OfLanes
@@ -15,14 +17,15 @@ _NAMES = [row.name for row in of_kind("stops")]
 
 
 class Stops(NamedTuple):
-    """(Without an axis where all lanes share their steps.)
+    """The variables for known times; they have no axis where all lanes share their steps.
 
-    - `rows`: of each table, which is sorted, the row of the next time.
-    - `tstop`: the end of the stretch of time that the lane is in, which no step goes beyond.
-    - `anchor`: where that begins, and `tried`: how many steps the chunk had tried until then: from
-        there fixed steps are laid out.
-    - `anew`: whether the stretch begins after a discontinuity, in which no step was taken yet.
-    - `restarts`: how many such stretches there were.
+    - `rows`: for each table, which is sorted, the row of the next time.
+    - `tstop`: the end of the current stretch of time, beyond which no step goes.
+    - `anchor`: the time at which the stretch begins; `tried`: how many steps the chunk had tried
+        until then. Fixed steps are laid out from there.
+    - `anew`: whether the stretch begins after a discontinuity, and no step has been taken in it
+        yet.
+    - `restarts`: the number of such stretches so far.
     """
 
     rows: tuple[Int[Array, "*lane"], ...]
@@ -33,39 +36,41 @@ class Stops(NamedTuple):
     restarts: Int[Array, "*lane"]
 
 
-def tables_of(more: Any) -> dict[str, Any]:
-    """The tables of known times among the other numbers of a chunk: `[time]` or `[time, lane]`."""
-    return {name: more[name] for name in _NAMES if more and more.get(name) is not None}
+def tables_of(chunk: Lane) -> dict[str, Any]:
+    """The tables of known times of a chunk: `[time]` or `[time, lane]`."""
+    tables = {name: getattr(chunk, name) for name in _NAMES}
+    return {name: table for name, table in tables.items() if table is not None}
 
 
-def has_own(more: Any) -> bool:
+def has_own(chunk: Lane) -> bool:
     """Whether lanes have known times of their own."""
-    return any(x.ndim > 1 for x in tables_of(more).values())
+    return any(x.ndim > 1 for x in tables_of(chunk).values())
 
 
-def has_jumps(more: Any) -> bool:
+def has_jumps(chunk: Lane) -> bool:
     """Whether `f` jumps at known times."""
-    return "d_discontinuities" in tables_of(more)
+    return "d_discontinuities" in tables_of(chunk)
 
 
-def begin(more: Any, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
-    """At the start of all lanes; and which of them start at a discontinuity. None without known
-    times."""
-    tables = tables_of(more)
+def begin(chunk: Lane, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
+    """The variables at the start of all lanes, and a mask of the lanes that start at a
+    discontinuity. None without known times."""
+    tables = tables_of(chunk)
     if not tables:
         return None, None
     none = jnp.zeros(t.shape, jnp.int32)
     never = jnp.zeros(t.shape, bool)
     stops = Stops((none,) * len(tables), t, t, none, never, none)
-    return arrive(more, stops, t, t1, jnp.sign(t1 - t), none, ~never)
+    return arrive(chunk, stops, t, t1, jnp.sign(t1 - t), none, ~never)
 
 
 def arrive(
-    more: Any, stops: Stops, t: OfLanes, t1: OfLanes, direction: Any, tries: Any, here: Any
+    chunk: Lane, stops: Stops, t: OfLanes, t1: OfLanes, direction: Any, tries: Any, here: Any
 ) -> tuple[Stops, Any]:
-    """At the times `t` in the lanes where that is the end of their stretch, `here`: the next
-    stretch; and in which of them `f` jumps, so that it begins a unit in the last place later."""
-    tables = tables_of(more)
+    """The variables in the next stretch of time, for the lanes `here`, whose stretch ends at `t`;
+    and a mask of the lanes where `f` jumps, so that the stretch begins a unit in the last place
+    later."""
+    tables = tables_of(chunk)
     jumps = jnp.zeros_like(here)
     if (table := tables.get("d_discontinuities")) is not None:
         row = stops.rows[list(tables).index("d_discontinuities")]
@@ -88,7 +93,7 @@ def arrive(
 
 
 def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
-    """The first row after the time `t`, of the lanes `here`."""
+    """The first row after the time `t`, in the lanes `here`."""
 
     def due(row):
         return here & (direction * (t - _at(table, row, direction)) >= 0)
@@ -99,7 +104,7 @@ def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
 
 
 def _at(table: Any, row: Any, direction: Any) -> Any:
-    """The time of a row, infinitely far where there are no more."""
+    """The time of a row; infinitely far where there are no more rows."""
     if table.ndim == 1:
         time = table.at[row].get(mode="clip")
     else:
@@ -107,11 +112,11 @@ def _at(table: Any, row: Any, direction: Any) -> Any:
     return jnp.where(row < len(table), time, direction * jnp.inf)
 
 
-def steps_between(more: Any, t: Any, direction: Any) -> tuple[Any, Any]:
-    """Where the steps begin that end at the times `t [1 + step, lane]` but for the first, and their
-    signed sizes."""
+def steps_between(chunk: Lane, t: Any, direction: Any) -> tuple[Any, Any]:
+    """The starts and the signed sizes of the steps that end at the times `t [1 + step, lane]`, of
+    which the first is the start of all."""
     begins, ends = t[:-1], t[1:]
-    table = tables_of(more).get("d_discontinuities")
+    table = tables_of(chunk).get("d_discontinuities")
     if table is None:
         return begins, ends - begins
     direction = direction + jnp.zeros_like(begins)

@@ -1,10 +1,11 @@
 """EnsembleDistributed and EnsembleSplitThreads: the trajectories of a batch on other processes.
 
-- `requests.py`: what is asked of workers, with its derivatives; `forms.py`: what those compute.
-- `programs.py`: that as programs over chunks; `worker.py`: what runs them.
-- `pools.py`: where tasks go (Dask, or a `concurrent.futures` executor); `local.py`: clusters on
-  this computer, and the pool of an ensemble algorithm.
-- `dispatch.py`: from a batch to tasks and back, and what becomes of failures.
+- `requests.py`: the requests to workers, as differentiable primitives; `forms.py`: the computations
+    that are requested.
+- `programs.py`: these computations as programs over chunks; `worker.py`: runs them.
+- `pools.py`: the pools that take tasks (Dask, or a `concurrent.futures` executor); `local.py`:
+    clusters on this computer, and the pool of an ensemble algorithm.
+- `dispatch.py`: from a batch to tasks and back, and the handling of failures.
 """
 
 import dataclasses
@@ -35,9 +36,10 @@ from .requests import fail_lost, Request
 class Distributed(Executor):
     """The executor on the workers of a pool.
 
-    - `threads`: of each worker.
-    - `costs`: what each trajectory costs, `[trajectory]`; None where that isn't known.
-    - `notes`: what happened to trajectories, besides numerics; `lost`: those that workers died of.
+    - `threads`: the number of threads of each worker.
+    - `costs`: the cost of each trajectory, `[trajectory]`; None where it isn't known.
+    - `notes`: what happened to trajectories, apart from numerics; `lost`: the trajectories whose
+        workers died.
     """
 
     pool: Pool
@@ -65,8 +67,8 @@ class Distributed(Executor):
     def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
 
-        Workers add up what is theirs; differentiated, each gives its gradient, too, and none gives
-        its trajectories.
+        Workers add up the outputs of their trajectories. When this is differentiated, each worker
+        also returns the gradient of its sum, and never its trajectories.
         """
         request, numbers, costs = self._prepared("total", job, indices, 1)
         if job.traced:
@@ -79,8 +81,8 @@ class Distributed(Executor):
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts), each
 
     def _seen(self, job: Job, indices: Any) -> Callable:
-        """A function that is told of an outcome as it grows, and which rows are new in it: it notes
-        lost trajectories, and reports to the job."""
+        """A function that is called with a growing outcome, and the rows that are new in it. It
+        notes lost trajectories, and reports to the job."""
 
         def seen(outcome, results, rows):
             self._note(outcome, results, indices)
@@ -95,7 +97,7 @@ class Distributed(Executor):
         self, kind: str, job: Job, indices: Any, repeat: Any
     ) -> tuple[Request, Numbers, Any]:
         if not job.traced and job.plan.engine.is_stoppable():
-            job = looking_at(job, None)  # (a worker has one of its own)
+            job = looking_at(job, None)  # each worker has its own flag
         lanes = job.trajectories.lanes(indices, repeat)
         costs = self._costs(job.plan, lanes, indices)
         numbers = numbers_of(
@@ -115,7 +117,7 @@ class Distributed(Executor):
             self.lost.update(which)
 
     def _costs(self, plan: Plan, lanes: Lane, indices: Any) -> Any:
-        """What each trajectory of the batch costs, as far as is known."""
+        """The cost of each trajectory of the batch, if it is known."""
         if self.costs is not None:
             if not is_tracer(indices) and np.max(indices) >= len(self.costs):
                 raise ValueError(

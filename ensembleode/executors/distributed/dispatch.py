@@ -1,12 +1,12 @@
-"""From a batch to tasks and back: how large they are, their order, and what becomes of failures.
+"""From a batch to tasks and back: the sizes of tasks, their order, and the handling of failures.
 
-A task is a number of units (chunks, or groups of chunks where gradients are added up), whose
-composition is fixed: what is computed does not depend on who computes it, or when. Tasks are about
-half a second long, as measured on the first ones, and shorter towards the end, so that no worker is
-waited for; the longest go first, where costs are known.
+A task is a number of units (chunks, or groups of chunks where gradients are added up). The
+composition of the units is fixed, so the results do not depend on which worker computes them, or
+when. Tasks take about half a second, by measurements of the first ones, and less towards the end,
+so that no worker is waited for. Where costs are known, the longest tasks are sent first.
 
-A task whose workers die is taken apart into its units, which are run again, one at a time and
-alone, after all others. A unit that then still kills its workers is lost, and no other.
+If the workers of a task die, its units are run again, one at a time and alone, after all other
+tasks. A unit that then still kills its workers is lost; other units are not.
 """
 
 import contextlib
@@ -28,20 +28,22 @@ from .programs import ChunkProgram, exported, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task
 
 
-# Seconds of a task, and the least, which is some times what it costs to send one; bytes of what it
-# is sent and what it gives.
+# The seconds of a task, and their minimum, which is a few times what sending a task costs. The
+# bytes that a task is sent, and that it returns.
 _SECONDS, _LEAST_SECONDS = 0.5, 0.02
 _BYTES = 2**25
-# Bytes from which a shared array is sent to a worker once.
+# The smallest size in bytes of shared arrays that are sent to each worker only once.
 _LARGE = 2**15
 
 
 class Batch(NamedTuple):
     """The numbers of a batch, flat, and what is known about it.
 
-    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: those for all.
-    - `costs`: what each trajectory costs, by whatever measure; None where that isn't known.
-    - `stop`: which of the shared arrays says where a flag lies that stops a program; None if none.
+    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: arrays for all
+        trajectories.
+    - `costs`: the cost of each trajectory in any unit; None where it isn't known.
+    - `stop`: the index of the shared array with the address of a flag that stops a program; None if
+        there is none.
     """
 
     each: list[np.ndarray]
@@ -56,11 +58,11 @@ class Batch(NamedTuple):
 
 @dataclasses.dataclass
 class Results:
-    """What came of a batch: flat arrays over the trajectories and over the units.
+    """The results of a batch: flat arrays over the trajectories and over the units.
 
-    - `done`: which trajectories were solved, or lost.
-    - `lost`: those whose workers died of them, and the reasons.
-    - `cause`: what ended it before its end, if anything did.
+    - `done`: which trajectories are solved or lost.
+    - `lost`: the trajectories whose workers died, with the reasons.
+    - `cause`: the exception that ended the batch before its end, if there was one.
     """
 
     each: list[np.ndarray]
@@ -81,25 +83,26 @@ def dispatch(
 ) -> Results:
     """Run a program on all trajectories of a batch.
 
-    Whatever ends it before its end (`KeyboardInterrupt`, too) is in the results.
+    An exception that ends it early (including `KeyboardInterrupt`) is not raised, but is in the
+    results.
 
     **Arguments:**
 
-    - `shipped`: the program as workers are sent it.
-    - `threads`: how many each worker runs at once.
-    - `report`: called with the results and the rows that are new in them, as they are.
+    - `shipped`: the program in the form in which workers are sent it.
+    - `threads`: how many calls of it each worker runs at once.
+    - `report`: called with the results so far, and the rows that are new in them.
     """
     work = _Work(pool, program, shipped, batch, threads, report)
     try:
         pool.open()
         with watched() as stop:
             stop = stop or Stop()
-            # (In the middle of a call of Dask's, Ctrl-C might leave that in disorder.)
+            # In the middle of a call of Dask's, Ctrl-C might leave Dask in an inconsistent state.
             with stop.held():
                 work.run(stop)
     except (Exception, KeyboardInterrupt) as e:
         work.results.cause = e
-        with contextlib.suppress(Exception):  # of a cluster that is gone
+        with contextlib.suppress(Exception):  # the cluster may be gone
             pool.cancel(list(work.in_flight))
             pool.stop(work.name)
     finally:
@@ -108,7 +111,8 @@ def dispatch(
 
 
 class _Work:
-    """The state of a dispatch: pending units, units with a worker, and the results so far."""
+    """The state of a dispatch: the units to be done, those that a worker has, and the results so
+    far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
@@ -121,7 +125,7 @@ class _Work:
         self.pending = self._ordered(units)
         self.suspects: list[int] = []
         self.in_flight: dict[Any, np.ndarray] = {}
-        # (No `SimpleQueue`: a signal as its timeout ends has it wait for ever.)
+        # `SimpleQueue` waits for ever if a signal arrives as its timeout ends.
         self.finished: queue.Queue = queue.Queue()
         self.measured = [0.0, 0]
         n = batch.n
@@ -135,7 +139,8 @@ class _Work:
         self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
-        """What workers keep, by hash, and the shared arrays as tasks have them."""
+        """The large arrays that workers keep, by hash; and the shared arrays in the form in which
+        tasks have them."""
         kept: dict[str, Any] = {self.shipped.hash: self.shipped.content}
         shared = []
         for x in self.batch.shared:
@@ -149,11 +154,11 @@ class _Work:
         return kept, tuple(shared)
 
     def _ordered(self, units: int) -> list[int]:
-        """The units in the reverse order of sending: the last of the list goes first."""
+        """The units in the reverse order of sending: the last one in the list is sent first."""
         order = np.arange(units)[::-1]
         if self.batch.costs is None:
             return order.tolist()
-        # A chunk takes as long as its longest.
+        # A chunk takes as long as its longest trajectory.
         costs = np.maximum.reduceat(self.batch.costs, np.arange(0, self.batch.n, self.rows))
         return order[np.argsort(costs[order], kind="stable")].tolist()
 
@@ -181,12 +186,13 @@ class _Work:
         slots = self.pool.slots()
         if not slots and not self.in_flight:
             log_once("EnsembleDistributed waits for the workers of its cluster.")
-        # (A cluster that adapts starts workers for what is there to do.)
+        # A cluster that adapts starts workers only when there are tasks.
         slots = max(1, slots)
         while self.pending and len(self.in_flight) < self.pool.queued * slots:
             size = self._size(slots)
             units = np.sort([self.pending.pop() for _ in range(size)])
-            # With the first tasks, which go to a worker each; who has not got it asks.
+            # Sent along with the first tasks, one of which goes to each worker; a worker that lacks
+            # them asks.
             new = [h for h in self.kept if self.pool.sent[h] < slots]
             self.pool.sent.update(new)
             self._submit(units, new)
@@ -194,7 +200,7 @@ class _Work:
             self._submit(np.array([self.suspects[-1]]), [])
 
     def _size(self, slots: int) -> int:
-        """How many units the next task has: half a second, and less towards the end."""
+        """The number of units of the next task: half a second's, or less towards the end."""
         seconds, count = self.measured
         rate = seconds / count if count else self.pool.rates.get(self.program)
         if rate is None:
@@ -238,11 +244,11 @@ class _Work:
                 self._done(units, answer)
             case Missing(hashes, platform, address):
                 self.pool.traffic.repeated += 1
-                if self.shipped.hash in hashes:  # perhaps for other devices
+                if self.shipped.hash in hashes:  # possibly for another kind of device
                     shipped = exported(self.program, platform) or self.shipped
                     self.kept[self.shipped.hash] = shipped.content
                 self._submit(units, list(hashes))
-                if address is not None:  # (where it is sent now may be another worker)
+                if address is not None:  # the task may be sent to another worker now
                     self.pool.deliver({h: self.kept[h] for h in hashes}, address)
             case Refused(why):
                 raise ClusterError(why + ".")
@@ -270,7 +276,7 @@ class _Work:
         if not (self.suspects and self.suspects[-1] == units[0]):
             self.suspects += units[::-1].tolist()
             return
-        # It was alone, so it was this one.
+        # The unit was running alone, so it was this one that killed the worker.
         unit = self.suspects.pop()
         rows = np.arange(unit * self.rows, min((unit + 1) * self.rows, self.batch.n))
         self.results.lost.append((rows, why))

@@ -1,15 +1,17 @@
-"""What a program computes of a number of trajectories, and what is derived from it.
+"""Forms: the computations that programs do for a number of trajectories, and computations derived
+from these.
 
-A form is a function of flat arrays: those of each trajectory, which come first, and those that all
-share. It gives arrays for each trajectory, and sums over trajectories, its parts. What it gives for
-a trajectory depends on the numbers of that one and on what is shared, so the same goes for its
-tangents and cotangents: each is a form again, and can be computed wherever its trajectories are.
+A form is a function of flat arrays: first those of each trajectory, then those that all
+trajectories share. It returns arrays for each trajectory, and sums over trajectories, called parts.
+Its results for a trajectory depend only on the numbers of that trajectory and on the shared ones,
+and so do their tangents and cotangents. So tangents and cotangents are forms again, and can be
+computed wherever their trajectories are.
 """
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -24,10 +26,11 @@ from ...ground.keys import is_key, raw
 
 
 class Numbers(NamedTuple):
-    """What a program is given besides its plan.
+    """The inputs of a program besides its plan.
 
-    `every` has the trajectory axis first on all leaves: the numbers that differ, and the indices;
-    `shared` are those for all.
+    - `every`: the numbers that differ between trajectories, and the indices; all leaves have a
+        leading trajectory axis.
+    - `shared`: the numbers that all trajectories share.
     """
 
     every: Any
@@ -35,12 +38,15 @@ class Numbers(NamedTuple):
 
 
 class Form(abc.ABC):
-    """See above; hashable, and compared by content. Structs of what differs by trajectory are
-    without their axis.
+    """A form as described above; hashable, and compared by content. The structs of arrays that
+    differ between trajectories are without the trajectory axis.
 
-    - `every`, `shared`: the structs of its operands; `each`, `parts`: of its results.
-    - `linear`: in how many of the last of `every`, and of `shared`, it is linear (in all together).
-    - `base`: what it is derived from; `copies`: how many of that each trajectory makes.
+    - `every`, `shared`: the structs of its operands.
+    - `each`, `parts`: the structs of its results.
+    - `linear`: the numbers of those operands, the last of `every` and the last of `shared`, in
+        which it is (jointly) linear.
+    - `base`: the form that it is derived from in the end; `copies`: how many evaluations of that
+        form it makes for each trajectory.
     """
 
     linear: tuple[int, int]
@@ -68,16 +74,18 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def of_unit(self, every: Sequence, mask: Any, shared: Sequence) -> tuple[list, list]:
-        """What trajectories give, and their sums; those that the mask leaves out have none."""
+        """The results of the trajectories of one unit, and their sums; trajectories that the mask
+        excludes don't count."""
 
     @abc.abstractmethod
-    def on(self, base: Any) -> "Form":
-        """Derived likewise from another; from None, it can be pickled."""
+    def on(self, base: "Given | None") -> "Form":
+        """The form derived in the same way from another base; with None as the base, it can be
+        pickled."""
 
     def of_units(
         self, every: Sequence, mask: Any, shared: Sequence, units: int
     ) -> tuple[list, list]:
-        """Of so many units of as many trajectories, a sum for each."""
+        """The results of several units of equally many trajectories, with a sum for each unit."""
 
         def split(x):
             return x.reshape(units, -1, *x.shape[1:])
@@ -90,26 +98,35 @@ class Form(abc.ABC):
         return [x.reshape(len(mask), *x.shape[2:]) for x in each], parts
 
 
+_NOTHING = jtu.tree_structure(None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Given(Form):
-    """What is not derived from another form.
+    """A form that is not derived from another.
 
-    - `kind`: `"solve"` gives the outcome of each trajectory; `"total"` the return codes and counts,
-        and as a part the sum of the outputs; `"total and gradient"` the gradient of that, too.
-    - `structure`, `structs`: of the numbers, flat; `keys`: which of them are PRNG keys, and of
-        what kind.
-    - `wanted`: which numbers the gradient is by.
+    - `kind`: `"solve"` returns the outcome of each trajectory. `"total"` returns the return codes
+        and counts, and as a part the sum of the outputs; `"total and gradient"` also returns the
+        gradient of that sum.
+    - `structure`, `structs`: those of the numbers, flat; `keys`: for each number the kind of PRNG
+        key that it is, or None.
+    - `wanted`: the numbers with respect to which the gradient is taken.
     """
 
     kind: str
-    plan: Plan | Any = None
-    structure: Any = None
+    plan_or_none: Plan | None = None
+    structure: jtu.PyTreeDef = _NOTHING
     structs: tuple = ()
     keys: tuple = ()
     wanted: tuple = ()
 
     linear = (0, 0)
     copies = 1
+
+    @property
+    def plan(self) -> Plan:
+        assert self.plan_or_none is not None  # it is None after `on(None)`
+        return self.plan_or_none
 
     @property
     def base(self) -> "Given":
@@ -133,15 +150,16 @@ class Given(Form):
 
     @property
     def numbers(self) -> Numbers:
-        """Their structs."""
+        """The structs of the numbers."""
         return jtu.tree_unflatten(self.structure, self.structs)
 
     @property
     def outputs(self) -> tuple[Any, Any]:
-        """The structures of the results, those of each of one trajectory with their axis."""
+        """The structures of the results; those for each trajectory have a trajectory axis of length
+        one."""
         return _outputs(self)
 
-    def on(self, base: Any) -> "Given":
+    def on(self, base: "Given | None") -> "Given":
         if base is None:
             return Given(self.kind, wanted=self.wanted)
         return dataclasses.replace(base, kind=self.kind, wanted=self.wanted)
@@ -155,7 +173,7 @@ class Given(Form):
     ) -> tuple[list, list]:
         if self.kind == "total and gradient":
             return super().of_units(every, mask, shared, units)
-        # All at once; only the sums are of units.
+        # All units at once; only the sums are made for each unit.
         outcome = _outcome(self.plan, _unflattened(self, every, shared), mask)
         if self.kind == "solve":
             return [raw(x) for x in jtu.tree_leaves(outcome)], []
@@ -165,7 +183,7 @@ class Given(Form):
 
 
 def given(kind: str, plan: Plan, numbers: Numbers) -> Given:
-    """What is asked of a plan with such numbers."""
+    """The form for a plan with such numbers."""
     leaves, structure = jtu.tree_flatten(numbers)
     every = len(jtu.tree_leaves(numbers.every))
     keys = tuple(jax.random.key_impl(x) if is_key(x) else None for x in leaves)
@@ -221,13 +239,13 @@ def _total(out: Any, mask: Any) -> Any:
 
 
 #
-# Derived
+# Derived forms
 #
 
 
 @dataclasses.dataclass(frozen=True)
 class _Derived(Form):
-    """- `of`: what it is derived from."""
+    """- `of`: the form that it is derived from."""
 
     of: Form
 
@@ -239,13 +257,14 @@ class _Derived(Form):
     def copies(self) -> int:  # pyright: ignore
         return self.of.copies
 
-    def on(self, base: Any) -> Form:
+    def on(self, base: Given | None) -> Form:
         return dataclasses.replace(self, of=self.of.on(base))
 
 
 @dataclasses.dataclass(frozen=True)
 class Tangent(_Derived):
-    """The tangents of the real results, from those of some operands, which come after these.
+    """The tangents of the real results. The tangents of operands are further operands, after those
+    of the form.
 
     - `moving_every`, `moving_shared`: which operands have tangents.
     """
@@ -279,7 +298,7 @@ class Tangent(_Derived):
         return jax.jvp(fn, at, (d_every, d_shared))[1]
 
     def moved(self, every: list, mask: Any, shared: list) -> tuple[Callable, tuple]:
-        """The real results as a function of the operands that have tangents, and those."""
+        """The real results as a function of the operands that have tangents; and these operands."""
 
         def fn(some_every, some_shared):
             each, parts = self.of.of_unit(
@@ -294,11 +313,11 @@ class Tangent(_Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Transposed(_Derived):
-    """The cotangents of operands that a form is linear in, from those of its results, which come
-    after the other operands.
+    """The cotangents of operands in which a form is linear. The cotangents of its results are
+    further operands, after the others.
 
-    - `wanted_every`, `wanted_shared`: of which of the operands that it is linear in.
-    - `given_each`, `given_parts`: of which results there are cotangents; those of others are zero.
+    - `wanted_every`, `wanted_shared`: which of the operands in which it is linear.
+    - `given_each`, `given_parts`: which results have cotangents; those of the others are zero.
     """
 
     wanted_every: tuple[bool, ...]
@@ -335,7 +354,7 @@ class Transposed(_Derived):
         if isinstance(self.of, Tangent):
             fn, at = self.of.moved(every, mask, shared)
         else:
-            # (It is linear in them: anywhere.)
+            # The form is linear in these operands, so its transpose is the same anywhere.
             (_, every_structs), (_, shared_structs) = _apart(self.of, self.of.every, self.of.shared)
             at = (
                 [jnp.zeros((len(mask), *s.shape), s.dtype) for s in every_structs],
@@ -356,10 +375,10 @@ class Transposed(_Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Mapped(_Derived):
-    """Of several of some operands at once: their axis is the first of what all share, and the
-    second of what is each trajectory's. So it is of all results.
+    """A form evaluated for several values of some operands at once. The axis of these is the first
+    of shared operands, the second of operands of each trajectory, and likewise in all results.
 
-    - `size`: how many; `mapped_every`, `mapped_shared`: of which operands.
+    - `size`: the number of values; `mapped_every`, `mapped_shared`: which operands have several.
     """
 
     size: int
@@ -405,12 +424,12 @@ class Mapped(_Derived):
 
 
 #
-# Pieces
+# Helpers
 #
 
 
 def is_real(x: Any) -> bool:
-    """Whether it has derivatives: an array, or the struct of one."""
+    """Whether `x`, an array or the struct of one, has derivatives."""
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -418,7 +437,7 @@ def raw_struct(x: Any) -> Any:
     return jax.eval_shape(raw, x)
 
 
-def _without_axis(structs: Any) -> list:
+def _without_axis(structs: Iterable) -> list:
     return [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in structs]
 
 
@@ -427,13 +446,14 @@ def _those(xs: Sequence, flags: Sequence[bool]) -> list:
 
 
 def _filled(xs: Sequence, flags: Sequence[bool], values: Sequence) -> list:
-    """With these in the places of the flags."""
+    """`xs` with these values in the places of the flags."""
     left = iter(values)
     return [next(left) if flag else x for x, flag in zip(xs, flags, strict=True)]
 
 
 def _apart(form: Form, every: Sequence, shared: Sequence) -> list[tuple[list, list]]:
-    """Operands of each and of all, those that a form is linear in apart from the others."""
+    """The operands of each trajectory, and the shared ones; both as those in which the form is not
+    linear, and those in which it is."""
     found = []
     for xs, count in zip((every, shared), form.linear, strict=True):
         fixed = len(xs) - count
@@ -442,5 +462,5 @@ def _apart(form: Form, every: Sequence, shared: Sequence) -> list[tuple[list, li
 
 
 def _of_rows(mask: Any, x: Any) -> Any:
-    """What is of the trajectories of the mask; zero of others."""
+    """`x` for the trajectories of the mask, and zero for the others."""
     return jnp.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros_like(x))

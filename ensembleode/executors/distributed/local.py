@@ -1,7 +1,7 @@
-"""Which pool an ensemble algorithm runs on, and Dask clusters on this computer.
+"""The pool of an ensemble algorithm, and Dask clusters on this computer.
 
-A cluster that nobody was given is started when it is first used, and kept: for the `with` block of
-its ensemble algorithm, or until Python ends.
+If the user gives no cluster, one is started when it is first needed. It is kept for the `with`
+block of its ensemble algorithm, or until Python ends.
 """
 
 import atexit
@@ -24,30 +24,33 @@ if TYPE_CHECKING:
 
 _own: dict[Hashable, DaskPool] = {}
 _POOL = "_ensembleode_pool"
-# Of a `LocalCluster`: loopback only, no dashboard, one thread a worker, whatever memory it takes.
+# Options of a `LocalCluster`: loopback only, no dashboard, one thread for each worker, no memory
+# limit.
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "host": "127.0.0.1",
     "dashboard_address": None,
-    # (Its server of health checks starts anyway, by default on a port that all would want.)
+    # The server of health checks starts anyway, by default on a fixed port, which several would
+    # want.
     "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},
     "memory_limit": 0,
 }
 
 
 def worker_environment(threads: int = 1) -> dict[str, str]:
-    """The environment variables that workers need to compute what this process would.
+    """The environment variables with which workers compute the same as this process would.
 
-    For workers that are started by hand or by a batch system: JAX reads them when it is imported.
+    They are for workers that are started by hand or by a batch system: JAX reads them when it is
+    imported.
 
-    **Arguments:** `threads`: of each worker.
+    **Arguments:** `threads`: the number of threads of each worker.
 
     >>> import ensembleode as eo
     >>> eo.worker_environment(threads=4)["NPROC"]
     '4'
     """
     return {
-        # One device, which the threads share: a program is compiled once.
+        # One device, which the threads share, so that a program is compiled once.
         cpu_devices.VARIABLE: "1",
         "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",
         "JAX_ENABLE_X64": str(int(jax.config.jax_enable_x64)),  # pyright: ignore
@@ -56,19 +59,19 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
 
 
 def pool_of(ensemblealg: "OnCluster") -> Pool:
-    """The workers of an ensemble algorithm, as they are or will be.
+    """The workers of an ensemble algorithm, already running or to be started.
 
-    **Raises:** `TypeError` for a cluster that is none.
+    **Raises:** `TypeError` for a `cluster` that is no cluster.
     """
     cluster = ensemblealg.cluster
     if cluster is None:
         sizes = ensemblealg._sizes()
-        # The numbers of a process are of one precision.
+        # All numbers of a process have one precision, so it is a part of the key.
         key = *sizes, jax.config.jax_enable_x64  # pyright: ignore
         return _own.setdefault(key, DaskPool(functools.partial(_started, *sizes)))
     if isinstance(cluster, str):
         return _own.setdefault(cluster, DaskPool(functools.partial(_connected, cluster)))
-    # Kept with what it is the pool of, for as long as that.
+    # The pool is kept as an attribute of the cluster, for as long as that exists.
     if not hasattr(cluster, _POOL):
         setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
     pool = getattr(cluster, _POOL)
@@ -78,12 +81,12 @@ def pool_of(ensemblealg: "OnCluster") -> Pool:
 
 
 def close(ensemblealg: "OnCluster") -> None:
-    """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
+    """End what was started for an ensemble algorithm. The next solve starts it again."""
     pool_of(ensemblealg).close()
 
 
 def _started(workers: int, threads: int) -> Connection:
-    """A cluster of this computer's: loopback only, and no dashboard."""
+    """A cluster on this computer: loopback only, and without a dashboard."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "EnsembleDistributed() starts processes, which run this script again to begin with: "
@@ -92,15 +95,15 @@ def _started(workers: int, threads: int) -> Connection:
     dask, distributed = _dask()
     environment = worker_environment(threads) | {
         "JAX_PLATFORMS": "cpu",
-        "PYTHONHASHSEED": "6640",  # Dask's own
+        "PYTHONHASHSEED": "6640",  # Dask's default
     }
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
-        # There may be no core to spare for those.
+        # The profiler would need a core of its own.
         "distributed.worker.profile.enabled": False,
         "distributed.admin.system-monitor.interval": "10s",
         "distributed.admin.tick.interval": "1s",
-        # What kills a worker twice is run again alone, and then given up.
+        # A task that kills a worker twice is run again alone, and then given up.
         "distributed.scheduler.allowed-failures": 1,
     }
     restore = set_aside(environment)
@@ -110,7 +113,7 @@ def _started(workers: int, threads: int) -> Connection:
             cluster = _lasting(distributed.LocalCluster)(
                 n_workers=workers,
                 **LOCAL,
-                # Ctrl-C reaches all processes of a terminal, and is for this one to handle.
+                # Ctrl-C is sent to all processes of a terminal, and this process handles it.
                 preload=["import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"],
             )
         client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
@@ -130,10 +133,10 @@ def _started(workers: int, threads: int) -> Connection:
 
 
 def _lasting(LocalCluster: type) -> type:
-    """A subclass of Dask's `LocalCluster` that gives up no worker.
+    """A subclass of Dask's `LocalCluster` that never gives up a worker.
 
-    Dask closes for good what is not there 15 s after a worker died: one that dies again just then,
-    and is being restarted, too.
+    Dask closes for good any worker that is not there 15 s after a worker died, even one that has
+    died again in the meantime and is being restarted.
     """
     import dask
 
@@ -146,17 +149,18 @@ def _lasting(LocalCluster: type) -> type:
 
 
 def set_aside(environment: dict[str, str]) -> Callable[[], None]:
-    """Take these variables out of this process's environment; returns what puts them back.
+    """Remove these variables from this process's environment; returns a function that restores
+    them.
 
-    Dask sets those for the processes that it starts here, too (each time that it starts one), and
-    prefers what is here to what it was told.
+    Dask sets the variables for the processes that it starts in this process, too (each time that it
+    starts one), and prefers values that are set here to those that it is given.
     """
     before = {name: os.environ.pop(name, None) for name in environment}
 
     def restore():
         for name, value in before.items():
             if os.environ.get(name) not in (None, environment[name]):
-                continue  # somebody has set it since
+                continue  # it has been set in the meantime
             if value is None:
                 os.environ.pop(name, None)
             else:

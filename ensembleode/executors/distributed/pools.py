@@ -1,6 +1,6 @@
-"""Where tasks go: a Dask cluster, or any executor of `concurrent.futures`."""
+"""The pools that tasks are sent to: a Dask cluster, or any executor of `concurrent.futures`."""
 
-# ruff: noqa: B027 (some of what a pool may have to do is nothing for others)
+# ruff: noqa: B027 (some pools have nothing to do in some of these methods)
 
 import abc
 import collections
@@ -22,12 +22,12 @@ class ClusterError(EnsembleError):
 
 @dataclasses.dataclass
 class Traffic:
-    """What went to the workers and came back, since they were first used.
+    """The traffic with the workers since they were first used.
 
-    - `tasks`: how many were done; `repeated`: how many had to be sent again.
+    - `tasks`: how many tasks were done; `repeated`: how many had to be sent again.
     - `sent`, `received`: bytes.
-    - `seconds`: of solving, added up over the workers.
-    - `compiled`: programs compiled, added up over the workers.
+    - `seconds`: the time spent solving, added up over the workers.
+    - `compiled`: the number of programs compiled, added up over the workers.
     """
 
     tasks: int = 0
@@ -44,15 +44,16 @@ class Traffic:
 
 
 class Died(Exception):
-    """A task was given up, as the workers that ran it died."""
+    """A task was given up because the workers that ran it died."""
 
 
 class Pool(abc.ABC):
-    """Workers, and what is known of them.
+    """Workers, and what is known about them.
 
-    - `sent`: how often something was sent along with a task, by hash.
-    - `queued`: tasks of each slot that are under way, so that none waits for the next.
-    - `rates`: seconds that a unit takes, by program; `given_up`: how many of them were lost.
+    - `sent`: for each hash, how often the object was sent along with a task.
+    - `queued`: the number of tasks under way for each slot, so that no worker has to wait for a
+        task.
+    - `rates`: the seconds that a unit takes, by program; `given_up`: how many units were lost.
     """
 
     queued: Any = 2
@@ -70,13 +71,13 @@ class Pool(abc.ABC):
         return self._submit(run_pickled, payload)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
-        """Send things to the worker at this address (if it is still there), for its next tasks."""
+        """Send objects to the worker at this address, if it still exists, for its next tasks."""
 
     def result(self, future: Any) -> Any:
-        """The answer.
+        """The answer to a task.
 
-        **Raises:** `Died`; `ClusterError` where the cluster can't go on; what was raised by what
-        the program calls.
+        **Raises:** `Died`; `ClusterError` where the cluster can't go on; any exception of a
+        function that the program calls.
         """
         answer = self._result(future)
         self.traffic.received += len(answer)
@@ -90,23 +91,23 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def slots(self) -> int:
-        """How many tasks can run at a time, now.
+        """The number of tasks that can run at the same time at present.
 
-        **Raises:** `ClusterError` where there is no cluster any more.
+        **Raises:** `ClusterError` where the cluster no longer exists.
         """
 
     @abc.abstractmethod
     def cancel(self, futures: list) -> None:
-        """Forget about these futures."""
+        """Cancel the tasks of these futures, if that is possible."""
 
     def stop(self, work: str) -> None:
-        """Have workers end the tasks of this work that they are at, where they can be told."""
+        """Have workers end the tasks of this work, if they can be reached."""
 
     def settle(self) -> None:
-        """A batch is done."""
+        """Called when a batch is done."""
 
     def close(self) -> None:
-        """Let go of what was started for this pool."""
+        """Release what was started for this pool."""
 
     @abc.abstractmethod
     def _submit(self, fn: Callable, payload: bytes) -> Any: ...
@@ -116,17 +117,17 @@ class Pool(abc.ABC):
 
 
 def keep_pickled(payload: bytes) -> None:
-    """[`keep`][] where things come as bytes."""
+    """[`keep`][] for objects that arrive as bytes."""
     keep(pickle.loads(payload))
 
 
 def run_pickled(payload: bytes) -> bytes:
-    """[`run`][] where a task comes as bytes."""
+    """[`run`][] for a task that arrives as bytes."""
     return pickle.dumps(run(pickle.loads(payload)), protocol=5)
 
 
 class ExecutorPool(Pool):
-    """The workers of a `concurrent.futures.Executor`, which is the user's."""
+    """The workers of the user's `concurrent.futures.Executor`."""
 
     def __init__(self, executor: Any, workers: int | None):
         super().__init__()
@@ -134,7 +135,7 @@ class ExecutorPool(Pool):
         self.resize(workers)
 
     def resize(self, workers: int | None) -> None:
-        """How many tasks it runs at a time, where it doesn't say."""
+        """Set how many tasks the executor runs at a time, where it doesn't say so itself."""
         executor = self._executor
         counts = (getattr(executor, name, None) for name in ("num_workers", "_max_workers"))
         self._slots = workers or next((n for n in counts if isinstance(n, int) and n), 1)
@@ -149,7 +150,7 @@ class ExecutorPool(Pool):
     def _submit(self, fn: Callable, payload: bytes) -> Any:
         try:
             return self._executor.submit(fn, payload)
-        except RuntimeError as e:  # broken, or shut down
+        except RuntimeError as e:  # the executor is broken or shut down
             raise self._gone(e) from e
 
     def _result(self, future: Any) -> bytes:
@@ -167,12 +168,13 @@ class ExecutorPool(Pool):
 
 
 class Connection(NamedTuple):
-    """A Dask client, and what goes with it.
+    """A Dask client, and functions for its connection.
 
     - `close`: ends what was started for it; `settle`: called after each batch.
-    - `patience`: seconds to wait when there is no worker any more; None for Dask's configuration.
-    - `queued`: tasks of each slot that are under way. (A cluster that adapts grows while there are
-        some seconds of them.)
+    - `patience`: how many seconds to wait when there is no worker any more; None for Dask's
+        configuration.
+    - `queued`: the number of tasks under way for each slot. (A cluster that adapts grows while
+        several seconds of tasks are waiting.)
     """
 
     client: Any
@@ -185,7 +187,7 @@ class Connection(NamedTuple):
 class DaskPool(Pool):
     """The workers of a Dask cluster.
 
-    - `connect`: makes the connection, when there is need of it.
+    - `connect`: makes the connection when it is first needed.
     """
 
     def __init__(self, connect: Callable[[], Connection]):
@@ -273,15 +275,16 @@ class DaskPool(Pool):
 
         if self.client.status != "running":
             raise self._scheduler_lost()
-        # What a task needs is no graph that could have been scattered: a worker may be replaced.
+        # The data of a task must not be scattered, as a worker may be replaced; so Dask shouldn't
+        # advise that.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
             return self.client.submit(fn, payload, pure=False, **where)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
         payload = pickle.dumps(things, protocol=5)
         self.traffic.sent += len(payload)
-        # A future that nobody waits for: the worker may be gone. (A task for it with
-        # `allow_other_workers` would wait for ever, once no worker is there.)
+        # Nobody waits for this future, as the worker may be gone. With `allow_other_workers`, the
+        # task would wait for ever once there is no worker.
         future = self._submit(keep_pickled, payload, workers=[to])
         self._delivering = [*(x for x in self._delivering if not x.done()), future]
 
@@ -313,7 +316,7 @@ class DaskPool(Pool):
 
 
 def _patience() -> float:
-    """How long to wait, in seconds, when there is no worker any more."""
+    """The number of seconds to wait when there is no worker any more."""
     import dask
     from dask.utils import parse_timedelta
 

@@ -1,7 +1,7 @@
 """The programs that workers run: flat arrays in, flat arrays out, of a number of chunks at a time.
 
-A program is traced once, on the client, and serialised (`jax.export`). What can't be serialised,
-because it calls the host, is pickled as the problem that it came from, and traced on the worker.
+A program is traced once, on the client, and serialised (`jax.export`). A program that calls the
+host can't be serialised. Its problem is pickled instead, and traced on the worker.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from .worker import Exported, Pickled
 class ChunkProgram:
     """A form as a program over chunks; hashable, and compared by content.
 
-    - `width`: trajectories of a chunk; `capacity`: chunks of a call; `unit`: how many chunks are
-        added up to one part of what is summed.
+    - `width`: the number of trajectories of a chunk; `capacity`: the number of chunks of a call.
+    - `unit`: how many chunks are added up to one part of a sum.
     """
 
     form: Form
@@ -43,15 +43,15 @@ class ChunkProgram:
         return self.width * self.capacity
 
     def function(self) -> Callable:
-        """`function(*every, mask, *shared) -> [*each, *parts]`, flat."""
+        """The function `(*every, mask, *shared) -> [*each, *parts]`, of flat arrays."""
         return functools.partial(_flat, self)
 
     def units(self, n: int) -> int:
-        """How many parts `n` trajectories have."""
+        """The number of parts of `n` trajectories."""
         return -(-n // (self.unit * self.width))
 
     def results(self, n: int) -> tuple[list, list]:
-        """The structs, flat, of what `n` trajectories and their parts give."""
+        """The flat structs of the results of `n` trajectories, and of their parts."""
         each, parts = (
             [jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in structs]
             for size, structs in ((n, self.form.each), (self.units(n), self.form.parts))
@@ -60,7 +60,8 @@ class ChunkProgram:
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
-    """The numbers of a batch, apart by whether they differ between trajectories."""
+    """The numbers of a batch, separated into those that differ between trajectories and those that
+    don't."""
     every, shared = eqx.partition(lanes, batched)
     return Numbers((every, indices), (shared, repeat, key, consts))
 
@@ -74,16 +75,16 @@ def program_of(form: Form, n: int) -> ChunkProgram:
     return ChunkProgram(form, width, capacity, unit)
 
 
-# Bytes of what a call of a program gives back; and of what is added up over all trajectories.
+# The bytes that a call of a program returns; and those of sums over all trajectories.
 _CALL = 2**26
 _PARTS = 2**26
 _MOST_CHUNKS = 16
 
 
 def _layout(form: Form, n: int) -> tuple[int, int]:
-    """Trajectories of a chunk, and chunks of a call.
+    """The number of trajectories of a chunk, and the number of chunks of a call.
 
-    One program for all batches: where a chunk that is masked costs nothing, it takes many.
+    All batches use the same program; where a masked chunk costs nothing, a call takes many chunks.
     """
     plan = form.base.plan
     if not plan.engine.chunked:
@@ -94,9 +95,9 @@ def _layout(form: Form, n: int) -> tuple[int, int]:
 
 
 def _parts(added: int, chunks: int, capacity: int) -> tuple[int, int]:
-    """How many chunks are added up to a part, and chunks of a call.
+    """How many chunks are added up to a part, and the number of chunks of a call.
 
-    It decides the bits of a sum, so it depends on neither the workers nor the time they take.
+    This decides the bits of a sum, so it depends neither on the workers nor on times.
     """
     parts = max(8, _PARTS // max(1, added))
     unit = max(1, -(-chunks // parts))
@@ -120,20 +121,20 @@ def _flat(program: ChunkProgram, *flat: Any) -> list:
 
 
 def flat_structs(program: ChunkProgram) -> list:
-    """The inputs of `function()`."""
+    """The structs of the inputs of `function()`."""
     rows = program.rows
     every = [jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in program.form.every]
     return [*every, jax.ShapeDtypeStruct((rows,), np.dtype(bool)), *program.form.shared]
 
 
 #
-# Serialised
+# Serialised programs
 #
 
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
-    """A program as workers are sent it, and the hash it is kept by."""
+    """A program in the form in which workers are sent it, and the hash by which they keep it."""
 
     hash: str
     content: Exported | Pickled = dataclasses.field(compare=False, repr=False)
@@ -141,7 +142,7 @@ class Shipped:
 
 @functools.lru_cache(maxsize=256)
 def exported(program: ChunkProgram, platform: str) -> Shipped | None:
-    """The serialised program; None where it can't be, as it calls the host."""
+    """The serialised program; None where that isn't possible since it calls the host."""
     fn = jax.jit(program.function())
     structs = flat_structs(program)
     count = len(program.form.each)
@@ -158,7 +159,7 @@ def exported(program: ChunkProgram, platform: str) -> Shipped | None:
 
 
 def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
-    """The problem that a program came from, to be traced again on the worker.
+    """The problem that a program comes from, to be traced again on the worker.
 
     **Arguments:** `remake`: a function that makes the job, and its arguments.
 
@@ -185,8 +186,8 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
 
 
 def _without_numbers(args: tuple) -> tuple:
-    """The arguments of the function that remakes a job, with blanks for numbers: what differs from
-    solve to solve is sent as numbers, and makes no other program."""
+    """The arguments of the function that remakes a job, with blanks in place of numbers. Numbers
+    that change from solve to solve are sent separately, so that they don't make another program."""
     ens, options, key, *rest = args
     numbers = jax.tree.map(lambda x: _blank(x) if eqx.is_array(x) else x, (ens.prob.u0, ens.prob.p))
     ens = eqx.tree_at(lambda e: (e.prob.u0, e.prob.p), ens, numbers, is_leaf=lambda x: x is None)
@@ -203,11 +204,12 @@ def _blank(x: Any) -> Any:
 def _remade(
     fn: Callable, args: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
 ) -> Callable:
-    """On the worker: the function of a program (which looks at whether it is to stop)."""
+    """On the worker: the function of a program. `looks` says whether it looks at a flag that stops
+    it."""
     job, _ = fn(*args)
     if looks:
         job = looking_at(job, None)
-    # (Of saved steps and of events, the counts are known later.)
+    # The counts of saved steps and of events are known only when the plan was made.
     if any(getattr(job.plan, name) != value for name, value in plan.items()):
         counting = plan["saving"].mode == "ends" != job.plan.saving.mode
         job = job.replan(**plan)

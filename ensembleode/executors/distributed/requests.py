@@ -1,7 +1,8 @@
-"""What is asked of the workers of a pool: now, or inside a compiled program, as a JAX primitive.
+"""Requests to the workers of a pool: made at once, or inside a compiled program, as a JAX
+primitive.
 
-The primitive is of a form (see `forms.py`), and its derivatives of any order are the primitive of
-forms derived from that: a derivative is solved by the same workers, chunk by chunk.
+The primitive evaluates a form (see `forms.py`). Its derivatives of any order are the same primitive
+for forms that are derived from it, so a derivative is computed by the same workers, chunk by chunk.
 """
 
 import dataclasses
@@ -32,10 +33,10 @@ _STOP = jtu.GetAttrKey("stop")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A form of `n` trajectories, on the workers of a pool.
+    """A form of `n` trajectories, to be evaluated by the workers of a pool.
 
-    - `threads`: of each worker.
-    - `pickle`: makes what is shipped of a program that can't be exported.
+    - `threads`: the number of threads of each worker.
+    - `pickle`: makes the shipped form of a program that can't be exported.
     """
 
     pool: Pool
@@ -49,12 +50,12 @@ class Request:
         return self.form.on(None), self.form.base.plan.stands_for
 
     def of(self, form: Form) -> "Request":
-        """Of another form of these trajectories."""
+        """The request for another form of these trajectories."""
         return dataclasses.replace(self, form=form)
 
     def now(self, numbers: Numbers, costs: Any, seen: Callable) -> tuple[Any, Any, Results]:
-        """What it gives for each trajectory and for each unit, and what became of it; of a form
-        that is `Given`."""
+        """Evaluate now, for a form that is `Given`: the results of each trajectory and of each
+        unit, and the `Results` of the dispatch."""
         form = self.form.base
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
         paths, _ = jtu.tree_flatten_with_path(numbers.shared)
@@ -70,7 +71,8 @@ class Request:
         return *unflattened(form, results.each, results.parts), results
 
     def in_program(self, numbers: Numbers, costs: Any) -> tuple[Any, Any]:
-        """What it gives for each trajectory, and for all; of a form that is `Given`."""
+        """Evaluate inside a program, for a form that is `Given`: the results of each trajectory,
+        and those of all."""
         every, shared = ([raw(x) for x in jtu.tree_leaves(x)] for x in numbers)
         costs = [] if costs is None else [costs]
         outs = _request_p.bind(*every, *shared, *costs, request=self)
@@ -78,12 +80,12 @@ class Request:
         return unflattened(self.form.base, outs[:count], outs[count:])
 
     def __call__(self, *operands: Any) -> list:
-        """By a call of the host: what it gives for each trajectory, and for all."""
+        """Evaluate by a call of the host: the results of each trajectory, and those of all."""
         program = program_of(self.form, self.n)
         call = _Call(self.pool, self.threads, program, self._shipped(program))
         each, parts = program.results(self.n)
         outs = host_call(call, [*each, *parts], *operands)
-        # Over the units, in their order, whoever computed them.
+        # Summed over the units in their order, whichever workers computed them.
         return [*outs[: len(each)], *(x.sum(0, dtype=x.dtype) for x in outs[len(each) :])]
 
     def avals(self) -> list:
@@ -91,7 +93,8 @@ class Request:
         return [*each, *(jax.core.ShapedArray(s.shape, s.dtype) for s in self.form.parts)]
 
     def apart(self, operands: Sequence) -> tuple[list, list, list]:
-        """What is of each trajectory, what all share, and the costs, if any."""
+        """The operands of each trajectory, those that all share, and the costs, if there are
+        any."""
         every = len(self.form.every)
         shared = every + len(self.form.shared)
         return list(operands[:every]), list(operands[every:shared]), list(operands[shared:])
@@ -102,7 +105,8 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Call:
-    """What a compiled program calls: flat arrays in, and out; compared by content."""
+    """The function that a compiled program calls: flat arrays in, flat arrays out; compared by
+    content."""
 
     pool: Pool
     threads: int
@@ -127,7 +131,8 @@ class _Call:
         return [*results.each, *results.parts]
 
     def _mark(self, results: Results) -> None:
-        """**Raises:** `ClusterError` for a lost derivative, which no return code could tell."""
+        """**Raises:** `ClusterError` where a derivative was lost, since no return code could say
+        so."""
         form, (rows, why) = self.program.form, results.lost[0]
         if not isinstance(form, Given) or form.wanted:
             raise ClusterError(
@@ -137,7 +142,7 @@ class _Call:
 
 
 def fail_lost(outcome: Outcome, results: Results) -> None:
-    """Set the return codes of trajectories that workers died of to failures, without events."""
+    """Set the return codes of trajectories whose workers died to failures, without events."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value
         if outcome.events is not None:
@@ -145,7 +150,8 @@ def fail_lost(outcome: Outcome, results: Results) -> None:
 
 
 def unflattened(form: Given, each: Sequence, parts: Sequence) -> tuple[Any, Any]:
-    """For each trajectory and for all, or for each unit, from flat arrays."""
+    """The results for each trajectory, and those for all or for each unit, in their structures,
+    from flat arrays."""
 
     def filled(structs, leaves):
         structs, structure = jtu.tree_flatten(structs)
@@ -194,7 +200,8 @@ def _jvp(primals, tangents, *, request):
 
 
 def _total_jvp(request, primals, tangents):
-    """Of a sum (one real number): its gradient is computed with it, as it costs a single solve."""
+    """The derivative of a sum, one real number: its gradient is computed together with it, which
+    costs no more than a solve."""
     form = request.form
     every, shared, _ = request.apart(tangents)
     tangents = [*every, *shared]
@@ -241,7 +248,7 @@ def _transpose(cts, *operands, request):
 
 
 def _restricted(form: Form, wanted_every: tuple, wanted_shared: tuple) -> Form:
-    """With tangents of these operands alone."""
+    """The form with tangents of these operands alone."""
     if not isinstance(form, Tangent):
         return form
 

@@ -1,8 +1,8 @@
-"""What runs on a worker: compiled programs, kept by the hash of their content, on NumPy arrays.
+"""The code that runs on a worker: compiled programs, kept by the hash of their content, applied to
+NumPy arrays.
 
-Nothing has to be defined there but the package itself. A task names its program and its large
-arrays by hash; a worker that has not got one says so, and is sent it. That goes for a worker that
-joins late, too.
+Only the package itself has to be installed there. A task names its program and its large arrays by
+hash. A worker that lacks one of them says so and is sent it, even if it joins late.
 """
 
 import collections
@@ -29,7 +29,7 @@ from ...engines.compiled.compiler import CompileError
 
 
 class Ref(NamedTuple):
-    """Stands for something large that the worker keeps."""
+    """Stands for a large object that the worker keeps."""
 
     hash: str
 
@@ -37,13 +37,14 @@ class Ref(NamedTuple):
 class Task(NamedTuple):
     """Some trajectories, to be solved by a program.
 
-    - `program`: its hash.
-    - `environment`: what the worker's must equal (see [`environment`][]).
+    - `program`: the hash of the program.
+    - `environment`: what the worker's environment must equal (see [`environment`][]).
     - `each`: flat arrays `[trajectory, ...]`; `shared`: flat arrays (or `Ref`s) for all of them.
-    - `width`, `capacity`: trajectories of a chunk, and chunks of a call of the program.
+    - `width`, `capacity`: the number of trajectories of a chunk, and of chunks of a call.
     - `threads`: how many calls run at once.
-    - `kept`: what the worker may not have yet, by hash.
-    - `stop`: in which of the shared arrays programs look for a flag, and whose task this is.
+    - `kept`: objects that the worker may lack, by hash.
+    - `stop`: the index of the shared array with the address of the flag that programs look at, and
+        the name of the work that this task belongs to.
     """
 
     program: str
@@ -58,9 +59,9 @@ class Task(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What came out, flat: `each [trajectory, ...]` and `parts [part, ...]`.
+    """The flat results of a task: `each [trajectory, ...]` and `parts [part, ...]`.
 
-    - `seconds`: spent solving; `compiled`: how many programs were compiled for this.
+    - `seconds`: the time spent solving; `compiled`: how many programs were compiled for this task.
     """
 
     each: list[np.ndarray]
@@ -70,9 +71,9 @@ class Done(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The worker wants these before it can begin; its programs are for this platform.
+    """The worker needs these objects before it can begin; its programs are for this platform.
 
-    - `address`: where Dask reaches it.
+    - `address`: the address at which Dask reaches the worker.
     """
 
     hashes: tuple[str, ...]
@@ -81,15 +82,15 @@ class Missing(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The worker can't do this, and no worker like it."""
+    """Neither this worker nor any like it can do the task."""
 
     why: str
 
 
 class Exported(NamedTuple):
-    """A program that `jax.export` serialised, by platform.
+    """A program that `jax.export` serialised, for each platform.
 
-    - `kernels`: what it calls, to be compiled for the CPU of the worker.
+    - `kernels`: the kernels that it calls, which are compiled for the CPU of the worker.
     """
 
     platforms: dict[str, bytes]
@@ -98,14 +99,14 @@ class Exported(NamedTuple):
 
 
 class Pickled(NamedTuple):
-    """A program that has to be traced on the worker: a pickled function that makes it."""
+    """A program that has to be traced on the worker, as a pickled function that makes it."""
 
     make: bytes
     outputs: int
 
 
 def environment() -> dict[str, Any]:
-    """What must be the same on all workers, for their results to be."""
+    """The settings that must be the same on all workers for their results to be the same."""
     from ...ground.version import __version__
 
     return {
@@ -116,7 +117,7 @@ def environment() -> dict[str, Any]:
 
 
 def keep(things: dict[str, Any]) -> None:
-    """Keep these things, which are large, for the next tasks."""
+    """Keep these large objects for the next tasks."""
     _kept.add(things, [])
 
 
@@ -125,7 +126,7 @@ def run(task: Task) -> Done | Missing | Refused:
     if refusal := _refusal(task.environment):
         return Refused(refusal)
     wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
-    # From here on it has what it wants, whatever another thread makes room for.
+    # This thread now holds all that it needs, even if another thread makes room in `_kept`.
     held = _kept.add(task.kept, wanted)
     backend = jax.export.default_export_platform()
     missing = [h for h in wanted if _lacks(held.get(h), backend)]
@@ -134,7 +135,7 @@ def run(task: Task) -> Done | Missing | Refused:
     shared = [held[x.hash] if isinstance(x, Ref) else x for x in task.shared]
     if task.stop is not None:
         which, work = task.stop
-        flag = _stop_of(work)  # (there for as long as this runs)
+        flag = _stop_of(work)  # it exists as long as this runs
         shared[which] = flag.address
     try:
         return _solved(task, _Program(task.program, held[task.program]), backend, shared)
@@ -150,7 +151,7 @@ def run(task: Task) -> Done | Missing | Refused:
 
 
 def stop(work: str) -> None:
-    """End the tasks of this work that are under way, and those that come yet."""
+    """End the tasks of this work, both those under way and those that are still to come."""
     _stop_of(work).set()
 
 
@@ -165,7 +166,7 @@ _stops = functools.lru_cache(maxsize=64)(lambda work: Stop())
 
 @dataclasses.dataclass(frozen=True)
 class _Program:
-    """What a program is compiled from, known by its hash."""
+    """The source from which a program is compiled, compared by its hash."""
 
     hash: str
     source: Any = dataclasses.field(compare=False)
@@ -193,7 +194,7 @@ def _solved(task: Task, source: _Program, backend: str, shared: list) -> Done:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """A call of the program: the trajectories of a task from `start` on, as many as it takes."""
+    """A call of the program, with the trajectories of a task from `start` on that fit into it."""
 
     task: Task
     shared: list
@@ -205,7 +206,7 @@ class _Call:
         return [*(self._filled(x, rows) for x in self.task.each), mask, *self.shared]
 
     def _filled(self, x: np.ndarray, rows: int) -> np.ndarray:
-        # Places that are left over hold copies, and are masked.
+        # The places that are left over hold copies, and are masked.
         x = x[self.start : self.start + rows]
         return np.concatenate([x, np.repeat(x[-1:], rows - len(x), axis=0)]) if len(x) < rows else x
 
@@ -216,7 +217,7 @@ class _Call:
         return each + [np.asarray(x)[: self._parts(x, chunks)] for x in results[outputs:]]
 
     def _parts(self, x: Any, chunks: int) -> int:
-        """How many of the parts (a number of chunks each) are of trajectories that there are."""
+        """How many of the parts (of a number of chunks each) belong to trajectories that exist."""
         return -(-chunks * len(x) // self.task.capacity)
 
 
@@ -238,7 +239,7 @@ def _refusal(wanted: dict[str, Any]) -> str | None:
 
 def _address() -> str | None:
     if "distributed" in sys.modules:
-        with contextlib.suppress(ValueError):  # a worker of something else
+        with contextlib.suppress(ValueError):  # a worker of another kind
             return sys.modules["distributed"].get_worker().address
     return None
 
@@ -248,12 +249,12 @@ def _here() -> str:
 
 
 #
-# What is kept
+# Kept objects
 #
 
 
 class _Kept:
-    """What was sent to this worker, the most recently used of it, up to a number of bytes."""
+    """The objects that were sent to this worker and most recently used, up to a number of bytes."""
 
     def __init__(self, most: int):
         self.most = most
@@ -261,7 +262,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def add(self, things: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-        """Keep these things; returns those that are `wanted` now and here, whatever their size."""
+        """Keep these objects; returns those that are `wanted` by this task, whatever their size."""
         with self._lock:
             self._things.update(things)
             for name in wanted:
@@ -295,7 +296,7 @@ def _lacks(thing: Any, backend: str) -> bool:
 
 
 def _compiled(program: _Program, backend: str, arguments: list) -> tuple[Any, int]:
-    """The program, compiled on its first use here; and how many were compiled for that."""
+    """The program, compiled on its first use here; and how many programs were compiled for that."""
     with _compiling:
         before = _executable.cache_info().misses
         found = _executable(program, backend, tuple(jax.typeof(x) for x in arguments))
@@ -305,10 +306,10 @@ def _compiled(program: _Program, backend: str, arguments: list) -> tuple[Any, in
 @functools.lru_cache(maxsize=128)
 def _executable(program: _Program, backend: str, avals: tuple) -> Any:
     source = program.source
-    held = []  # until the program is loaded
+    held = []  # keeps the kernels until the program is loaded
     if isinstance(source, Exported):
         held += register(source.kernels)
-        # (Deserialising runs no code: it is a compiler's input.)
+        # Deserialising runs no code: the bytes are the input of a compiler.
         fn = jax.export.deserialize(bytearray(source.platforms[backend])).call
     else:
         fn = pickle.loads(source.make)()

@@ -1,7 +1,9 @@
 """A field for all lanes of a chunk at once: arrays of JAX whose last axis is the lane.
 
-- `field.py`: what is done once, and what at each stage.
-- `interpreter.py`: evaluates a jaxpr so; `primitives.py`, `indexing.py`, `control_flow.py`: the
-    rules.
-- `values.py`: what it computes with; `scalars.py`: arithmetic on single components.
+- `field.py`: the field as an object, with its work split into what is done once and what is done at
+    each stage.
+- `interpreter.py`: evaluates a jaxpr for all lanes; its rules are in `primitives.py`, `indexing.py`
+    and `control_flow.py`.
+- `values.py`: the values that the interpreter computes with. `scalars.py`: arithmetic on single
+    components.
 """

@@ -30,7 +30,7 @@ def _call(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 def _custom_jvp_call(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     """A function with a forward rule: both it and its rule are evaluated for all lanes at once.
 
-    `custom_vjp_call` is mapped, which keeps its rule.
+    `custom_vjp_call` has no rule here: it is mapped by `jax.vmap`, which keeps its derivative rule.
     """
     leaves = [x for value in ins for x in _leaves(value)]
     if not leaves:
@@ -78,7 +78,8 @@ def _leaves(value: Value) -> list:
 
 
 def _with_leaves(values: Sequence[Value], leaves: Sequence, tangent: bool = False) -> list[Value]:
-    """The values with other leaves; `tangent`: constants have none, so they become zero."""
+    """The values with their leaves replaced. With `tangent`, constants become zero, as they have no
+    tangent."""
     remaining = iter(leaves)
 
     def entry(x, dtype):
@@ -100,7 +101,7 @@ def _with_leaves(values: Sequence[Value], leaves: Sequence, tangent: bool = Fals
 
 
 def _flat_outputs(run: Interpreter, outs: Sequence[Value], tail: tuple) -> list:
-    """The outputs as arrays, that all have lanes where `tail` does."""
+    """The outputs as a flat list of arrays, each of which has lanes where `tail` does."""
     flat: list = []
     for out in outs:
         if run.is_apart(out.shape):
@@ -123,7 +124,7 @@ def _cond(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     if is_constant(index):
         return run.evaluate_closed(branches[max(0, min(int(index), len(branches) - 1))], operands)
     if not which.batched:
-        # One branch is taken by all lanes; the other is not even differentiated.
+        # All lanes take the same branch; the other one must not even be differentiated.
         return mapped(run, eqn, ins)
     outs = [
         run.evaluate_closed(branch, [_where_taken(run, index, i, x) for x in operands])
@@ -135,10 +136,11 @@ def _cond(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 
 
 def _where_taken(run: Interpreter, index: Any, branch: int, value: Value) -> Value:
-    """The operand of a branch, differentiable only in the lanes that take it.
+    """The operand of a branch, made differentiable only in the lanes that take the branch.
 
-    (As in `jax.vmap`: in others a zero cotangent may meet an infinite derivative. Large arrays that
-    all lanes share stay shared, as a copy for each lane would make their products slow.)
+    In other lanes a zero cotangent may meet an infinite derivative; `jax.vmap` guards against that
+    in the same way. Large arrays that all lanes share stay shared, as a copy for each lane would
+    make their products slow.
     """
     if not run.differentiated or not is_inexact(value):
         return value
@@ -159,7 +161,7 @@ def _where_taken(run: Interpreter, index: Any, branch: int, value: Value) -> Val
 
 
 def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
-    """For each lane the value of the case that its `index` chooses."""
+    """For each lane, the value of the case that its `index` chooses."""
     shape, dtype = cases[0].shape, cases[0].dtype
     components = run.as_scalars(cases, math.prod(shape))
     if components is not None:

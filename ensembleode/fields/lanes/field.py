@@ -1,4 +1,4 @@
-"""A vector field for a chunk of lanes: what is done once, and what at each stage."""
+"""A vector field for a chunk of lanes: the work that is done once, and the work of each stage."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from .interpreter import Interpreter, TooLong
 from .values import fill, from_array, pack, Scalars, spread, Stacked, unpack
 
 
-# A state of more components is an array; so is one whose field takes more operations.
+# A larger state is kept as one array; so is a state whose field takes too many operations.
 LARGEST_SCALARISED_STATE = 24
 MOST_OPERATIONS = 300
 
@@ -28,18 +28,20 @@ class LaneField:
 
     **Arguments:**
 
-    - `program`: `field(consts, u, p, t) -> du` of one trajectory, `consts` and `p` flat.
-    - `state`: something with the `shape` and the `dtype` of one trajectory's `u`.
-    - `batched_consts`, `batched_p`: which of the `consts` and `p` differ between lanes.
-    - `form`: `scalarised` and `operations`, by default what is found to be best.
+    - `program`: `field(consts, u, p, t) -> du` of one trajectory, with `consts` and `p` flat.
+    - `state`: an object with the `shape` and the `dtype` of one trajectory's `u`.
+    - `batched_consts`, `batched_p`: for each of `consts` and `p`, whether it differs between lanes.
+    - `form`: the pair of `scalarised` and `operations`; by default the form that is found to be
+        best.
 
     **Attributes:**
 
-    - `scalarised`: whether the state is a tuple of `[lane]` vectors, one a component, in row-major
-        order. Otherwise it is a tuple of one `[*state, lane]` array.
+    - `scalarised`: whether the state is a tuple of `[lane]` vectors, one for each component, in
+        row-major order. Otherwise it is a tuple of one `[*state, lane]` array.
     - `operations`: about how many operations one call emits.
-    - `batched`, `deciding`: of the constants and parameters, which differ between lanes, and on
-        which it depends what is computed (by a predicate, say).
+    - `batched`: for each of the constants and parameters, whether it differs between lanes.
+    - `deciding`: for each of them, whether its value decides what is computed (through a predicate,
+        for example).
 
     **Raises:** [`NotInLanesError`][ensembleode.fields.lanes.interpreter.NotInLanesError] for a
     field that can't be evaluated for several trajectories at once.
@@ -63,7 +65,7 @@ class LaneField:
         self.batched = (*batched_consts, *batched_p)
         deciding = program.deciding()
         n = len(batched_consts)
-        # Without the state and the time.
+        # The state and the time are left out.
         self.deciding = (*deciding[:n], *deciding[n + 1 : -1])
         self._n_consts = len(batched_consts)
         binders: list[Any] = [*program.jaxpr.constvars, *program.jaxpr.invars[1:]]
@@ -71,7 +73,7 @@ class LaneField:
         self.scalarised, self.operations = form or _form_of(
             program, self.shape, self.dtype, batched_consts, batched_p
         )
-        # Stages are alike: trace them once.
+        # All stages call the same function, so it is traced once.
         self._call = jax.jit(self._evaluate, inline=True)
 
     def __repr__(self) -> str:
@@ -85,7 +87,7 @@ class LaneField:
         return tuple(unpack(from_array(u, True)).entries)
 
     def join(self, leaves: Sequence) -> Any:
-        """The `[*state, lane]` array of the leaves."""
+        """The `[*state, lane]` array that the leaves make up."""
         if not self.scalarised:
             return leaves[0]
         return jnp.stack(leaves).reshape((*self.shape, *leaves[0].shape))
@@ -93,7 +95,8 @@ class LaneField:
     def prepare(self, consts: Sequence, p: Sequence) -> tuple:
         """What a call needs besides the state and the time, from lanes-last `consts` and `p`.
 
-        Done once, outside of the loop over time, so that nothing is taken apart in it.
+        This is called once, outside of the loop over time, so that the loop doesn't take arrays
+        apart.
         """
         run = Interpreter(self.scalarised)
 
@@ -143,7 +146,7 @@ class LaneField:
         return tuple(lax.convert_element_type(fill(x, tail, du.dtype), self.dtype) for x in entries)
 
     def count(self, budget: int | None) -> int:
-        """How many operations a call emits, by tracing one for a stand-in number of lanes.
+        """How many operations a call emits, found by tracing a call for a stand-in number of lanes.
 
         **Raises:** [`TooLong`][] past the budget.
         """
@@ -191,7 +194,7 @@ def _form_of(
             pass
     as_array = count(False, None)
     if small and 2 * as_array > MOST_OPERATIONS:
-        # The program itself is long: taken apart it may be hardly longer.
+        # The program has many operations even on arrays: taken apart it may have hardly more.
         try:
             return True, count(True, 2 * as_array)
         except TooLong:

@@ -1,7 +1,7 @@
-"""Reading and writing at indices: by moving scalars if the indices are constants.
+"""Reading and writing at indices. Where the indices are constants, scalars are moved while tracing.
 
-Indices that all lanes share, traced or not, keep arrays lanes-last; for what depends on the lane
-JAX's own batching is used.
+Indices that all lanes share, known or traced, leave arrays lanes-last. Indices that differ between
+lanes go through JAX's own batching.
 """
 
 import math
@@ -40,7 +40,8 @@ def _dynamic_slice(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Val
 
 
 def _constant_window(starts: Sequence[Value], shape: Shape, sizes: Shape) -> tuple | None:
-    """The slices of a window whose start is constant; JAX keeps windows inside of the array."""
+    """The slices of a window whose start is constant, moved inside of the array as JAX does; None
+    if the start isn't constant."""
     if not all(isinstance(s, Scalars) and s.constant for s in starts):
         return None
     firsts = [int(unpack(s).entries[0]) for s in starts]
@@ -49,7 +50,7 @@ def _constant_window(starts: Sequence[Value], shape: Shape, sizes: Shape) -> tup
 
 
 def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:
-    """The entry of each lane's index, clipped to those that there are."""
+    """In each lane, the entry at its index, which is clipped to the range of the entries."""
     last = np.asarray(len(x.entries) - 1, index.dtype)[()]
     run.count(len(x.entries))
     which = lax.clamp(np.zeros_like(last)[()], index, last).astype(np.int32)
@@ -132,18 +133,19 @@ def _scatter(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 
 
 def _scatter_numbers(eqn: Any, ins: Sequence[Value]) -> np.ndarray | None:
-    """Which component each update goes to, if that can be said while tracing."""
+    """The number of the component that each update goes to; None if that isn't known while
+    tracing."""
     indices = ins[1]
     if not all(isinstance(v, Scalars) for v in ins) or not unpack(indices).constant:
         return None
     windows = Windows.of_scatter(eqn)
     numbers = _numbers(windows, unpack(indices))
-    # Whether a window that is partly outside is written in part is XLA's business.
+    # XLA decides whether a window that is partly outside is written in part.
     partly = math.prod(windows.sizes) > 1 and bool((numbers < 0).any())
     return None if partly else numbers
 
 
 def _numbers(windows: Windows, indices: Scalars) -> np.ndarray:
-    """The component that each constant index means; -1 for an index outside of the array."""
+    """The number of the component at each constant index; -1 for an index outside of the array."""
     numbers, inside = windows.numbers(np, list(np.moveaxis(indices.numpy(), -1, 0)))
     return numbers if inside is None else np.where(inside, numbers, -1)

@@ -17,19 +17,19 @@ from . import scalars
 from .values import from_array, from_constant, pack, Scalars, Stacked, unpack, Value
 
 
-# The largest value that is kept as scalars where the state is an array.
+# The largest number of components of a value that is kept as scalars, if the state is an array.
 LARGEST_SCALARS_AMONG_ARRAYS = 4
 
 
 class Limits(NamedTuple):
-    """The sizes up to which values are kept as scalars, and operations done scalar by scalar.
+    """The sizes up to which values are kept as scalars, and operations are done scalar by scalar.
 
     - `scalars`: components of a value.
-    - `moved`: components that are moved, which costs nothing.
-    - `dot`: multiplications of a product with what all lanes share.
-    - `batched_dot`: those of a product of two values that have lanes.
-    - `choice`: components to choose among by an index of each lane's own.
-    - `unrolled`: operations of a loop, as far as one can see.
+    - `moved`: components of a value that is only moved, which costs nothing.
+    - `dot`: multiplications of a product of which all lanes share one factor.
+    - `batched_dot`: multiplications of a product whose factors both have lanes.
+    - `choice`: components to choose among by an index that differs from lane to lane.
+    - `unrolled`: operations of an unrolled loop, as far as they can be estimated.
     """
 
     scalars: int = 64
@@ -51,16 +51,17 @@ _COSTLY = """
 COMPUTED_ONCE = frozenset(_COSTLY.split())
 
 
-# The limits that were measured to be fast.
+# Limits that measurements showed to be fast.
 _LANES = Limits()
 
 
 class TooLong(Exception):
-    """Scalarised, the program would be too long, or would have a matrix product taken apart."""
+    """Taken apart into scalars, the program would be too long, or a matrix product would be taken
+    apart."""
 
 
 class NotInLanesError(Exception):
-    """An operation of the field that can't be done for all lanes at once, and why."""
+    """The field has an operation that can't be done for all lanes at once; the message says why."""
 
     def __init__(self, eqn: Any, why: str):
         name = eqn.primitive.name
@@ -79,8 +80,8 @@ class Interpreter:
 
     **Arguments:**
 
-    - `scalarised`: whether the state is scalars. Then so is all that is small; otherwise only
-        what is very small.
+    - `scalarised`: whether the state is scalars. If so, all small values are scalars too; otherwise
+        only very small ones are.
     - `budget`: how many operations may be emitted before [`TooLong`][] is raised.
     - `limits`: see [`Limits`][].
     """
@@ -129,7 +130,8 @@ class Interpreter:
             raise TooLong(f"more than {self.budget} operations")
 
     def scalar(self, name: str, emit: Callable, args: Sequence, dtype: Any, params: Any = None):
-        """One component of the elementwise primitive `name`: `emit(*args)`, or simplified."""
+        """One component of the elementwise primitive `name`: `emit(*args)`, or something
+        simpler."""
         simple = scalars.simplify(name, args, dtype, params or {})
         if simple is not None:
             return simple
@@ -140,23 +142,23 @@ class Interpreter:
         return self.computed_once(name, emit(*args))
 
     def computed_once(self, name: str, x: Any) -> Any:
-        """The result `x` of a primitive, kept from being computed again wherever it is used.
+        """The result `x` of a primitive, behind a barrier so that it isn't recomputed at each use.
 
         XLA's CPU compiler fuses a computation into each of its uses, and the stages of a step are
-        used often. Measured on steps of seven stages: with a sine in the field this is two to eight
-        times faster, with a `jnp.roll` of an array three to eight.
+        used often. Measured on steps of seven stages, the barrier makes a field with a sine two to
+        eight times faster, and one with a `jnp.roll` of an array three to eight times.
         """
         if self.on_cpu and name in COMPUTED_ONCE and x.ndim:
             return lax.optimization_barrier(x)
         return x
 
     def as_scalars(self, ins: Sequence[Value], size: int) -> list[Scalars] | None:
-        """The operands as scalars, if that is how to compute `size` components from them."""
+        """The operands as scalars; None where `size` components are better computed from arrays."""
         if size > self.largest:
             return None
         arrays = [x for x in ins if isinstance(x, Stacked)]
         if arrays:
-            # A small table next to scalars is taken apart; what has lanes is not.
+            # A small shared table next to scalars is taken apart; an array that has lanes is not.
             beside = any(isinstance(x, Scalars) and x.batched for x in ins)
             small = all(not x.batched and math.prod(x.shape) <= self.largest for x in arrays)
             if not (self.scalarised and beside and small):
@@ -167,7 +169,7 @@ class Interpreter:
         """Lanes-last arrays as values."""
         outs = [from_array(x, batched) for x in arrays]
         if self.scalarised and batched:
-            # Next to a state of scalars, what is small becomes scalars again.
+            # Where the state is scalars, small results become scalars again.
             for i, x in enumerate(outs):
                 size = math.prod(x.shape)
                 if 1 < size <= self.largest:
@@ -177,19 +179,19 @@ class Interpreter:
 
 
 def bind(eqn: Any, args: Sequence) -> list:
-    """Evaluates one equation by JAX itself."""
+    """Evaluate one equation by JAX itself."""
     with eqn.ctx.manager:
         outs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
 def mapped(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """Any primitive, by `jax.vmap` with the lanes last.
+    """Evaluate any primitive by `jax.vmap`, with the lanes last.
 
-    What `jax.vmap` leaves without an axis stays shared by all lanes: a field may rely on that, as
-    the error checks of Equinox do, whose branches are chosen by whether *any* lane is wrong.
+    A result that `jax.vmap` leaves without an axis stays shared by all lanes. Fields may rely on
+    that: the error checks of Equinox do, whose branches are chosen by whether *any* lane is wrong.
 
-    **Raises:** [`NotInLanesError`][] where JAX can't map it.
+    **Raises:** [`NotInLanesError`][] where JAX can't map the primitive.
     """
     run.count(1 + sum(len(x.entries) for x in ins if isinstance(x, Scalars) and x.batched))
     packed = [pack(x) for x in ins]

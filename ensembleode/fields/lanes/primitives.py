@@ -1,9 +1,10 @@
-"""How each primitive is evaluated for all lanes at once: a small function each, or one a family.
+"""The rules by which primitives are evaluated for all lanes at once, one small function for a
+primitive or for a family of them.
 
-A primitive that is not here works, too: it is mapped over the lanes by `jax.vmap`. To add one,
-write its [`rule`][ensembleode.fields.lanes.interpreter.rule], and a case in
-`tests/engines/lanes/test_primitives.py`. Indexing is in `indexing.py`, calls and loops in
-`control_flow.py`.
+A primitive without a rule works, too: `jax.vmap` maps it over the lanes. To add a primitive, write
+its [`rule`][ensembleode.fields.lanes.interpreter.rule], and a case in
+`tests/engines/lanes/test_primitives.py`. The rules for indexing are in `indexing.py`, those for
+calls and loops in `control_flow.py`.
 """
 
 import functools
@@ -78,7 +79,7 @@ def _elementwise_arrays(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> lis
     tail = tail_of(*ins)
     args = [_aligned(x, len(shape), bool(tail)) for x in ins]
     if eqn.primitive.name in ("add_any", "clamp", "select_n"):
-        # These don't broadcast.
+        # These primitives don't broadcast their operands.
         args = [jnp.broadcast_to(a, (*shape, *tail)) for a in args]
     out = eqn.primitive.bind(*args, **eqn.params)
     if tail:
@@ -87,7 +88,8 @@ def _elementwise_arrays(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> lis
 
 
 def _aligned(x: Value, ndim: int, batched: bool) -> Any:
-    """As an array that broadcasts, where a shared one has a lane axis of 1 or is a scalar."""
+    """`x` as an array that broadcasts with others: a shared array gets a lane axis of length 1, a
+    shared number stays a scalar."""
     if not x.shape and not x.batched:
         assert isinstance(x, Scalars)
         return x.entries[0]
@@ -99,7 +101,7 @@ def _aligned(x: Value, ndim: int, batched: bool) -> Any:
 
 
 #
-# Data movement: of the components' numbers, or of lanes-last arrays.
+# Data movement, of component numbers or of lanes-last arrays
 #
 
 
@@ -175,7 +177,8 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 
 @rule("reduce")
 def _reduce_by(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """As plainer equations, whose loop is unrolled where it is short."""
+    """A reduction by any function, rewritten in plainer equations; short loops of them are
+    unrolled."""
     return run.evaluate_closed(written_out(eqn), ins)
 
 
@@ -186,10 +189,10 @@ def _reduce_window(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Val
 
 
 def _not_joined(x: Value) -> Stacked:
-    """An array of which XLA does not see that it was made by joining others.
+    """An array behind a barrier, so that XLA does not see that it was made by joining others.
 
-    It takes the reduction of joined arrays apart, and loses the initial value
-    (`test_xla_loses_the_initial_value`).
+    XLA splits a reduction of joined arrays into one reduction for each of them, and loses the
+    initial value (`test_xla_loses_the_initial_value`).
     """
     packed = pack(x)
     if isinstance(packed.array, np.ndarray):
@@ -220,7 +223,8 @@ def _combiner(run: Interpreter, eqn: Any) -> Callable:
 
 @rule("argmax argmin cumlogsumexp sort")
 def _leading(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """A primitive along axes of one array or of several: with lanes last, these stay in place."""
+    """A primitive along axes of one or more arrays; with the lanes last, the numbers of these axes
+    stay the same."""
     run.count(1)
     tail = tail_of(*ins)
     return run.results(bind(eqn, [spread(x, tail) for x in ins]), bool(tail))
@@ -240,7 +244,7 @@ def _dot_general(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value
     both = x.batched and y.batched
     largest = run.limits.batched_dot if both else run.limits.dot
     if 0 < products <= largest:
-        # Of the operands, not of the output: they may be larger than what is kept as scalars.
+        # The limit is on the operands, which may be larger than values that are kept as scalars.
         components = run.as_scalars(ins, 1)
         if components is not None:
             return [_expanded_dot(run, eqn, *components)]
@@ -252,7 +256,7 @@ def _dot_general(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value
             return run.results([_reduced_dot(eqn, pack(x).array, pack(y).array)], True)
         return mapped(run, eqn, ins)
     if not x.batched:
-        # The lanes are the last free axis of `y`, and so of the result.
+        # The lane is the last free axis of `y`, and so it is the last axis of the result.
         return run.results(bind(eqn, [pack(x).array, pack(y).array]), y.batched)
     return run.results([_swapped_dot(eqn, pack(x).array, pack(y).array)], True)
 
@@ -283,7 +287,8 @@ def _expanded_dot(run: Interpreter, eqn: Any, x: Scalars, y: Scalars) -> Scalars
 
 
 def _reduced_dot(eqn: Any, x: Any, y: Any) -> Any:
-    """A product of two batched values, one a vector a lane: multiply, and sum over leading axes."""
+    """A product of two batched values, one of which is a vector in each lane: multiply, and sum
+    over leading axes."""
     (cx, cy), (bx, by) = eqn.params["dimension_numbers"]
     dtype = eqn.outvars[0].aval.dtype
     free_x = [i for i in range(x.ndim - 1) if i not in cx and i not in bx]
@@ -297,7 +302,8 @@ def _reduced_dot(eqn: Any, x: Any, y: Any) -> Any:
 
 
 def _swapped_dot(eqn: Any, x: Any, y: Any) -> Any:
-    """A product of a batched value with a shared one: the other way round, for lanes last."""
+    """A product of a batched value with a shared one. The operands change places, so that the lane
+    becomes the last axis."""
     params = dict(eqn.params)
     contracted, batch = params["dimension_numbers"]
     params["dimension_numbers"] = (contracted[::-1], batch[::-1])

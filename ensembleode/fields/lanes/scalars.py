@@ -1,11 +1,12 @@
-"""Arithmetic on single components: constants are folded, and what changes nothing is left out.
+"""Arithmetic on single components. Constants are folded, and operations that change nothing are
+left out.
 
-The results are those of the operations themselves, bit by bit: `0 * x` is NaN where `x` is
-infinite, and `x + 0` is `0` where `x` is `-0`, so with floating-point numbers neither is left out.
-Two kinds of zeros are, as they stand for something that is not there: those that an `add_any` adds,
-which is made by differentiation alone; and those that were booleans, of an identity matrix, that
-is, or a one-hot vector (see `absent`). Jacobians are taken along these. Nothing here depends on the
-number of lanes.
+The results have the same bits as the operations themselves: `0 * x` is NaN where `x` is infinite,
+and `x + 0` is `0` where `x` is `-0`, so neither is left out for floating-point numbers. Two kinds
+of zeros are left out, because each stands for an entry that is absent (see `absent`): a zero that
+an `add_any` adds, as only differentiation makes that primitive; and a zero that was converted from
+a boolean, as in an identity matrix or a one-hot vector, along which Jacobians are taken. Nothing
+here depends on the number of lanes.
 """
 
 import functools
@@ -20,14 +21,14 @@ from ..folding import FOLDED
 from .values import fill, is_batched, is_constant
 
 
-# Operations whose result is an absent zero where the operand is one (see `absent`).
+# These operations return an absent zero for an absent zero (see `absent`).
 _KEPT_ABSENT = ("convert_element_type", "copy", "neg", "stop_gradient")
-# Whose operands must all have the same shape, or nearly so.
+# The operands of these primitives must have the same shape; some accept scalars.
 SAME_SHAPE = ("clamp", "select_n")
 
 
 def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
-    """One component of an elementwise primitive, if that takes no operation; else None."""
+    """One component of an elementwise primitive, if no operation is needed for it; else None."""
     simple = _SIMPLIFY[name](*args) if name in _SIMPLIFY and any(map(_is_absent, args)) else None
     if simple is None and all(map(is_constant, args)):
         simple = _fold(name, params, args, dtype)
@@ -38,7 +39,8 @@ def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
 
 @functools.cache
 def absent(dtype: Any) -> Any:
-    """The zero that a false constant is converted to: always this object, by which it is known."""
+    """The zero to which a false constant is converted. It is always the same object, by which it is
+    recognised."""
     return np.dtype(dtype).type(0)
 
 
@@ -47,7 +49,7 @@ def _is_absent(x: Any) -> bool:
 
 
 def level(args: Sequence) -> Sequence:
-    """The entries with lanes, if one has them."""
+    """The entries with the shape of those that have lanes, if one does."""
     lanes = next((x.shape for x in args if is_batched(x)), None)
     if lanes is None:
         return args
@@ -55,7 +57,7 @@ def level(args: Sequence) -> Sequence:
 
 
 def power(x: Any, y: int, dtype: Any) -> Any:
-    """An integer power, by multiplication."""
+    """An integer power, by repeated multiplication."""
     if y < 0:
         return lax.div(np.dtype(dtype).type(1), power(x, -y, dtype))
     result = None
@@ -83,7 +85,7 @@ def _fold(name: str, params: dict, args: Sequence, dtype: Any) -> Any:
             and dtype.kind in "iu"
             and args[0].dtype.kind not in "iub"
         ):
-            return None  # out of range, it is up to the platform
+            return None  # the result of a number out of range depends on the platform
         if name == "integer_pow" and dtype.kind not in "iu":
             return dtype.type(np.power(args[0], dtype.type(params["y"])))
         if name in FOLDED:
@@ -104,14 +106,15 @@ def _is(x: Any, number: int) -> bool:
 
 
 def _kind(x: Any) -> str:
-    """`"i"` for what has one zero and no infinity, `"f"` for real floating-point numbers."""
+    """`"i"` for dtypes with one zero and no infinity, `"f"` for real floating-point ones, else
+    `""`."""
     if np.dtype(x.dtype).kind in "iub":
         return "i"
     return "f" if jnp.issubdtype(x.dtype, jnp.floating) else ""
 
 
 def _is_zero(x: Any, *, negative: bool) -> bool:
-    """Whether an entry is the constant zero; of floating-point numbers, the zero with this sign."""
+    """Whether an entry is the constant zero; for floating-point numbers, the zero of this sign."""
     if not _is(x, 0):
         return False
     kind = _kind(x)

@@ -1,8 +1,8 @@
-"""What the lanes-last interpreter computes with: the values of one trajectory, for all lanes.
+"""The values that the lanes-last interpreter computes with: those of one trajectory, for all lanes.
 
-A value is held as [`Scalars`][], an entry a component, or as [`Stacked`][], one array whose last
-axis is the lane. Small values are `Scalars`, so that indexing, stacking and reshaping cost nothing:
-they rearrange Python lists while tracing.
+A value is held as [`Scalars`][], with an entry for each component, or as [`Stacked`][], one array
+whose last axis is the lane. Small values are `Scalars`, because indexing, stacking and reshaping
+these costs nothing: it rearranges Python lists while tracing.
 """
 
 import dataclasses as dc
@@ -40,7 +40,7 @@ class Scalars:
         return all(is_constant(x) for x in self.entries)
 
     def numpy(self) -> np.ndarray:
-        """The value of a constant."""
+        """The value as an array; it has to be a constant."""
         return np.array(self.entries, self.dtype).reshape(self.shape)
 
 
@@ -48,7 +48,7 @@ class Scalars:
 class Stacked:
     """A value as one array: `[*shape, lane]`, or `[*shape]` if all lanes share it.
 
-    Never of a single component: that is `Scalars`.
+    A value of a single component is always `Scalars`.
     """
 
     array: Any
@@ -102,7 +102,7 @@ def tail_of(*values: Value) -> Shape:
 
 
 def unpack(value: Value) -> Scalars:
-    """As `Scalars`."""
+    """The value as `Scalars`."""
     if isinstance(value, Scalars):
         return value
     n = math.prod(value.shape)
@@ -112,7 +112,7 @@ def unpack(value: Value) -> Scalars:
 
 
 def pack(value: Value) -> Stacked:
-    """As `Stacked`, whatever the size."""
+    """The value as `Stacked`, whatever its size."""
     if isinstance(value, Stacked):
         return value
     shape, entries = value.shape, value.entries
@@ -135,7 +135,7 @@ def fill(entry: Any, tail: Shape, dtype: Any) -> Any:
 
 
 def spread(value: Value, tail: Shape) -> Any:
-    """As an array of shape `(*shape, *tail)`."""
+    """The value as an array of shape `(*shape, *tail)`."""
     packed = pack(value)
     if packed.batched or not tail:
         return jnp.asarray(packed.array)
@@ -144,7 +144,8 @@ def spread(value: Value, tail: Shape) -> Any:
 
 
 def rearranged(values: Sequence[Scalars], move: Callable, shapes: Sequence[Shape]) -> list:
-    """Outputs of `shapes` that hold the entries of `values`, at where `move` puts their numbers."""
+    """Values of `shapes` that hold the entries of `values`, placed as `move` places their
+    numbers."""
     entries: list = []
     numbers = []
     for x in values:

@@ -1,7 +1,8 @@
-"""From a jaxpr to the small language of `ir.py`: a rule a primitive.
+"""From a jaxpr to the small language of `ir.py`, with one rule for each primitive.
 
 - `lower.py`: a whole function; `checking.py`: whether every primitive has a rule.
-- `passing.py`: one pass over it, that collects statements; `values.py`: what it computes with.
+- `passing.py`: one pass over the jaxpr, which collects statements; `values.py`: the values that it
+    computes with.
 - `elementwise.py`, `movement.py`, `memory.py`, `reductions.py`, `products.py`,
     `control_flow.py`: the rules.
 

@@ -13,7 +13,8 @@ from .passing import RULES
 
 
 def check(jaxpr: Any, caller: str = "an unknown place") -> None:
-    """Refuse primitives without a rule, also in functions that are called from `caller`."""
+    """Refuse primitives that have no rule, also inside of functions; `caller` is the place in the
+    user's source for equations that have none of their own."""
     for eqn in used(jaxpr)[0]:
         where = source_info_util.summarize(eqn.source_info) or caller
         inner = called(eqn)
@@ -31,7 +32,7 @@ def check(jaxpr: Any, caller: str = "an unknown place") -> None:
 
 
 def _refused(eqn: Any) -> str | None:
-    """What about an equation can't be translated; None if it can."""
+    """The end of the sentence that says why an equation can't be translated; None if it can."""
     name, params = eqn.primitive.name, eqn.params
     if name not in RULES and name not in WRITTEN_OUT:
         return ""

@@ -34,7 +34,8 @@ Place: TypeAlias = Var | Buffer
 
 
 def _place(run: Lowering, aval: Any, value: Value | None = None) -> Place:
-    """A variable or a buffer that can be written again, with this value."""
+    """A variable or a buffer of this type that can be written repeatedly; it starts with
+    `value`."""
     if math.prod(aval.shape) == 1:
         return run.variable(number(0, aval.dtype) if value is None else value.expr)
     buffer = run.allocate(aval.dtype, math.prod(aval.shape))
@@ -57,7 +58,8 @@ def _read(place: Place, aval: Any) -> Value:
 
 
 def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) -> None:
-    """Write values to places, all at once: a value may be read from a place that is written."""
+    """Write values to places, as if at once: a value may read a place that another value
+    overwrites."""
     ready = []
     for place, value in zip(places, values, strict=True):
         if isinstance(place, Var):
@@ -72,7 +74,7 @@ def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) 
 
 
 def _overlap(x: Buffer, y: Place) -> bool:
-    """Whether a buffer and a place have memory in common."""
+    """Whether a buffer and a place share memory."""
     if isinstance(y, Var) or (x.group, x.dtype) != (y.group, y.dtype):
         return False
     return x.start < y.start + y.size and y.start < x.start + x.size
@@ -88,7 +90,7 @@ def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     places = [_place(run, a, x) for a, x in zip(avals, carried, strict=True)]
     carry = [_read(place, a) for place, a in zip(places, avals, strict=True)]
     going: Any = params["cond_jaxpr"].out_avals[0]
-    # A mapped loop has many conditions: it goes on where its own one holds.
+    # A loop that was mapped has an array of conditions: it goes on while any of them holds.
     goes_on = run.allocate(BOOL, math.prod(going.shape)) if math.prod(going.shape) > 1 else None
     with run.block() as test:
         (each,) = run.closed(params["cond_jaxpr"], [*consts[:n_test], *carry])
@@ -111,7 +113,7 @@ def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _where(run: Lowering, mask: Value, x: Value, y: Value) -> Value:
-    """`x` or `y`, by a mask along their first axes."""
+    """`x` where the mask, along the first axes of both, is true; else `y`."""
     numbers = np.arange(mask.size).reshape(*mask.shape, *[1] * (len(x.shape) - len(mask.shape)))
     masks = picked(run, [mask], np.broadcast_to(numbers, x.shape))
     return elementwise(x.shape, x.dtype, [masks, y, x], lambda *args: Op("select_n", args, x.dtype))

@@ -1,4 +1,4 @@
-"""What acts component by component."""
+"""Primitives that act component by component."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,19 +29,19 @@ def _elementwise(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def mapped(run: Lowering, aval: Any, ins: Sequence[Value], fn: Callable) -> Value:
-    """An array whose components are `fn` of those of the operands."""
+    """An array whose components are `fn` of the operands' components."""
     ins = [_broadcast(run, x, aval.shape) for x in ins]
     if sum(x.depth for x in ins) > _DEEPEST:
         ins = [run.stored(x) for x in ins]
     size = math.prod(aval.shape)
     if size != 1:
-        # Operands of one component are computed before the loop.
+        # An operand with a single component is computed before the loop.
         ins = [scalar(x.expr) if x.size == 1 else x for x in ins]
     return elementwise(aval.shape, aval.dtype, ins, fn)
 
 
 def _broadcast(run: Lowering, x: Value, shape: Sequence[int]) -> Value:
-    """`x` along its axes of length one, if it isn't a number."""
+    """`x` broadcast along its axes of length one; a scalar is left as it is."""
     if x.size == 1 or x.shape == tuple(shape):
         return x
     return picked(run, [x], np.broadcast_to(np.arange(x.size).reshape(x.shape), shape))

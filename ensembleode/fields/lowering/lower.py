@@ -23,17 +23,17 @@ from .passing import Lowering
 from .values import apart_of, loaded, scalar
 
 
-# A state of more components is an array, and its function stores the result.
+# A larger state is an array, and its function stores the result instead of returning components.
 LARGEST_RETURNED = 24
 
 
 class Inputs(NamedTuple):
-    """Where the parameters of a program lie.
+    """The layout of a program's parameters.
 
-    - `places`: of each constant, and then of each argument between the state and the time, the
-        group and the place of its first component in it.
-    - `storage`: the dtype of the groups `own` and `shared`; None where there is one of each for
-        every dtype.
+    - `places`: for each constant, and then for each argument between the state and the time, its
+        group and the place of its first component there.
+    - `storage`: the dtype of the groups `own` and `shared`; None where each dtype has groups of its
+        own.
     """
 
     places: tuple[tuple[str, int], ...]
@@ -41,7 +41,8 @@ class Inputs(NamedTuple):
 
     @classmethod
     def laid_out(cls, avals: Sequence, groups: Sequence[str], storage: Any = None) -> "Inputs":
-        """The parameters in a row in their groups, apart by dtype where there is no `storage`."""
+        """The layout with the parameters of each group one after the other; without `storage`, each
+        dtype is counted apart."""
         ends: collections.Counter = collections.Counter()
         places = []
         for aval, group in zip(avals, groups, strict=True):
@@ -64,9 +65,10 @@ def lower(
 
     - `jaxpr`: its constants are parameters, too; its arguments are the state, the parameters and
         the time.
-    - `inputs`: where the parameters lie.
-    - `largest_returned`: a result of more components is stored.
-    - `apart`: whether a small one is taken apart into scalars.
+    - `inputs`: the layout of the parameters.
+    - `largest_returned`: the largest number of components that is returned; a larger result is
+        stored.
+    - `apart`: whether a small function is taken apart into scalars.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """

@@ -1,4 +1,4 @@
-"""Reading and writing at numbers that are computed."""
+"""Reading and writing at component numbers that are computed."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def _put(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _index(number: Expr) -> Index:
-    """A number as an `Index`, whose sums and multiples a printer may add up."""
+    """A number as an `Index`, so that a printer can combine its sums and multiples."""
     match number:
         case Const(value):
             return Index(int(value))

@@ -1,4 +1,4 @@
-"""What only moves data."""
+"""Primitives that only move data."""
 
 import dataclasses as dc
 import itertools
@@ -30,7 +30,8 @@ def _moved(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def picked(run: Lowering, sources: Sequence[Value], numbers: np.ndarray) -> Value:
-    """An array of these components, numbered through all sources."""
+    """The array of the components with these numbers; the components of all sources are numbered
+    through."""
     sources = [run.flat(x) for x in sources]
     ends = np.cumsum([x.size for x in sources])
     shape, dtype = numbers.shape, sources[0].dtype
@@ -98,7 +99,8 @@ def _joined(run: Lowering, sources: Sequence[Value]) -> Value:
 
 
 def _affine(numbers: np.ndarray, ends: np.ndarray) -> list[int] | None:
-    """The strides with which numbers of one source run along each axis; None if they don't."""
+    """The strides along each axis by which these numbers, all of one source, run; None if they
+    don't."""
     first = numbers.flat[0]
     strides = []
     expected = np.full((1,) * numbers.ndim, first)
@@ -115,14 +117,15 @@ def _affine(numbers: np.ndarray, ends: np.ndarray) -> list[int] | None:
 
 
 def _linear(numbers: np.ndarray) -> int | None:
-    """The one stride of all numbers in row-major order, if there is one."""
+    """The stride of the numbers in row-major order; None if there is no single one."""
     flat = numbers.reshape(-1)
     steps = np.diff(flat)
     return int(steps[0]) if (steps == steps[0]).all() else None
 
 
 def _pieces(numbers: np.ndarray, ends: np.ndarray) -> list[tuple[int, int, np.ndarray]] | None:
-    """Cut along an axis so that each piece is affine, if few are enough."""
+    """The numbers cut along one axis into pieces that are each affine; None if that takes too
+    many."""
     for axis in range(numbers.ndim):
         pieces, start, n = [], 0, numbers.shape[axis]
         while start < n and len(pieces) < 16:

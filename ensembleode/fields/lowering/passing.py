@@ -1,4 +1,4 @@
-"""One pass over a program: how its equations become statements."""
+"""One pass over a program, which turns equations into statements."""
 
 import itertools
 import math
@@ -18,13 +18,13 @@ from .values import cast, INT, number, position, scalar, stored, Value
 
 
 Rule: TypeAlias = Callable[["Lowering", Any, list[Value]], list[Value]]
-# How primitives are lowered.
+# For each primitive, the rule that lowers it.
 RULES: dict[str, Rule] = {}
 rule = registers(RULES)
 
 
 class Lowering:
-    """One pass over a program: the statements so far, and what names and memory are taken."""
+    """The state of one pass: the statements so far, and the names and memory in use."""
 
     def __init__(self) -> None:
         self.blocks: list[list[Stmt]] = [[]]
@@ -66,7 +66,8 @@ class Lowering:
         return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
 
     def settled(self, value: Value, uses: int) -> Value:
-        """The value in a variable or in memory, if it would be computed more than once."""
+        """The value moved to a variable or to memory, if it would otherwise be computed
+        repeatedly."""
         if value.size == 1:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
@@ -118,7 +119,8 @@ class Lowering:
 
     @contextmanager
     def loops(self, *sizes: int) -> Iterator[list[Expr]]:
-        """Nested loops of so many turns around what the block emits; gives their counters."""
+        """Nested loops, of `sizes` turns, around the statements that the block emits. Yields their
+        counters."""
         counters: list[Expr] = []
         opened: list[tuple[Var, int]] = []
         for n in sizes:
@@ -135,7 +137,7 @@ class Lowering:
             self.emit(For(var, n, body))
 
     def copy(self, value: Value, buffer: Buffer, offset: Index | None = None) -> None:
-        """Write a value to a buffer, from this index on."""
+        """Write a value to a buffer, from the index `offset` on."""
         if value.along is not None:
             with self.loops(*value.shape) as counters:
                 target = (offset or Index()).plus(
@@ -148,7 +150,7 @@ class Lowering:
             self.emit(Store(buffer, target, value.at(Index().plus((i, 1)))))
 
     def stored(self, value: Value) -> Value:
-        """The value in memory, where it is copied to unless it lies there."""
+        """The value in memory; it is copied there unless it lies there already."""
         if value.buffer is not None or value.size <= 1:
             return value
         buffer = self.allocate(value.dtype, value.size)
@@ -156,11 +158,11 @@ class Lowering:
         return stored(buffer, value.shape)
 
     def flat(self, value: Value) -> Value:
-        """The value with a component for each index in row-major order."""
+        """The value in a form that has a component for each index in row-major order."""
         return value if value.along is None else self.stored(value)
 
     def built(self, shape: Sequence[int], dtype: Any, component: Callable) -> Value:
-        """An array in memory, from `component(counters)`."""
+        """An array in memory whose components are `component(counters)`."""
         if math.prod(shape) == 1:
             return scalar(self.let(component([number(0, INT)] * len(shape))), tuple(shape))
         buffer = self.allocate(dtype, math.prod(shape))

@@ -35,7 +35,7 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
             out = run.allocate(dtype, math.prod(aval.shape))
             run.emit(Product(Matrix(out, left.rows, right.columns, False), left, right))
             return [stored(out, aval.shape)]
-    # (A component of an operand is read for several components of the result.)
+    # Each component of an operand is read for several components of the result.
     x, y = (run.flat(run.settled(v, 2)) for v in ins)
     strides = [strides_of(v.shape) for v in (x, y)]
     n_batch, n_x = len(batch[0]), len(free[0])
@@ -57,7 +57,8 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _matrix(x: Value, free: Sequence[int], contracted: Sequence[int], first: bool) -> Matrix | None:
-    """An operand as a matrix `[free, contracted]`, or with the contracted axes `first`."""
+    """An operand as a matrix `[free, contracted]`, or `[contracted, free]` if `first`; None if it
+    doesn't lie in memory like that."""
     if x.buffer is None:
         return None
     shape = [math.prod(x.shape[a] for a in axes) for axes in (free, contracted)]

@@ -1,6 +1,8 @@
-"""What a lowering computes with: arrays as what their components are."""
+"""The values that a lowering computes with: arrays described by expressions for their
+components."""
 
 import dataclasses as dc
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +22,10 @@ BOOL = np.dtype(bool)
 class Value:
     """An array, as a function from an index in row-major order to the component there.
 
-    - `buffer`: where it lies, if that is in memory as it is.
-    - `depth`: how many operations are done for a component.
-    - `along`: what its component is at a counter for each axis, of what has no `at`, as a slice of
-        a matrix hasn't.
+    - `buffer`: the memory that holds the array, if it is stored as it is.
+    - `depth`: the number of operations in a component's expression.
+    - `along`: a function from a counter for each axis to the component there, for an array that has
+        no `at` (a slice of a matrix, for example).
     """
 
     shape: tuple[int, ...]
@@ -39,11 +41,12 @@ class Value:
 
     @property
     def expr(self) -> Expr:
-        """The component of a value that has one."""
+        """The component of an array with a single component."""
         return self.at(Index())
 
     def by_axes(self, counters: Sequence[Expr]) -> Expr:
-        """The component at a counter for each axis; of a value with one component, that one."""
+        """The component at a counter for each axis; for an array with a single component, that
+        one."""
         if self.along is not None:
             return self.along(counters)
         if self.size == 1:
@@ -80,10 +83,11 @@ _CHANGES_NOTHING = {"add": 0, "mul": 1}
 
 
 def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = None) -> Expr:
-    """The elementwise operation of this name; of integers that are known, its result."""
+    """The elementwise operation of this name; for known integers, its result."""
     if name == "select_n" and isinstance(args[0], Const):
         return args[1 + int(args[0].value)]
-    # (A sum is rounded in the same way everywhere; the order of a derivative may be one.)
+    # Sums are folded for any dtype: they are rounded in the same way everywhere, and the order of a
+    # derivative, which has to be known, may be a sum.
     if name in FOLDED_INTEGERS and (args[0].dtype.kind in "iub" or name == "add"):
         if all(isinstance(x, Const) for x in args):
             with np.errstate(all="ignore"):
@@ -105,7 +109,7 @@ def only_by_axes(
 
 
 def elementwise(shape: Sequence[int], dtype: Any, ins: Sequence[Value], fn: Callable) -> Value:
-    """An array whose components are `fn` of those of the operands."""
+    """An array whose components are `fn` of the components of the operands."""
     shape, dtype, depth = tuple(shape), np.dtype(dtype), 1 + sum(x.depth for x in ins)
     if any(x.along for x in ins):
         return only_by_axes(shape, dtype, lambda c: fn(*(x.by_axes(c) for x in ins)), depth)
@@ -120,9 +124,23 @@ def cast(value: Value, dtype: Any) -> Value:
 
 
 def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
-    """A parameter, or the state."""
+    """A parameter, or the state, in memory."""
     buffer = Buffer(group, np.dtype(storage), start, math.prod(aval.shape))
-    return cast(stored(buffer, aval.shape), aval.dtype)
+    found, dtype = stored(buffer, aval.shape), np.dtype(aval.dtype)
+    if is_stored_as_bits(dtype, buffer.dtype):
+        bits = functools.partial(_as_bits, dtype=dtype)
+        return elementwise(aval.shape, dtype, [found], bits)
+    return cast(found, dtype)
+
+
+def is_stored_as_bits(dtype: np.dtype, storage: np.dtype) -> bool:
+    """Whether numbers are kept as those of `storage` with the same bits, as these don't have all of
+    their values: whole numbers of 64 bits among reals."""
+    return dtype.kind in "iu" and dtype.itemsize == 8 and storage.kind == "f"
+
+
+def _as_bits(x: Expr, dtype: np.dtype) -> Expr:
+    return Op("bitcast_convert_type", (x,), dtype)
 
 
 def apart_of(value: Value) -> list[Value]:

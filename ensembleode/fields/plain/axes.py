@@ -1,4 +1,4 @@
-"""What accumulates, folds, searches or sorts along axes."""
+"""Rules for primitives that accumulate, fold, search or sort along axes."""
 
 import functools
 from typing import Any
@@ -29,12 +29,12 @@ def _cumulate(eqn: Any, x: Any) -> list:
 
 
 def _first(x: Any, axis: int) -> Any:
-    """The array with this axis as its first."""
+    """The array with `axis` moved to the front."""
     return lax.transpose(x, (axis, *(a for a in range(x.ndim) if a != axis)))
 
 
 def _back(x: Any, axis: int) -> Any:
-    """The array with its first axis moved back to be this one."""
+    """The array with its first axis moved back to `axis`."""
     order = list(range(1, x.ndim))
     order.insert(axis, 0)
     return lax.transpose(x, tuple(order))
@@ -50,7 +50,7 @@ def _reduce(eqn: Any, *ins: Any) -> list:
 
 @rule("argmax argmin")
 def _arg(eqn: Any, x: Any) -> list:
-    """The place of the first NaN along an axis; without any, that of the first extreme value."""
+    """The place of the first NaN along an axis; if there is none, of the first extreme value."""
     (axis,) = eqn.params["axes"]
     reduce = lax.reduce_max if eqn.primitive.name == "argmax" else lax.reduce_min
     best = reduce(x, (axis,))
@@ -66,13 +66,13 @@ def _arg(eqn: Any, x: Any) -> list:
 
 @rule("sort")
 def _sort(eqn: Any, *operands: Any) -> list:
-    """Each component goes to the place that is the number of components before it in order."""
+    """Sorting by counting: the place of a component is the number of components that precede it."""
     axis = eqn.params["dimension"]
     operands = tuple(_first(x, axis) for x in operands)
     shape = operands[0].shape
     pairs = (shape[0], *shape)
     others, own = (0, *range(2, len(pairs))), tuple(range(1, len(pairs)))
-    # (Of equal ones those that come before stay before.)
+    # Equal components keep their order, whether the sort has to be stable or not.
     before = lax.lt(*(iota(jnp, pairs, d) for d in (0, 1)))
     for key in operands[: eqn.params["num_keys"]][::-1]:
         x, y = (lax.broadcast_in_dim(key, pairs, axes) for axes in (others, own))
@@ -86,7 +86,7 @@ def _sort(eqn: Any, *operands: Any) -> list:
 
 
 def _less(x: Any, y: Any) -> Any:
-    """Whether `x` comes before `y` in order, in which NaN comes last."""
+    """Whether `x` precedes `y` in the order of sorting, in which NaN is last."""
     less = lax.lt(x, y)
     if x.dtype.kind != "f":
         return less
@@ -94,7 +94,7 @@ def _less(x: Any, y: Any) -> Any:
 
 
 def _equal(x: Any, y: Any) -> Any:
-    """Whether `x` and `y` are equal in order: equal numbers, or both NaN."""
+    """Whether `x` and `y` are equal in the order of sorting: equal numbers, or both NaN."""
     equal = lax.eq(x, y)
     if x.dtype.kind != "f":
         return equal

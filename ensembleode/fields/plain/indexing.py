@@ -1,4 +1,4 @@
-"""What reads and writes at indices, and what pads."""
+"""Rules for primitives that read and write at indices, or that pad."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .writing import rule
 
 
 def _columns(indices: Any) -> list:
-    """The columns of the indices, along their last axis."""
+    """The columns of the indices, which run along their last axis."""
     axis = indices.ndim - 1
     return [lax.index_in_dim(indices, k, axis, keepdims=False) for k in range(indices.shape[axis])]
 

@@ -1,4 +1,5 @@
-"""Reading and writing the components of a flat array at numbers that are inside of it."""
+"""Reading and writing the components of a flat array by their numbers; numbers read are in
+range."""
 
 from typing import Any
 
@@ -15,17 +16,17 @@ _put_p = jex.Primitive("put")
 
 
 def take(x: Any, numbers: Any) -> Any:
-    """The components of `x [size]` with these numbers."""
+    """The components of `x [size]` with these numbers, which must be in range."""
     return _take_p.bind(x, numbers)
 
 
 def put(x: Any, numbers: Any, new: Any, inside: Any = None, by: str = "scatter") -> Any:
-    """`x [size]` after new components were combined with those of these numbers, in order.
+    """`x [size]` with `new` combined, one after the other, into the components with these numbers.
 
     **Arguments:**
 
-    - `inside`: which of them are not left out.
-    - `by`: a scatter's name.
+    - `inside`: a mask of the new components to write; None for all of them.
+    - `by`: the name of the scatter primitive that says how they are combined.
     """
     masks = () if inside is None else (inside,)
     return _put_p.bind(x, numbers, new, *masks, by=by)

@@ -1,4 +1,4 @@
-"""Windows that slide over an array."""
+"""Rules for windows that slide over an array."""
 
 import functools
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .writing import rule
 def _windows(
     x: Any, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
 ) -> Any:
-    """The contents of each window, `[*sizes, *count]`; windows are `strides` apart."""
+    """The contents of each window, `[*sizes, *count]`; the windows begin `strides` apart."""
     shape = (*sizes, *count)
     terms = zip(strides_of(x.shape), dilation, strides, strict=True)
     numbers = lax.full(shape, np.int64(0))
@@ -51,12 +51,12 @@ def _reduce_window(eqn: Any, *ins: Any) -> list:
 
 @rule("conv_general_dilated")
 def _convolution(eqn: Any, x: Any, weights: Any) -> list:
-    """A product of the windows with the weights, in groups of channels."""
+    """A convolution as a product of the windows with the weights, in groups of channels."""
     params, aval = eqn.params, eqn.outvars[0].aval
     lhs, rhs, out = params["dimension_numbers"]
     x, weights = lax.transpose(x, lhs), lax.transpose(weights, rhs)  # [batch or out, channel, ...]
     groups = params["feature_group_count"]
-    if params["batch_group_count"] > 1:  # as those of channels
+    if params["batch_group_count"] > 1:  # groups of the batch are treated as groups of channels
         groups = params["batch_group_count"]
         x = x.reshape(groups, -1, *x.shape[1:]).swapaxes(0, 1)
         x = x.reshape(x.shape[0], -1, *x.shape[3:])

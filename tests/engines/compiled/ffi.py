@@ -1,4 +1,4 @@
-"""XLA's side of a call, as `xla/ffi/api/c_api.h` has it."""
+"""XLA's side of a call, according to `xla/ffi/api/c_api.h`."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""Fields on lanes: compiled, called on arrays, and compared with what JAX maps."""
+"""Compiles fields for lanes, calls them on arrays, and compares the results with `jax.vmap`'s."""
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence

@@ -1,9 +1,9 @@
-"""How the coefficients of `engines.compiled.functions.coefficients` are made.
+"""Computes the coefficients of `engines.compiled.functions.coefficients`.
 
-Each polynomial goes through the function at the Chebyshev points of the interval, which is within
-a few per cent of the least possible maximum error, and is computed in 60 digits.
+Each polynomial interpolates its function at the Chebyshev points of an interval, so its largest
+error is within a few per cent of the least possible one. It is computed with 60 digits.
 
-Run as a program, this writes the module of coefficients anew, and says how well each fits.
+Run as a program, this writes the module of coefficients, and says how well each polynomial fits.
 """
 
 import pathlib
@@ -89,6 +89,13 @@ FITS = {
         lambda z: (mp.cosh(mp.sqrt(z)) - 1) / z,
         (0, 0.12016, 6),
         (0, 0.12016, 3),
+        lambda z: z,
+    ),
+    # tanh(x) = x + x^3 p(x^2), near zero
+    "TANH": Fit(
+        lambda z: (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z,
+        (0, 0.090001, 8),
+        (0, 0.090001, 3),
         lambda z: z,
     ),
     # 2 atanh(s) = 2 s + s^3 p(s^2), with 1 + f = (1 + s) / (1 - s) between sqrt(1/2) and sqrt(2)

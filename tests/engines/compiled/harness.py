@@ -1,4 +1,4 @@
-"""IR compiled here, as functions of NumPy arrays."""
+"""Compiles IR, and wraps it as functions of NumPy arrays."""
 
 import ctypes
 from collections.abc import Iterator

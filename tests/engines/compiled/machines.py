@@ -1,4 +1,5 @@
-"""Machines that code is made for in tests: lesser ones than this, and others."""
+"""Machines that code is generated for in tests: lesser ones than this computer, and different
+ones."""
 
 import dataclasses
 

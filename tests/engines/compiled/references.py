@@ -1,8 +1,8 @@
-"""Points at which functions are tried, and what they are there.
+"""Points at which functions are tested, and the exact values there.
 
-Extended precision of NumPy serves as the reference where the machine has it: its functions are
-right to some units of 64 digits, so to 2^-8 units of double precision. Elsewhere, and for what
-NumPy has not, mpmath does.
+NumPy's extended precision is the reference where the machine has it: its functions are accurate to
+some units of 64 digits, which is 2^-8 units of double precision. Elsewhere, and for functions that
+NumPy doesn't have, mpmath is the reference.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What is computed once, and where."""
+"""Which results the builder computes only once, and where."""
 
 import itertools
 

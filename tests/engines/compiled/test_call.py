@@ -1,4 +1,4 @@
-"""Kernels as operations of JAX programs: here, elsewhere, and again."""
+"""Kernels as operations of JAX programs: in this process, in others, and loaded again."""
 
 import pickle
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor

@@ -1,4 +1,5 @@
-"""LLVM IR to code: for this machine, lesser ones, and others; from memory, from disk."""
+"""LLVM IR to code: for this machine, lesser ones, and different ones; from memory, and from
+disk."""
 
 import contextlib
 import ctypes

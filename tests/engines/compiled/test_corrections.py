@@ -1,4 +1,5 @@
-"""Callbacks that correct the state after every step: onto a manifold, and not below zero."""
+"""Callbacks that correct the state after every step: onto a manifold, and to values not below
+zero."""
 
 import jax
 import jax.numpy as jnp

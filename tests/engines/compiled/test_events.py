@@ -1,5 +1,5 @@
-"""Events against closed forms: bouncing balls, straight lines, and what comes of a state that stays
-at a root. (What OrdinaryDiffEq does is in `tests/engines/test_julia_events.py`.)"""
+"""Events compared with closed forms: bouncing balls, straight lines, and states that stay at a
+root. (The comparison with OrdinaryDiffEq is in `tests/engines/test_julia_events.py`.)"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Fields as LLVM IR, on lanes, against `jax.vmap`."""
+"""Fields as LLVM IR on lanes, compared with `jax.vmap`."""
 
 import functools
 import itertools

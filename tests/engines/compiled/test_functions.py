@@ -1,4 +1,4 @@
-"""Elementary functions: how accurate they are, their special values, and that lanes are alone."""
+"""Elementary functions: their accuracy, their special values, and the independence of lanes."""
 
 import functools
 import platform

@@ -1,4 +1,4 @@
-"""The handler of XLA's calls, called as XLA would."""
+"""The handler of XLA's calls, called as XLA calls it."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Linear equations of steps as generated code, against NumPy."""
+"""The linear equations of steps as generated code, compared with NumPy."""
 
 import ctypes
 from typing import Any
@@ -122,3 +122,11 @@ def test_scales_far_apart_are_no_failure():
     rest = np.einsum("lij,jl->il", m, got[0]) - 1
     sums = np.einsum("lij,jl->il", abs(m), abs(got[0])) + 1
     assert (abs(rest) <= 1e-14 * sums).all()
+
+
+def test_the_smallest_numbers_are_no_failure():
+    """Where products are rounded to multiples of the smallest number, not to so many digits."""
+    rows = [[1 + 4e7, -1e4], [-4e7, 1 + 1e4]]
+    jacobian, gamma_h, right = two_by_two(rows, rows, rows, rows)
+    got = solved(DENSE2, jacobian, gamma_h, right * [1e-300, 1e-308, 1e-315, 1e-322])
+    assert np.isfinite(got).all()

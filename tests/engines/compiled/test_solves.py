@@ -1,5 +1,5 @@
-"""Whole solves by the compiled engine: the same bits however they are run, and what the lanes
-engine finds."""
+"""Whole solves by the compiled engine: they have the same bits however they are run, and agree with
+the lanes engine."""
 
 import hypothesis.strategies as st
 import jax

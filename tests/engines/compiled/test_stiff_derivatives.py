@@ -1,5 +1,5 @@
-"""Derivatives through Rosenbrock steps of the compiled engine: against each other, and against
-differences at tight tolerances."""
+"""Derivatives through Rosenbrock steps of the compiled engine, compared with each other and with
+finite differences at tight tolerances."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+
+from ...problems import of_benchmarks
 
 
 RATES, SCALE = np.array([0.04, 1e4, 3e7]), jnp.array([1.0, 1e3, 0.5])
@@ -58,6 +60,35 @@ def test_of_robertson_by_its_rates(alg, tol, accuracy):
     np.testing.assert_allclose(forwards, backwards, rtol=1e-12)
     expected = by_differences(jax.jit(loss), factors, 1e-2)
     np.testing.assert_allclose(backwards, expected, rtol=accuracy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "tol", "h"),
+    [
+        ("HIRES", 1e-10, 1e-5),  # (It ends in the middle of a fall.)
+        ("OREGO", 1e-10, 1e-3),
+        ("POLLU", 1e-10, 1e-2),
+        ("ROBER", 1e-10, 4e-3),
+        # (Each relaxation multiplies what steps were wrong by: at 1e-10 it is 3e-6.)
+        ("VDP", 1e-12, 1e-3),
+    ],
+)
+def test_of_the_test_set_by_its_constants(name, tol, h):
+    """By their logarithms, of a sum of all components at the end, each in parts of its size."""
+    problem = of_benchmarks("common.ivp_test_set").PROBLEMS[name]
+    weights = jnp.cos(jnp.arange(len(problem.u0))) / jnp.asarray(problem.published)
+
+    def loss(logarithms):
+        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
+        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
+        options = {"reltol": tol, "abstol": tol * (1e-10 if name == "ROBER" else 1e-4)}
+        return weights @ eo.solve(prob, eo.Rodas5P(), **options).u[-1]
+
+    logarithms = jnp.zeros(len(problem.constants))
+    found = jax.jit(jax.grad(loss))(logarithms)
+    expected = by_differences(jax.jit(loss), logarithms, h)
+    np.testing.assert_allclose(found, expected, atol=1e-6 * np.max(np.abs(expected)), rtol=0)
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ _BASE = {
     "NaN": np.float64("nan"),
     "Inf": np.float64("inf"),
     "Primitives": _Primitives(),
+    "made": lambda kind, n: Vector(np.full(n, 77, kind.dtype)),
     "Table": lambda *xs: Vector(np.array(xs, np.int64)),
     "Val": int,
     "float32": np.float32,
@@ -167,6 +168,10 @@ def _statement(text: str) -> str:
         return f"if not {_expression(found[1])}: break"
     if found := re.fullmatch(r"return (S\w+)\{(.*?)\}\((.*)\)", text):
         return f"return static('{found[1]}', {found[2]})({_expression(found[3])})"
+    if found := re.fullmatch(r"(\w+) = Vector\{(\w+)\}\(undef, (\d+)\)", text):
+        return f"{found[1]} = made({found[2]}, {found[3]})"
+    if text == "return out":
+        return text
     if text in ("@inbounds begin", "while true", "else", "return nothing"):
         return {"@inbounds begin": "if True:", "while true": "while True:", "else": "else:"}.get(
             text, "return None"

@@ -95,6 +95,45 @@ def test_a_request(asked):
     assert dims["u"] == [2, 2, 3]
 
 
+def test_callbacks(asked):
+    """Functions like the field, whose numbers are parameters; and where their events go."""
+
+    def kicked(integrator):
+        return eo.remake(integrator, u=integrator.u + 0.3, p=2.0 * integrator.p)
+
+    at = eo.ContinuousCallback(lambda u, t, _: u[0] - 0.7, kicked, None, interp_points=4)
+    known = eo.PresetTimeCallback([0.75, 0.25], kicked)
+    request = asked(PROB, callback=eo.CallbackSet(known, at), max_events=5)
+    callbacks, dims = request["callbacks"], {k: x["dims"] for k, x in request["arrays"].items()}
+    assert (callbacks["room"], callbacks["longest"]) == (5, 1)
+    (continuous,), (discrete,) = callbacks["continuous"], callbacks["discrete"]
+    assert (continuous["which"], discrete["which"]) == (1, 0)
+    assert continuous["rootfind"] == "LeftRootFind"
+    assert continuous["interp_points"] == 4
+    assert "down" not in continuous
+    # What an affect changes of p is behind the state, and step-size control doesn't look at it.
+    assert dims["u0"] == [3]
+    assert request["controlled"] == 2
+    assert dims["event_before"] == [3, 5, 1]
+    for part in (continuous["condition"], continuous["up"], discrete["affect"]):
+        assert part["source"].startswith(f"function {part['name']}(u, p, t, uprev, tprev, mask)\n")
+        assert "0.7" not in part["source"]
+        assert "0.3" not in part["source"]
+    # Stepped onto as known times are.
+    assert dims["tstops"] == [2]
+    assert "reinterpret(Float64" in continuous["condition"]["source"]
+
+
+def test_whole_numbers_of_64_bits_have_all_of_their_values(asked, monkeypatch):
+    """Which a real doesn't."""
+    kept = {}
+    monkeypatch.setattr(Request, "text", lambda self, places, **_: kept.update(self.arrays) or "")
+    prob = eo.remake(PROB, p={"k": 1.5, "n": jnp.array([2**53 + 1, -3])})
+    prob = eo.remake(prob, f=lambda u, p, t: u * p["k"] * p["n"].astype(float))
+    asked(prob)
+    np.testing.assert_array_equal(kept["shared"][1:].view(np.int64), [2**53 + 1, -3])
+
+
 def test_implicit_methods_have_their_jacobian(asked):
     request = asked(eo.EnsembleProblem(PROB), eo.KenCarp4(), eo.EnsembleSerial())
     assert request["method"]["package"] == "OrdinaryDiffEqSDIRK"
@@ -196,6 +235,8 @@ def test_what_gpu_kernels_refuse(monkeypatch):
         ("shares reltol among all", ens, {}),
         ("can't save every step", eo.EnsembleProblem(PROB), {"save_everystep": True}),
         ("can't keep", eo.EnsembleProblem(PROB), {"sensealg": eo.InterpolatingAdjoint()}),
+        ("has no callbacks", eo.EnsembleProblem(PROB), {"callback": eo.TerminateSteadyState()}),
+        ("has no tstops", eo.EnsembleProblem(PROB), {"tstops": [0.5]}),
     ):
         with pytest.raises(ValueError, match=message):
             eo.solve(case, None, eo.EnsembleGPUKernel(), trajectories=3, engine="julia", **options)

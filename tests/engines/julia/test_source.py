@@ -385,3 +385,16 @@ def test_no_other_primitives_are_called():
     source = julia_source(Function((), (convert,), 1, INT, (), ())).source
     called |= set(re.findall(r"Primitives\.(\w+)", source))
     assert called == set(PRIMITIVES.split())
+
+
+def test_parts_of_callbacks_make_their_memory():
+    def fn(u, p, t):
+        return jnp.concatenate([p @ u + t, jnp.zeros(1)])
+
+    n = 40
+    p, u = np.random.default_rng(0).normal(size=(n, n)), np.arange(float(n))
+    source = julia_source(Lowered(fn, u, p).function, "part").source
+    source = source.replace(", uprev, tprev, mask)", ")")
+    memory = SimpleNamespace(own=Vector(p.reshape(-1)))
+    out = call(source, Vector(u), memory, np.float64(0.5))
+    np.testing.assert_allclose(out.array, fn(u, p, 0.5), rtol=1e-13)

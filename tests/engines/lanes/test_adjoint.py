@@ -1,4 +1,4 @@
-"""The reverse mode of the lanes engine: exact for the steps taken, whatever is asked of it."""
+"""The reverse mode of the lanes engine, which is exact for the steps taken."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The continuous adjoints of the lanes engine: the gradient of the solution, to the tolerances."""
+"""The continuous adjoints of the lanes engine: gradients of the solution up to the tolerances."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Orders of convergence, of the steps and of what is interpolated within them."""
+"""Orders of convergence of the steps, and of the interpolation within them."""
 
 import functools
 

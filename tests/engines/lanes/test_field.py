@@ -1,4 +1,4 @@
-"""Vector fields over lanes, as users write them, against `jax.vmap` of the field itself."""
+"""Vector fields over lanes, as users write them, compared with `jax.vmap` of the field."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The time loop of chunks: lanes that can't touch each other, and what is saved of each."""
+"""The time loop of chunks: lanes don't affect each other, and what is saved of each."""
 
 import contextlib
 

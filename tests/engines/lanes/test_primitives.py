@@ -1,4 +1,4 @@
-"""Every primitive, in scalar and in array form, against JAX's own batching."""
+"""Every primitive, on scalars and on arrays, compared with JAX's own batching."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""The standard problems, against diffrax at tight tolerances."""
+"""The standard problems, compared with diffrax at tight tolerances."""
 
 from typing import Any, NamedTuple
 

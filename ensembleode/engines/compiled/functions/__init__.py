@@ -1,8 +1,9 @@
 """Elementary functions in IR, inlined where they are used.
 
-`FUNCTIONS` has them by the names of JAX's primitives, for float32 and float64: within two units in
-the last place everywhere, or what the function says of itself. They call nothing of a library of
-C, so that they run on a GPU too, and have the same bits in vectors of any width.
+`FUNCTIONS` has them by the names of JAX's primitives, for float32 and float64. Their error is at
+most two units in the last place, unless the docstring of a function says otherwise. They call no
+function of the C library, so they also run on a GPU, and have the same bits at any width of
+vectors.
 """
 
 from __future__ import annotations

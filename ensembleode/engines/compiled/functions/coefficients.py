@@ -1,7 +1,8 @@
-"""Coefficients of polynomials, constant first, for double and single precision.
+"""Coefficients of polynomials, constant term first, for double and single precision.
 
-Each goes through its function at the Chebyshev points of its interval, computed in 60 digits by
-`tests/engines/compiled/fits.py`, where the functions and the intervals stand.
+Each polynomial interpolates its function at the Chebyshev points of an interval.
+`tests/engines/compiled/fits.py` computes them with 60 digits, and lists the functions and the
+intervals.
 """
 
 import numpy as np
@@ -41,6 +42,12 @@ COSH = _coefficients("""
     2.0918145571713836e-09
     ;
     0.5000000013473457 0.04166646484889067 0.0013933658475109867
+""")
+TANH = _coefficients("""
+    -0.3333333333333333 0.13333333333329464 -0.053968253959210524 0.02186948773003135
+    -0.008863200175623462 0.003591283434130177 -0.0014445896172417003 0.0005109241641793741
+    ;
+    -0.3333328612837666 0.13323873315753404 -0.05113264596569202
 """)
 LOG = _coefficients("""
     0.666666666666667 0.3999999999989949 0.2857142862598255 0.22222211133642084 0.18182889209266595

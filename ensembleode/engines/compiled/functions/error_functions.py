@@ -1,8 +1,8 @@
 """The error function, its complement and its inverse.
 
-Where erf is below one half it is a polynomial; beyond, the complement is exp(-x^2) times a
-polynomial in (x - a) / (x + a), over x + a (Shepherd and Laframboise, "Chebyshev approximation of
-(1 + 2 x) exp(x^2) erfc x in 0 <= x < infinity", 1981, is the like).
+Where erf is below one half it is a polynomial. Beyond, its complement is exp(-x^2) times a
+polynomial in (x - a) / (x + a), over x + a; similar to Shepherd and Laframboise, "Chebyshev
+approximation of (1 + 2 x) exp(x^2) erfc x in 0 <= x < infinity", 1981.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HALF_AT = 0.4769362762044699  # where erf is one half
 
 
 def _near(b: Builder, x: Value) -> Pair:
-    """erf(x), for x up to where erf is one half."""
+    """erf(x), for x up to the point where erf is one half."""
     z = x * x
     value, rest = format_of(x).parts(TWO_OVER_SQRT_PI, 2)
     head, tail = two_product(b, x, value)
@@ -32,22 +32,22 @@ def _near(b: Builder, x: Value) -> Pair:
 
 
 def _far(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
-    """erfc from where it is one half, as the product of two and a power of two: the first two,
-    and the exponent.
+    """erfc, for x from the point where it is one half, as the product of two numbers and a power of
+    two. Returns the two numbers and the exponent.
     """
     square, low = two_product(b, x, x)
     gauss, k = exponential_pair(b, -square, -low)
     divisor = two_sum(b, x, _SHIFT)
     inverse = 1.0 / divisor.head
     t, rest = quotient(b, two_sum(b, x, -_SHIFT), divisor, inverse)
-    # The first two terms cancel in part, and are taken exactly.
+    # The first two terms partly cancel, so they are exact.
     fmt = format_of(x)
     value, value_tail = fmt.parts(ERFCX_VALUE, 2)
     slope, slope_tail = fmt.parts(ERFCX_SLOPE, 2)
     linear, low = two_product(b, t, slope)
     first = ERFCX[x.dtype]
     derivative: Value = b.matched(t, 5.0 * first[3])[1]
-    for c in (4.0 * first[2], 3.0 * first[1], 2.0 * first[0], slope):  # (roughly)
+    for c in (4.0 * first[2], 3.0 * first[1], 2.0 * first[0], slope):  # roughly
         derivative = b.mul_add(derivative, t, c)
     low = low + b.mul_add(rest, derivative, b.mul_add(t, slope_tail, value_tail))
     head, lost = fast_two_sum(b, value, linear)
@@ -79,7 +79,7 @@ def erfc(b: Builder, x: Value) -> Value:
 
 
 def erf_inv(b: Builder, x: Value) -> Value:
-    """A guess, and a step of Halley's method."""
+    """The inverse of erf: a first guess, improved by a step of Halley's method."""
     size = abs(x)
     inside = b.where(size < 1.0, size, 0.0)
     complement = 1.0 - inside
@@ -90,13 +90,13 @@ def erf_inv(b: Builder, x: Value) -> Value:
     gauss, ratio, k = _far(b, b.maximum(_HALF_AT - 0.01, y))
     head, rest = product(b, gauss, ratio)
     unit = power_of_two(b, k)
-    # erf(y) - x, by erfc where that is the smaller; and over the derivative, which may be rough.
+    # The error erf(y) - x, from erfc where that is smaller; then divided by a rough derivative.
     far = (complement - head * unit) - rest * unit
     value, rest = _near(b, y)
     near = (value - inside) + rest
     step = b.where(inside < 0.5, near, far) * exp(b, y * y) * float(1 / TWO_OVER_SQRT_PI)
     y = y - step / b.mul_add(y, step, 1.0)
-    # (Of tiny ones what the guess lacks may be subnormal.)
+    # The correction of a tiny guess may be subnormal.
     is_tiny = inside < 2.0 ** -format_of(x).digits
     y = b.where(is_tiny, inside * float(1 / TWO_OVER_SQRT_PI), y)
     edge = b.where(size.eq(1.0), b.constant(np.inf, x.dtype), b.constant(np.nan, x.dtype))

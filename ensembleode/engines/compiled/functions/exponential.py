@@ -1,4 +1,4 @@
-"""Exponentials: x is k log 2 and a rest, whose exponential is a polynomial, times 2^k."""
+"""Exponentials. For x = k log 2 + r, the result is a polynomial of r, times 2^k."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Reduced(NamedTuple):
 
 
 def ln2_parts(fmt: Format) -> list[float]:
-    """log 2 as two parts, of which the first times any exponent is exact."""
+    """log 2 as a sum of two parts; the product of the first with any exponent is exact."""
     head = fmt.parts(LN2, 1, fmt.digits - 3 - fmt.max_exponent.bit_length())[0]
     return [head, fmt.parts(LN2 - LN2.from_float(head), 1)[0]]
 
 
 def nearest(b: Builder, x: Value) -> Value:
-    """The nearest whole number, for x that is small against the digits of the format."""
+    """The nearest whole number, for x with few digits before the point."""
     magic = format_of(x).magic
     return (x + magic) - magic
 
 
 def reduce(b: Builder, x: Value) -> Reduced:
-    """x as a multiple of log 2 and a rest, for x that neither over- nor underflows."""
+    """x as a multiple of log 2 and a rest, for x whose exponential neither over- nor underflows."""
     fmt = format_of(x)
     high, low = ln2_parts(fmt)
     k = b.mul_add(x, float(LOG2_E), fmt.magic) - fmt.magic
@@ -47,43 +47,44 @@ def reduce(b: Builder, x: Value) -> Reduced:
 
 
 def power_of_two(b: Builder, k: Value) -> Value:
-    """2^k for a whole number k that is a normal number's exponent."""
+    """2^k for a whole number k that is the exponent of a normal number."""
     fmt = format_of(k)
     shifted = b.bitcast(k + fmt.magic_biased, fmt.integer) << fmt.fraction
     return b.bitcast(shifted, k.dtype)
 
 
 def scale(b: Builder, x: Value, k: Value) -> Value:
-    """x 2^k for a whole number k: rounded once, where that is subnormal."""
+    """x 2^k for a whole number k, rounded once even if the result is subnormal."""
     return _scale(b, x, k + format_of(x).magic_twice_biased)
 
 
 def _scale(b: Builder, x: Value, biased: Value) -> Value:
-    """x times 2^k, by a number with k and twice the bias in its lowest bits."""
+    """x 2^k, from a number that has k plus twice the bias in its lowest bits."""
     fmt = format_of(x)
-    # Half the exponent at a time, so that the first product is normal.
+    # Each factor has half of the exponent, so that the first product is normal.
     exponent = b.cast(b.bitcast(biased, fmt.integer) << fmt.fraction, fmt.unsigned)
     half = (exponent >> 1) & ~np.array(fmt.fraction_mask, fmt.unsigned)
     return (x * b.bitcast(half, x.dtype)) * b.bitcast(exponent - half, x.dtype)
 
 
 def clamp(b: Builder, x: Value, low: float, high: float) -> Value:
-    """x between both limits; NaN stays."""
+    """x limited to the interval from `low` to `high`; NaN is unchanged."""
     return b.minimum(high, b.maximum(low, x))
 
 
 def limits(fmt: Format) -> tuple[float, float]:
-    """Beyond these any exponential underflows to zero, and overflows."""
+    """The arguments below which the exponential underflows to zero, and above which it
+    overflows."""
     log2 = float(LN2)
     return -(fmt.max_exponent + fmt.digits + 2) * log2, (fmt.max_exponent + 3) * log2
 
 
 def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[Pair, Value]:
-    """exp(x + tail) as a pair near one and the exponent of the power of two that it is times."""
+    """exp(x + tail) as a pair near one, and the exponent of the power of two that multiplies it."""
     k, rest, low = reduce(b, x)
     low = low if tail is None else low + tail
     square, series = rest * rest, polynomial(b, rest, EXP)
-    # (The derivative is the exponential itself.)
+    # The tail enters to first order; the derivative of the exponential is the exponential itself.
     low = b.mul_add(low, b.mul_add(square, series, rest), low)
     less_one = b.mul_add(square, series, low) + rest
     return fast_two_sum(b, b.matched(rest, 1.0)[1], less_one), k
@@ -91,13 +92,19 @@ def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[P
 
 def exp(b: Builder, x: Value) -> Value:
     fmt = format_of(x)
-    high, low = ln2_parts(fmt)
-    x = clamp(b, x, *limits(fmt))
-    biased = b.mul_add(x, float(LOG2_E), fmt.magic_twice_biased)
-    k = biased - fmt.magic_twice_biased
+    biased, p = power(b, clamp(b, x, *limits(fmt)), fmt.magic_twice_biased)
+    return _scale(b, 1.0 + p, biased)
+
+
+def power(b: Builder, x: Value, magic: float) -> tuple[Value, Value]:
+    """exp(x) as 2^k (1 + p). Returns the sum of k and `magic`, which has k in its lowest bits; and
+    p."""
+    high, low = ln2_parts(format_of(x))
+    sum_ = b.mul_add(x, float(LOG2_E), magic)
+    k = sum_ - magic
     rest = b.mul_add(k, -low, b.mul_add(k, -high, x))
     p = b.mul_add(rest * rest, polynomial(b, rest, EXP), rest)
-    return _scale(b, 1.0 + p, biased)
+    return sum_, p
 
 
 def exp2(b: Builder, x: Value) -> Value:
@@ -112,8 +119,8 @@ def expm1(b: Builder, x: Value) -> Value:
     fmt = format_of(x)
     bounded = clamp(b, x, -(fmt.digits + 4) * float(LN2), limits(fmt)[1])
     k, rest, low = reduce(b, bounded)
-    # 2^k exp r - 1 = 2^k (exp r - 1 + (1 - 2^-k)). (Where 2^-k is too small to count it may be
-    # larger.)
+    # 2^k exp r - 1 = 2^k (exp r - 1 + (1 - 2^-k)). Here k is limited, as the 2^-k of
+    # a larger one is too small to matter.
     one = 1.0 - power_of_two(b, -b.minimum(2.0 * fmt.digits, k))
     head, lost = fast_two_sum(b, one, rest)
     series = b.mul_add(rest * rest, polynomial(b, rest, EXP), low)
@@ -121,7 +128,7 @@ def expm1(b: Builder, x: Value) -> Value:
 
 
 def logistic(b: Builder, x: Value) -> Value:
-    """1 / (1 + exp(-x)), with the exponential of -|x|."""
+    """1 / (1 + exp(-x)), computed from exp(-|x|)."""
     fmt = format_of(x)
     (head, tail), k = exponential_pair(b, b.maximum(limits(fmt)[0], -abs(x)))
     small = Pair(scale(b, head, k), scale(b, tail, k))

@@ -1,4 +1,4 @@
-"""What the functions have to know of single and double precision."""
+"""The properties of single and double precision that the functions use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..builder import F32, F64, I32, I64, Value
 
 @dataclass(frozen=True)
 class Format:
-    """A binary format of floating point.
+    """A binary floating-point format.
 
-    `digits` counts the bits of a significand, the implied one included; `max_exponent` is that of
-    the largest numbers, and the bias too.
+    `digits` is the number of bits of a significand, including the implied one. `max_exponent` is
+    the exponent of the largest numbers, and also the bias.
     """
 
     dtype: np.dtype
     integer: np.dtype
     digits: int
     max_exponent: int
-    # Added to a small whole number, these leave it, or it and the bias once or twice, in the lowest
-    # bits.
+    # Adding one of these numbers to a small whole number leaves that number, or its sum with once
+    # or twice the bias, in the lowest bits of the result.
     magic: float = field(init=False)
     magic_biased: float = field(init=False)
     magic_twice_biased: float = field(init=False)
@@ -37,7 +37,7 @@ class Format:
 
     @property
     def fraction(self) -> int:
-        """How many bits of a significand are stored."""
+        """The number of stored bits of a significand."""
         return self.digits - 1
 
     @property
@@ -53,11 +53,12 @@ class Format:
         return 2.0 ** (1 - self.max_exponent)
 
     def bits(self, x: float) -> int:
-        """The bits of a number, as an integer."""
+        """The bits of a number as an integer."""
         return int(np.array(x, self.dtype).view(self.integer))
 
     def parts(self, x: Fraction, n: int, digits: int | None = None) -> list[float]:
-        """A number as a sum of `n` of this format, or of at most so many digits, largest first."""
+        """A number as a sum of `n` numbers of this format, the largest first, of at most `digits`
+        digits each."""
         found = []
         for _ in range(n):
             part = _rounded(x, digits or self.digits)
@@ -67,10 +68,10 @@ class Format:
 
 
 def _rounded(x: Fraction, digits: int) -> Fraction:
-    """A fraction rounded to so many binary digits."""
+    """A fraction rounded to `digits` binary digits."""
     if x == 0:
         return x
-    # (The doubles nearest to a number have its exponent, or the next.)
+    # The double nearest to a number has the number's exponent, or the next one.
     unit = Fraction(2) ** (math.frexp(float(x))[1] - digits)
     return round(x / unit) * unit
 

@@ -1,8 +1,8 @@
 """The logarithm of the gamma function, and its derivatives.
 
-Small arguments are moved to the interval from 3/2 to 5/2 by factors, large ones have Stirling's
-series, and negative ones are reflected. Sums that cancel are pairs; single precision is computed in
-double.
+Small arguments are moved to the interval from 3/2 to 5/2 by factors; large ones are computed by
+Stirling's series, and negative ones are reflected. Sums that cancel are computed with pairs, and
+single precision in double.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _negated(x: Pair) -> Pair:
 
 
 def _positive(b: Builder, x: Value) -> Pair:
-    """lgamma of a positive number, or of NaN."""
+    """lgamma of a positive number or NaN."""
     fmt = format_of(x)
     one = b.matched(x, 1.0)[1]
     is_large = x >= _STIRLING_FROM
@@ -75,7 +75,7 @@ def _positive(b: Builder, x: Value) -> Pair:
     far = product(b, exact(b, x - 0.5), less)
     shift = constant(b, x, HALF_LOG_TWO_PI - Fraction(1, 2))
     far = total(b, far, Pair(shift.head, shift.tail + rest))
-    # (Of larger ones it overflows; its logarithm is about this.)
+    # Larger results overflow; for arguments this large, lgamma(x) is about x log x - x.
     too_large = x > float(np.finfo(x.dtype).max) / (fmt.max_exponent * 0.7)
     found = choose(b, is_large, far, near)
     simple = x * (logarithm.head - 1.0)
@@ -83,10 +83,10 @@ def _positive(b: Builder, x: Value) -> Pair:
 
 
 def _alternating(b: Builder, z: Pair, first: int) -> Pair:
-    """The sum of `(-z)^j / (first + 2 j)!`: for 0 the cosine of the root of `z`, for 1 the sine of
-    the root, over the root."""
+    """The sum of `(-z)^j / (first + 2 j)!`. With r the square root of `z`, it is cos r for `first`
+    = 0, and sin r / r for `first` = 1."""
     every = [Fraction((-1) ** j, math.factorial(first + 2 * j)) for j in range(11)]
-    # (Of what the first three terms leave, half of the digits are enough.)
+    # Half of the digits are enough for what is left after the first three terms.
     head = b.matched(z.head, float(every[-1]))[1]
     for x in every[-2:2:-1]:
         head = b.mul_add(head, z.head, float(x))
@@ -97,14 +97,15 @@ def _alternating(b: Builder, z: Pair, first: int) -> Pair:
 
 
 def _half_turns(b: Builder, x: Value) -> tuple[Pair, Pair]:
-    """sin(pi x) and cos(pi x), with signs, from x less the nearest half of a whole number."""
+    """sin(pi x) and cos(pi x), computed from the distance of x to the nearest half of a whole
+    number."""
     twice = x + x
     nearest = b.round_even(twice)
     angle = product(b, exact(b, (twice - nearest) * 0.5), constant(b, x, PI))
     square = product(b, angle, angle)
     sine = product(b, angle, _alternating(b, square, 1))
     cosine = _alternating(b, square, 0)
-    # The angle is that and `nearest` quarters of a turn.
+    # The angle is the rest plus `nearest` quarters of a turn.
     half = nearest * 0.5
     whole = b.floor(half)
     is_odd = half.ne(whole)
@@ -120,8 +121,8 @@ def _half_turns(b: Builder, x: Value) -> tuple[Pair, Pair]:
 def lgamma(b: Builder, x: Value) -> Value:
     """log |gamma(x)|.
 
-    In double precision the error near its zeros at negative x is small against one (2^-54), not
-    against the result.
+    In double precision, the error near the zeros at negative x is small relative to one (2^-54),
+    but not relative to the result.
     """
     if x.dtype == F32:
         return b.cast(lgamma(b, b.cast(x, F64)), F32)
@@ -139,7 +140,7 @@ def lgamma(b: Builder, x: Value) -> Value:
         logarithm = total(b, log_pair(b, divisor.head, divisor.tail), found)
         head, tail = total(b, constant(b, x, LN_PI), _negated(logarithm))
         is_pole = sine.head.eq(0.0) | (size > 2.0**fmt.fraction)
-        # (Nearer to zero it is -log |x| on both sides.)
+        # Nearer to zero, lgamma is -log |x| on both sides.
         mask = (x < 0.0) & (size > 2.0 ** -(fmt.digits + 2))
         value.set_where(mask, b.where(is_pole, np.inf, head + tail))
 
@@ -151,8 +152,8 @@ def lgamma(b: Builder, x: Value) -> Value:
 def digamma(b: Builder, x: Value) -> Value:
     """The derivative of lgamma.
 
-    In double precision the error near its zeros is small against one (2^-60), not against the
-    result.
+    In double precision, the error near the zeros is small relative to one (2^-60), but not relative
+    to the result.
     """
     if x.dtype == F32:
         return b.cast(digamma(b, b.cast(x, F64)), F32)
@@ -188,17 +189,17 @@ def digamma(b: Builder, x: Value) -> Value:
         value.set_where(x < 0.0, b.where(sine.head.eq(0.0), nan, head + tail))
 
     b.if_(b.any(x < 0.0), reflect)
-    # (Where the fraction may overflow it is the inverse; at zero JAX has NaN.)
+    # Where the fraction could overflow, digamma is -1 / x; at zero JAX returns NaN.
     is_tiny = size < 2.0 ** -(fmt.digits + 2)
     result = b.where(is_tiny, -1.0 / x, value.get())
     result = b.where(x.eq(0.0), b.constant(np.nan, x.dtype), result)
     return b.where(x.eq(np.inf), x, result)
 
 
-# The highest order of polygamma, as higher ones lose digits.
+# The highest supported order of polygamma; higher ones lose digits.
 HIGHEST_ORDER = 4
 _SUMMED_BELOW = 20.0
-# The numbers of Bernoulli B_2, B_4, ...
+# The Bernoulli numbers B_2, B_4, ...
 _BERNOULLI = tuple(map(
     Fraction,
     (1, -1, 1, -1, 5, -691, 7, -3617, 43867, -174611, 854513),
@@ -207,19 +208,19 @@ _BERNOULLI = tuple(map(
 
 
 def polygamma(b: Builder, order: Value, x: Value) -> Value:
-    """The derivative of digamma of an order that is a constant, a whole number from 1 to
-    `HIGHEST_ORDER`.
+    """The derivative of digamma of a constant order, a whole number from 1 to `HIGHEST_ORDER`.
 
-    Of order `n` it is `(-1)^(n + 1) n! sum_i((x + i)^-(n + 1))`, the end of which is Euler and
-    Maclaurin's. In double precision orders from the second on are within four units in the last
-    place, and the error of even orders near their zeros is small against one (2^-48), not against
-    the result. (JAX's is wrong from -8 down, and NaN at infinity.)
+    For order `n` it is `(-1)^(n + 1) n! sum_i((x + i)^-(n + 1))`; the tail of the sum is computed
+    by the Euler-Maclaurin formula. In double precision, the error of orders from 2 on is at most
+    four units in the last place, and the error of even orders near their zeros is small relative to
+    one (2^-48), but not relative to the result. JAX's own result is wrong for x below -8, and NaN
+    at infinity.
     """
     if x.dtype == F32:
         return b.cast(polygamma(b, b.cast(order, F64), b.cast(x, F64)), F32)
     n, one = int(order.constant), b.matched(x, 1.0)[1]
     at = b.where(x < 0.0, 1.0 - x, x)
-    # (Of more terms of about the same size, the sum of what each lacks would be too large.)
+    # A sum of more terms of similar size would accumulate too much error.
     is_far = at >= _SUMMED_BELOW
     far = b.where(is_far, at, at + (10.0 + n))
     inverse = 1.0 / far

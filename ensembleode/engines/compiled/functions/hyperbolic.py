@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..builder import Builder, Value
-from .coefficients import COSH, SINH
+from .coefficients import COSH, SINH, TANH
 from .constants import LN2
-from .exponential import limits, power_of_two, reduce, scale
+from .exponential import limits, power, power_of_two, reduce, scale
 from .formats import format_of
 from .logarithms import log_of_sum, with_limits
 from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
@@ -19,12 +19,12 @@ from .polynomials import polynomial
 
 
 def _both(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
-    """sinh x and cosh x over 2^k for x >= 0, each as a sum of two; and k."""
+    """sinh x and cosh x, divided by 2^k, for x >= 0, each as a sum of two numbers; and k."""
     k, rest, low = reduce(b, x)
     z = rest * rest
     s = b.mul_add(rest * z, polynomial(b, z, SINH), low) + rest
-    c = z * polynomial(b, z, COSH)  # less one
-    # (Where 2^(-2 k) is too small to count it may be larger.)
+    c = z * polynomial(b, z, COSH)  # cosh r - 1
+    # Here k is limited, as the 2^(-2 k) of a larger one is too small to matter.
     least = b.minimum(float(format_of(x).digits), k)
     small = power_of_two(b, (-2.0 * least) - 1.0)
     minus, lost = fast_two_sum(b, 0.5, -small)
@@ -47,14 +47,21 @@ def cosh(b: Builder, x: Value) -> Value:
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    most = (format_of(x).digits / 2 + 2) * float(LN2)  # beyond it is one
-    sine, cosine, _ = _both(b, b.minimum(most, abs(x)))
-    ratio = quotient(b, fast_two_sum(b, *sine), fast_two_sum(b, *cosine))
-    return b.copysign(ratio.head, x)
+    """e / (e + 2) with e = exp(2 |x|) - 1. If p is defined by exp(2 |x|) = 2^k (1 + p), then e is
+    2^k p + (2^k - 1). Near zero, where rounding errors would add up, it is a polynomial."""
+    fmt = format_of(x)
+    size = abs(x)
+    bounded = b.minimum((fmt.digits / 2 + 2) * float(LN2), size)  # tanh is one for larger x
+    biased, p = power(b, bounded + bounded, fmt.magic_biased)
+    scale = b.bitcast(b.bitcast(biased, fmt.integer) << fmt.fraction, x.dtype)
+    e = b.mul_add(p, scale, scale - 1.0)
+    square = x * x
+    near = b.mul_add(x * square, polynomial(b, square, TANH), x)
+    return b.where(size < 0.3, near, b.copysign(e / (e + 2.0), x))
 
 
 def asinh(b: Builder, x: Value) -> Value:
-    """log(1 + |x| + x^2 / (1 + sqrt(1 + x^2))), and log(2 |x|) of large ones."""
+    """log(1 + |x| + x^2 / (1 + sqrt(1 + x^2))), or log(2 |x|) for large x."""
     size = abs(x)
     is_large = size > 2.0 ** (format_of(x).digits // 2 + 2)
     near = b.where(is_large, 1.0, size)
@@ -65,7 +72,7 @@ def asinh(b: Builder, x: Value) -> Value:
 
 
 def acosh(b: Builder, x: Value) -> Value:
-    """log(1 + t + sqrt(2 t + t^2)) with t = x - 1, and log(2 x) of large ones."""
+    """log(1 + t + sqrt(2 t + t^2)) with t = x - 1, or log(2 x) for large x."""
     is_large = x > 2.0 ** (format_of(x).digits // 2 + 2)
     t = b.where(is_large, 1.0, x - 1.0)
     square, low = two_product(b, t, t)
@@ -74,7 +81,7 @@ def acosh(b: Builder, x: Value) -> Value:
     high, lost = two_product(b, root, root)
     with b.unfused():
         lacking = ((radicand - high) - lost) + (rest + low)
-    # (Where the root is zero it lacks nothing.)
+    # A root of zero has no rounding error to be corrected.
     more = lacking * 0.5 / b.where(root > 0.0, root, 1.0)
     head, tail = two_sum(b, root, t)
     argument = fast_two_sum(b, head, tail + more)
@@ -83,7 +90,7 @@ def acosh(b: Builder, x: Value) -> Value:
 
 
 def _log1p_or_log(b: Builder, argument: Pair, x: Value, is_large: Value) -> Value:
-    """log(1 + argument), or log(2 x) where that is large."""
+    """log(1 + argument), or log(2 x) where `is_large`."""
     head, tail = two_sum(b, 1.0, argument.head)
     head = b.where(is_large, x, head)
     tail = b.where(is_large, 0.0, tail + argument.tail)

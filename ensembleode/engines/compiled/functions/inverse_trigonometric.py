@@ -1,4 +1,5 @@
-"""Arcs: of sines by way of the half angle, of tangents by way of those less pi / 4 or pi / 2."""
+"""Inverse trigonometric functions: the arc sine by the half-angle formula, the arc tangent from an
+argument that is reduced by pi / 4 or pi / 2."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ _TAN_EIGHTH = math.sqrt(2.0) - 1.0  # of pi
 
 
 def _angle(b: Builder, like: Value, turns: float) -> Pair:
-    """A multiple of pi."""
+    """The angle of this many turns, with the precision of a pair."""
     return constant(b, like, PI * Fraction(turns))
 
 
 def _half_angle(b: Builder, x: Value) -> tuple[Value, Value, Value]:
-    """Where |x| is above one half, the sine of half of what its arc sine lacks to pi / 2, else
-    |x|; the sum of its series, less one; and where.
+    """The argument of the arc sine's series: where |x| is above one half, the sine of half the
+    angle between the arc sine and pi / 2, elsewhere |x|. Also the value of the series, less one,
+    and the mask of the lanes above one half.
     """
     size = abs(x)
     is_large = size > 0.5
@@ -56,8 +58,8 @@ def acos(b: Builder, x: Value) -> Value:
 
 
 def _arc(b: Builder, y: Value, x: Value, is_left: Value | None = None) -> Value:
-    """The angle of a point in the first quadrant, neither at zero nor infinite; or of its mirror
-    image, with x negative, where `is_left`.
+    """The angle of a point in the first quadrant, neither at the origin nor infinite; where
+    `is_left`, the angle of its mirror image with negative x.
     """
     is_steep = y > x * (1.0 / _TAN_EIGHTH)
     is_middle = (y > x * _TAN_EIGHTH) & ~is_steep
@@ -83,7 +85,7 @@ def _arc(b: Builder, y: Value, x: Value, is_left: Value | None = None) -> Value:
 
 
 def atan(b: Builder, x: Value) -> Value:
-    # (Beyond this it is pi / 2; the inverse of a larger one may be subnormal.)
+    # For larger arguments the result is pi / 2; their inverses may be subnormal.
     size = b.minimum(2.0 ** (2 * format_of(x).digits), abs(x))
     return b.copysign(_arc(b, size, b.matched(x, 1.0)[1]), x)
 
@@ -92,12 +94,12 @@ def atan2(b: Builder, y: Value, x: Value) -> Value:
     y, x = b.matched(y, x)
     fmt = format_of(y)
     high, wide = abs(y), abs(x)
-    # Infinities as ones, and what is finite beside them as zeros; of two zeros, x as one.
+    # Infinities become ones, and finite numbers beside them zeros; for two zeros, x becomes one.
     is_far = (high.eq(np.inf) | wide.eq(np.inf)) & high.eq(high) & wide.eq(wide)
     high = b.where(is_far, b.where(abs(y).eq(np.inf), b.matched(y, 1.0)[1], 0.0), high)
     wide = b.where(is_far, b.where(abs(x).eq(np.inf), b.matched(y, 1.0)[1], 0.0), wide)
     wide = b.where(high.eq(0.0) & wide.eq(0.0), 1.0, wide)
-    # Neither their sum nor an inverse may overflow, nor what the quotient leaves underflow.
+    # Scaled so that neither the sum nor an inverse overflows, and the remainder doesn't underflow.
     largest = b.maximum(high, wide)
     step = 2.0 ** (fmt.max_exponent // 4)
     factor = b.where(largest > step * step * step, b.constant(1.0 / step, y.dtype), 1.0)

@@ -21,12 +21,12 @@ _SQRT_HALF = 0.5**0.5
 
 
 def split_exponent(b: Builder, x: Value) -> tuple[Value, Value]:
-    """k and m, of a positive normal number."""
+    """k and m of a positive normal number."""
     fmt = format_of(x)
     least = fmt.bits(_SQRT_HALF)
     shifted = b.bitcast(x, fmt.integer) + (fmt.bits(1.0) - least)
     biased = b.cast(shifted, fmt.unsigned) >> fmt.fraction
-    # A whole number in the lowest bits of a large one.
+    # A large number has a small whole number that is added to it in its lowest bits.
     large = 2.0**fmt.fraction
     k = b.bitcast(b.cast(biased, fmt.integer) | fmt.bits(large), x.dtype)
     m = b.bitcast((shifted & fmt.fraction_mask) + least, x.dtype)
@@ -34,7 +34,7 @@ def split_exponent(b: Builder, x: Value) -> tuple[Value, Value]:
 
 
 def split_any(b: Builder, x: Value) -> tuple[Value, Value]:
-    """k and m, of a positive number, subnormal or not."""
+    """k and m of a positive number, which may be subnormal."""
     fmt = format_of(x)
     small = x < fmt.least_normal
     k, m = split_exponent(b, b.where(small, x * 2.0**fmt.digits, x))
@@ -42,14 +42,15 @@ def split_any(b: Builder, x: Value) -> tuple[Value, Value]:
 
 
 def _near_one(b: Builder, f: Value) -> tuple[Value, Value]:
-    """s, and what f lacks to log(1 + f), negated."""
+    """s, and f - log(1 + f)."""
     s = f / (2.0 + f)
     z = s * s
     return s, s * (f - z * polynomial(b, z, LOG))
 
 
 def with_limits(b: Builder, x: Value, found: Value) -> Value:
-    """The logarithm of `x` where that is positive and finite, and what it is elsewhere."""
+    """`found` where `x` is positive and finite, and the special values of the logarithm
+    elsewhere."""
     outside = b.where(x.eq(0.0), b.constant(-np.inf, x.dtype), b.constant(np.nan, x.dtype))
     return b.where(x > 0.0, b.where(x < np.inf, found, x), outside)
 
@@ -79,8 +80,8 @@ def log10(b: Builder, x: Value) -> Value:
 
 
 def log_of_sum(b: Builder, x: Value, tail: Value, more: Value | float = 0.0) -> Value:
-    """log(x + tail) + more log 2, for x positive and normal, where the tail may also be all that
-    the sum is more than one.
+    """log(x + tail) + more log 2, for positive normal x. Where x is one, the tail may be
+    all by which the sum differs from one.
     """
     fmt = format_of(x)
     high, low = ln2_parts(fmt)
@@ -89,7 +90,7 @@ def log_of_sum(b: Builder, x: Value, tail: Value, more: Value | float = 0.0) -> 
     f, rest = two_sum(b, m - 1.0, tail * down)
     s, missing = _near_one(b, f)
     k = k + more
-    # (The derivative 1 / (1 + f), to a few per cent.)
+    # The derivative 1 / (1 + f) need only be correct to a few per cent here.
     rest = b.mul_add(rest, b.mul_add(s, s + s - 2.0, 1.0), k * low)
     return b.mul_add(k, high, f - (missing - rest))
 
@@ -102,7 +103,7 @@ def log1p(b: Builder, x: Value) -> Value:
 
 
 def _pair_near_one(b: Builder, f: Value) -> Pair:
-    """log(1 + f), with half as many digits again."""
+    """log(1 + f), with half as many digits more than the format has."""
     divisor = fast_two_sum(b, 2.0, f)
     s = quotient(b, exact(b, f), divisor)
     square, low = two_product(b, s.head, s.head)
@@ -118,7 +119,7 @@ def _pair_near_one(b: Builder, f: Value) -> Pair:
 
 
 def log_pair(b: Builder, x: Value, tail: Value | None = None) -> Pair:
-    """log(x + tail) for x positive and finite, with half as many digits again."""
+    """log(x + tail) for positive finite x, with half as many digits more than the format has."""
     fmt = format_of(x)
     high, low = ln2_parts(fmt)
     k, m = split_any(b, x)

@@ -1,4 +1,4 @@
-"""Numbers as sums of a head and a tail: twice the digits.
+"""Numbers as sums of a head and a tail, which have twice the digits.
 
 The sums and products are exact, by Knuth ("The Art of Computer Programming", volume 2, 4.2.2) and
 Dekker ("A floating-point technique for extending the available precision", 1971).
@@ -14,7 +14,8 @@ from .formats import format_of
 
 
 class Pair(NamedTuple):
-    """A number, the sum of both; the tail is less than the head's last digit, or about that."""
+    """A number, the sum of a head and a tail; the tail is at most about one unit in the head's last
+    place."""
 
     head: Value
     tail: Value
@@ -30,7 +31,7 @@ def two_sum(b: Builder, x: Any, y: Any) -> Pair:
 
 
 def fast_two_sum(b: Builder, x: Any, y: Any) -> Pair:
-    """`x + y`, exactly where `x` is zero or not the smaller."""
+    """`x + y`, exactly, if `x` is zero or |x| >= |y|."""
     x, y = b.matched(x, y)
     with b.unfused():
         total = x + y
@@ -38,9 +39,9 @@ def fast_two_sum(b: Builder, x: Any, y: Any) -> Pair:
 
 
 def two_product(b: Builder, x: Any, y: Any) -> Pair:
-    """`x y`, exactly but for underflow."""
+    """`x y`, exactly except for underflow."""
     x, y = b.matched(x, y)
-    # (Not `mul`: what is added to this head must not be fused with it.)
+    # `mul` would allow a later sum to be fused with this product.
     head = b.binary("fmul", x, y)
     if b.module.has_fma:
         return Pair(head, b.fma(x, y, -head))
@@ -50,7 +51,8 @@ def two_product(b: Builder, x: Any, y: Any) -> Pair:
 
 
 def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
-    """x as a sum of two numbers of half the digits: products of such halves are exact."""
+    """x as a sum of two numbers with half the digits each, so that products of such halves are
+    exact."""
     fmt = format_of(x)
     mask = -1 << (fmt.digits + 1) // 2
     head = b.bitcast(b.bitcast(x, fmt.integer) & mask, x.dtype)
@@ -58,7 +60,7 @@ def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
 
 
 def remainder(b: Builder, n: Value, q: Value, d: Value) -> Value:
-    """`n - q d`, where `q` is about `n / d`."""
+    """`n - q d`, where `q` is approximately `n / d`."""
     if b.module.has_fma:
         return b.fma(-q, d, n)
     head, tail = two_product(b, q, d)
@@ -66,7 +68,7 @@ def remainder(b: Builder, n: Value, q: Value, d: Value) -> Value:
 
 
 def quotient(b: Builder, n: Pair, d: Pair, inverse: Value | None = None) -> Pair:
-    """`n / d`, with `inverse` about that of the divisor's head."""
+    """`n / d`; `inverse` is approximately one over the head of `d`."""
     if inverse is None:
         inverse = 1.0 / d.head
     q = b.binary("fmul", n.head, inverse)
@@ -80,7 +82,7 @@ def exact(b: Builder, x: Value) -> Pair:
 
 
 def constant(b: Builder, like: Value, x: Fraction) -> Pair:
-    """A number of more digits, as a pair in the format of `like`."""
+    """A number with more digits as a pair in the format of `like`."""
     return Pair(*b.matched(like, *format_of(like).parts(x, 2))[1:])
 
 
@@ -96,6 +98,6 @@ def product(b: Builder, x: Pair, y: Pair) -> Pair:
 
 
 def total(b: Builder, x: Pair, y: Pair) -> Pair:
-    """The sum; its error is small against the larger of the summands."""
+    """The sum; its error is small relative to the larger summand."""
     head, tail = two_sum(b, x.head, y.head)
     return fast_two_sum(b, head, tail + (x.tail + y.tail))

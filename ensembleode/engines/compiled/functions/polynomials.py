@@ -10,10 +10,10 @@ from ..builder import Builder, Value
 
 
 def polynomial(b: Builder, x: Value, coefficients: Mapping[np.dtype, Sequence[float]]) -> Value:
-    """The polynomial in `x` with the coefficients of its dtype, constant first.
+    """The polynomial in `x` with the coefficients for its dtype, constant term first.
 
-    Neighbours are joined to polynomials in `x`, these in `x^2`, and so on (Estrin), so that few
-    operations wait for one another.
+    Neighbouring terms are joined to polynomials in `x`, these to polynomials in `x^2`, and so on
+    (Estrin's scheme), so that few operations wait for one another.
     """
     row: list = list(coefficients[x.dtype])
     power = x

@@ -37,7 +37,7 @@ def integer_pow(b: Builder, x: Value, n: int) -> Value:
 
 
 def pow(b: Builder, x: Value, y: Value) -> Value:
-    """exp(y log |x|) with the sign; special cases as in IEEE 754, section 9.2.1."""
+    """exp(y log |x|) with the right sign; special cases are those of IEEE 754, section 9.2.1."""
     x, y = b.matched(x, y)
     fmt = format_of(x)
     size = abs(x)
@@ -46,7 +46,7 @@ def pow(b: Builder, x: Value, y: Value) -> Value:
     is_odd = is_whole & b.round_even(half).ne(half)
 
     logarithm = log_pair(b, size)
-    # (No logarithm but zero is so small that a larger exponent would not overflow.)
+    # With a larger exponent, every logarithm but zero makes the power over- or underflow.
     most = 2.0 ** (fmt.digits + 12)
     bounded = clamp(b, y, -most, most)
     head, tail = two_product(b, bounded, logarithm.head)
@@ -67,7 +67,7 @@ def pow(b: Builder, x: Value, y: Value) -> Value:
 
 
 def cbrt(b: Builder, x: Value) -> Value:
-    """The root of a number between one and eight, from that of its inverse."""
+    """The cube root. The significand's root is computed from that of its inverse."""
     fmt = format_of(x)
     size = abs(x)
     small = size < fmt.least_normal
@@ -85,10 +85,10 @@ def cbrt(b: Builder, x: Value) -> Value:
     factor = b.where(rest < 0.0, b.constant(2.0 ** (1 / 3), x.dtype), factor)
     y = polynomial(b, b.bitcast((bits & fmt.fraction_mask) | fmt.bits(1.0), x.dtype), RCBRT)
     y = y * factor
-    # (1 - m y^3)^(-1/3) to second order: three times the digits.
+    # (1 - m y^3)^(-1/3) to second order triples the number of correct digits.
     e = 1.0 - m * (y * y * y)
     y = b.mul_add(y * e, b.mul_add(e, 2.0 / 9.0, 1.0 / 3.0), y)
-    # A third of the digits of the root, so that its cube is exact; and what it lacks.
+    # The root is cut to a third of its digits, so that its cube is exact; then the rest is added.
     cut = fmt.digits - fmt.digits // 3
     root = m * y * y
     root = b.bitcast(b.bitcast(root, fmt.integer) & (-1 << cut), x.dtype)

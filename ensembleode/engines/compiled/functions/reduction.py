@@ -1,8 +1,8 @@
-"""The argument of a trigonometric function, less a multiple of pi / 2.
+"""Reduction of the argument of a trigonometric function by a multiple of pi / 2.
 
 Small arguments are reduced by parts of pi / 2 (Cody and Waite, "Software Manual for the Elementary
-Functions", 1980), all others one lane at a time by the digits of 2 / pi that matter to them (Payne
-and Hanek, "Radian reduction for trigonometric functions", 1983).
+Functions", 1980). All others are reduced one lane at a time, by those digits of 2 / pi that matter
+to them (Payne and Hanek, "Radian reduction for trigonometric functions", 1983).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SLOW = "reduce_large_angle"
 
 
 class Reduced(NamedTuple):
-    """x is `quadrant` pi / 2 and `rest`, which is between -pi / 4 and pi / 4, or about that; the
-    quadrant is an integer, of which the two lowest bits count."""
+    """x = `quadrant` pi / 2 + `rest`, where the rest is approximately between -pi / 4 and pi / 4.
+    The quadrant is an integer of which only the two lowest bits count."""
 
     rest: Pair
     quadrant: Value
 
 
 def reduce(b: Builder, x: Value) -> Reduced:
-    # (Once where there are a sine and a cosine.)
+    # A sine and a cosine of the same argument share the reduction.
     return b.once_for(("reduced", x.name, x.type), lambda: _reduced(b, x))
 
 
 def _reduced(b: Builder, x: Value) -> Reduced:
     fmt = format_of(x)
-    # In how many parts, of how many digits, and up to which multiple that is enough.
+    # The number of parts of pi / 2, their digits, and the largest multiple for which these suffice.
     if b.module.has_fma:
         n, digits, limit = 3, fmt.digits, 2.0 ** (fmt.digits // 2)
     elif fmt.dtype == F64:
@@ -72,7 +72,7 @@ def _reduced(b: Builder, x: Value) -> Reduced:
 
 
 def _by_parts(b: Builder, x: Value, k: Value, parts: list[float]) -> Pair:
-    """x less k times the sum of the parts; the first of these products leaves no rounding."""
+    """x minus k times the sum of the parts; the first product is subtracted without rounding."""
     first, *middle, last = parts
     rest = remainder(b, x, k, b.matched(x, first)[1]) if b.module.has_fma else x - k * first
     errors = []
@@ -89,24 +89,24 @@ def _by_parts(b: Builder, x: Value, k: Value, parts: list[float]) -> Pair:
 
 
 def _define_slow(module: Module) -> None:
-    """A function of a finite double, at least 2^-9, that writes the rest as a pair and the
-    quadrant.
+    """Define a function of a finite double of at least 2^-9, which writes the rest as a pair, and
+    the quadrant.
     """
     if module.has(_SLOW):
         return
     fmt = FORMATS[F64]
-    # The bits of 2 / pi in words of 32, behind two of zeros.
+    # The bits of 2 / pi in words of 32 bits, after two words of zeros.
     bits = TWO_OVER_PI.numerator * (2**1280 // TWO_OVER_PI.denominator)
     words = [0, 0, *((bits >> (1280 - 32 * (i + 1))) & 0xFFFFFFFF for i in range(40))]
-    # (As int64, since the builder's tables have no smaller unsigned ones.)
+    # The words are int64, as the builder's tables have no smaller unsigned integers.
     table = module.table(words, I64)
     with module.function(_SLOW, ["double %x", "ptr noalias %found"], attributes="noinline") as b:
         x = b.parameter("%x", F64)
         pattern = b.bitcast(x, U64)
         significand = (pattern & fmt.fraction_mask) | (1 << fmt.fraction)
         exponent = b.cast((pattern >> fmt.fraction) & 0x7FF, I64) - (1023 + 52)
-        # |x| is significand 2^exponent. Words whose products are multiples of four don't count; of
-        # the others seven make the rest exact to 2^-138.
+        # |x| is significand 2^exponent. Words whose products are multiples of four
+        # quadrants don't count; seven of the other words make the rest exact to 2^-138.
         start = (exponent + 62) >> 5
         shift = b.cast(((exponent - 2) & 31), U64)
         entries = Buffer(b, table, I64)
@@ -124,13 +124,13 @@ def _define_slow(module: Module) -> None:
             carry = (sum_ >> 32) + (first >> 32) + (below >> 32)
             below = second
         limbs.reverse()
-        # So that the two highest bits are the quadrant, and those behind it the fraction.
+        # A shift by which the two highest bits are the quadrant, and those after them the fraction.
         limbs.append(b.constant(0, U64))
         limbs = [((limbs[i] << shift) | (limbs[i + 1] >> (32 - shift))) & mask for i in range(7)]
         quadrant = limbs[0] >> 30
         limbs.append(b.constant(0, U64))
         limbs = [((limbs[i] << 2) | (limbs[i + 1] >> 30)) & mask for i in range(7)]
-        # To the nearest: from a half on it is the next quadrant, less what lacks.
+        # Rounding to the nearest: a fraction of at least one half goes to the next quadrant.
         past = limbs[0] >> 31
         limbs = [limb ^ (past * mask) for limb in limbs]
         reals = [

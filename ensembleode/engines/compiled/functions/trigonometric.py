@@ -1,4 +1,4 @@
-"""Sine, cosine and tangent: polynomials of the angle less a multiple of pi / 2."""
+"""Sine, cosine and tangent: polynomials of the angle reduced by a multiple of pi / 2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .reduction import reduce
 
 
 def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
-    """The sine of an angle up to pi / 4, as two summands, the smaller last."""
+    """The sine of an angle up to pi / 4 as two summands, the smaller one last."""
     x, tail = rest
     z = x * x
     # sin(x + tail) = sin x + tail cos x
@@ -19,7 +19,7 @@ def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
 
 
 def _cosine(b: Builder, rest: Pair) -> Pair:
-    """The cosine of an angle up to pi / 4, as two summands, the smaller last."""
+    """The cosine of an angle up to pi / 4 as two summands, the smaller one last."""
     x, tail = rest
     z = x * x
     half = b.binary("fmul", *b.matched(z, 0.5))
@@ -28,7 +28,7 @@ def _cosine(b: Builder, rest: Pair) -> Pair:
 
 
 def _with_sign(b: Builder, x: Value, quadrant: Value) -> Value:
-    """The negative of x where the second bit is set."""
+    """x, negated where the second bit of the quadrant is set."""
     fmt = format_of(x)
     sign = (quadrant & 2) << (8 * x.dtype.itemsize - 2)
     return b.bitcast(b.bitcast(x, fmt.integer) ^ sign, x.dtype)

@@ -1,4 +1,4 @@
-"""A GPU that isn't there: to compile for, and to run on."""
+"""A GPU that doesn't exist, to compile for and to run on."""
 
 import functools
 

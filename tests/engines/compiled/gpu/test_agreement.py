@@ -1,4 +1,5 @@
-"""What a thread does, on the host, against the lanes engine: every method, twelve problems."""
+"""The code of a GPU's thread, run on the host, compared with the lanes engine: every method on
+twelve problems."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Gradients by kernels: those of the lanes engine, and of finite differences."""
+"""Gradients by kernels, compared with those of the lanes engine and with finite differences."""
 
 import jax
 import jax.numpy as jnp

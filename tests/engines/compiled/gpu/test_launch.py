@@ -1,7 +1,8 @@
-"""Kernels in JAX programs, as far as that goes without a GPU: lowered, and compiled for an H200.
+"""Kernels in JAX programs, as far as that is possible without a GPU: lowered, and compiled for an
+H200.
 
-Compiling needs the wheels of JAX's CUDA plugin, jax-cuda13-plugin and jax-cuda13-pjrt, without what
-they depend on: then the plugin is there for `JAX_PLATFORMS=cpu` only.
+Compiling needs the packages of JAX's CUDA plugin, jax-cuda13-plugin and jax-cuda13-pjrt, without
+their dependencies: the plugin is then available for `JAX_PLATFORMS=cpu` only.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""The interpreter of PTX: what instructions compute, how threads part and meet, what is refused."""
+"""The interpreter of PTX: the results of instructions, divergence of threads, and what it
+refuses."""
 
 import math
 from fractions import Fraction

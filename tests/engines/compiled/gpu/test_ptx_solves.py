@@ -1,5 +1,5 @@
-"""Whole solves and gradients by the PTX that a GPU would get, launched as XLA would, against the
-CPU's kernels: to the last bit, as they round in the same places."""
+"""Whole solves and gradients by the PTX that a GPU would get, launched as XLA would. The results
+have the same bits as those of the CPU's kernels, since both round in the same places."""
 
 import dataclasses
 import functools

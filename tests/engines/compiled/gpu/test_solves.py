@@ -1,4 +1,4 @@
-"""What the kernels do with options, failures and other numbers, against the lanes engine."""
+"""The kernels with options, failures and other numbers, compared with the lanes engine."""
 
 import logging
 

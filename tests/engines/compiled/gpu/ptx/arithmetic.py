@@ -1,4 +1,4 @@
-"""What instructions compute, on arrays with an entry a thread."""
+"""The results of instructions, on arrays with an entry for each thread."""
 
 from __future__ import annotations
 

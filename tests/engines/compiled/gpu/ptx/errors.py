@@ -1,4 +1,4 @@
-"""What is wrong with a program, or with what it does."""
+"""The errors of a program, and of its execution."""
 
 
 class PtxError(RuntimeError):

@@ -1,4 +1,4 @@
-"""The memory of a launch: buffers far from each other, and what each thread has for itself."""
+"""The memory of a launch: buffers far from each other, and the memory of each thread."""
 
 from __future__ import annotations
 

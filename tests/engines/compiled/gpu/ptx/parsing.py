@@ -1,4 +1,4 @@
-"""PTX as LLVM prints it, one statement a line, read into functions and their blocks."""
+"""Parses PTX, as LLVM prints it with one statement in a line, into functions and their blocks."""
 
 from __future__ import annotations
 

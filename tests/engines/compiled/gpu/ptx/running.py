@@ -1,7 +1,8 @@
 """The threads of a launch, as rows of NumPy arrays.
 
-All threads that are at the same block run it together. Of the blocks where threads are, the first
-comes first, as programs go downwards but for loops: so threads that parted meet again.
+All threads that are at the same block run it together. Of the blocks at which there are threads,
+the first one is run next. Since programs go downwards except in loops, threads that diverged meet
+again.
 """
 
 from __future__ import annotations

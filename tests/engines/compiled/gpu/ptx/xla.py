@@ -1,7 +1,7 @@
 """XLA's custom call for PTX, `__gpu$xla.gpu.ptx`, as an operation of JAX on the CPU.
 
-What it takes is as in XLA: `KernelCall::Parse` (xla/service/gpu/kernel_call.cc) reads the
-attributes, and `KernelArguments::Create` (xla/codegen/emitters/kernel_arguments.cc) puts the
+It takes the same arguments as in XLA: `KernelCall::Parse` (xla/service/gpu/kernel_call.cc) reads
+the attributes, and `KernelArguments::Create` (xla/codegen/emitters/kernel_arguments.cc) puts the
 operands and the results in the order of the kernel's parameters.
 """
 

@@ -1,256 +1,44 @@
-"""Statistics over the trajectories of an ensemble, under the names of SciML's EnsembleAnalysis.
+"""Statistics over the trajectories of an ensemble at steps and times, under the names of SciML's
+EnsembleAnalysis. They are the statistics of `componentwise.py`, and also jittable and
+differentiable.
 
-All are arrays in, arrays out: they are jittable and differentiable. A value that is NaN is missing:
-each statistic is over the trajectories that reached the time (both times, for covariances), so
-neither the padding nor a failed trajectory spoils it. Where too few did, it is NaN.
-
-Of a state that is a pytree, `*state` is one axis here: its components, flattened in the order in
+For a state that is a pytree, `*state` is a single axis: its components, flattened in the order in
 which they were written.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 
-from ..ground.on_disk import OnDisk
 from ..ground.state_tree import flattened
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
-
-
-def own_precision(*arrays: Any) -> contextlib.AbstractContextManager:
-    """Within it, what is in double precision stays so, also where `jax_enable_x64` is off: a store
-    may have been written where it was on."""
-    numbers = (x for x in jtu.tree_leaves(arrays) if isinstance(x, OnDisk | jax.Array))
-    is_wide = any(x.dtype in (np.float64, np.complex128) for x in numbers)
-    is_off = not jax.config.read("jax_enable_x64")
-    return jax.enable_x64(True) if is_off and is_wide else contextlib.nullcontext()
-
-
-def _in_own_precision(statistic: Callable) -> Callable:
-    @functools.wraps(statistic)
-    def computed(*args, **kwargs):
-        with own_precision(*args):
-            return statistic(*args, **kwargs)
-
-    return computed
-
-
-@_in_own_precision
-def componentwise_mean(A: Any) -> Any:
-    """The mean of each component over the trajectories.
-
-    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
-
-    **Returns:** `[*state]`, NaN where no trajectory has a value.
-    """
-    return _mean(_as_samples(A))
-
-
-def componentwise_median(A: Any) -> Any:
-    """The median of each component over the trajectories: `[*state]`.
-
-    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
-
-    **Raises:** `TypeError` for complex states, which have no order.
-    """
-    return componentwise_quantile(A, 0.5)
-
-
-@_in_own_precision
-def componentwise_quantile(A: Any, q: Any) -> Any:
-    """The quantile `q` of each component over the trajectories.
-
-    Linear between the order statistics (type 7 of Hyndman and Fan, "Sample quantiles in
-    statistical packages", The American Statistician 50, 1996), as in Julia and NumPy.
-
-    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `q`: from 0 to 1, a number or `[n]`.
-
-    **Returns:** `[*state]`, or `[n, *state]`.
-
-    **Raises:** `TypeError` for complex states, which have no order; `ValueError` for a `q`
-    outside of 0 to 1.
-    """
-    A = _as_samples(A)
-    check_ordered(A)
-    if not is_tracer(q) and not np.all((np.asarray(q) >= 0) & (np.asarray(q) <= 1)):
-        raise ValueError(f"q must be from 0 to 1, got {q!r}.")
-    return _quantile(A, jnp.asarray(q, A.dtype))
-
-
-@_in_own_precision
-def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
-    """The mean and the variance of each component over the trajectories.
-
-    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `bessel`: divide by n - 1 (else n).
-
-    **Returns:** two arrays `[*state]`; of a single trajectory the variance is NaN.
-    """
-    return _meanvar(_as_samples(A), bool(bessel))
-
-
-@_in_own_precision
-def componentwise_meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
-    """The means of each component of A and of B, and their covariance.
-
-    **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
-    both. `bessel`: divide by n - 1 (else n).
-
-    **Returns:** three arrays `[*state]`.
-    """
-    return _meancov(*_as_pairs(A, B), bool(bessel))
-
-
-@_in_own_precision
-def componentwise_meancor(A: Any, B: Any) -> tuple:
-    """The means of each component of A and of B, and their correlation (Pearson's).
-
-    **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
-    both.
-
-    **Returns:** three arrays `[*state]`; the correlation is NaN where one of them is constant.
-    """
-    return _meancor(*_as_pairs(A, B))
-
-
-@_in_own_precision
-def componentwise_weighted_meancov(
-    A: Any, B: Any, W: Any, weight_type: str = "reliability"
-) -> tuple:
-    """The weighted means of each component of A and of B, and their weighted covariance.
-
-    **Arguments:**
-
-    - `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in both.
-    - `W`: the weights, `[trajectory]` or `[trajectory, *state]`.
-    - `weight_type`: what the sum of weighted products is divided by: V1 - V2/V1
-        (`"reliability"`), V1 (`"population"`) or V1 - 1 (`"frequency"`: each weight says how
-        often the trajectory counts), with V1 the sum of the weights and V2 that of their squares.
-
-    **Returns:** three arrays `[*state]`.
-
-    **Raises:** `ValueError` for weights of another shape, or another `weight_type`.
-    """
-    A, B = _as_pairs(A, B)
-    weights: Any = jnp.asarray(W, A.dtype)
-    if weights.shape not in (A.shape, A.shape[:1]):
-        raise ValueError(
-            f"W must have a weight for each of the {np.shape(A)[0]} trajectories, [trajectory] or "
-            f"{list(A.shape)}; its shape is {weights.shape}."
-        )
-    if weight_type not in _DIVISORS:
-        raise ValueError(f"weight_type must be one of {', '.join(_DIVISORS)}, got {weight_type!r}.")
-    return _weighted_meancov(A, B, weights, weight_type)
-
-
-# Each compiled as one: outside of `jit`, JAX compiles every operation by itself.
-
-
-@jax.jit
-def _mean(A: Any) -> Any:
-    there = ~jnp.isnan(A)
-    return jnp.sum(jnp.where(there, A, 0), axis=0) / _count(there, A)
-
-
-_quantile = jax.jit(functools.partial(jnp.nanquantile, axis=0))
-
-
-@functools.partial(jax.jit, static_argnames="bessel")
-def _meanvar(A: Any, bessel: bool = True) -> tuple:
-    mean = _mean(A)
-    there = ~jnp.isnan(A)
-    # (NaN would spread to the gradient, even if masked later.)
-    squares = jnp.abs(jnp.where(there, A - mean[None], 0)) ** 2
-    return mean, jnp.sum(squares, axis=0) / _freedom(_count(there, squares), bessel)
-
-
-@functools.partial(jax.jit, static_argnames="bessel")
-def _meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
-    A, B, there = _where_both_are(A, B)
-    n = _count(there, A)
-    mean_a, mean_b = jnp.sum(A, axis=0) / n, jnp.sum(B, axis=0) / n
-    products = jnp.where(there, (A - mean_a[None]) * jnp.conj(B - mean_b[None]), 0)
-    return mean_a, mean_b, jnp.sum(products, axis=0) / _freedom(n, bessel)
-
-
-@jax.jit
-def _meancor(A: Any, B: Any) -> tuple:
-    mean_a, mean_b, cov = _meancov(A, B)
-    a, b, there = _where_both_are(A, B)
-    var_a, var_b = (_meanvar(jnp.where(there, x, jnp.nan))[1] for x in (a, b))
-    return mean_a, mean_b, cov / (jnp.sqrt(var_a) * jnp.sqrt(var_b))
-
-
-@functools.partial(jax.jit, static_argnames="weight_type")
-def _weighted_meancov(A: Any, B: Any, weights: Any, weight_type: str) -> tuple:
-    A, B, there = _where_both_are(A, B)
-    weights = weights.reshape(weights.shape + (1,) * (A.ndim - weights.ndim))
-    weights = jnp.where(there, weights, 0)
-    total = jnp.sum(weights, axis=0)
-    mean_a, mean_b = jnp.sum(weights * A, axis=0) / total, jnp.sum(weights * B, axis=0) / total
-    products = jnp.sum(weights * (A - mean_a[None]) * jnp.conj(B - mean_b[None]), axis=0)
-    return mean_a, mean_b, products / _DIVISORS[weight_type](weights, total)
-
-
-_DIVISORS = {
-    "reliability": lambda weights, total: total - jnp.sum(weights * weights, axis=0) / total,
-    "population": lambda weights, total: total,
-    "frequency": lambda weights, total: total - 1,
-}
-
-
-def check_ordered(A: Any) -> None:
-    if jnp.iscomplexobj(A):
-        raise TypeError(
-            "complex states have no order, and so no quantiles: take real and imaginary parts as "
-            "components, or use the means and variances."
-        )
-
-
-def _as_samples(A: Any) -> Any:
-    """As an array of floating-point numbers: counts have means, too."""
-    A = jnp.asarray(A)
-    if not A.ndim:
-        raise ValueError("this is a statistic over the first axis, and a number has none.")
-    return A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(jnp.result_type(float))
-
-
-def _as_pairs(A: Any, B: Any) -> tuple:
-    A, B = _as_samples(A), _as_samples(B)
-    if A.shape != B.shape:
-        raise ValueError(f"A and B must be of one shape, got {A.shape} and {B.shape}.")
-    return A, B
-
-
-def _where_both_are(A: Any, B: Any) -> tuple:
-    """Both with zeros where one is missing, and where both are there."""
-    there = ~(jnp.isnan(A) | jnp.isnan(B))
-    return jnp.where(there, A, 0), jnp.where(there, B, 0), there
-
-
-def _count(there: Any, like: Any) -> Any:
-    return jnp.sum(there, axis=0).astype(like.dtype)
-
-
-def _freedom(n: Any, bessel: bool) -> Any:
-    return jnp.where(n.real > 1, n - 1 if bessel else n, jnp.nan)
-
-
-@_in_own_precision
+from .componentwise import (
+    componentwise_mean,
+    componentwise_meancor,
+    componentwise_meancov,
+    componentwise_meanvar,
+    componentwise_median,
+    componentwise_quantile,
+    componentwise_weighted_meancov,
+    in_own_precision,
+    meancor,
+    meancov,
+)
+
+
+@in_own_precision
 def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     """The states at step `i`: `[trajectory, *state]`.
 
     `i` counts the saved times from 0; a slice gives `[trajectory, time, *state]`. Where
-    trajectories have their own times (`save_everystep`), step i is another time for each, and the
-    functions of a time (`timepoint_...`) are what is meant.
+    trajectories have their own times (`save_everystep`), step i is at a different time for each
+    trajectory; use the functions of a time (`timepoint_...`) there.
 
-    **Raises:** `IndexError` for a step that there is not; `TypeError` where an `output_func` or a
+    **Raises:** `IndexError` for a step that doesn't exist; `TypeError` where an `output_func` or a
     `reduction` replaced the states.
     """
     u = states_of(sim)
@@ -258,7 +46,7 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     if not is_tracer(i) and not isinstance(i, slice):
         i = np.asarray(i)
         outside = i.dtype != bool and i[(i < -rows) | (i >= rows)]
-        if np.size(outside):  # JAX would take the last
+        if np.size(outside):  # JAX would take the last step instead
             raise IndexError(f"step {outside.flat[0]} of {rows}")
     return u[:, i] if isinstance(i, slice) or i.dtype == bool else _steps(u, i)
 
@@ -341,12 +129,12 @@ def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
 
 def timeseries_steps_meancov(sim: EnsembleSolution) -> tuple:
     """The means of each component at steps i and j and the covariance: `[i, j, *state]` each."""
-    return _of_pairs(_meancov, states_of(sim), states_of(sim))
+    return _of_pairs(meancov, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_meancor(sim: EnsembleSolution) -> tuple:
     """The means of each component at steps i and j and the correlation: `[i, j, *state]` each."""
-    return _of_pairs(_meancor, states_of(sim), states_of(sim))
+    return _of_pairs(meancor, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_weighted_meancov(
@@ -358,13 +146,14 @@ def timeseries_steps_weighted_meancov(
     return _of_pairs(_weighted(weight_type), states_of(sim), states_of(sim), _as_given(W))
 
 
-@_in_own_precision
+@in_own_precision
 def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
 
-    Interpolated: as the method does after `save_everystep=True` (`sim(t)`), otherwise linearly
-    between the times that were saved (exact at those). NaN outside of what was reached.
+    The states are interpolated: by the method after `save_everystep=True` (`sim(t)`), otherwise
+    linearly between the saved times (at which they are exact). They are NaN outside of what was
+    reached.
 
     **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
     """
@@ -446,14 +235,14 @@ def timeseries_point_meancov(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -
     """The means of each component at the times `ts1[i]` and `ts2[j]` and the covariance, for all
     pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
     but the first (as in SciML)."""
-    return _of_pairs(_meancov, *_both(sim, ts1, ts2))
+    return _of_pairs(meancov, *_both(sim, ts1, ts2))
 
 
 def timeseries_point_meancor(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -> tuple:
     """The means of each component at the times `ts1[i]` and `ts2[j]` and the correlation, for all
     pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
     but the first (as in SciML)."""
-    return _of_pairs(_meancor, *_both(sim, ts1, ts2))
+    return _of_pairs(meancor, *_both(sim, ts1, ts2))
 
 
 def timeseries_point_weighted_meancov(
@@ -466,7 +255,7 @@ def timeseries_point_weighted_meancov(
     return _of_pairs(_weighted(weight_type), *_both(sim, ts1, ts2), _as_given(W))
 
 
-@_in_own_precision
+@in_own_precision
 def states_of(sim: EnsembleSolution) -> Any:
     if sim.kind != "trajectories":
         raise TypeError(
@@ -482,7 +271,7 @@ def states_of(sim: EnsembleSolution) -> Any:
 
 
 def _as_given(x: Any) -> Any:
-    """As an array of its own precision, which JAX may not have."""
+    """`x` as an array of its own precision, which JAX may not have enabled."""
     return x if is_tracer(x) else np.asarray(x)
 
 
@@ -499,17 +288,18 @@ def _both(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
     return get_timepoint(sim, ts1), get_timepoint(sim, ts2)
 
 
-@functools.cache  # so that what is compiled with it is found again
+@functools.cache  # so that compiled code for it is found again
 def _weighted(weight_type: str) -> Any:
     return functools.partial(componentwise_weighted_meancov, weight_type=weight_type)
 
 
-@_in_own_precision
+@in_own_precision
 @functools.partial(jax.jit, static_argnums=0)
 def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
-    """The statistic of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`: `[i, j, ...]`."""
+    """The statistic of all pairs of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`:
+    `[i, j, ...]`."""
     rows = jax.vmap(lambda x, y: statistic(x, y, *weights), in_axes=(None, 1))
-    # One after another: all pairs at once would take the memory of the ensemble squared.
+    # One pair after another: all at once would take the square of the ensemble's memory.
     return jax.lax.map(lambda x: rows(x, b), jnp.moveaxis(a, 1, 0))
 
 
@@ -518,19 +308,20 @@ _steps = jax.jit(lambda u, i: u[:, i])
 
 @jax.jit
 def _between(ts: Any, us: Any, t: Any) -> Any:
-    """The states at `t` of trajectories `us` at the times `ts`, their own or everyone's."""
+    """The states at the time `t`, of trajectories `us` whose times `ts` are their own or shared."""
     return jax.vmap(_linear, in_axes=(0 if ts.ndim == 2 else None, 0, None))(ts, us, t)
 
 
 def _linear(ts: Any, us: Any, t: Any) -> Any:
-    """The piecewise linear function through `us` at `ts`; NaN next to what was not reached."""
+    """The piecewise linear function through `us` at `ts`; NaN next to a time that was not
+    reached."""
     sign = jnp.where(jnp.any(ts < ts[0]), -1, 1).astype(ts.dtype)
     ordered = jnp.where(jnp.isnan(ts), jnp.inf, ts * sign)
 
     def at(t):
         right = jnp.clip(jnp.searchsorted(ordered, t * sign), 0, ts.shape[0] - 1)
         left = jnp.maximum(right - 1, 0)
-        # NaN would spread to the gradient, even if masked later: zeros in their place.
+        # NaN would spread to the gradient, even if it is masked later; zeros take its place.
         there = jnp.isfinite(ordered[right]) & ~jnp.any(jnp.isnan(us[left] + us[right]))
         inside = (left != right) & (t * sign > ordered[0]) & (t * sign < ordered[right]) & there
         t0, t1 = jnp.where(inside, ts[left], 0), jnp.where(inside, ts[right], 1)

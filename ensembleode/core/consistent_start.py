@@ -1,0 +1,92 @@
+"""Initial states that fulfil the algebraic equations of a mass matrix."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..ground.recent import jit_recent
+from ..initialization import BrownFullBasicInit
+from ..solvers.mass_matrix import MassMatrix
+from ..tracing.program import Program
+from .lane import Trajectories
+
+
+# The largest number of Newton steps; and how many lengths of each step are tried, each half of the
+# one before.
+_MOST_STEPS, _LENGTHS = 100, 10
+
+
+def with_consistent_start(every: Trajectories) -> Trajectories:
+    """The ensemble with the initial states that `initializealg` computes."""
+    init, mass = every.options["initializealg"], every.form and every.form.mass
+    if not isinstance(init, BrownFullBasicInit) or mass is None or not mass.is_singular:
+        return every
+    return every.with_start(functools.partial(_started, every.field, mass, init))
+
+
+@functools.partial(jit_recent, static=3)
+def _started(
+    field: Program,
+    mass: MassMatrix,
+    init: BrownFullBasicInit,
+    u: Any,
+    numbers: Sequence,
+    t: Any,
+) -> Any:
+    """The state with its algebraic components replaced by a solution of the algebraic equations."""
+    n = len(field.jaxpr.constvars)
+    rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
+    flat = u.reshape(-1)
+
+    def with_algebraic(z: Any) -> Any:
+        return flat.at[columns].set(z).reshape(u.shape)
+
+    def equations(z: Any) -> Any:
+        return field(numbers[:n], with_algebraic(z), tuple(numbers[n:]), t).reshape(-1)[rows]
+
+    newton = functools.partial(_newton, abstol=init.abstol)
+    return with_algebraic(jax.lax.custom_root(equations, flat[columns], newton, _solved))
+
+
+def _solved(linear: Callable, right: Any) -> Any:
+    return jnp.linalg.solve(jax.jacfwd(linear)(right), right)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """The state of Newton's method: the iterate `z`, the largest residual there, the number of
+    steps so far, and whether the last step made the residual smaller."""
+
+    z: Any
+    distance: Any
+    steps: Any
+    nearer: Any
+
+
+def _newton(equations: Callable, z: Any, *, abstol: float) -> Any:
+    shares = 0.5 ** np.arange(_LENGTHS)
+
+    def distance(z: Any) -> Any:
+        return jnp.max(jnp.abs(equations(z)))
+
+    def goes_on(now: _Search) -> Any:
+        return now.nearer & (now.distance > abstol) & (now.steps < _MOST_STEPS)
+
+    def step(now: _Search) -> _Search:
+        change = jnp.linalg.solve(jax.jacfwd(equations)(now.z), equations(now.z))
+        tries = now.z[None] - jnp.asarray(shares, change.dtype)[:, None] * change[None]
+        found = jax.vmap(distance)(tries)
+        found = jnp.where(jnp.isnan(found), jnp.inf, found)
+        best = jnp.argmin(found)
+        nearer = found[best] < now.distance
+        z = jnp.where(nearer, tries[best], now.z)
+        return _Search(z, jnp.where(nearer, found[best], now.distance), now.steps + 1, nearer)
+
+    first = _Search(z, distance(z), jnp.zeros((), np.int32), jnp.ones((), bool))
+    return jax.lax.while_loop(goes_on, step, first).z

@@ -1,0 +1,60 @@
+"""The derivative of the solution with respect to time, which with a mass matrix is not `f`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..fields import staged
+from ..fields.sparsity import structure
+from ..solvers.mass_matrix import MassMatrix, pivots
+from ..tracing.program import Program, program_of
+from .implicit_form import ImplicitForm
+
+
+def rate_of(field: Program, form: ImplicitForm | None) -> Program:
+    """`du/dt` as a program of the constants, state, parameters and time of the field."""
+    return field if form is None or form.mass is None else _with_mass(field, form.mass)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_mass(field: Program, mass: MassMatrix) -> Program:
+    """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations
+    take the equations' places: `0 = dg/du du/dt + dg/dt` determines the derivative if the index is
+    one."""
+    rows = np.array(mass.algebraic_rows, int)
+    inverse = None if mass.is_singular else mass.inverse().matrix
+    order = () if inverse is not None else pivots(mass, _pattern(field))
+
+    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        def f(u: Any, t: Any) -> Any:
+            return field(consts, u, p, t).reshape(-1)
+
+        du = f(u, t)
+        if inverse is not None:
+            return jnp.matmul(jnp.asarray(inverse, u.dtype), du).reshape(u.shape)
+        matrix, by_time = jnp.asarray(mass.matrix, u.dtype), (jnp.ones_like(t),)
+        by_state = jax.jacfwd(lambda u: f(u, t)[rows])(u).reshape(len(rows), -1)
+        moved = jax.jvp(lambda t: f(u, t)[rows], (t,), by_time)[1]
+        matrix, right = matrix.at[rows].set(by_state), du.at[rows].set(-moved)
+        both = jnp.concatenate([matrix, right[:, None]], axis=1)[np.array(order)]
+        return _solved(both).reshape(u.shape)
+
+    return program_of(staged(field, rate), field.out_tree, rules=True)
+
+
+def _pattern(field: Program) -> tuple[tuple[int, int], ...]:
+    return tuple((int(i), int(j)) for i, j in zip(*np.nonzero(structure(field)), strict=True))
+
+
+def _solved(both: Any) -> Any:
+    """The solution of the equations `[n, n + 1]`, whose last column is the right-hand side, by
+    Gauss-Jordan elimination without row exchanges. It consists of operations that every engine
+    has."""
+    for k in range(len(both)):
+        row = both[k] / both[k, k]
+        factors = both[:, k].at[k].set(0)
+        both = (both - factors[:, None] * row[None]).at[k].set(row)
+    return both[:, -1]

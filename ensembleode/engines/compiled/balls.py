@@ -1,0 +1,325 @@
+"""Ball arithmetic: bounds on how much the numbers of a function differ from their values at one
+point, while the state and the time stay in balls around that point.
+
+A ball has a centre, which is the number computed at the point, and a radius. It contains every
+number that is computed, with rounding, anywhere in the balls of the inputs, and not only the exact
+one. So the radii of the inputs are at least `ROUNDINGS` rounding errors of their centres. Each
+operation needs one of these, and products and quotients add more.
+
+Sources: Rump, "Fast and parallel interval arithmetic", BIT 39 (1999); van der Hoeven, "Ball
+arithmetic" (2009).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...fields import ir
+from ...fields.equations import registers
+from ...fields.walking import every_part
+from .builder import BOOL, Builder, Value
+
+
+# The least radius of an input, in units of the spacing of floating-point numbers at one. It is more
+# than twice the largest number of operations in a row.
+ROUNDINGS = 256
+_MOST_OPERATIONS = 120
+# Radii are multiplied by this in the end, because they are rounded themselves.
+SLACK = 1.02
+
+
+class Ball(NamedTuple):
+    """A number with a bound on its change. The `radius` is None if the number is the same
+    everywhere. For a boolean it is 0 if the boolean is the same everywhere as at the centre, and
+    otherwise infinite."""
+
+    centre: Value
+    radius: Value | None
+
+    def rounded(self) -> Value:
+        """The radius; for a number that is the same everywhere, a bound on its rounding errors."""
+        if self.radius is not None:
+            return self.radius
+        return abs(self.centre) * _rounding(self.centre.dtype)
+
+
+def has_balls(fn: ir.Function) -> bool:
+    """Whether the results of a function can have finite radii: the function is short, has no loops
+    and branches, and every operation that depends on the state or the time has a rule."""
+    if not fn.outputs or not all(isinstance(s, ir.Let) for s in fn.body):
+        return False
+    if sum(isinstance(x, ir.Op) for x in every_part(fn)) > _MOST_OPERATIONS:
+        return False
+    varying = {"t"}
+
+    def has_rule(expr: ir.Expr) -> tuple[bool, bool]:
+        """Whether an expression has rules, and whether it varies at all."""
+        match expr:
+            case ir.Const():
+                return True, False
+            case ir.Var(name, _):
+                return True, name in varying
+            case ir.Load(buffer, index):
+                return not index.terms and buffer.group in ("u", "own", "shared"), (
+                    buffer.group == "u"
+                )
+            case ir.Op(name, args, dtype, _):
+                rules, varies = zip(*map(has_rule, args), strict=True)
+                if not any(varies):
+                    return all(rules), False
+                return all(rules) and _has_rule(name, args, dtype, varies), True
+
+    for stmt in fn.body:
+        assert isinstance(stmt, ir.Let)
+        rules, varies = has_rule(stmt.expr)
+        if not rules:
+            return False
+        if varies:
+            varying.add(stmt.var.name)
+    return all(has_rule(x)[0] for x in fn.outputs)
+
+
+def balls(
+    b: Builder,
+    fn: ir.Function,
+    centre: Callable[[ir.Expr], Value],
+    of_state: Callable[[int], Value],
+    of_time: Callable[[], Value],
+) -> list[Ball]:
+    """The balls of the results of a function that `has_balls`.
+
+    **Arguments:** `centre`: returns the value of an expression in the evaluated function;
+    `of_state`, `of_time`: return the radii of a component of the state, and of the time.
+    """
+    radii: dict[str, Value | None] = {}
+    # If numbers are compared, radii must be infinite where a number may overflow: the comparison
+    # would then say nothing about the numbers nearby.
+    compares = any(x.dtype == BOOL for x in every_part(fn))
+
+    def ball(expr: ir.Expr) -> Ball:
+        return Ball(centre(expr), radius(expr))
+
+    def radius(expr: ir.Expr) -> Value | None:
+        match expr:
+            case ir.Const():
+                return None
+            case ir.Var(name, _):
+                return of_time() if name == "t" else radii[name]
+            case ir.Load(buffer, index):
+                return of_state(buffer.start + index.offset) if buffer.group == "u" else None
+            case ir.Op(name, args, dtype, _):
+                found = list(map(ball, args))
+                if all(x.radius is None for x in found):
+                    return None
+                y = Ball(centre(expr), None)
+                y = y._replace(radius=_RULES[name](b, y.centre, found, np.dtype(dtype)))
+                return _finite(b, y) if compares and y.centre.is_real else y.radius
+
+    for stmt in fn.body:
+        assert isinstance(stmt, ir.Let)
+        radii[stmt.var.name] = radius(stmt.expr)
+    return list(map(ball, fn.outputs))
+
+
+def _finite(b: Builder, x: Ball) -> Value:
+    """The radius; infinite if a number in the ball may be infinite."""
+    assert x.radius is not None
+    most = float(np.finfo(x.radius.dtype).max) / 4
+    return b.where(abs(x.centre) + x.radius < most, x.radius, np.inf)
+
+
+def _has_rule(name: str, args: Sequence[ir.Expr], dtype: Any, varies: Sequence[bool]) -> bool:
+    if name not in _RULES:
+        return False
+    dtypes = [np.dtype(x.dtype) for x in args]
+    if name in _OF_BOOLEANS:
+        return all(x == BOOL for x in dtypes)
+    if name == "convert_element_type":
+        return dtypes[0].kind == np.dtype(dtype).kind == "f"
+    if name == "select_n":
+        return dtypes[0] == BOOL and all(x.kind == "f" for x in dtypes[1:])
+    if name == "pow":
+        return not varies[1]
+    return all(x.kind == "f" for x in dtypes)
+
+
+def _rounding(dtype: np.dtype) -> float:
+    return ROUNDINGS * float(np.finfo(dtype).eps)
+
+
+def _least(dtype: np.dtype) -> float:
+    """A bound on the loss when a product underflows."""
+    info = np.finfo(dtype)
+    return float(info.tiny / info.eps)
+
+
+#
+# Rules: each returns the radius from the centre, the balls of the arguments, and the dtype
+#
+
+_RULES: dict[str, Callable[..., Value]] = {}
+_rule = registers(_RULES)
+_OF_BOOLEANS = ("and", "not", "or", "xor")
+
+
+@_rule("abs neg")
+def _as_it_is(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    (x,) = xs
+    return x.rounded()
+
+
+@_rule("convert_element_type")
+def _converted(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    (x,) = xs
+    return b.cast(x.rounded(), dtype) + abs(y) * _rounding(dtype)
+
+
+@_rule("add sub")
+def _sum(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    x1, x2 = xs
+    return x1.rounded() + x2.rounded()
+
+
+@_rule("max min")
+def _extreme(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    x1, x2 = xs
+    return b.largest((x1.rounded(), x2.rounded()))
+
+
+@_rule("clamp")
+def _clamp(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    return b.largest(tuple(x.rounded() for x in xs))
+
+
+@_rule("mul")
+def _product(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    x1, x2 = xs
+    least = _least(dtype)
+    if x1.radius is None or x2.radius is None:
+        same, x = (x1, x2) if x1.radius is None else (x2, x1)
+        return x.rounded() * abs(same.centre) + least
+    return (abs(x1.centre) + x1.radius) * x2.radius + (abs(x2.centre) * x1.radius + least)
+
+
+@_rule("square")
+def _square(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    return _product(b, y, [*xs, *xs], dtype)
+
+
+@_rule("div")
+def _quotient(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    x1, x2 = xs
+    least, size = _least(dtype), abs(x2.centre)
+    if x2.radius is None:
+        return x1.rounded() / size + least
+    total = abs(y) * x2.radius + x1.rounded()
+    return total / _less(b, size, x2.radius) + least
+
+
+def _less(b: Builder, size: Value, radius: Value) -> Value:
+    """A lower bound of a positive number; zero if its rounding errors could be large."""
+    return b.where(radius < size * 0.75, size - radius, 0.0)
+
+
+@_rule("sqrt")
+def _root(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    (x,) = xs
+    return x.rounded() / b.where(x.rounded() < x.centre * 0.75, y, 0.0)
+
+
+@_rule("rsqrt")
+def _inverse_root(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    # The slope is largest where the number is smallest.
+    (x,) = xs
+    least = _less(b, x.centre, x.rounded())
+    return x.rounded() / (least * b.sqrt(least)) + _least(dtype)
+
+
+@_rule("log")
+def _log(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    (x,) = xs
+    return x.rounded() / _less(b, x.centre, x.rounded()) + _of_function(y)
+
+
+@_rule("exp")
+def _exp(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    return _exponential(b, y, xs[0].rounded())
+
+
+@_rule("pow")
+def _pow(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    x, exponent = xs
+    of_log = x.rounded() / _less(b, x.centre, x.rounded())
+    return _exponential(b, y, of_log * abs(b.cast(exponent.centre, dtype)))
+
+
+def _exponential(b: Builder, y: Value, radius: Value) -> Value:
+    """The radius of `y` times an exponential whose argument is at most `radius`, because `e^r - 1`
+    is at most `r + r^2` for r up to 1."""
+    radius = b.where(radius <= 1.0, radius, np.inf)
+    return y * (radius * radius + radius) + _of_function(y)
+
+
+def _of_function(y: Value) -> Value:
+    """A bound on the rounding errors of a function with the value `y`."""
+    rounding = _rounding(y.dtype)
+    return abs(y) * rounding + rounding
+
+
+# The largest slopes of functions.
+_SLOPES = {"asinh": 1, "atan": 1, "cos": 1, "erf": 1.13, "logistic": 0.25, "sin": 1, "tanh": 1}
+
+
+def _of_slope(slope: float) -> Callable[..., Value]:
+    def radius(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+        return xs[0].rounded() * float(slope) + _of_function(y)
+
+    return radius
+
+
+_RULES.update({name: _of_slope(slope) for name, slope in _SLOPES.items()})
+
+
+#
+# Choices
+#
+
+
+@_rule("eq ge gt le lt ne")
+def _comparison(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    x1, x2 = xs
+    # A number that is the same everywhere may be infinite.
+    radii = [x.radius for x in xs if x.radius is not None]
+    return _none_where(
+        b,
+        abs(x1.centre - x2.centre) > functools.reduce(operator.add, radii) * SLACK,
+        radii[0].dtype,
+    )
+
+
+def _none_where(b: Builder, known: Value, dtype: np.dtype) -> Value:
+    return b.where(known, b.constant(0.0, dtype), np.inf)
+
+
+@_rule("sign")
+def _sign(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    (x,) = xs
+    return _none_where(b, abs(x.centre) > x.rounded() * SLACK, dtype)
+
+
+@_rule("and not or xor")
+def _logical(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    return b.largest(tuple(x.radius for x in xs if x.radius is not None))
+
+
+@_rule("select_n")
+def _choice(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+    """The radius is infinite where another case may be chosen."""
+    which, *cases = xs
+    radius = b.where(which.centre, cases[-1].rounded(), cases[0].rounded())
+    return radius if which.radius is None else radius + b.cast(which.radius, dtype)

@@ -1,0 +1,57 @@
+"""The functions of callbacks within a kernel: conditions, affects, and their other functions."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ...core.events import Part
+from ...fields.ir import Function
+from .balls import balls, has_balls
+from .builder import Builder, Value
+from .description import Description
+from .equations import evaluated, HeldNumbers, translated, with_groups
+from .field import evaluate_with_parts
+from .numbers import Held
+
+
+class CallbackFunctions:
+    """Writes the evaluation of the parts of callbacks."""
+
+    def __init__(self, b: Builder, d: Description):
+        assert d.events is not None
+        self._b, self._inputs = b, d.layout.inputs
+        self._names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
+        self._lowered = functools.cache(self._lower)
+
+    def _lower(self, part: Part) -> Function:
+        inputs = with_groups(self._inputs, *part.extras)
+        return translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
+
+    def __call__(
+        self, part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict[str, Any]
+    ) -> tuple:
+        """The components of a part in the lanes of the mask, each with an entry for each lane."""
+        numbers = HeldNumbers(held, u=y, **extras)
+        return evaluated(self._b, self._lowered(part), numbers, t, mask, self._names[part])
+
+    def has_balls(self, part: Part) -> bool:
+        """Whether `balls` can be used for a part, which has no extras."""
+        return has_balls(self._lowered(part))
+
+    def balls(
+        self,
+        part: Part,
+        held: Held,
+        y: tuple,
+        t: Value,
+        mask: Value,
+        of_state: Callable[[int], Value],
+        of_time: Callable[[], Value],
+    ) -> list[tuple[Value, Value | None]]:
+        """The components of a part, each with a bound on how much it changes while each component
+        of the state, and the time, change by at most the amounts that `of_state` and `of_time`
+        return (see `balls.balls`). The bound is None for a component that doesn't change."""
+        b, fn = self._b, self._lowered(part)
+        numbers = HeldNumbers(held, u=y)
+        _, at = evaluate_with_parts(b, fn, numbers, t, mask)
+        return [(b.spread(x.centre), x.radius) for x in balls(b, fn, at, of_state, of_time)]

@@ -1,0 +1,127 @@
+"""The callbacks of a plan as Julia's: their conditions and affects are functions printed like the
+vector field."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core.events import Continuous, Discrete, Jump, Limit, Part
+from ...core.plan import Happened, Plan
+from ...fields import Inputs, lower, UntranslatableError
+from .source import Definition, julia_source
+
+
+def callbacks_as_table(plan: Plan, inputs: Inputs) -> dict[str, Any] | None:
+    """The callbacks as a request has them, in the order in which they act; None where there are
+    none.
+
+    **Arguments:** `inputs`: where the parameters lie.
+
+    **Raises:** `ValueError` for what can't be translated, naming the primitive and its place.
+    """
+    events = plan.events
+    if events is None:
+        return None
+    table = _Table(inputs, plan.saving.mode == "steps")
+    return {
+        "room": plan.max_events,
+        "longest": events.longest,
+        "continuous": [table.continuous(x) for x in events.continuous],
+        "discrete": [table.discrete(x) for x in events.discrete],
+    }
+
+
+def written_events(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of the events of `n` trajectories that Julia writes."""
+    room = plan.max_events
+    if plan.events is None or not room:
+        return {}
+    dtype, size = plan.state.dtype, math.prod(plan.state.shape)
+    shapes = {
+        "t": ((n, room), dtype),
+        "which": ((n, room), np.int32),
+        "crossed": ((n, room, plan.events.longest), np.int32),
+        "before": ((n, room, size), dtype),
+        "after": ((n, room, size), dtype),
+        "count": ((n,), np.int32),
+    }
+    return {_PREFIX + name: jax.ShapeDtypeStruct(*about) for name, about in shapes.items()}
+
+
+def events_of(plan: Plan, arrays: dict[str, Any]) -> Happened | None:
+    """The events of what Julia wrote; None where none are kept."""
+    if _PREFIX + "t" not in arrays:
+        return None
+    found = Happened(*(jnp.asarray(arrays[_PREFIX + name]) for name in Happened._fields))
+    shape = (*found.which.shape, *plan.state.shape)
+    return found._replace(before=found.before.reshape(shape), after=found.after.reshape(shape))
+
+
+_PREFIX = "event_"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """Makes the tables of callbacks.
+
+    **Arguments:** `inputs`: where the parameters lie; `saves`: whether every step is saved, and so
+    the states at events. (Else there are other times.)
+    """
+
+    inputs: Inputs
+    saves: bool
+
+    def continuous(self, x: Continuous) -> dict[str, Any]:
+        up, down = (None if jump is None else self.jump(jump) for jump in (x.up, x.down))
+        return {
+            **self.common(x),
+            "condition": self.part(x.conditions, "condition"),
+            "up": up,
+            "down": down,
+            "length": x.length,
+            "is_vector": x.is_vector,
+            "rootfind": x.rootfind.__name__,
+            "interp_points": x.interp_points,
+            "repeat_nudge": x.repeat_nudge,
+            "dtrelax": x.dtrelax,
+        }
+
+    def discrete(self, x: Discrete) -> dict[str, Any]:
+        return {
+            **self.common(x),
+            "condition": self.part(x.condition, "condition"),
+            "affect": self.jump(x.jump),
+            "limit": None if x.limit is None else self.limit(x.limit),
+        }
+
+    def common(self, x: Continuous | Discrete) -> dict[str, Any]:
+        positions = x.save_positions if self.saves else (False, False)
+        return {"which": x.which, "kept": x.is_kept, "save_positions": list(positions)}
+
+    def limit(self, x: Limit) -> dict[str, Any]:
+        tolerance = None if x.tolerance is None else self.part(x.tolerance, "abstol")
+        return {"tolerance": tolerance, "scalefactor": x.scalefactor}
+
+    def jump(self, x: Jump) -> dict[str, Any]:
+        return self.part(x.part, "affect")
+
+    def part(self, part: Part, what: str) -> dict[str, Any]:
+        return _translated(part, self.inputs, what).as_table()
+
+
+@functools.lru_cache(maxsize=256)
+def _translated(part: Part, inputs: Inputs, what: str) -> Definition:
+    extras = [(name, 0) for name in part.extras]
+    inputs = inputs._replace(places=(*inputs.places, *extras))
+    try:
+        return julia_source(lower(part.program.jaxpr, inputs), "part")
+    except UntranslatableError as e:
+        raise ValueError(
+            f"the {what} of a callback can't be translated to Julia: it uses {e.what}, at "
+            f"{e.where}. Write that part otherwise, or use another engine."
+        ) from e

@@ -1,0 +1,108 @@
+"""Solves over lanes, chunk by chunk, from start to end."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core.lane import Lane
+from ...core.plan import Plan, Result
+from ...fields.lanes.field import LaneField
+from ..compiled.stopping import stopped
+from ..results import Left, result_of
+from .chunks import chunk_of, in_chunks, lane_field, merged, width_in
+from .loop import advance, conclude, running, start
+from .saved_rows import first_output, lane_first, save
+from .stops import has_jumps
+
+
+# The number of turns after which the flag that stops the loop is read.
+_TURNS = 256
+
+
+def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
+    """The result of these trajectories, solved chunk by chunk in turn; it has times only where each
+    trajectory has its own.
+
+    **Arguments:**
+
+    - `lanes`: the numbers, with a leading axis on the leaves that `plan.batched` marks.
+    - `mask`: false for trajectories that are not to be solved, and only fill a place: [n].
+    """
+    n = len(mask)
+    field = lane_field(plan)
+    width = width_in(plan, field, n)
+    every, shared = eqx.partition(lanes, plan.batched)
+    chunks = -(-n // width)
+    every = jax.tree.map(lambda x: in_chunks(x, chunks, width), every)
+    wanted = in_chunks(jnp.asarray(mask), chunks, width)
+    wanted = wanted & jnp.asarray(np.arange(chunks * width).reshape(chunks, width) < n)
+
+    def one(numbers):
+        each, mask = numbers
+        return solve_chunk(plan, field, each, shared, mask)
+
+    if chunks > 1:
+        result = jax.lax.map(one, (every, wanted))
+    else:
+        result = one(jax.tree.map(lambda x: x[0], (every, wanted)))
+        result = jax.tree.map(lambda x: x[None], result)
+    return jax.tree.map(lambda x: merged(x)[:n], result)
+
+
+def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
+    """The saved states of these trajectories; where only ends are saved, their last states."""
+    u = solve(plan, lanes, mask).u
+    return u[:, -1:] if plan.saving.mode == "ends" else u
+
+
+def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: Any) -> Result:
+    """The result of a chunk, whose lanes are all integrated to their ends.
+
+    **Arguments:** `every`: the numbers that differ between lanes, with the lanes first.
+    """
+    chunk = chunk_of(plan, field, every, shared, len(mask))
+    if plan.method.value.direction != "forward":
+        # The barrier gives the same bits, whatever the program has done with these numbers
+        # before.
+        chunk, mask = jax.lax.optimization_barrier((chunk, mask))
+
+    at = functools.partial(field, chunk.p)
+
+    def body(carry):
+        state, out = carry
+        state, step = advance(plan, at, chunk, state)
+        return state, out if out is None else save(plan, field, chunk, step, out)
+
+    def going(carry):
+        return running(carry[0])
+
+    def turns(carry):
+        first, _ = carry
+
+        def soon(carry):
+            return going(carry) & (carry[0].tries - first[0].tries < _TURNS)
+
+        carry = jax.lax.while_loop(soon, body, first)
+        return carry, stopped(chunk.stop, carry[0].tries)
+
+    state = start(plan, at, chunk, mask)
+    carry = state, first_output(plan, field, chunk, state)
+    if chunk.stop is None:
+        state, out = jax.lax.while_loop(going, body, carry)
+    else:
+        carry = carry, stopped(chunk.stop, state.tries)
+        (state, out), _ = jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)
+    state = conclude(plan, at, chunk, state)
+    if out is None:
+        u, t, count = lane_first(field.join(state.y))[:, None], None, state.naccept
+    else:
+        u, t, count = out.u, out.t, out.row
+    restarts = None
+    if state.stops is not None and has_jumps(chunk):
+        restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
+    counts = state.code.astype(jnp.int8), state.naccept, state.ntried, restarts
+    return result_of(plan, eqx.combine(every, shared), Left(u, t, count, *counts))

@@ -1,0 +1,202 @@
+# Callbacks whose conditions and affects are translated functions `(u, p, t, uprev, tprev, mask)`
+# (`tprev` a tuple of one number). What becomes of a trajectory's events is in its parameters.
+
+"""
+    Happened{T}(state, room, longest)
+
+The events of a trajectory, of which there is room for so many: `t [event]`, `which [event]`, the
+number of the callback, `crossed [condition, event]`, how its conditions crossed zero, and the
+states `before` and `after`, `[component, event]`.
+
+- `count`: how many there were; `code`: the return code with which an affect ended it, or 0;
+  `acted`: when something acted last.
+"""
+mutable struct Happened{T}
+    const t::Vector{T}
+    const which::Vector{Int32}
+    const crossed::Matrix{Int32}
+    const before::Matrix{T}
+    const after::Matrix{T}
+    count::Int32
+    code::Int32
+    acted::T
+end
+
+Happened{T}(state, room, longest) where {T} = Happened{T}(
+    fill(T(NaN), room), fill(Int32(-1), room), zeros(Int32, longest, room),
+    fill(T(NaN), state, room), fill(T(NaN), state, room), 0, 0, NaN,
+)
+
+"""
+    Callbacks(set, room, longest)
+
+The callbacks of an ensemble, SciML's `set`; and for how many events of a trajectory there is room,
+of callbacks with so many conditions at most.
+"""
+struct Callbacks{S}
+    set::S
+    room::Int
+    longest::Int
+end
+
+happened(::Nothing, ens) = nothing
+happened(callbacks::Callbacks, ens::Trajectories{T}) where {T} =
+    Happened{T}(size(ens.u0, 1), callbacks.room, callbacks.longest)
+
+"""Whether the trajectory had more events than there is room for, and nothing happens any more."""
+is_full(integrator) = integrator.p.happened.code == MAX_EVENTS
+
+#
+# Conditions
+#
+
+struct Condition{F}
+    part::F
+end
+(c::Condition)(u, t, integrator) = c.part(u, integrator.p, t, (), (), ())[1]
+function (c::Condition)(out, u, t, integrator)
+    copyto!(out, c.part(u, integrator.p, t, (), (), ()))
+    return nothing
+end
+
+"""The condition of a discrete callback; before it is asked, `limit` may shorten the next step."""
+struct Asked{F,L}
+    part::F
+    limit::L
+end
+function (asked::Asked)(u, t, integrator)
+    is_full(integrator) && return false
+    hold!(integrator, asked.limit)
+    return asked.part(u, integrator.p, t, integrator.uprev, (integrator.tprev,), ())[1] > 0
+end
+
+#
+# What is done
+#
+
+"""
+    Affect(part, which, is_kept, sign)
+
+What the callback with the number `which` does, an event that is kept or not; `sign` says how its
+condition crosses zero, where it has one.
+"""
+struct Affect{F}
+    part::F
+    which::Int32
+    is_kept::Bool
+    sign::Int32
+    Affect(part::F, which, is_kept, sign) where {F} = new{F}(part, which, is_kept, sign)
+end
+(affect::Affect)(integrator) = act!(integrator, affect, (affect.sign,), ())
+function (affect::Affect)(integrator, mask)
+    T = eltype(integrator.u)
+    return act!(integrator, affect, mask, map(T, mask))
+end
+
+function act!(integrator, affect::Affect, crossed, mask)
+    log, t = integrator.p.happened, integrator.t
+    if affect.is_kept && log.count == length(log.t)
+        log.code = MAX_EVENTS
+        return terminate!(integrator)
+    end
+    given = integrator.uprev, (integrator.tprev,), mask
+    found = affect.part(integrator.u, integrator.p, t, given...)
+    if affect.is_kept
+        log.count += 1
+        log.t[log.count], log.which[log.count] = t, affect.which
+        log.crossed[eachindex(crossed), log.count] .= crossed
+        log.before[:, log.count] .= integrator.u
+    end
+    integrator.u = changed(integrator.u, found)
+    affect.is_kept && (log.after[:, log.count] .= integrator.u)
+    log.acted = t
+    ends = last(found)
+    if ends > 0
+        # (2: something could not be done.)
+        log.code = ends > 1 ? NOT_CONVERGED : TERMINATED
+        terminate!(integrator)
+    end
+    return nothing
+end
+
+"""The state, made of the first numbers of these."""
+changed(::SVector{N,T}, found) where {N,T} = SVector{N,T}(ntuple(k -> found[k], Val(N)))
+changed(u::Vector, found) = copyto!(u, 1, found, 1, length(u))
+
+#
+# Steps that are held to something
+#
+
+"""
+    Limit(tolerance, scalefactor)
+
+The next step is multiplied by `scalefactor` until no component is below minus `tolerance` (a
+translated function; nothing: `abstol` of the solve) at its end, as far as the last step foretells.
+"""
+struct Limit{F}
+    tolerance::F
+    scalefactor::Float64
+end
+
+hold!(integrator, ::Nothing) = nothing
+function hold!(integrator, limit::Limit)
+    u, t, p = integrator.u, integrator.t, integrator.p
+    # Where the state has jumped, the step before foretells nothing.
+    p.happened.acted == t && return nothing
+    least = limit.tolerance === nothing ? integrator.opts.abstol :
+            limit.tolerance(u, p, t, (), (), ())
+    # A component that is below already has no say: no step is short enough for it.
+    too_low(x, now, least) = x <= -least && now > -least
+    proposed = get_proposed_dt(integrator)
+    dt = proposed
+    while t + dt != t && any(too_low.(integrator(t + dt), u, least))
+        dt *= oftype(dt, limit.scalefactor)
+    end
+    dt == proposed || set_proposed_dt!(integrator, oftype(dt, 0.9) * dt)
+    return nothing
+end
+
+#
+# From a request
+#
+
+const ROOTFIND = Dict(string(x) => x for x in instances(SciMLBase.RootfindOpt))
+
+"""The callbacks of a request; nothing where it has none."""
+function callbacks(description, processes)
+    description === nothing && return nothing
+    pkgversion(SciMLBase) >= v"3" || error(
+        "callbacks need SciMLBase 3, and there is $(pkgversion(SciMLBase)): update the packages " *
+        "with `ensembleode julia install`, or use engine=\"compiled\".",
+    )
+    continuous = map(x -> continuous_callback(x, processes), description["continuous"])
+    discrete = map(x -> discrete_callback(x, processes), description["discrete"])
+    set = CallbackSet(continuous..., discrete...)
+    return Callbacks(set, description["room"], description["longest"])
+end
+
+function continuous_callback(d, processes)
+    affect(name, sign) =
+        haskey(d, name) ? Affect(translated(d[name], processes), d["which"], d["kept"], sign) :
+        nothing
+    condition = Condition(translated(d["condition"], processes))
+    options = (;
+        save_positions = Tuple(d["save_positions"]), rootfind = ROOTFIND[d["rootfind"]],
+        interp_points = d["interp_points"], repeat_nudge = d["repeat_nudge"],
+        dtrelax = d["dtrelax"],
+    )
+    d["is_vector"] &&
+        return VectorContinuousCallback(condition, affect("up", 0), d["length"]; options...)
+    return ContinuousCallback(condition, affect("up", 1), affect("down", -1); options...)
+end
+
+function discrete_callback(d, processes)
+    limit = get(d, "limit", nothing)
+    if limit !== nothing
+        tolerance = haskey(limit, "tolerance") ? translated(limit["tolerance"], processes) : nothing
+        limit = Limit(tolerance, limit["scalefactor"])
+    end
+    condition = Asked(translated(d["condition"], processes), limit)
+    affect = Affect(translated(d["affect"], processes), d["which"], d["kept"], 1)
+    return DiscreteCallback(condition, affect; save_positions = Tuple(d["save_positions"]))
+end

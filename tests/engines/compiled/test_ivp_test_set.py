@@ -1,0 +1,61 @@
+"""Rosenbrock methods on the "Test Set for IVP Solvers": its published ends, and ensembles of copies
+whose constants differ by about 10%."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ...marks import slow_unless
+from ...problems import of_benchmarks
+
+
+PROBLEMS = of_benchmarks("common.ivp_test_set").PROBLEMS
+constants_of = of_benchmarks("common.ivp_test_set").constants_of
+
+# Of a component that is smaller than this the digits aren't asked for. (E5 ends at 9e-23.)
+LEAST = {"ROBER": 1e-10, "E5": 1e-21}
+
+# How many tolerances the end may be wrong by: 1 or 2, but for methods of order two; for what comes
+# of the steepest times; and for a circuit that swings some hundred times.
+ERRORS = {"RING": 40, "Rosenbrock23": 20, "Rosenbrock23 OREGO": 300, "Rosenbrock23 RING": 4000}
+
+
+def ends(name, alg, tol, copies):
+    problem = PROBLEMS[name]
+    constants = jnp.asarray(constants_of(problem, copies))
+    prob = eo.ODEProblem(
+        problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), constants[0]
+    )
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=constants[ctx.index]))
+    options = {"abstol": tol * LEAST.get(name, 1e-4), "reltol": tol, "maxiters": 10**6}
+    sim = eo.solve(ens, alg, trajectories=copies + 1, save_start=False, **options)
+    assert sim.successful.all()
+    return np.asarray(sim.u)[:, -1]
+
+
+def in_tolerances(found, expected, name, tol):
+    """The largest error of a component, of each."""
+    unit = tol * (np.abs(expected) + LEAST.get(name, 1e-4))
+    return np.max(np.abs(found - expected) / unit, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "alg"),
+    [
+        slow_unless(alg == eo.Rodas5P() and name != "RING", name, alg, id=f"{name}-{alg}")
+        for name in PROBLEMS
+        for alg in (eo.Rodas5P(), eo.Rodas4(), eo.Rosenbrock23())
+    ],
+)
+def test_published_ends_and_copies(name, alg):
+    method = type(alg).__name__
+    most = ERRORS.get(f"{method} {name}", ERRORS.get(method, ERRORS.get(name, 2)))
+    loose = ends(name, alg, 1e-5, 64)
+    assert in_tolerances(loose[0], PROBLEMS[name].published, name, 1e-5) < most
+    if method == "Rosenbrock23":
+        return
+    tight = ends(name, alg, 1e-7, 64)
+    assert in_tolerances(tight[0], PROBLEMS[name].published, name, 1e-7) < most
+    assert np.median(in_tolerances(loose, tight, name, 1e-5)) < 4 * most

@@ -1,0 +1,474 @@
+"""Mass matrices, and differential-algebraic equations of index one."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.fields.elimination import eliminated
+from ensembleode.solvers.mass_matrix import mass_matrix_of, pivots
+from ensembleode.training.multiple_shooting import multiple_shooting
+
+from .engines.test_julia_steps import robertson
+from .marks import slow_unless
+from .solvers.test_rosenbrock import METHODS
+
+
+few = functools.partial(
+    pytest.mark.parametrize,
+    "alg",
+    [slow_unless(x is METHODS[1], x) for x in METHODS],
+    ids=lambda x: type(x).__name__,
+)
+TIGHT: Any = {"abstol": 1e-9, "reltol": 1e-9}
+
+
+def circle(u, p, t):
+    """`x' = -p z, z = sqrt(1 - x^2)` from a state with `z > 0`: `x = sin(angle - p t)`."""
+    x, z = u
+    return jnp.stack([-p * z, x**2 + z**2 - 1.0])
+
+
+CIRCLE = eo.ODEFunction(circle, mass_matrix=[1.0, 0.0])
+
+
+def on_circle(angle, p, f=CIRCLE, tspan=(0.0, 1.0), **options):
+    u0 = jnp.stack([jnp.sin(angle), jnp.cos(angle)])
+    return eo.ODEProblem(f, u0, tspan, p, **options)
+
+
+def coupled(u, p, t):
+    """(Not linear, of the time, too.)"""
+    return jnp.stack([-p * u[0] ** 2 + u[1], jnp.sin(t) - u[1] * u[2], -5.0 * u[2] + u[0]])
+
+
+MASS = np.array([[2.0, 1.0, 0.0], [0.0, 1.0, -0.5], [0.3, 0.0, 3.0]])
+
+
+def of_coupled(f, p=0.7, **options):
+    return eo.ODEProblem(f, jnp.array([1.0, 0.5, -0.2]), (0.0, 2.0), jnp.asarray(p), **options)
+
+
+#
+# The matrix, and how it is eliminated
+#
+
+
+def test_components_are_eliminated_by_equations_that_determine_them():
+    # The equations of the components 1, 2 and 0; 2 is algebraic.
+    mass = mass_matrix_of(np.array([[0.1, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.5, 0.0]]))
+    assert mass is not None
+    assert (mass.algebraic_rows, mass.algebraic_columns) == ((1,), (2,))
+    pattern = ((0, 0), (0, 2), (1, 0), (1, 2), (2, 2))
+    assert pivots(mass, pattern) == (2, 0, 1)
+    # (Of a state and its tangent each by its own.)
+    more = tuple((i + 3, j + k) for i, j in pattern for k in (0, 3))
+    assert pivots(mass.doubled(), (*pattern, *more)) == (2, 0, 1, 5, 3, 4)
+    plan = eliminated(3, (*pattern, *((i, j) for i, j, _ in mass.entries)), (2, 0, 1))
+    assert {(i, i) for i in range(3)} <= set(plan.entries)
+    assert (0, 0) in plan.entries
+    assert (2, 0) in plan.entries
+    assert (2, 1) not in plan.entries
+
+
+def test_its_own_equation_where_both_are_as_good():
+    mass = mass_matrix_of(np.zeros((2, 2)))
+    assert mass is not None
+    assert pivots(mass, ((0, 0), (0, 1), (1, 0), (1, 1))) == (0, 1)
+    assert pivots(mass, ((0, 1), (1, 0), (1, 1))) == (1, 0)
+    with pytest.raises(ValueError, match=r"mass_matrix has rows of zeros .* index"):
+        pivots(mass, ((0, 0), (1, 0)))
+
+
+def test_the_identity_is_none():
+    assert mass_matrix_of(np.eye(3)) is None
+
+
+#
+# Orders
+#
+
+
+@few()
+def test_orders_of_convergence(alg):
+    """Of both components, on an equation of index one that is not linear."""
+    p, angle = jnp.array(1.3), 0.9
+    dts = jnp.array([1 / 16, 1 / 32])
+    ens = eo.EnsembleProblem(
+        on_circle(angle, p), lambda prob, ctx: eo.remake(prob, dt=dts[ctx.index])
+    )
+    sim = eo.solve(ens, alg, adaptive=False, trajectories=2, save_start=False)
+    exact = np.stack([np.sin(angle - 1.3), np.cos(angle - 1.3)])
+    errors = np.abs(np.asarray(sim.u[:, 0]) - exact)
+    assert (errors[1] < 1.25 * errors[0] / 2**alg.order).all(), errors
+    assert (errors[1] > 1e-13).all()
+
+
+@few()
+def test_within_steps(alg):
+    times = jnp.array([0.13, 0.5, 0.77])
+    sol = eo.solve(on_circle(0.9, jnp.array(1.3)), alg, saveat=times, **TIGHT)
+    exact = np.stack([np.sin(0.9 - 1.3 * times), np.cos(0.9 - 1.3 * times)], axis=1)
+    np.testing.assert_allclose(sol.u, exact, atol=3e-7)
+
+
+def robertson_dae(u, k, t):
+    return robertson(u, k, t).at[2].set(jnp.sum(u) - 1.0)
+
+
+@few()
+def test_robertson_as_a_dae(alg):
+    """And with its equations in another order."""
+    u0, k, order = jnp.array([1.0, 0.0, 0.0]), jnp.array([0.04, 3e7, 1e4]), np.array([2, 0, 1])
+    mass = np.diag([1.0, 1.0, 0.0])
+    options: Any = {"reltol": 1e-7, "abstol": 1e-11, "save_start": False}
+
+    def permuted(u, k, t):
+        return robertson_dae(u, k, t)[order]
+
+    found = []
+    for f, m in ((robertson_dae, mass), (permuted, mass[order])):
+        prob = eo.ODEProblem(eo.ODEFunction(f, mass_matrix=m), u0, (0.0, 1e5), k)
+        found.append(eo.solve(prob, alg, **options))
+    ode = eo.ODEProblem(robertson, u0, (0.0, 1e5), k)
+    exact = eo.solve(ode, eo.Rodas5P(), reltol=1e-10, abstol=1e-14, save_start=False)
+    np.testing.assert_allclose(found[0].u, exact.u, rtol=1e-4 if alg.order < 3 else 1e-6)
+    np.testing.assert_allclose(found[0].u, found[1].u, rtol=1e-12)
+    assert found[0].stats.nreject == found[1].stats.nreject
+
+
+#
+# Matrices that are not singular
+#
+
+
+@few()
+def test_a_full_matrix_is_its_inverse_times_f(alg):
+    inverse = jnp.asarray(np.linalg.inv(MASS))
+    probs = [
+        of_coupled(eo.ODEFunction(coupled, mass_matrix=MASS)),
+        of_coupled(lambda u, p, t: jnp.matmul(inverse, coupled(u, p, t))),
+    ]
+    with_mass, without = (eo.solve(prob, alg, saveat=0.5) for prob in probs)
+    assert int(with_mass.stats.naccept) == int(without.stats.naccept)
+    np.testing.assert_allclose(with_mass.u, without.u, rtol=1e-9)
+
+
+@pytest.mark.parametrize("order", ["own", "turned"])
+def test_a_full_matrix_in_loops(order):
+    """17 components are eliminated by loops; turned equations stand in rows of others."""
+    rng = np.random.default_rng(3)
+    n = 17
+    a, mass = rng.normal(size=(n, n)) - 5 * np.eye(n), 0.2 * rng.normal(size=(n, n)) + np.eye(n)
+    turn = slice(None, None, -1 if order == "turned" else 1)
+    f = eo.ODEFunction(lambda u, p, t: (a @ jnp.sin(u))[turn], mass_matrix=mass[turn])
+    prob = eo.ODEProblem(f, jnp.linspace(0.1, 1.0, n), (0.0, 1.0))
+    plain = eo.remake(prob, f=lambda u, p, t: np.linalg.inv(mass) @ (a @ jnp.sin(u)))
+    found, right = (
+        eo.solve(x, eo.Rodas5P(), abstol=1e-9, reltol=1e-9).u[-1] for x in (prob, plain)
+    )
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_diagonal_is_a_matrix():
+    numbers = np.array([2.0, 0.5, 3.0])
+    ends = [
+        eo.solve(of_coupled(eo.ODEFunction(coupled, mass_matrix=m)), eo.Rodas4()).u
+        for m in (numbers, np.diag(numbers))
+    ]
+    np.testing.assert_array_equal(*ends)
+    plain = eo.solve(of_coupled(coupled), eo.Rodas4()).u
+    same = eo.solve(of_coupled(eo.ODEFunction(coupled, mass_matrix=np.eye(3))), eo.Rodas4()).u
+    np.testing.assert_array_equal(same, plain)
+
+
+@pytest.mark.slow
+def test_of_states_that_are_pytrees():
+    """(JAX sorts the names.)"""
+
+    def f(u, p, t):
+        return {"z": u["z"] ** 2 + u["a"] ** 2 - 1.0, "a": -p * u["z"]}
+
+    u0 = {"z": jnp.cos(0.9), "a": jnp.sin(0.9)}
+    for mass in ({"a": 1.0, "z": 0.0}, np.array([[0.0, 0.0], [0.0, 1.0]])):
+        prob = eo.ODEProblem(eo.ODEFunction(f, mass_matrix=mass), u0, (0.0, 1.0), 1.3)
+        sol = eo.solve(prob, eo.Rodas5P(), **TIGHT)
+        np.testing.assert_allclose(sol.u["a"][-1], np.sin(0.9 - 1.3), atol=1e-8)
+
+
+#
+# Starts
+#
+
+
+def test_an_inconsistent_start_has_a_return_code_and_neighbours_keep_their_bits():
+    angles = jnp.linspace(0.2, 0.9, 9)
+    off = jnp.zeros(9).at[3].set(1e-2)
+
+    def prob_func(prob, ctx):
+        at = on_circle(angles[ctx.index], prob.p)
+        return eo.remake(at, u0=at.u0.at[1].add(off[ctx.index]))
+
+    ens = eo.EnsembleProblem(on_circle(0.1, jnp.array(1.3)), prob_func)
+    sim = eo.solve(ens, METHODS[1], trajectories=9)
+    assert isinstance(sim, eo.EnsembleSolution)
+    assert sim.retcode[3] == eo.ReturnCode.InitialFailure
+    assert sim.failed.tolist() == [3]
+    off = jnp.zeros(9)
+    good = eo.solve(ens, METHODS[1], trajectories=9)
+    others = np.arange(9) != 3
+    np.testing.assert_array_equal(sim.u[others], good.u[others])
+    assert (good.retcode == eo.ReturnCode.Success).all()
+
+
+@pytest.mark.slow
+def test_an_inconsistent_start_with_fixed_steps():
+    prob = eo.remake(on_circle(0.3, jnp.array(1.3)), u0=jnp.array([0.5, 0.5]))
+    sol = eo.solve(prob, METHODS[1], dt=0.1, adaptive=False)
+    assert sol.retcode == eo.ReturnCode.InitialFailure
+    loose = eo.solve(prob, METHODS[1], abstol=1.0, dt=0.1, adaptive=False)
+    assert loose.retcode == eo.ReturnCode.Success
+
+
+BROWN = eo.BrownFullBasicInit()
+
+
+def test_starts_that_are_made_consistent():
+    """From algebraic components that are not; each trajectory by itself. What has no solution, or
+    is not a number, has a return code."""
+    xs = jnp.array([0.0, 0.3, 0.6, 1.5, jnp.nan, 0.9])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=jnp.stack([xs[ctx.index], 0.3 + 0.1 * ctx.index]))
+
+    ens = eo.EnsembleProblem(on_circle(0.3, jnp.array(1.3)), prob_func)
+    options: Any = {"trajectories": 6, "initializealg": BROWN}
+    sim = eo.solve(ens, METHODS[1], **options)
+    good = np.array([0, 1, 2, 5])
+    x = np.asarray(xs)[good]
+    np.testing.assert_allclose(sim.u[good, 0], np.stack([x, np.sqrt(1 - x**2)], axis=1), atol=1e-10)
+    names = [eo.ReturnCode(code).name for code in np.asarray(sim.retcode)[[3, 4]]]
+    assert names == ["InitialFailure", "Unstable"]
+    # (The start is as it was given, and one that is consistent stays as it is.)
+    np.testing.assert_array_equal(np.asarray(sim.u0)[:, 1], 0.3 + 0.1 * np.arange(6))
+    prob = on_circle(0.3, jnp.array(1.3))
+    ends = [eo.solve(prob, METHODS[1], initializealg=x).u for x in (eo.CheckInit(), BROWN)]
+    np.testing.assert_array_equal(*ends)
+
+
+def of_found_start(x, **options):
+    """A solution from the angle and the parameter alone."""
+    angle, p = x
+    prob = eo.remake(on_circle(angle, p), u0=jnp.stack([jnp.sin(angle), jnp.ones(())]))
+    return eo.solve(prob, METHODS[-1], initializealg=BROWN, **TIGHT, **options)
+
+
+@pytest.mark.parametrize("derivative", [jax.jacrev, slow_unless(False, jax.hessian)])
+def test_derivatives_through_starts_that_are_found(derivative):
+    """At the start, and later."""
+
+    def exact(x):
+        t = jnp.array([0.0, 1.0])
+        angles = x[0] - x[1] * t
+        return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=1)
+
+    x = jnp.array([0.9, 1.3])
+    found = derivative(lambda x: of_found_start(x).u)(x)
+    np.testing.assert_allclose(found, derivative(exact)(x), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_found_starts_within_jit_and_beside_events_and_integrals():
+    def loss(x):
+        halved = eo.PresetTimeCallback(
+            jnp.array([0.5]), lambda i: eo.remake(i, p=i.p / 2), save_positions=(False, False)
+        )
+        angle, p = x
+        prob = on_circle(angle, p, integrand=lambda u, p, t: u[1], callback=halved)
+        prob = eo.remake(prob, u0=jnp.stack([jnp.sin(angle), jnp.ones(())]))
+        sol = eo.solve(prob, METHODS[-1], initializealg=BROWN, **TIGHT)
+        return jnp.sum(sol.u[-1]) + sol.integral[-1]
+
+    def exact(x):
+        angle, p = x
+        middle, end = angle - 0.5 * p, angle - 0.75 * p
+        integral = (jnp.sin(angle) - jnp.sin(middle)) / p
+        integral += (jnp.sin(middle) - jnp.sin(end)) / (p / 2)
+        return jnp.sin(end) + jnp.cos(end) + integral
+
+    x = jnp.array([0.9, 1.3])
+    value, grad = jax.jit(jax.value_and_grad(loss))(x)
+    np.testing.assert_allclose(value, exact(x), rtol=1e-8)
+    np.testing.assert_allclose(grad, jax.grad(exact)(x), rtol=1e-7)
+
+
+#
+# Derivatives
+#
+
+
+def test_derivatives_by_closed_forms():
+    """Of both components, the first and the second, by the start, a parameter, and the end."""
+    alg = METHODS[-1]
+
+    def found(x):
+        angle, p, end = x
+        sol = eo.solve(on_circle(angle, p, tspan=(0.0, end)), alg, **TIGHT)
+        return jnp.sum(sol.u[-1] * jnp.array([1.0, 2.0]))
+
+    def exact(x):
+        angle, p, end = x
+        return jnp.sin(angle - p * end) + 2 * jnp.cos(angle - p * end)
+
+    x = jnp.array([0.9, 1.3, 0.8])
+    np.testing.assert_allclose(jax.grad(found)(x), jax.grad(exact)(x), atol=1e-7)
+    np.testing.assert_allclose(jax.hessian(found)(x), jax.hessian(exact)(x), atol=1e-6)
+
+
+@few()
+def test_derivatives_are_of_the_steps_made(alg):
+    """Against differences with fixed steps, of a full matrix, with states between."""
+    how: Any = {"dt": 0.25, "adaptive": False, "saveat": jnp.array([0.3, 2.0])}
+    f = eo.ODEFunction(coupled, mass_matrix=MASS)
+
+    @jax.jit
+    def loss(p):
+        return jnp.sum(jnp.sin(eo.solve(of_coupled(f, p), alg, **how).u))
+
+    d = 1e-5
+    difference = (loss(0.7 + d) - loss(0.7 - d)) / (2 * d)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(0.7), difference, rtol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mass", [[1.0, 0.0], [1.0, 0.0, 0.0], "full"], ids=str)
+def test_events_and_integrals(mass):
+    """Where `x` is zero: `t = angle / p`, and the integral of `z` until then is `sin(angle) / p`.
+    With their derivatives."""
+
+    def three(u, p, t):
+        """(With another algebraic component, before the equations are permuted.)"""
+        x, z, w = u
+        return jnp.stack([x**2 + z**2 - 1.0, w - z * x, -p * z])
+
+    def plain(u, p, t):
+        """(`z' = p x`, and sums of both equations.)"""
+        x, z = u
+        return jnp.stack([-p * z + p * x, -p * z - p * x])
+
+    f = CIRCLE
+    if mass == "full":
+        f = eo.ODEFunction(plain, mass_matrix=[[1.0, 1.0], [1.0, -1.0]])
+    elif len(mass) == 3:
+        f = eo.ODEFunction(three, mass_matrix=[[0.0] * 3, [0.0] * 3, [1.0, 0.0, 0.0]])
+    stop = eo.ContinuousCallback(lambda u, t, integrator: u[0], eo.terminate)
+
+    def found(x):
+        angle, p = x
+        parts = [jnp.sin(angle), jnp.cos(angle)]
+        if mass != "full" and len(mass) == 3:
+            parts.append(parts[0] * parts[1])
+        prob = eo.ODEProblem(
+            f, jnp.stack(parts), (0.0, 3.0), p, callback=stop, integrand=lambda u, p, t: u[1]
+        )
+        sol = eo.solve(prob, eo.Rodas5P(), abstol=1e-10, reltol=1e-10, max_events=1)
+        assert sol.events is not None
+        return jnp.stack([sol.events.t[0], sol.integral[-1]])
+
+    def exact(x):
+        angle, p = x
+        return jnp.stack([angle / p, jnp.sin(angle) / p])
+
+    x = jnp.array([0.9, 1.3])
+    np.testing.assert_allclose(found(x), exact(x), rtol=1e-8)
+    np.testing.assert_allclose(jax.jacrev(found)(x), jax.jacrev(exact)(x), atol=1e-7)
+    if mass == "full":
+        np.testing.assert_allclose(jax.hessian(found)(x), jax.hessian(exact)(x), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_affect_that_leaves_the_equations_ends_it():
+    def off(integrator):
+        return eo.remake(integrator, u=integrator.u * 1.1)
+
+    callback = eo.PresetTimeCallback(jnp.array([0.5]), off)
+    sol = eo.solve(on_circle(0.3, jnp.array(1.3), callback=callback), eo.Rodas4())
+    assert sol.retcode == eo.ReturnCode.InitialFailure
+
+
+#
+# With a Jacobian, and every step
+#
+
+
+@pytest.mark.slow
+def test_with_a_jacobian_and_steps_made_again():
+    def jac(u, p, t):
+        return jnp.stack([jnp.stack([jnp.zeros(()), -p]), 2.0 * u])
+
+    f = eo.ODEFunction(circle, mass_matrix=[1.0, 0.0], jac=jac)
+    plain, own = (on_circle(0.9, jnp.array(1.3), f=x) for x in (CIRCLE, f))
+    times = jnp.array([0.13, 0.77])
+    saved = eo.solve(plain, eo.Rodas5P(), saveat=times)
+    sol = eo.solve(own, eo.Rodas5P(), save_everystep=True)
+    np.testing.assert_allclose(sol(times), saved.u, rtol=1e-10)
+    grads = [
+        jax.grad(lambda p, f=f: jnp.sum(eo.solve(on_circle(0.9, p, f=f), eo.Rodas5P()).u))(1.3)
+        for f in (CIRCLE, f)
+    ]
+    np.testing.assert_allclose(*grads, rtol=1e-10)
+
+
+#
+# Errors
+#
+
+
+def test_errors_name_the_argument():
+    def solved(mass, alg=None, **options):
+        prob = of_coupled(eo.ODEFunction(coupled, mass_matrix=mass))
+        return eo.solve(prob, alg or eo.Rodas4(), **options)
+
+    with pytest.raises(TypeError, match="mass_matrix is traced"):
+        jax.jit(lambda x: solved(x).u)(jnp.ones(3))
+    with pytest.raises(TypeError, match="mass_matrix must be an array of real numbers"):
+        eo.ODEFunction(coupled, mass_matrix="a")
+    with pytest.raises(ValueError, match=r"mass_matrix has the shape \(2, 2\).*\(3, 3\)"):
+        solved(np.eye(2))
+    with pytest.raises(ValueError, match="mass_matrix has entries"):
+        solved([1.0, np.nan, 0.0])
+    with pytest.raises(ValueError, match="mass_matrix has 0 rows and 1 columns of zeros"):
+        solved([[1.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 1.0, 0.0]])
+    with pytest.raises(ValueError, match="mass_matrix is singular, and not by rows"):
+        solved([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
+    for alg in (eo.Tsit5(), eo.Kvaerno5()):
+        with pytest.raises(ValueError, match=r"mass_matrix is given, and .* eo.Rodas5P\(\)"):
+            solved(2 * np.eye(3), alg)
+    with pytest.raises(TypeError, match=r"initializealg must be eo\.CheckInit"):
+        solved([1.0, 1.0, 0.0], initializealg="brown")
+    with pytest.raises(ValueError, match="abstol must be a positive number"):
+        eo.BrownFullBasicInit(abstol=0.0)
+    with pytest.raises(ValueError, match="engine='julia' can't run Rodas4"):
+        solved(2 * np.eye(3), engine="julia")
+
+
+def test_columns_that_count_time_from_their_start_keep_the_mass_matrix():
+    """So that solvers without one refuse it."""
+    ts = jnp.linspace(0.0, 1.0, 5)
+    data = jnp.stack([jnp.sin(0.9 - ts), jnp.cos(0.9 - ts)], axis=1)
+    with pytest.raises(ValueError, match="mass_matrix is given, and Tsit5"):
+        multiple_shooting(
+            on_circle(0.9, jnp.array(1.0)), data, ts, 3, ensemblealg=eo.EnsembleColumns()
+        )
+
+
+def test_an_index_of_two_is_refused():
+    f = eo.ODEFunction(lambda u, p, t: jnp.stack([-u[1], u[0] - t]), mass_matrix=[1.0, 0.0])
+    prob = eo.ODEProblem(f, [0.0, -1.0], (0.0, 1.0))
+    with pytest.raises(ValueError, match=r"mass_matrix has rows of zeros .* index"):
+        eo.solve(prob, eo.Rodas4())
