@@ -33,7 +33,7 @@ from .steps import Calls, OuterProducts
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# So does a field or a Jacobian of more components.
+# And so does a Jacobian with more entries.
 _MOST_INLINED = 150
 # A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
@@ -116,22 +116,6 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
     return of
 
 
-def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equations) -> Equations:
-    """The equations with a mass matrix."""
-    zero = b.constant(0, d.dtype, of_lanes=True)
-    rows = tuple(i for i in range(d.size) if i not in mass.algebraic_rows)
-
-    def without(places: tuple[int, ...], y: tuple) -> tuple:
-        return tuple(zero if i in places else x for i, x in enumerate(y))
-
-    return dataclasses.replace(
-        equations,
-        mass=lambda y: mass.times(y, lambda _: zero),
-        differential=functools.partial(without, mass.algebraic_columns),
-        algebraic=functools.partial(without, rows),
-    )
-
-
 def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loaded:
     """The sum of products, row by row, and then more numbers."""
     pairs, n = products.pairs, len(products.pairs[0][0])
@@ -159,6 +143,22 @@ def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loade
     for i, value in enumerate(more):
         total.store(n * n + i, b.spread(value))
     return Loaded(total, n * n + len(more))
+
+
+def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equations) -> Equations:
+    """The equations with a mass matrix."""
+    zero = b.constant(0, d.dtype, of_lanes=True)
+    rows = tuple(i for i in range(d.size) if i not in mass.algebraic_rows)
+
+    def without(places: tuple[int, ...], y: tuple) -> tuple:
+        return tuple(zero if i in places else x for i, x in enumerate(y))
+
+    return dataclasses.replace(
+        equations,
+        mass=lambda y: mass.times(y, lambda _: zero),
+        differential=functools.partial(without, mass.algebraic_columns),
+        algebraic=functools.partial(without, rows),
+    )
 
 
 class _Linear:
@@ -332,7 +332,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
 def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function's result, each with an entry for each lane."""
+    """The components of a function's result, one for each lane."""
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
 
 
@@ -347,7 +347,10 @@ def _called(
     apart: bool = False,
 ) -> Sequence[Value]:
     """The components of a function's result. A long function is a separate function of the module,
-    which stores them; so is one that is to be `apart`."""
-    if apart or length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
+    which stores them.
+
+    **Arguments:** `apart`: whether this one is, even if it is short.
+    """
+    if apart or length(fn.body) > _LONGEST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

@@ -181,8 +181,8 @@ class Calls(NamedTuple):
     - `linearise(y, t, cotangents)`: the same, from the cotangents of the Jacobian's entries and of
         the derivative with respect to time; either is None where it has no cotangent.
     - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
-    - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian, or
-        `OuterProducts`, which `linearise` then takes.
+    - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian; or
+        `OuterProducts`, which `linearise` takes as well.
     - `mass(cotangent)`: returns its product with the transposed mass matrix.
     """
 
