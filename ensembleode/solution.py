@@ -493,16 +493,16 @@ class EnsembleSolution(_Solution):
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` (with the extra `plot`): the states with named dimensions.
 
-        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... of a matrix), or of
-            a state that is a pytree a variable for each leaf, by its name. Where
-            trajectories have their own times, over `trajectory` and `step`, and `time` is a
-            coordinate over these.
-        - `integral` likewise, of a problem with an `integrand`; of one that returns a pytree a
-            variable for each leaf, `integral.name`. With a `SavingCallback` `saved`, or
+        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... for a matrix); for a
+            state that is a pytree, a variable for each leaf, with its name. Where trajectories have
+            their own times, these are over `trajectory` and `step`, and `time` is a coordinate over
+            both.
+        - `integral`, over the same dimensions, for a problem with an `integrand`; if that returns a
+            pytree, a variable for each leaf, `integral.name`. With a `SavingCallback`, `saved` or
             `saved.name`, likewise.
-        - `retcode` (integers; their meaning is in its attributes), `length` and the
-            counts of `stats` over `trajectory`.
-        - With callbacks `events.t`, `events.which`, `events.direction`, `events.u_before` and
+        - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
+            `stats`, over `trajectory`.
+        - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and
             `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`.
         - With an `output_func`: a variable for each leaf of its outputs, in place of `u`.
         - The initial states and parameters that differ between trajectories, as coordinates: `u0`
