@@ -25,7 +25,7 @@ FILES = sorted(
     {name for _, name, _ in pkgutil.iter_modules(solvers.__path__)}
     - {"base", "implicit", "julia_alg", "tableau"}
     - {"arithmetic", "step_size", "controllers", "method", "norms", "powers", "runge_kutta", "time"}
-    - {"explicit_rk", "mass_matrix", "order_conditions", "verdicts"}
+    - {"explicit_rk", "mass_matrix", "order_conditions", "reach", "verdicts"}
     - {"rosenbrock", "rosenbrock23", "rodas4", "rodas5p", "auto", "switching"}
 )
 METHODS = sorted(

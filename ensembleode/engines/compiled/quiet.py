@@ -1,13 +1,9 @@
 """Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
-At the points of a Runge-Kutta step, the state differs from that at the end of the step by
-`h sum_i((w_i - b_i) k_i)`, where the weights `w_i` depend on the point. This is the sum of a
-fraction of the change over the step, `h sum_i(b_i k_i)`, of a multiple of the error,
-`h sum_i(e_i k_i)`, and of a rest whose weights are small, since the curvature of a step is mostly
-in its error. So the state is in a box around its end, and the conditions are in balls around their
-values there (`balls.py`). If no ball contains zero, then all points that would be looked at have
-the signs of the end, and so has the start. The computation at these points would be rounded, so the
-box has a margin: the answer is the same as that of looking, bit for bit.
+The states within a step are in a box around its end (`solvers/reach.py`), and the conditions are in
+balls around their values there (`balls.py`). If no ball contains zero, then all points that would
+be looked at have the signs of the end, and so has the start. The computation at these points would
+be rounded, so the box has a margin: the answer is the same as that of looking, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,12 +11,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple, TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from ...core.events import Continuous, Events
-from ...solvers.runge_kutta import polynomial, RungeKutta
+from ...solvers.reach import Reach, reach
 from .balls import ROUNDINGS, SLACK
 from .builder import Value
 from .callback_functions import CallbackFunctions
@@ -31,30 +27,40 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# A bound on the rounding error of a weight, in rounding errors of its coefficients.
-_OF_WEIGHTS = 64
-
 # For each callback that looks within steps: its conditions at the end of the step, and whether each
 # of them is too far from zero to reach it within the step. None for other callbacks.
 Foreseen: TypeAlias = list[tuple[list[Value], list[Value]] | None]
 
 
 class Quiet:
-    """Recognises steps without events."""
+    """Recognises steps without events.
 
-    def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
+    **Arguments:** `within`: how far states within a step are from its end; None where no callback
+        looks there.
+    """
+
+    def __init__(
+        self, loop: Loop, events: Events, functions: CallbackFunctions, within: Reach | None
+    ):
         self._loop, self._events, self._functions = loop, events, functions
+        self._within = within
 
     @staticmethod
     def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
         """None where points within a step have to be looked at anyway, or there are no
         conditions."""
-        method = loop.problem.method
-        is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
-        looked = [x for x in events.continuous if x.interp_points > 2]
-        if looked and not (is_bounded and all(functions.has_balls(x.conditions) for x in looked)):
+        if not events.continuous:
             return None
-        return Quiet(loop, events, functions) if events.continuous else None
+        looked = [x for x in events.continuous if x.interp_points > 2]
+        if not looked:
+            return Quiet(loop, events, functions, None)
+        if not all(functions.has_balls(x.conditions) for x in looked):
+            return None
+        ns = {x.interp_points for x in looked}
+        points = sorted({j / (n - 1) for n in ns for j in range(n - 1)})
+        problem = loop.problem
+        within = reach(problem.method, points, problem.dtype, has_errors=problem.adaptive)
+        return None if within is None else Quiet(loop, events, functions, within)
 
     @property
     def asks_for_start(self) -> bool:
@@ -96,7 +102,8 @@ class Quiet:
     def _of_state(self, step: Step, c: int) -> Value:
         """The largest distance of component `c` from its value at the end of the step, at the
         points that would be looked at."""
-        attempt, weights = step.attempt, self._weights
+        attempt, weights = step.attempt, self._within
+        assert weights is not None
         stages = functools.reduce(operator.add, (abs(stage[c]) for stage in attempt.dense))
         total = self._rounded(attempt.y2[c]) + abs(attempt.y2[c] - step.y[c])
         for error, weight in zip(attempt.error, weights.of_errors, strict=False):
@@ -109,37 +116,6 @@ class Quiet:
     def _rounded(self, x: Value) -> Value:
         info = np.finfo(x.dtype)
         return abs(x) * (ROUNDINGS * float(info.eps)) + float(info.tiny / info.eps)
-
-    @functools.cached_property
-    def _weights(self) -> _Weights:
-        problem = self._loop.problem
-        method = problem.method
-        assert isinstance(method, RungeKutta)
-        tableau = method.tableau
-        weights = np.array(tableau.interpolant.weights)
-        # (Errors are computed only for adaptive steps.)
-        errors = tableau.errors if problem.adaptive else ()
-        known = np.zeros((1 + len(errors), len(weights)))
-        for row, found in zip(known, (tableau.b, *errors), strict=True):
-            row[: len(found)] = found
-        ends, errors = known[0], known[1:]
-        points = {x.interp_points for x in self._events.continuous}
-        thetas = np.array(sorted({j / (n - 1) for n in points if n > 2 for j in range(n - 1)}))
-        at = np.array([[polynomial(tuple(w), x) for w in weights] for x in thetas])
-        rest = at - thetas[:, None] * ends
-        of_errors = rest @ np.linalg.pinv(errors)
-        rest = np.abs(rest - of_errors @ errors)
-        most = np.abs(of_errors).max(0)
-        sizes = np.abs(weights).sum(1) + np.abs(ends) + most @ np.abs(errors)
-        rest += sizes * (_OF_WEIGHTS * np.finfo(problem.dtype).eps)
-        return _Weights(most.tolist(), float(rest.max()))
-
-
-class _Weights(NamedTuple):
-    """The largest weights of the error estimates, and that of any stage."""
-
-    of_errors: list[float]
-    of_stages: float
 
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:
