@@ -31,7 +31,7 @@ STATIC_OPTIONS = {
 # The options of a whole solve.
 _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
-    "on_interrupt store"
+    "on_interrupt store store_key"
 )
 _PARTS = ("f", "u0", "tspan", "p", "integrand")
 DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS)} | STATIC_OPTIONS

@@ -382,8 +382,10 @@ class EnsembleSolution(_Solution):
             events = first_events(events, int(events.count), several=False)
         given = Aside(self._given.content and self._given.content.of(i))
         saved = None if self.saved is None else Saved(t, values)
-        about = (dense, self.engine, self._order, integral, events, given, saved)
-        return ODESolution(u, t, retcode, stats, length, *about)
+        return ODESolution(
+            u, t, retcode, stats, length, dense, self.engine, self._order, integral, events, given,
+            saved,
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))

@@ -116,8 +116,9 @@ class Maker:
         t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
         callback = options["callback"]
         known = scheduled(callback, t0, t1, dtype)
-        about = known, prob, u0, tree, types, t0, index
-        numbers["callback_consts"] = self._trace_callbacks(callback, *about)
+        numbers["callback_consts"] = self._trace_callbacks(
+            callback, known, prob, u0, tree, types, t0, index
+        )
         self._trace_saving(callback, prob, p, types, dtype, index)
         for row in _STOPS:
             more = known if row.name == "tstops" else ()

@@ -37,9 +37,7 @@ def refusal(plan: Plan) -> str | None:
     if not isinstance(plan.engine, Compiled | Lanes):
         if reason is not None:
             return f"runs what the compiled engine does: {reason}"
-        return (
-            f"runs the explicit methods of the compiled engine, and this is {plan.engine.name!r}."
-        )
+        return f"runs the methods of the compiled engine, and this is {plan.engine.name!r}."
     if (arrays := len(parameters_of(field))) > _MOST_ARRAYS:
         return (
             f"takes at most {_MOST_ARRAYS} arrays (each leaf of p, and each array that f closes "

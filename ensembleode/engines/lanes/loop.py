@@ -282,8 +282,10 @@ def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step
         tstop = chunk.t1 if state.stops is None else state.stops.tstop
         times = verdicts.Times(t, t2, tstop, chunk.t1 - chunk.t0)
         before, is_first = state.memory, state.naccept == 0
-        judged = times, size, squared, before, active, is_first
-        verdict = verdicts.judge(LANES, controller, _bounds_of(chunk), *judged)
+        bounds = _bounds_of(chunk)
+        verdict = verdicts.judge(
+            LANES, controller, bounds, times, size, squared, before, active, is_first
+        )
         verdict, failures = verdicts.counted(LANES, verdict, state.failures, size, times.span)
         # A rejected step ends where it began.
         t2 = jnp.where(verdict.accepted, t2, t)
