@@ -446,7 +446,6 @@ def stopped(**options):
             "sensealg=BacksolveAdjoint.. solves the ODE once more",
             stopped(tstops=0.5, engine="lanes", sensealg=eo.BacksolveAdjoint()),
         ),
-        (ValueError, "not told of tstops", stopped(tstops=0.5, engine="julia")),
         (TypeError, "it is called tstops", stopped(step_ts=0.5)),
         (TypeError, "it is called d_discontinuities", stopped(jump_ts=0.5)),
     ],

@@ -12,6 +12,7 @@ import numpy as np
 
 from ensembleode.fields import Inputs, lower, parameters_of
 from ensembleode.fields.ir import Function
+from ensembleode.fields.lowering.values import is_stored_as_bits
 from ensembleode.tracing.program import trace
 
 from .python_printer import run
@@ -61,8 +62,11 @@ class Lowered:
         """The groups of the parameters."""
         parts: dict = {group: [] for group in ("own", "shared", "forward")}
         for group, x in zip(self.groups, (*self.consts, *jtu.tree_leaves(p)), strict=True):
-            dtype = np.asarray(x).dtype if group == "forward" else self.storage
-            parts[group].append(np.asarray(x).reshape(-1).astype(dtype))
+            x = np.asarray(x).reshape(-1)
+            if group != "forward":
+                as_bits = is_stored_as_bits(x.dtype, self.storage)
+                x = x.view(self.storage) if as_bits else x.astype(self.storage)
+            parts[group].append(x)
         return {k: np.concatenate(v) if v else np.empty(0) for k, v in parts.items()}
 
     def __call__(self, u: Any, p: Any = (), t: Any = 0.0) -> np.ndarray:

@@ -136,7 +136,7 @@ def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
 def is_stored_as_bits(dtype: np.dtype, storage: np.dtype) -> bool:
     """Whether numbers are kept as those of `storage` with the same bits, as these don't have all of
     their values: whole numbers of 64 bits among reals."""
-    return dtype.kind in "iu" and dtype.itemsize == 8 and storage.kind == "f"
+    return dtype.kind in "iu" and storage.kind == "f" and dtype.itemsize == storage.itemsize == 8
 
 
 def _as_bits(x: Expr, dtype: np.dtype) -> Expr:

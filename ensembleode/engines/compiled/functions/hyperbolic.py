@@ -56,8 +56,8 @@ def tanh(b: Builder, x: Value) -> Value:
     scale = b.bitcast(b.bitcast(biased, fmt.integer) << fmt.fraction, x.dtype)
     e = b.mul_add(p, scale, scale - 1.0)
     square = x * x
-    near = b.mul_add(x * square, polynomial(b, square, TANH), x)
-    return b.where(size < 0.3, near, b.copysign(e / (e + 2.0), x))
+    near = b.mul_add(size * square, polynomial(b, square, TANH), size)
+    return b.copysign(b.where(size < 0.3, near, e / (e + 2.0)), x)
 
 
 def asinh(b: Builder, x: Value) -> Value:
