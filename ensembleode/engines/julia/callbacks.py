@@ -1,5 +1,4 @@
-"""The callbacks of a plan in Julia: conditions and affects are printed as functions, like the vector
-field."""
+"""The callbacks of a plan in Julia: conditions and affects are printed like the vector field."""
 
 import dataclasses
 import functools

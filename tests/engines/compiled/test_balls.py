@@ -1,4 +1,4 @@
-"""Balls hold all that is computed while the state and the time stay within theirs."""
+"""Balls contain every number computed while the state and the time stay within their balls."""
 
 import ctypes
 

@@ -1,5 +1,5 @@
-"""Rosenbrock methods on the "Test Set for IVP Solvers": its published ends, and ensembles of copies
-whose constants differ by about 10%."""
+"""Rosenbrock methods on the "Test Set for IVP Solvers": the published solutions at the end, and
+ensembles of copies whose constants differ by about 10%."""
 
 import jax.numpy as jnp
 import numpy as np

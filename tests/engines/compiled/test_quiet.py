@@ -1,4 +1,4 @@
-"""Steps in which no condition is looked at: events have the same bits as with looking."""
+"""Steps within which no condition is evaluated: events have the same bits as with evaluations."""
 
 import jax
 import jax.numpy as jnp

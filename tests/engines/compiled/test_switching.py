@@ -1,4 +1,4 @@
-"""Solves by methods that switch. (The rule: tests/solvers/test_switching.py.)"""
+"""Solves by methods that switch. The rule itself is tested in tests/solvers/test_switching.py."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Callbacks in Julia against those of the compiled engine, which has the same rules."""
+"""Callbacks in Julia, compared with those of the compiled engine, which follow the same rules."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The Julia engine where there is no Julia: what it asks for, and what it says."""
+"""The Julia engine without Julia: its requests, and its errors."""
 
 import signal
 import subprocess

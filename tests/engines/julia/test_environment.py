@@ -1,4 +1,4 @@
-"""Julia is found, checked and installed as said, with shell scripts in the place of Julia."""
+"""How Julia is found, checked and installed, with shell scripts in the place of Julia."""
 
 import os
 import pathlib

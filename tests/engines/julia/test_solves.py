@@ -1,4 +1,5 @@
-"""The Julia engine against the lanes engine, whose steps are the same, and against JAX's shapes."""
+"""The Julia engine, compared with the lanes engine, which takes the same steps, and with JAX's
+shapes."""
 
 import dataclasses
 import os

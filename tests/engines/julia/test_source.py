@@ -1,6 +1,7 @@
-"""The printed Julia: as in the golden files, and, by a model of Julia, the numbers it computes.
+"""The printed Julia, compared with golden files, and the numbers that it computes in a model of
+Julia.
 
-To write the golden files anew, after a change that is meant, and to look at the difference:
+To write the golden files again after an intended change, and to see the difference:
 
     WRITE_GOLDEN=1 pytest -n 0 tests/engines/julia/test_source.py -k golden && git diff
 """
