@@ -27,7 +27,7 @@ def call(source: str, u: Any, p: Any, t: Any, out: Any = None) -> np.ndarray:
 
 
 class Vector:
-    """An array that counts from 1; as a matrix it lies in memory by columns."""
+    """An array that counts from 1; a matrix is stored by columns."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
