@@ -128,8 +128,7 @@ class Julia(Engine):
         return gradients.differentiable(plan, lanes, n)
 
     def executor(self, ensemblealg: Any) -> Any:
-        """The executor that runs an ensemble in Julia; None for an ensemble algorithm that lays the
-        trajectories out by JAX.
+        """The executor that runs an ensemble in Julia; None if JAX has to lay out the trajectories.
 
         **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
         """

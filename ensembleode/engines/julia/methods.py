@@ -108,7 +108,7 @@ def packages(method: Description) -> set[str]:
 
 
 # When an event has cut a step of these methods, OrdinaryDiffEq interpolates within the step with
-# stale coefficients (`stiff_addsteps.jl` computes none for their caches).
+# wrong coefficients (`stiff_addsteps.jl` computes none for their caches).
 _ASTRAY_BEFORE_EVENTS = ("Rosenbrock23", "Rosenbrock32")
 
 

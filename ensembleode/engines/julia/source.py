@@ -296,7 +296,8 @@ def _is_simple(body: Sequence[ir.Stmt]) -> bool:
         return False
     own = {s.var for s in body if isinstance(s, ir.Let)}
     read = {x.buffer for s in body for x in loads(expressions(s))}
-    # A turn must not read a buffer that a turn writes to, as another turn may have written to it.
+    # A turn must not read a buffer that is written to, as another turn may write there; nor compute
+    # the index that it writes to, as two turns may compute the same one.
     return not any(
         s.buffer in read or any(x in own for e, _ in s.index.terms for x in parts(e))
         for s in body

@@ -70,8 +70,8 @@ class Balls:
         return out
 
     def check(self, i, rng, what, scale=1.0):
-        """Checks that the values at points of the box are in the ball. Returns which radii are
-        finite, and the smallest radii that would have been enough."""
+        """Checks that the values at points of the box are in the balls. Returns which radii are
+        finite, the smallest radii that these points need, and the radii."""
         dtype = self.dtype
         u, p = rng.normal(size=(SIZE, LANES)) * scale, rng.normal(size=LANES)
         t, size = rng.normal(size=LANES), 10.0 ** rng.uniform(-9, 0.5, LANES)
