@@ -128,7 +128,8 @@ class Julia(Engine):
         return gradients.differentiable(plan, lanes, n)
 
     def executor(self, ensemblealg: Any) -> Any:
-        """The executor that runs an ensemble in Julia; None if JAX has to lay out the trajectories.
+        """The executor that runs an ensemble in Julia; None for an ensemble algorithm that is not
+        Julia's own.
 
         **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
         """
