@@ -43,7 +43,7 @@ def on_circle(angle, p, f=CIRCLE, tspan=(0.0, 1.0), **options):
 
 
 def coupled(u, p, t):
-    """(Not linear, of the time, too.)"""
+    """Equations that are not linear, and depend on the time."""
     return jnp.stack([-p * u[0] ** 2 + u[1], jnp.sin(t) - u[1] * u[2], -5.0 * u[2] + u[0]])
 
 
@@ -60,13 +60,13 @@ def of_coupled(f, p=0.7, **options):
 
 
 def test_components_are_eliminated_by_equations_that_determine_them():
-    # The equations of the components 1, 2 and 0; 2 is algebraic.
+    # The equations belong to the components 1, 2 and 0; component 2 is algebraic.
     mass = mass_matrix_of(np.array([[0.1, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.5, 0.0]]))
     assert mass is not None
     assert (mass.algebraic_rows, mass.algebraic_columns) == ((1,), (2,))
     pattern = ((0, 0), (0, 2), (1, 0), (1, 2), (2, 2))
     assert pivots(mass, pattern) == (2, 0, 1)
-    # (Of a state and its tangent each by its own.)
+    # A state and its tangent are each eliminated by their own equations.
     more = tuple((i + 3, j + k) for i, j in pattern for k in (0, 3))
     assert pivots(mass.doubled(), (*pattern, *more)) == (2, 0, 1, 5, 3, 4)
     plan = eliminated(3, (*pattern, *((i, j) for i, j, _ in mass.entries)), (2, 0, 1))
@@ -96,7 +96,7 @@ def test_the_identity_is_none():
 
 @few()
 def test_orders_of_convergence(alg):
-    """Of both components, on an equation of index one that is not linear."""
+    """The orders of both components, for an equation of index one that is not linear."""
     p, angle = jnp.array(1.3), 0.9
     dts = jnp.array([1 / 16, 1 / 32])
     ens = eo.EnsembleProblem(
@@ -123,7 +123,7 @@ def robertson_dae(u, k, t):
 
 @few()
 def test_robertson_as_a_dae(alg):
-    """And with its equations in another order."""
+    """The solution doesn't depend on the order of the equations."""
     u0, k, order = jnp.array([1.0, 0.0, 0.0]), jnp.array([0.04, 3e7, 1e4]), np.array([2, 0, 1])
     mass = np.diag([1.0, 1.0, 0.0])
     options: Any = {"reltol": 1e-7, "abstol": 1e-11, "save_start": False}
@@ -143,8 +143,8 @@ def test_robertson_as_a_dae(alg):
 
 
 # Accepted and rejected steps at the tolerances `reltol` 1e-4 and 1e-7, `abstol` a thousandth of
-# these, by Julia 1.10.8 with OrdinaryDiffEqRosenbrock 2.6.6. (Rosenbrock23 takes none but diagonal
-# matrices there.)
+# these, by Julia 1.10.8 with OrdinaryDiffEqRosenbrock 2.6.6. (There, Rosenbrock23 only takes
+# diagonal matrices.)
 STEPS = {
     "Rosenbrock23": {"robertson": [(96, 0), (976, 0)], "circle": [(1889, 0)]},
     "Rodas4": {
@@ -194,7 +194,7 @@ def test_a_full_matrix_is_its_inverse_times_f(alg):
 
 @pytest.mark.parametrize("order", ["own", "turned"])
 def test_a_full_matrix_in_loops(order):
-    """17 components are eliminated by loops; turned equations stand in rows of others."""
+    """17 components are eliminated by loops; permuted equations are in the rows of others."""
     rng = np.random.default_rng(3)
     n = 17
     a, mass = rng.normal(size=(n, n)) - 5 * np.eye(n), 0.2 * rng.normal(size=(n, n)) + np.eye(n)
@@ -210,7 +210,7 @@ def test_a_full_matrix_in_loops(order):
 
 @pytest.mark.slow
 def test_large_ones_by_loops():
-    """And singular ones, of which half of the components are algebraic, with permuted equations."""
+    """Singular matrices with permuted equations, for which half of the components are algebraic."""
     n, rng = 14, np.random.default_rng(0)
     mass = np.eye(n) + 0.1 * rng.standard_normal((n, n))
     coupling = jnp.asarray(rng.standard_normal((n, n)) / n - 2 * np.eye(n))
@@ -228,7 +228,7 @@ def test_large_ones_by_loops():
     with_mass, without = (jax.value_and_grad(end)(1.3, x) for x in fs)
     np.testing.assert_allclose(with_mass, without, rtol=1e-9)
 
-    # (`u' = -u`, and sums of all differential components in the algebraic equations.)
+    # `u' = -u`, with sums of all differential components in the algebraic equations.
     order, half = rng.permutation(2 * n), np.diag(np.repeat([1.0, 0.0], n))
     lower = np.eye(n) * 3 + rng.standard_normal((n, n)) / n
 
@@ -261,7 +261,7 @@ def test_a_diagonal_is_a_matrix():
 
 @pytest.mark.slow
 def test_of_states_that_are_pytrees():
-    """(JAX sorts the names.)"""
+    """JAX sorts the names."""
 
     def f(u, p, t):
         return {"z": u["z"] ** 2 + u["a"] ** 2 - 1.0, "a": -p * u["z"]}
@@ -311,8 +311,8 @@ BROWN = eo.BrownFullBasicInit()
 
 
 def test_starts_that_are_made_consistent():
-    """From algebraic components that are not; each trajectory by itself. What has no solution, or
-    is not a number, has a return code."""
+    """Each trajectory finds a consistent start from algebraic components that are not consistent.
+    If there is no solution, or a NaN, the trajectory has a return code."""
     xs = jnp.array([0.0, 0.3, 0.6, 1.5, jnp.nan, 0.9])
 
     def prob_func(prob, ctx):
@@ -326,7 +326,7 @@ def test_starts_that_are_made_consistent():
     np.testing.assert_allclose(sim.u[good, 0], np.stack([x, np.sqrt(1 - x**2)], axis=1), atol=1e-10)
     names = [eo.ReturnCode(code).name for code in np.asarray(sim.retcode)[[3, 4]]]
     assert names == ["InitialFailure", "Unstable"]
-    # (The start is as it was given, and one that is consistent stays as it is.)
+    # A failed start is reported as it was given, and a consistent one isn't changed.
     np.testing.assert_array_equal(np.asarray(sim.u0)[:, 1], 0.3 + 0.1 * np.arange(6))
     prob = on_circle(0.3, jnp.array(1.3))
     ends = [eo.solve(prob, METHODS[1], initializealg=x).u for x in (eo.CheckInit(), BROWN)]
@@ -334,7 +334,7 @@ def test_starts_that_are_made_consistent():
 
 
 def of_found_start(x, **options):
-    """A solution from the angle and the parameter alone."""
+    """A solution as a function of the angle and the parameter."""
     angle, p = x
     prob = eo.remake(on_circle(angle, p), u0=jnp.stack([jnp.sin(angle), jnp.ones(())]))
     return eo.solve(prob, METHODS[-1], initializealg=BROWN, **TIGHT, **options)
@@ -342,7 +342,7 @@ def of_found_start(x, **options):
 
 @pytest.mark.parametrize("derivative", [jax.jacrev, slow_unless(False, jax.hessian)])
 def test_derivatives_through_starts_that_are_found(derivative):
-    """At the start, and later."""
+    """Derivatives of the states at the start and at a later time."""
 
     def exact(x):
         t = jnp.array([0.0, 1.0])
@@ -385,7 +385,8 @@ def test_found_starts_within_jit_and_beside_events_and_integrals():
 
 
 def test_derivatives_by_closed_forms():
-    """Of both components, the first and the second, by the start, a parameter, and the end."""
+    """First and second derivatives of both components, with respect to the start, a parameter and
+    the end."""
     alg = METHODS[-1]
 
     def found(x):
@@ -404,7 +405,8 @@ def test_derivatives_by_closed_forms():
 
 @few()
 def test_derivatives_are_of_the_steps_made(alg):
-    """Against differences with fixed steps, of a full matrix, with states between."""
+    """Gradients with a full matrix and saved states within steps, compared with finite differences
+    at fixed steps."""
     how: Any = {"dt": 0.25, "adaptive": False, "saveat": jnp.array([0.3, 2.0])}
     f = eo.ODEFunction(coupled, mass_matrix=MASS)
 
@@ -420,16 +422,16 @@ def test_derivatives_are_of_the_steps_made(alg):
 @pytest.mark.slow
 @pytest.mark.parametrize("mass", [[1.0, 0.0], [1.0, 0.0, 0.0], "full"], ids=str)
 def test_events_and_integrals(mass):
-    """Where `x` is zero: `t = angle / p`, and the integral of `z` until then is `sin(angle) / p`.
-    With their derivatives."""
+    """`x` is zero at `t = angle / p`, and the integral of `z` until then is `sin(angle) / p`. The
+    derivatives of both are compared, too."""
 
     def three(u, p, t):
-        """(With another algebraic component, before the equations are permuted.)"""
+        """Equations with another algebraic component, before they are permuted."""
         x, z, w = u
         return jnp.stack([x**2 + z**2 - 1.0, w - z * x, -p * z])
 
     def plain(u, p, t):
-        """(`z' = p x`, and sums of both equations.)"""
+        """`z' = p x`, and sums of both equations."""
         x, z = u
         return jnp.stack([-p * z + p * x, -p * z - p * x])
 
@@ -492,7 +494,7 @@ def test_stores_tell_mass_matrices_apart(tmp_path):
 
 @pytest.mark.slow
 def test_services_solve_with_mass_matrices():
-    """From starts that are found."""
+    """The service computes consistent starts."""
     prob = eo.remake(on_circle(0.9, jnp.array(1.3)), u0=jnp.stack([jnp.sin(0.9), jnp.ones(())]))
     how: Any = {"alg": eo.Rodas4(), "saveat": [1.0], "initializealg": BROWN, **TIGHT}
     limits = eo.serve.Limits(saveat=4, trajectories=4, maxiters=1000)
@@ -561,7 +563,7 @@ def test_errors_name_the_argument():
 
 
 def test_columns_that_count_time_from_their_start_keep_the_mass_matrix():
-    """So that solvers without one refuse it."""
+    """A method without mass matrices therefore refuses the problem."""
     ts = jnp.linspace(0.0, 1.0, 5)
     data = jnp.stack([jnp.sin(0.9 - ts), jnp.cos(0.9 - ts)], axis=1)
     with pytest.raises(ValueError, match="mass_matrix is given, and Tsit5"):

@@ -70,7 +70,7 @@ class ImplicitForm:
 
 
 #
-# Of a Jacobian
+# Products with a Jacobian
 #
 
 
@@ -142,7 +142,7 @@ def _found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: A
 
 
 #
-# Of other states
+# Products for extended states
 #
 
 
@@ -207,7 +207,7 @@ def _of_user(product: Program, field: Program, extension: Extension) -> Program:
 
 
 #
-# Variables
+# Constants
 #
 
 

@@ -1,9 +1,10 @@
-"""Rosenbrock methods: steps that solve linear equations with the Jacobian of `f`, and no others.
+"""Rosenbrock methods: implicit methods whose steps solve only linear equations.
 
-`W = M - gamma h J`, with the mass matrix `M`, is factorised once a step, and each stage solves with
-it. The stages are those that need no product with the Jacobian (Hairer and Wanner, "Solving
-Ordinary Differential Equations II", IV.7; with `M`, singular ones too: VI.3). A state is a tuple of
-components, numbers of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
+The matrix `W = M - gamma h J`, with the mass matrix `M` and the Jacobian `J` of `f`, is factorised
+once in a step, and each stage solves one system with it. The stages are written in the form that
+needs no products with the Jacobian (Hairer and Wanner, "Solving Ordinary Differential Equations
+II", IV.7; VI.3 for a mass matrix, which may be singular). A state is a tuple of components, numbers
+of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 """
 
 import dataclasses
@@ -16,34 +17,35 @@ from .method import Attempt, Equations, LinearAlgebra
 
 
 class _Linearised:
-    """What all Rosenbrock methods have."""
+    """The base of all Rosenbrock methods."""
 
     remembers = False
     is_implicit = True
 
     def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
-        """States that are apart by one in each component, and the most by which their slopes may
-        be: the sums of the rows of the Jacobian bound its eigenvalues (as of a `RungeKutta`).
+        """The distances, component by component, between two states, which are all one, and bounds
+        of the distances between their slopes, which are the sums of the rows of the Jacobian. The
+        ratio of the two bounds the eigenvalues of the Jacobian (compare `RungeKutta.stretches`).
 
         **Arguments:** `last`: see `Attempt`.
         """
         del xp
         sums = equations.row_sums(last)
-        # (Where a sum is not finite, nothing is.)
+        # Ones that are numbers like the sums; NaN if the first sum is not finite.
         return (sums[0] * 0.0 + 1.0,) * len(sums), sums
 
 
 @dataclasses.dataclass(frozen=True)
 class Rodas(_Linearised):
-    """A stiffly accurate Rosenbrock [`Method`][ensembleode.solvers.method.Method], of its
-    coefficients: its last stage is the estimate of the error, and the end of the step that of the
-    last stage and that estimate together.
+    """A stiffly accurate Rosenbrock [`Method`][ensembleode.solvers.method.Method], given by its
+    coefficients. Its last stage is the estimate of the error, and the state at the end of the step
+    is the argument of `f` in the last stage plus that estimate.
 
         W k_i = gamma (h f(y + sum_j a_ij k_j, t + c_i h) + h^2 d_i df/dt + M sum_j coupling_ij k_j)
 
-    - `a`, `coupling`: by rows, those below the diagonal, from the second stage on.
-    - `within`: the rows `q` of the dense output, which is `(1 - x) y + x (y2 + (1 - x) (sum_i q_1i
-        k_i + x (sum_i q_2i k_i + ...)))` at the share `x` of the step from `y` to `y2`.
+    - `a`, `coupling`: the rows of the coefficients below the diagonal, from the second stage on.
+    - `within`: the rows `q` of the dense output, which at the fraction `x` of the step from `y` to
+        `y2` is `(1 - x) y + x (y2 + (1 - x) (sum_i q_1i k_i + x (sum_i q_2i k_i + ...)))`.
     """
 
     gamma: float
@@ -91,7 +93,7 @@ class Rodas(_Linearised):
             else:
                 at = _plus(y, row, ks)
             before = row
-            # (The newest of the terms, for which the others wait, comes last.)
+            # The newest stage is added last, so that the other terms don't wait for it.
             slope = _scaled(xp, gamma_h, equations.f(at, t + c * h if c else t))
             right = _plus(None, [self.gamma * x for x in coupling], ks)
             right = slope if right is None else _sum(mass(right), slope)
@@ -126,17 +128,18 @@ class Rodas(_Linearised):
 
 @dataclasses.dataclass(frozen=True)
 class ModifiedRosenbrock(_Linearised):
-    """The method of order 2 with an estimate of order 3 that is known as `ode23s`, as a
-    [`Method`][ensembleode.solvers.method.Method]; it carries the derivative at its end.
+    """The method known as `ode23s`, of order 2 with an estimate of order 3, as a
+    [`Method`][ensembleode.solvers.method.Method]. It carries the derivative at the end of the step.
 
-    In the estimate df/dt is multiplied by `gamma h`, as in the paper. (In OrdinaryDiffEq 7 it is by
-    `h`: where the time is in `f` its estimate is of an order less, and its steps are shorter.)
+    In the estimate, df/dt is multiplied by `gamma h`, as in the paper. In OrdinaryDiffEq 7 it is
+    multiplied by `h`: if `f` depends on the time, the order of its estimate is lower by one, and
+    its steps are shorter.
 
     Source: Shampine and Reichelt, "The MATLAB ODE Suite", SIAM J. Sci. Comput. 18 (1997), 4.1.
     """
 
     order = 2
-    # (Of the higher order: what OrdinaryDiffEq's controllers take.)
+    # The higher order, which OrdinaryDiffEq's controllers use for this method.
     embedded_order = 3
     stages = 3
     degree = 2
@@ -169,7 +172,7 @@ class ModifiedRosenbrock(_Linearised):
         error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
         if equations.differential is None or equations.algebraic is None:
             return Attempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
-        # The first step is that of OrdinaryDiffEq.
+        # The residual is added to the norm of the error, as in OrdinaryDiffEq.
         error, residual = equations.differential(error), equations.algebraic(f2)
         return Attempt(y2, (f2,), (error,), (k1, k2), residual=residual)
 
@@ -193,8 +196,8 @@ _E32 = 6 + math.sqrt(2)
 
 
 def _plus(start: Any, weights: Sequence[float], ks: Sequence[Components]) -> Any:
-    """`start + sum_i(weights_i k_i)`, in this order, of the first `ks`; without a start (None) the
-    sum alone, which is None where there is nothing."""
+    """`start + sum_i(weights_i k_i)`, added up in this order, for as many `ks` as there are
+    weights. If `start` is None, the sum alone, which is None if all weights are zero."""
     total = start
     for w, k in zip(weights, ks, strict=False):
         if w == 0:
@@ -217,5 +220,5 @@ def _scaled(xp: Arithmetic, number: Any, k: Components) -> Components:
 
 
 def _moved(xp: Arithmetic, a: Components, number: Any, k: Components | None) -> Components:
-    """`a + number k`, where there is a `k`."""
+    """`a + number k`; `a` if `k` is None."""
     return a if k is None else _sum(a, _scaled(xp, number, k))

@@ -4,7 +4,7 @@ point, while the state and the time stay in balls around that point.
 A ball has a centre, which is the number computed at the point, and a radius. It contains every
 number that is computed, with rounding, anywhere in the balls of the inputs, and not only the exact
 one. So the radii of the inputs are at least `ROUNDINGS` rounding errors of their centres. Each
-operation needs one of these, and products and quotients add more.
+operation uses up one rounding error, and products and quotients add more to the radius.
 
 Sources: Rump, "Fast and parallel interval arithmetic", BIT 39 (1999); van der Hoeven, "Ball
 arithmetic" (2009).

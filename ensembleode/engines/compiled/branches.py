@@ -1,4 +1,4 @@
-"""Two branches of which each is run only if a lane needs it."""
+"""Two branches, each of which is run only if a lane needs it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +15,10 @@ def either(
     otherwise: tuple[Value, Callable[[], Any]],
 ) -> Any:
     """The result of the function `then` in the lanes of the mask, and of `otherwise` elsewhere:
-    trees of values. Each function comes with the lanes that need its result. It is not run if there
-    are none, and in lanes that need neither the result is arbitrary.
+    trees of values. Each function comes with the lanes that need its result, and is not run if
+    there are none. In lanes that need neither function, the result is arbitrary.
 
-    (If all lanes need `otherwise`, this costs nothing further.)
+    If all lanes need `otherwise`, the branches add no cost.
     """
     start = b.position
     variables: list[Variable] = []

@@ -33,7 +33,7 @@ from .steps import Calls, OuterProducts
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# And so does a Jacobian with more entries.
+# A Jacobian with more entries becomes a function, too.
 _MOST_INLINED = 150
 # A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
@@ -101,7 +101,7 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
         def branch(here: Value, then: Callable, otherwise: Callable) -> Any:
             if b.lanes and not here.lanes:
-                # (All lanes are in the same branch.)
+                # All lanes are in the same branch.
                 same = of(held, mask, checks)
                 second = ~here, lambda: otherwise(same)
                 return either(b, here, (here, lambda: then(same)), second)
@@ -262,8 +262,8 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
 
 
 def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
-    """The same program for the Jacobian of the field; its state has a cotangent for each of the
-    Jacobian's numbers."""
+    """The program that pulls a cotangent back through the Jacobian of the field, like `transposed`;
+    its state has a cotangent for each of the Jacobian's numbers."""
     struct, _ = state_and_time(field)
     size: Any = made.jaxpr.outvars[0].aval
     return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
@@ -297,8 +297,8 @@ def _transposed(
 
 
 def with_gradients(d: Description) -> tuple[list[int], list[int]]:
-    """The numbers of those constants and parameters of the field that have gradients: first of
-    those that each trajectory has for itself, then of those that all share."""
+    """The indices of the constants and parameters of the field that have gradients: first those
+    that each trajectory has for itself, then those that all trajectories share."""
     found: dict[str, list[int]] = {"own": [], "shared": []}
     for i, aval in enumerate(parameters_of(d.field)):
         if jnp.issubdtype(aval.dtype, jnp.floating):

@@ -37,7 +37,7 @@ class Factors:
 
     - `entries`: the entries of the matrix itself, by their places.
     - `inside`: the entries of L and U, by their places, in blocks that are unrolled.
-    - `inverse`: for those blocks, one over each pivot that is not one.
+    - `inverse`: for the unrolled blocks, the reciprocals of the pivots that are not one.
     - `dense`: the factors of blocks that are factorised by loops.
     - `is_checked`: whether a solution with the factors has been put back into the equations.
     """

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# How many trajectories may wait, for each lane: the more may, the less often the lanes switch.
+# The number of trajectories that may wait, for each lane: with more, the lanes switch less often.
 _WAITING = 4
-# How many turns a lane may be idle, on average, before the trajectories that have switched are
-# moved out and others take their lanes: about as long as moving them takes.
+# The number of turns that a lane may be idle, on average, before the trajectories that have
+# switched are moved out and others take their lanes. Moving them takes about as long.
 _PATIENCE = 2
 
 
@@ -112,7 +112,7 @@ class Parking:
         switched = self._switched.get()
 
         def keep() -> None:
-            # (They are not at their end.)
+            # These trajectories are not at their end.
             loop.active.set(loop.active.get() | switched)
             self._park(switched, ~self.is_second.get())
 

@@ -1,9 +1,9 @@
 """The pull-back of a method's step, traced by JAX and written backwards through a builder.
 
 In the trace, the state is an array whose size doesn't depend on that of the actual state, and a
-call of the equations stays a call. Backwards, each equation adds to the cotangents of its operands
-what JAX's rules say, and each call what the transposed field says, which computes from the state
-and the time alone. Forward values are written where they are first needed.
+call of the equations stays a call. On the way back, each equation adds to the cotangents of its
+operands by JAX's rules, and each call by the transposed field, which needs only the state and the
+time. Forward values are written where they are first needed.
 
 Times, sizes and weights of a step have no cotangents: they are regarded as constants.
 """
@@ -160,7 +160,8 @@ def within_of(method: Method, dtype: np.dtype) -> Trace:
 class OuterProducts(NamedTuple):
     """`number (w1 x1' + w2 x2' + ...)` of many components, to be summed up by a loop.
 
-    - `pairs`: of `w` and `x`, components each; `number`: None is one.
+    - `pairs`: the pairs `(w, x)`, each of two lists of components.
+    - `number`: the common factor; None stands for one.
     """
 
     pairs: tuple[tuple[Sequence[Value], Sequence[Value]], ...]
@@ -178,8 +179,8 @@ class Calls(NamedTuple):
 
     For implicit methods:
 
-    - `linearise(y, t, cotangents)`: the same, from the cotangents of the Jacobian's entries and of
-        the derivative with respect to time; either is None where it has no cotangent.
+    - `linearise(y, t, cotangents)`: returns the same, from the cotangents of the Jacobian's entries
+        and of the derivative with respect to time; either is None if it has no cotangent.
     - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
     - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian; or
         `OuterProducts`, which `linearise` takes as well.

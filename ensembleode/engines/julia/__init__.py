@@ -1,14 +1,14 @@
 """The Julia engine: OrdinaryDiffEq and DiffEqGPU behind the same `solve`.
 
-The vector field is translated to Julia, so no Python is called while Julia solves. Ensembles are
-run by SciML's own ensemble algorithms, in this process or one of its own.
+The vector field is translated to Julia, so no Python is called while Julia solves. SciML's own
+ensemble algorithms run the ensembles, in this process or in a separate one.
 
 - `fields.py`: the vector field and its derivatives in Julia; `source.py` prints them.
-- `callbacks.py`: conditions and affects, likewise; and the events that come back.
-- `methods.py`: solvers and ensemble algorithms by their names there.
+- `callbacks.py`: conditions and affects in Julia, and the events that Julia returns.
+- `methods.py`: the names of solvers and ensemble algorithms in Julia.
 - `numbers.py`: trajectories as arrays, and results from arrays.
-- `requests.py`, `session.py`: what is asked of Julia, and the Julia that answers.
-- `solving.py`: a solve as such a request.
+- `requests.py`, `session.py`: requests to Julia, and the Julia that answers them.
+- `solving.py`: a solve as a request.
 - `ensembles.py`: the executor.
 - `gradients.py`: forward sensitivities and continuous adjoints.
 - `environment.py`: where Julia is, and how it is installed.
@@ -32,7 +32,7 @@ from . import environment, gradients as gradients, methods as methods
 
 
 class Method(NamedTuple):
-    """A method of Julia, where its trajectories run, and how it is differentiated."""
+    """A method of Julia, the place where its trajectories run, and how it is differentiated."""
 
     description: Description
     adaptive: bool | None
@@ -59,7 +59,8 @@ class Julia(Engine):
     default_sensealg = "forward sensitivities or InterpolatingAdjoint"
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run `alg` with these options on such a state; None when it can."""
+        """Why this engine can't run `alg` with these options on a state of this dtype; None when
+        it can."""
         sensealg = options["sensealg"]
         if reason := refusal_of_ours(self.name, alg, options, dtype, more=", and JuliaAlg(...)"):
             return reason
@@ -74,7 +75,7 @@ class Julia(Engine):
         return refusal_backwards(options)
 
     def events_refusal(self, events: Events) -> None:
-        """Nothing: its callbacks are Julia's."""
+        """None, as Julia has all of the callbacks."""
         del events
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -94,7 +95,7 @@ class Julia(Engine):
             check_steps(label, can_adapt, bool(adaptive), has_dt)
         sensealg = options["sensealg"]
         chosen = None if sensealg is None else type(sensealg).__name__
-        # Of a method that is known by name only, the derivatives may be needed.
+        # A method that is known by name only may need the derivatives.
         implicit = alg.implicit or known_by_name
         description = methods.description(alg)
         adaptive = None if adaptive is None else bool(adaptive)
@@ -110,7 +111,7 @@ class Julia(Engine):
         return Static(Method(*how, method=ours))
 
     def versions(self, method: Static) -> dict[str, str]:
-        """The versions of Julia and its packages, without packages of other methods.
+        """The versions of Julia and its packages, except packages of other methods.
 
         **Raises:** [`JuliaError`][] where there is no Julia.
         """
@@ -127,9 +128,10 @@ class Julia(Engine):
         return gradients.differentiable(plan, lanes, n)
 
     def executor(self, ensemblealg: Any) -> Any:
-        """Where Julia runs an ensemble; None for what JAX has to lay out.
+        """The executor that runs an ensemble in Julia; None for an ensemble algorithm that is not
+        Julia's own.
 
-        **Raises:** `ValueError` for what Julia has not got.
+        **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
         """
         from .ensembles import executor_for
 

@@ -1,5 +1,4 @@
-"""The callbacks of a plan as Julia's: their conditions and affects are functions printed like the
-vector field."""
+"""The callbacks of a plan in Julia: conditions and affects are printed like the vector field."""
 
 import dataclasses
 import functools
@@ -17,12 +16,13 @@ from .source import Definition, julia_source
 
 
 def callbacks_as_table(plan: Plan, inputs: Inputs) -> dict[str, Any] | None:
-    """The callbacks as a request has them, in the order in which they act; None where there are
-    none.
+    """The tables of the callbacks in a request, in the order in which the callbacks act; None if
+    there are no callbacks.
 
-    **Arguments:** `inputs`: where the parameters lie.
+    **Arguments:** `inputs`: the layout of the parameters.
 
-    **Raises:** `ValueError` for what can't be translated, naming the primitive and its place.
+    **Raises:** `ValueError` for a function that can't be translated, naming the primitive and its
+    place.
     """
     events = plan.events
     if events is None:
@@ -37,7 +37,7 @@ def callbacks_as_table(plan: Plan, inputs: Inputs) -> dict[str, Any] | None:
 
 
 def written_events(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of the events of `n` trajectories that Julia writes."""
+    """The arrays in which Julia writes the events of `n` trajectories."""
     room = plan.max_events
     if plan.events is None or not room:
         return {}
@@ -54,7 +54,7 @@ def written_events(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def events_of(plan: Plan, arrays: dict[str, Any]) -> Happened | None:
-    """The events of what Julia wrote; None where none are kept."""
+    """The events in the arrays that Julia wrote; None if no events are kept."""
     if _PREFIX + "t" not in arrays:
         return None
     found = Happened(*(jnp.asarray(arrays[_PREFIX + name]) for name in Happened._fields))
@@ -69,8 +69,8 @@ _PREFIX = "event_"
 class _Table:
     """Makes the tables of callbacks.
 
-    **Arguments:** `inputs`: where the parameters lie; `saves`: whether every step is saved, and so
-    the states at events. (Else there are other times.)
+    **Arguments:** `inputs`: the layout of the parameters; `saves`: whether every step is saved, in
+    which case the states at events are saved, too.
     """
 
     inputs: Inputs

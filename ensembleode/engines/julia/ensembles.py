@@ -20,12 +20,13 @@ from .solving import solve_on_host
 
 @dataclasses.dataclass(frozen=True)
 class InJulia(Executor):
-    """The trajectories of a batch in one call of Julia, at this place."""
+    """Runs the trajectories of a batch in one call of Julia, at this place."""
 
     place: methods.Place
 
     def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` for what DiffEqGPU can't do, and for what Julia has wrong."""
+        """**Raises:** `ValueError` for plans that DiffEqGPU can't run, and for those whose results
+        would be wrong in Julia."""
         methods.check_events(plan.method.value.description, plan)
         if not methods.is_gpu(self.place):
             return
@@ -61,14 +62,14 @@ class InJulia(Executor):
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         if job.traced:
             return _solve(plan, *numbers)
-        # Straight from the host's memory to Julia's, and back.
+        # The arrays go straight from the host's memory to Julia's, and back.
         n = len(indices)
         written = solve_on_host(plan, jax.tree.map(np.asarray, lanes), n)
         return _finish(plan, written, *numbers)
 
 
 def executor_for(ensemblealg: Any) -> InJulia | None:
-    """**Raises:** `ValueError` for what Julia has not got."""
+    """**Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have."""
     if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
         return None
     return InJulia(methods.place(ensemblealg, lambda: session.start().threads))

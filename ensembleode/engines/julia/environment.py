@@ -2,13 +2,13 @@
 
 Nothing here starts Julia inside of Python, and only `install` downloads anything or changes a
 project. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT`
-name an executable and a project, otherwise juliapkg has installed both. But juliapkg resolves anew
-whenever the `juliapkg.json` of any Python package has changed, which needs the internet and a lock;
-here it is only read what it resolved last, and `check` says whether that still does.
+name an executable and a project, otherwise juliapkg has installed both. But juliapkg resolves again
+whenever the `juliapkg.json` of any Python package has changed, which needs the internet and a lock.
+This module only reads the last resolution, and `check` says whether it is still good enough.
 
-The project holds what EnsembleODE, our own Julia package, depends on, not EnsembleODE itself, which
-comes with this Python package and is loaded from `package_root` (see `loading`). So neither a
-project made anew nor an upgrade of ensembleode can part the two.
+The project holds the dependencies of EnsembleODE, our own Julia package, but not EnsembleODE
+itself, which comes with this Python package and is loaded from `package_root` (see `loading`). So
+the versions of the Julia and the Python package match, even after an upgrade of ensembleode.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from typing import Any
 
 OLDEST = (1, 10)
 
-# What DiffEqGPU needs, and the packages for each kind of GPU that it works with.
+# The packages that DiffEqGPU needs, and the one for each kind of GPU.
 GPU = {
     "DiffEqGPU": "071ae1c0-96b5-11e9-1965-c90190d839ea",
     "KernelAbstractions": "63c18a36-062a-441e-b654-da1e3ab1ce7c",
@@ -40,8 +40,7 @@ BACKENDS = {
     "oneAPI": "8f75cd03-7ff8-4ecb-9b8f-daf728133b1b",
 }
 
-# What the packages of methods have in common, with them: controllers, Newton iterations, and the
-# linear solves of these.
+# The packages that all methods share: controllers, Newton iterations, and their linear solves.
 CORE = {
     "DiffEqBase": "2b5f629d-d688-5b77-993f-72d75c75574e",
     "LinearSolve": "7ed4a6bd-45f5-4d41-b270-4a48e9bafcae",
@@ -50,7 +49,7 @@ CORE = {
     "OrdinaryDiffEqNonlinearSolve": "127b3ac7-2247-4354-8eb6-78cf4e7c58e8",
 }
 
-# Those of methods that are asked for less often (`JuliaAlg`).
+# The packages of methods that are used less often (`JuliaAlg`).
 METHODS = {
     "OrdinaryDiffEqAdamsBashforthMoulton": "89bda076-bce5-4f1c-845f-551c83cdda9a",
     "OrdinaryDiffEqBDF": "6ad6398a-0878-4a85-9266-38940aa047c8",
@@ -68,7 +67,7 @@ _OTHER = f"Set {_EXE} to another julia, or unset it and run `{_INSTALL}`."
 
 
 class JuliaError(RuntimeError):
-    """The engine can't run as things are: `problem` says why, and `remedy` what to do."""
+    """The engine can't run: `problem` says why, and `remedy` what to do."""
 
     def __init__(self, problem: str, remedy: str = ""):
         super().__init__(problem, remedy)
@@ -89,10 +88,10 @@ class Julia:
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """What Julia says of itself, and of the packages that it would load in a project.
+    """The versions of Julia and of the packages that it would load in a project.
 
-    `packages`, and those for GPUs in `gpu`, are versions by name; what isn't there is left out.
-    `ensembleode` is the folder of an EnsembleODE in the project, if there is one.
+    `packages`, and `gpu` for the packages for GPUs, map names to versions, without the packages
+    that are missing. `ensembleode` is the folder of an EnsembleODE in the project, if there is one.
     """
 
     julia: str
@@ -107,8 +106,8 @@ class Versions:
 
 
 def package_root() -> pathlib.Path:
-    """The folder of EnsembleODE, with its `Project.toml`: in a wheel beside this module, in a
-    checkout the whole repository.
+    """The folder of EnsembleODE, with its `Project.toml`: in a wheel, a folder beside this module;
+    in a checkout, the whole repository.
 
     **Raises:** `JuliaError` when it is in neither place.
     """
@@ -122,9 +121,10 @@ def package_root() -> pathlib.Path:
 
 
 def loading() -> str:
-    """Julia code that loads EnsembleODE, whatever project is active.
+    """Julia code that loads EnsembleODE in any active project.
 
-    Its folder goes last, so that the project decides which versions of other packages are loaded.
+    The folder of EnsembleODE goes last in the load path, so that the project decides which versions
+    of other packages are loaded.
     """
     root = f'raw"{package_root()}"'
     return f"{root} in LOAD_PATH || push!(LOAD_PATH, {root}); using EnsembleODE"
@@ -166,8 +166,9 @@ def find() -> Julia:
 
 
 def _from_juliapkg() -> Julia:
-    # Its public functions resolve first, and even a dry run waits for a lock in the project's
-    # folder, which all jobs of a cluster would queue for, and which may be read-only.
+    # The public functions of juliapkg resolve first. Even a dry run waits for a lock in the
+    # project's folder, for which all jobs of a cluster would queue, and the folder may be
+    # read-only.
     try:
         from juliapkg.deps import load_meta
         from juliapkg.state import STATE
@@ -189,7 +190,8 @@ def _from_juliapkg() -> Julia:
 
 
 def _setting(tool: str, name: str) -> str | None:
-    """An option of juliacall or juliapkg: `-X juliacall-exe=...`, or in the environment."""
+    """An option of juliacall or juliapkg, from the command line (`-X juliacall-exe=...`) or from
+    the environment."""
     value = sys._xoptions.get(f"{tool}-{name}")
     if value is not None:
         return "yes" if value is True else value
@@ -205,7 +207,7 @@ def threads() -> int:
     """How many threads Julia is started with: `PYTHON_JULIACALL_THREADS`, else
     `JULIA_NUM_THREADS`, else the cores that this process may use.
 
-    **Raises:** `ValueError` for a variable that is no number of threads.
+    **Raises:** `ValueError` for a variable that isn't a number of threads.
     """
     from ...ground.cpu_devices import cores
 
@@ -215,7 +217,7 @@ def threads() -> int:
     ):
         if not text:
             continue
-        # "4,1" is four threads that compute, and one for what must respond at once.
+        # "4,1" means four threads that compute, and one for interactive tasks.
         count = text.split(",")[0].strip()
         if count == "auto":
             return cores()
@@ -226,12 +228,12 @@ def threads() -> int:
 
 
 #
-# What is there
+# What is installed
 #
 
 
-# What `using` would load, without loading it. Packages are given as name=uuid; those that there are
-# are printed with their version and folder.
+# Finds the packages that `using` would load, without loading them. Packages are given as name=uuid;
+# those that are installed are printed with their version and folder.
 _QUICK = ("-O0", "--compile=min")
 _INSPECT = """
 println("julia ", VERSION)
@@ -250,7 +252,7 @@ end
 def inspect(julia: Julia) -> Versions:
     """Ask Julia for its version and those of the packages. Takes a fraction of a second.
 
-    **Raises:** `JuliaError` when it can't be run.
+    **Raises:** `JuliaError` when Julia can't be run.
     """
     required = {name: package["uuid"] for name, package in requirements().items()}
     named = required | METHODS | CORE | GPU | BACKENDS
@@ -284,15 +286,17 @@ def inspect(julia: Julia) -> Versions:
 
 @functools.cache
 def inspected(julia: Julia) -> Versions:
-    """`inspect`, once in a process: what Julia has loaded stays."""
+    """`inspect`, once in a process, as loaded packages stay loaded."""
     return inspect(julia)
 
 
 def check(julia: Julia, *, in_process: bool = True) -> Versions:
-    """`inspect`, and raise if the engine could not run. `in_process`: juliacall is to run Julia
-    within Python, for which the project needs the PythonCall of its version.
+    """`inspect`, and raise if the engine could not run.
 
-    **Raises:** `JuliaError`, the first of what is wrong.
+    **Arguments:** `in_process`: whether juliacall is to run Julia within Python, for which the
+    project needs PythonCall in the version of juliacall.
+
+    **Raises:** `JuliaError` for the first problem found.
     """
     versions = inspect(julia)
     if problems := _problems(julia, versions, in_process):
@@ -326,7 +330,7 @@ def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaE
 
 
 def _needed(versions: Versions, in_process: bool) -> dict[str, str]:
-    """The packages that are missing, or there in a version that won't do, and what will."""
+    """The packages that are missing or whose version is not allowed, with the allowed versions."""
     wanted = {name: package["version"] for name, package in requirements().items()}
     if in_process and (version := _juliacall()) is not None:
         wanted["PythonCall"] = f"={version}"
@@ -338,8 +342,8 @@ def _needed(versions: Versions, in_process: bool) -> dict[str, str]:
 
 
 def allows(compat: str, version: str) -> bool:
-    """Whether a version is one of those that `compat` allows, by Julia's rule: "2.4, 3" is
-    2.4 to below 3, or 3 to below 4; "=1.2.3" that one.
+    """Whether `compat` allows a version, by Julia's rule: "2.4, 3" allows versions from 2.4 to
+    below 3 and from 3 to below 4; "=1.2.3" allows only that version.
 
     >>> [allows("0.9.2, 1", version) for version in ("0.9.1", "0.9.3", "0.10.0", "1.4.0", "2.0.0")]
     [False, True, False, True, False]
@@ -347,7 +351,7 @@ def allows(compat: str, version: str) -> bool:
     have = [*_numbers(version), 0, 0][:3]
     for clause in compat.split(","):
         low = _numbers(clause)
-        # The first that isn't zero is the one that must not change.
+        # The first number that isn't zero must not change.
         fixed = next((i + 1 for i, number in enumerate(low) if number), len(low))
         same = have == low if "=" in clause else have[:fixed] == low[:fixed]
         if same and have >= low:
@@ -356,7 +360,7 @@ def allows(compat: str, version: str) -> bool:
 
 
 def _numbers(version: str) -> list[int]:
-    """The numbers of a version without what follows them: of "1.10.0-rc1", 1, 10 and 0."""
+    """The numbers of a version without its suffix: 1, 10 and 0 for "1.10.0-rc1"."""
     return [int(number) for number in re.findall(r"\d+", re.split("[-+]", version)[0])]
 
 
@@ -376,10 +380,10 @@ def _version(package: str) -> str | None:
 
 
 def status() -> dict[str, Any]:
-    """All that matters for running Julia, for `ensembleode julia status`. Raises nothing.
+    """Everything that matters for running Julia, for `ensembleode julia status`. Raises nothing.
 
-    `problems` has what keeps the engine from running, each with its remedy; where it is empty, the
-    engine runs.
+    `problems` are the reasons why the engine can't run, each with its remedy. If there are none,
+    the engine can run.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -430,13 +434,15 @@ Pkg.add(packages)
 
 
 def install(gpu: str | None = None, *, all_methods: bool = False) -> Julia:
-    """Install what is missing: Julia itself, its packages, and on demand those for a kind of GPU
-    (`BACKENDS`) or of all methods; and compile them. Progress goes to the terminal.
+    """Install what is missing, and compile it: Julia itself, its packages, and on demand the
+    packages for a kind of GPU (`BACKENDS`) or for all methods. Progress goes to the terminal.
 
-    With `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT` that Julia is used, and what the
-    project lacks is added to it; otherwise juliapkg does it, in the Python environment.
+    If `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT` are set, that Julia is used, and
+    missing packages are added to that project. Otherwise juliapkg installs everything in the Python
+    environment.
 
-    **Raises:** `JuliaError` when that fails, or is not enough; `ValueError` for an unknown `gpu`.
+    **Raises:** `JuliaError` when the installation fails, or the engine can't run after it;
+    `ValueError` for an unknown `gpu`.
     """
     if gpu is not None and gpu not in BACKENDS:
         raise ValueError(f"gpu must be None or one of {sorted(BACKENDS)}, got {gpu!r}.")
@@ -466,11 +472,11 @@ def _resolve(extra: dict[str, str]) -> Julia:
     for name, uuid in extra.items():
         juliapkg.add(name, uuid=uuid)
     try:
-        # By force, as juliapkg looks at what is asked for, not at what is there.
+        # By force, as juliapkg checks what is required and not what is installed.
         juliapkg.resolve(force=True)
     except subprocess.CalledProcessError:
         raise
-    except Exception as error:  # it raises nothing more special, for versions that can't be met
+    except Exception as error:  # juliapkg raises no narrower class for versions that can't be met
         raise JuliaError(f"juliapkg failed: {error}", _install_it()) from error
     return find()
 
@@ -498,7 +504,7 @@ def _run(
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     command = [julia.executable, "--startup-file=no", f"--project={julia.project}", *flags]
-    # Else PythonCall would install a Python of its own.
+    # Otherwise PythonCall would install a Python of its own.
     environment = {"JULIA_PYTHONCALL_EXE": sys.executable, **os.environ}
     return subprocess.run(
         [*command, "-e", source, *arguments],

@@ -15,15 +15,15 @@ from ...tracing.program import Program
 from .source import Definition, julia_source
 
 
-# A static Jacobian of more rows takes long to compile.
+# A static Jacobian with more rows takes long to compile.
 _LARGEST_STATIC_JACOBIAN = 8
 
 
 class Field(NamedTuple):
     """A right-hand side in Julia, and its derivatives with respect to the state and the time.
 
-    All of them store their results, or all return them (`in_place`). `inputs` says where the
-    parameters lie.
+    Either all of these functions store their results (`in_place`), or all return them. `inputs` is
+    the layout of the parameters.
     """
 
     f: Definition
@@ -36,7 +36,7 @@ class Field(NamedTuple):
         return self.f.in_place
 
     def as_table(self) -> dict[str, Any]:
-        """The field as a request has it."""
+        """The field's table in a request."""
         table: dict[str, Any] = {"in_place": self.in_place}
         for role in ("f", "jac", "tgrad"):
             definition: Definition | None = getattr(self, role)
@@ -46,9 +46,8 @@ class Field(NamedTuple):
 
 
 def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) -> Inputs:
-    """Where the parameters lie: those that differ by trajectory in `own`, the rest in `shared`.
-
-    With `forward` the last parameter is the forward solution.
+    """The layout of the parameters: those that differ by trajectory are in `own`, the others in
+    `shared`. With `forward`, the last parameter is the forward solution.
     """
     avals = parameters_of(program)
     dtype: Any = program.out_avals[0].dtype
@@ -71,11 +70,14 @@ def translate(
 ) -> Field:
     """Translate a field; for an implicit method also its Jacobian and its time derivative.
 
-    With a `rate` it is that of an adjoint, whose last parameter is the forward solution, and `rate`
-    the field of that: it moves with the time. With `in_place` an implicit method's functions store
-    their results, however few these are.
+    **Arguments:**
 
-    **Raises:** `ValueError` for what can't be translated, naming the primitive and its place.
+    - `rate`: given for the field of an adjoint, whose last parameter is the forward solution;
+        `rate` is the field of that solution, which changes with the time.
+    - `in_place`: whether an implicit method's functions store their results, however few there are.
+
+    **Raises:** `ValueError` for a field that can't be translated, naming the primitive and its
+    place.
     """
     inputs = inputs_of(program, batched, rate is not None)
     size = math.prod(program.out_avals[0].shape)

@@ -1,8 +1,8 @@
 """Derivatives of solves in Julia: forward sensitivities, and continuous adjoints.
 
-Their right-hand sides are built by JAX's own derivatives, translated like any field, and solved by
-the same method, on the same ensemble algorithm, to the same tolerances. Accurate to those, rather
-than exact for the steps taken.
+JAX derives their right-hand sides, which are translated like any field and solved by the same
+method and ensemble algorithm, to the same tolerances. So the derivatives are accurate to the
+tolerances; they are not the exact derivatives of the steps taken.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ _MOST_SENSITIVITIES = 20
 
 
 def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
-    """Solve `n` trajectories, differentiably where there are no callbacks."""
+    """Solve `n` trajectories; the result can be differentiated if there are no callbacks."""
     if plan.events is not None:
         return solve_in_program(plan, lanes, n, NO_DERIVATIVE_OF_EVENTS)
     chosen = plan.method.value.sensealg
@@ -56,7 +56,8 @@ def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
 
 
 def _check_moving(moves: Any) -> None:
-    """**Raises:** `NotImplementedError` where there is a derivative by times at which `f` jumps."""
+    """**Raises:** `NotImplementedError` for a derivative with respect to times at which `f`
+    jumps."""
     if moves:
         raise NotImplementedError(
             "d_discontinuities depend on what this solve is differentiated by, and engine='julia' "
@@ -71,7 +72,7 @@ def _check_moving(moves: Any) -> None:
 
 
 class Parameters(NamedTuple):
-    """The constants and parameters that are differentiated, as one vector of a trajectory."""
+    """The constants and parameters that are differentiated, as one vector for each trajectory."""
 
     leaves: tuple[Any, ...]
     where: tuple[bool, ...]
@@ -92,7 +93,8 @@ class Parameters(NamedTuple):
 
 
 def _parameters(plan: Plan, wanted: Any) -> Parameters:
-    """The wanted ones of the program's constants and parameters, as of one trajectory."""
+    """The constants and parameters of the program that are wanted, with the shapes they have for
+    one trajectory."""
     avals = parameters_of(plan.field)
     where = tuple(
         bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
@@ -101,13 +103,13 @@ def _parameters(plan: Plan, wanted: Any) -> Parameters:
 
 
 def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
-    """The leaves with new ones in these places."""
+    """The leaves, with those where `where` is true replaced by the new ones."""
     new = iter(new)
     return [next(new) if w else x for x, w in zip(leaves, where, strict=True)]
 
 
 def _rates_at_start(plan: Plan, lanes: Lane, n: int) -> Any:
-    """`f` where each trajectory starts: `[trajectory, *state]`."""
+    """`f` at the start of each trajectory, `[trajectory, *state]`."""
     t0 = jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))
     return rates(plan, lanes, _starts(plan, lanes, n)[:, None], t0[:, None])[:, 0]
 
@@ -118,7 +120,7 @@ def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
 
 
 def _dot(a: Any, b: Any) -> Any:
-    """The product summed over the state: `[trajectory]`."""
+    """The sum of the products over the state, `[trajectory]`."""
     return jnp.sum(a * b, axis=tuple(range(1, a.ndim)))
 
 
@@ -128,8 +130,8 @@ def _dot(a: Any, b: Any) -> Any:
 
 
 def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> tuple[Any, Result]:
-    """The derivatives of the saved states, `[trajectory, time, number, *state]`, with respect to
-    the initial state and the parameters; and the solution next to them."""
+    """The derivatives of the saved states with respect to the initial state and the parameters,
+    `[trajectory, time, number, *state]`, and the solution that was computed with them."""
     shape, dtype = plan.state.shape, plan.state.dtype
     d, total = math.prod(shape), math.prod(shape) + parameters.size
     n_consts = len(plan.field.jaxpr.constvars)
@@ -164,7 +166,8 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
 
 
 def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
-    """`field(state, numbers, t)` traced, with all numbers of the plan's field, and `more`."""
+    """The trace of `field(state, numbers, t)`, where the numbers are all those of the plan's field,
+    followed by `more`."""
     t: Any = plan.field.jaxpr.invars[-1].aval
     avals = (*parameters_of(plan.field), *more)
     structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
@@ -174,12 +177,12 @@ def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
 
 
 def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) -> tuple[Plan, Lane]:
-    """A plan and numbers for `field(state, numbers, t)`, with those of the plan's field."""
+    """A plan and lanes for `field(state, numbers, t)`, with the numbers of the plan's field."""
     program = _traced(plan, field, state)
     size, one = math.prod(state.shape), math.prod(plan.state.shape)
 
     def tolerance(x: Any, batched: bool) -> Any:
-        """One for each component, the same for each of its derivatives."""
+        """A tolerance for each component of the state; its derivatives have the same one."""
         x = jnp.asarray(x)
         if x.ndim - batched == 0:
             return x
@@ -225,7 +228,7 @@ def _(primals, tangents):
     theta = jnp.concatenate(flat, axis=1)
     du = jnp.einsum("ntk...,nk->nt...", s, theta)
     if dot.t0 is not None:
-        # Starting later is starting from where f leads back to.
+        # To start later in `u0` is to start at the same time in `u0` minus `f` times the delay.
         shift = _rates_at_start(plan, lanes, n).reshape(n, d)
         shift = shift * jnp.broadcast_to(dot.t0, (n,))[:, None]
         du = du - jnp.einsum("ntk...,nk->nt...", s[:, :, :d], shift)
@@ -242,7 +245,7 @@ def _(primals, tangents):
 
 
 def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
-    """The tangents of the saved times, `[trajectory, time]`; None where these times are held."""
+    """The tangents of the saved times, `[trajectory, time]`; None if these times have none."""
     if plan.saving.mode == "times" and dot.saveat is not None:
         return jnp.broadcast_to(dot.saveat, (n, rows))
     if plan.saving.mode == "ends" and dot.t1 is not None:
@@ -304,7 +307,7 @@ def _(result, cotangents, perturbed, lanes, plan, n):
 
 
 def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:
-    """From `[trajectory, number]` to the gradient of each leaf."""
+    """The gradient of each leaf, from the `gradient` `[trajectory, number]`."""
     d = math.prod(plan.state.shape)
     state = plan.state.shape
     at_start, rest = gradient[:, :d], gradient[:, d:]
@@ -328,7 +331,7 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         moving = _rates_at_start(plan, lanes, n)
         t0 = of_times("t0", -_dot(at_start.reshape(n, *state), moving))
         if plan.saving.mode == "ends" and plan.saving.start:
-            # The saved start does not move with its time.
+            # The saved initial state stays the same when its time changes.
             t0_row = _dot(ct[:, 0], moving)
             t0 = t0 + (t0_row if plan.batched.t0 else jnp.sum(t0_row))
     if (plan.saving.mode == "times" and perturbed.saveat) or perturbed.t1:
@@ -341,7 +344,7 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         t1 = of_times(
             "t1", moved[:, -1] if plan.saving.mode == "ends" else jnp.zeros_like(moved[:, -1])
         )
-    # (The gradient by other numbers is zero.)
+    # The gradients with respect to all other numbers are zero.
     zero = jax.tree.map(lambda w, x: jnp.zeros_like(x) if w else None, perturbed, lanes)
     return zero.with_parameters(flat)._replace(u0=u0, t0=t0, t1=t1, saveat=saveat)
 
@@ -371,7 +374,7 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
 
 @dataclasses.dataclass(frozen=True)
 class _AdjointCall:
-    """The adjoint of flat operands on the host, compared by content."""
+    """Solves the adjoint on the host, from flat operands. Calls are compared by their content."""
 
     plan: Plan
     program: Program
@@ -411,7 +414,8 @@ def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
 
 
 def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
-    """The gradient by solving back between saved times, from the saved state at each."""
+    """The gradient, found by solving back from each saved time to the one before, starting in the
+    saved state."""
     shape, dtype = plan.state.shape, plan.state.dtype
     d = math.prod(shape)
     adjoint = _adjoint_program(plan, parameters)

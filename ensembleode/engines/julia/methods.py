@@ -1,4 +1,4 @@
-"""Our solvers and ensemble algorithms by what Julia calls them."""
+"""The names and options of our solvers and ensemble algorithms in Julia."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def description(alg: ODESolver) -> Description:
 
 
 def as_table(method: Description) -> dict[str, Any]:
-    """The method as a request has it."""
+    """The method's table in a request."""
     name, package, arguments, options = method
     return {
         "name": name,
@@ -51,7 +51,7 @@ def as_table(method: Description) -> dict[str, Any]:
 
 
 def control_refusal(alg: Any, options: dict, ensemblealg: Any) -> str | None:
-    """Why Julia can't take this step-size controller or this norm; None when it can."""
+    """Why Julia can't use this step-size controller or this norm; None when it can."""
     controller, norm = options["stepsize_controller"], options["internalnorm"]
     if controller is None and norm is None:
         return None
@@ -76,7 +76,7 @@ _CONTROLLERS = (PIController, IController, PIDController)
 
 
 def control_as_table(controller: AbstractController) -> dict[str, Any]:
-    """A step-size controller as a request has it."""
+    """The table of a step-size controller in a request."""
     if isinstance(controller, PIDController):
         arguments = [controller.beta1, controller.beta2, controller.beta3]
         options = {"accept_safety": controller.accept_safety}
@@ -107,13 +107,13 @@ def packages(method: Description) -> set[str]:
     return {x.package for x in among(method)}
 
 
-# After an event has cut a step of these, OrdinaryDiffEq interpolates within by other coefficients
-# than it has made (`stiff_addsteps.jl` has none for their caches).
+# When an event has cut a step of these methods, OrdinaryDiffEq interpolates within the step with
+# wrong coefficients (`stiff_addsteps.jl` computes none for their caches).
 _ASTRAY_BEFORE_EVENTS = ("Rosenbrock23", "Rosenbrock32")
 
 
 def check_events(method: Description, plan: Plan) -> None:
-    """**Raises:** `ValueError` for saved states that Julia has wrong."""
+    """**Raises:** `ValueError` if Julia would save wrong states."""
     found = [x.name for x in among(method) if x.name in _ASTRAY_BEFORE_EVENTS]
     if plan.events is None or not plan.events.continuous or plan.saving.mode != "times":
         return
@@ -125,10 +125,12 @@ def check_events(method: Description, plan: Plan) -> None:
 
 
 def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
-    """Where Julia, which has so many threads, runs an ensemble. (It starts to tell how many, so it
-    is only asked where that matters.)
+    """The place where Julia runs an ensemble.
 
-    **Raises:** `ValueError` for what it has not got.
+    **Arguments:** `threads()`: the number of Julia's threads. It starts Julia, so it is only called
+    if the number matters.
+
+    **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
     """
     match ensemblealg:
         case EnsembleSerial():

@@ -1,4 +1,4 @@
-"""Trajectories as the arrays of a request, and what comes back as a result."""
+"""Trajectories as the arrays of a request, and results from the arrays that come back."""
 
 import math
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from .callbacks import events_of, written_events
 from .fields import Field
 
 
-# The rows of the table that are arrays by themselves, under their names.
+# The rows of the table of numbers that are arrays of a request under their own names.
 _ARRAYS = but("constants", "parameters", "times", "count", "flag")
 
 
 def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.ndarray]:
-    """The numbers of `n` trajectories: what Julia reads."""
+    """The numbers of `n` trajectories, as the arrays that Julia reads."""
     dtype, batched = plan.state.dtype, plan.batched
     own, shared = _parameters(field, lanes, plan.batched.parameters, n)
     arrays = {"own": own, "shared": shared}
@@ -49,7 +49,8 @@ def _array(x: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 def _parameters(
     field: Field, lanes: Lane, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The parameters of each trajectory, `[trajectory, number]`, and the shared, `[number]`."""
+    """The parameters of each trajectory, `[trajectory, number]`, and the shared ones,
+    `[number]`."""
     storage, own, shared = field.inputs.storage, [], []
     assert storage is not None
     for x, is_own in zip(lanes.parameters, batched, strict=True):
@@ -66,7 +67,7 @@ def _parameters(
 
 
 def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays that Julia writes: the solutions."""
+    """The arrays in which Julia writes the solutions."""
     dtype, rows = plan.state.dtype, plan.saving.rows
     size = math.prod(plan.state.shape)
     arrays = {"u": jax.ShapeDtypeStruct((n, rows, size), dtype)}
@@ -78,7 +79,7 @@ def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result:
-    """The result of what Julia wrote, `[trajectory, ...]`."""
+    """The result from the arrays that Julia wrote, `[trajectory, ...]`."""
     u = jnp.asarray(arrays["u"]).reshape(n, plan.saving.rows, *plan.state.shape)
     lengths = jnp.asarray(arrays["lengths"])
     counts = {name: jnp.asarray(arrays[name]) for name in plan.engine.counts(plan.method)}

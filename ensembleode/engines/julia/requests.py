@@ -1,4 +1,4 @@
-"""What Python asks of Julia: a TOML text, with arrays by their address."""
+"""Requests to Julia: a TOML text, in which arrays are given by their addresses."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from .source import TYPES
 class Request:
     """One request: an operation, its options, and the arrays that Julia reads and writes.
 
-    An array of `[trajectory, ..., last]` is in Julia `[last, ..., trajectory]`: the same memory.
-    Those of `written` Julia writes to.
+    An array `[trajectory, ..., last]` is `[last, ..., trajectory]` in Julia, in the same memory.
+    Julia writes to the arrays in `written`.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Request:
             assert x.flags.c_contiguous, name
 
     def leave_out(self, defined: Collection[str]) -> set[str]:
-        """Leave out the source of these functions. Returns the names of the others."""
+        """Leave out the sources of the functions `defined`, and return the names of the others."""
         new = set()
         for function in _functions(self.options):
             if function["name"] in defined:
@@ -47,7 +47,7 @@ class Request:
 
 
 def _functions(x: Any) -> Iterator[dict]:
-    """The functions with their sources, in a table or a list."""
+    """The tables of functions in a table or a list, at any depth."""
     if isinstance(x, dict) and "source" in x:
         yield x
     elif isinstance(x, dict | list):
@@ -56,7 +56,7 @@ def _functions(x: Any) -> Iterator[dict]:
 
 
 def toml(table: Mapping[str, Any]) -> str:
-    """A table as TOML; what is None is left out."""
+    """A table as TOML, without the values that are None."""
     return "\n".join(f"{key} = {_value(v)}" for key, v in table.items() if v is not None) + "\n"
 
 

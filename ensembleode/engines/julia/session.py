@@ -1,8 +1,8 @@
-"""The Julia that answers: in this process, by juliacall, or in one of its own.
+"""The Julia that answers requests: in this process, by juliacall, or in a process of its own.
 
-Everything asked of it goes through one thread. In this process Julia is started there, too, so that
-Python's main thread keeps its signals: Julia needs some of them for its threads, and Ctrl-C is
-Python's.
+All requests go through one thread. A Julia in this process is also started in that thread, so that
+Python's main thread keeps its signals: Julia needs some signals for its threads, but Ctrl-C belongs
+to Python.
 """
 
 import abc
@@ -35,7 +35,7 @@ _DISTRIBUTED = ("EnsembleDistributed", "EnsembleSplitThreads")
 
 
 class _Thread:
-    """A thread that does one thing after the other, also while Python ends."""
+    """A thread that runs functions one after the other, even while Python exits."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue = queue.SimpleQueue()
@@ -43,7 +43,7 @@ class _Thread:
         threading.Thread(target=self._work, name="julia", daemon=True).start()
 
     def submit(self, fn: Callable, *args: Any, future: Future | None = None) -> Future:
-        """Run `fn(*args)` in the thread, for the future, unless that is cancelled before."""
+        """Run `fn(*args)` in the thread, unless the future is cancelled before."""
         future = Future() if future is None else future
         self._asked.put((future, fn, args))
         return future
@@ -61,8 +61,8 @@ class _Thread:
 
 
 def _result(future: Future) -> Any:
-    """A future's result. A signal that comes just before a wait is only seen after it: so no wait
-    is long."""
+    """A future's result. A signal that arrives just before a wait is only handled after the wait,
+    so the function waits for a short time, again and again."""
     while not concurrent.futures.wait([future], timeout=0.5).done:
         pass
     return future.result()
@@ -79,9 +79,9 @@ class Session(abc.ABC):
         self._started: Future = Future()
 
     def ready(self) -> None:
-        """Have Julia running; whoever is interrupted in that may ask again.
+        """Start Julia, unless it runs. A caller that was interrupted may call this again.
 
-        **Raises:** [`JuliaError`][] when it does not start.
+        **Raises:** [`JuliaError`][] when Julia doesn't start.
         """
         if not self._started.done():
             self._thread.submit(self._begin)
@@ -96,15 +96,15 @@ class Session(abc.ABC):
             _forget(self)
             self._started.set_exception(e)
         else:
-            # Before what juliacall does then, which would wait for them.
+            # This runs before juliacall's own exit function, which would wait for the processes.
             atexit.register(self.close)
             self._started.set_result(None)
 
     def run(self, request: Request) -> dict[str, Any]:
         """Julia's answer.
 
-        **Raises:** [`JuliaError`][] with Julia's message; after Julia has stopped, whatever the
-        handler of a signal has raised meanwhile, such as `KeyboardInterrupt`.
+        **Raises:** [`JuliaError`][] with Julia's message; and an exception that a signal handler
+        raises meanwhile, such as `KeyboardInterrupt`, once Julia has stopped.
         """
         place, workers = request.options.get("place", {}), ()
         if place.get("name") in _DISTRIBUTED:
@@ -122,38 +122,38 @@ class Session(abc.ABC):
             self._has_workers = False
 
     def _ask(self, request: Request, workers: Sequence[int] = ()) -> dict[str, Any]:
-        """Julia's answer. `workers` are the process ids of those that do the work."""
+        """Julia's answer. `workers` are the ids of the processes that do the work."""
         request.arrays["stop"] = np.zeros(1, np.int32)
         answer: Future = Future()
         try:
             self._thread.submit(self._answer, request, future=answer)
             text = _result(answer)
         except BaseException:
-            # Without an answer, what was raised is of a signal: Ctrl-C, a time limit, ...
+            # If there is no answer yet, a signal handler raised: Ctrl-C, a time limit, ...
             if not answer.done() and not answer.cancel():
                 self._stop(request, answer, workers)
             raise
         answered = tomllib.loads(text)
         if "error" in answered:
             kind, said = answered["kind"], answered["error"]
-            # Many of Julia's errors begin with what they are.
+            # Many messages of Julia's errors begin with the error's type.
             said = said if said.startswith(kind) else f"{kind}: {said}"
             raise JuliaError(f"Julia failed: {said}")
         return answered
 
     def _stop(self, request: Request, answer: Future, workers: Sequence[int]) -> None:
-        """Have Julia stop, and wait until it has: the arrays are Julia's until then."""
+        """Tell Julia to stop, and wait until it has, as it uses the arrays until then."""
         for pid in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
         while not answer.done():
-            # More than once, for the array may have been on its way to where Julia reads it.
+            # Again and again, because the array may just have been copied to where Julia reads it.
             request.arrays["stop"][0] = 1
             concurrent.futures.wait([answer], timeout=0.1)
 
     @abc.abstractmethod
     def _start(self) -> None:
-        """Have Julia running; called in its thread."""
+        """Start Julia; called in its thread."""
 
     @abc.abstractmethod
     def _answer(self, request: Request) -> str:
@@ -162,7 +162,7 @@ class Session(abc.ABC):
 
 @contextlib.contextmanager
 def _own_interrupt() -> Iterator[None]:
-    """Ctrl-C stays Python's: Julia, when it starts, takes it away."""
+    """A context in which Julia may start without taking Ctrl-C away from Python."""
     api: Any = ctypes.pythonapi
     api.PyOS_getsig.restype = ctypes.c_void_p
     api.PyOS_setsig.restype = ctypes.c_void_p
@@ -173,8 +173,8 @@ def _own_interrupt() -> Iterator[None]:
 
 
 def _collectable(main: Any) -> Callable[[], Any]:
-    """A context in which Julia's garbage collector does not wait for this thread: while it is idle,
-    other threads may use juliacall."""
+    """A context in which Julia's garbage collector doesn't wait for this thread, so that other
+    threads may use juliacall while this thread is idle."""
 
     def function(name: str, result: Any, *arguments: Any) -> Any:
         return ctypes.CFUNCTYPE(result, *arguments)(main.seval(f"UInt(cglobal(:{name}))"))
@@ -200,12 +200,14 @@ class InProcess(Session):
         julia = environment.find()
         os.environ.setdefault("PYTHON_JULIACALL_EXE", julia.executable)
         os.environ.setdefault("PYTHON_JULIACALL_PROJECT", julia.project)
-        # Read once, when juliacall is imported. With several threads Julia needs its signals.
+        # juliacall reads these once, when it is imported. With several threads, Julia needs its
+        # signals.
         os.environ.setdefault("PYTHON_JULIACALL_THREADS", str(self.threads))
         os.environ.setdefault("PYTHON_JULIACALL_HANDLE_SIGNALS", "yes")
         os.environ.setdefault("PYTHON_JULIACALL_AUTOLOAD_IPYTHON_EXTENSION", "no")
         if "juliacall" in sys.modules:
-            # Its garbage collector would wait for the thread that started it, which waits for us.
+            # Julia's garbage collector would wait for the thread that started Julia, which waits
+            # for this one.
             raise JuliaError(
                 "juliacall has started Julia in this process already.",
                 "Call ensembleode.julia.start() before juliacall is imported, or run ours in a "
@@ -231,19 +233,20 @@ class InProcess(Session):
         self._handle = main.seval("EnsembleODE.handle")
 
     def _end_in_thread(self, lib: Any) -> None:
-        """Have juliacall end Julia in the thread that started it, for which it would wait."""
+        """Have juliacall end Julia in the thread that started it, for which Julia would wait
+        otherwise."""
         end = lib.jl_atexit_hook
         end.argtypes, end.restype = [ctypes.c_int], None
         lib.jl_atexit_hook = lambda code: self._thread.submit(end, code).result()
 
     def _answer(self, request: Request) -> str:
         places = {name: {"address": x.ctypes.data} for name, x in request.arrays.items()}
-        # Without Python's lock: Julia calls no Python.
+        # Julia calls no Python, so it runs without Python's lock.
         return str(self._handle._jl_call_nogil(request.text(places)))
 
 
 class OwnProcess(Session):
-    """Julia in a process of its own, with arrays in memory that both map."""
+    """Julia in a process of its own, with the arrays in memory that both processes map."""
 
     def _start(self) -> None:
         julia = environment.find()
@@ -263,7 +266,7 @@ class OwnProcess(Session):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is ours
+            start_new_session=True,  # so that Ctrl-C only reaches this process
         )
         self._input: Any = self._process.stdin
         self._output: Any = self._process.stdout
@@ -288,7 +291,7 @@ class OwnProcess(Session):
             view = np.ndarray(x.shape, x.dtype, shared, starts[name])
             view[...] = x
             views[name] = view
-        # An interrupt is written where Julia reads it.
+        # An interrupt has to be written to the memory that Julia reads.
         arrays, request.arrays = request.arrays, {**request.arrays, "stop": views["stop"]}
         places = {name: {"offset": start} for name, start in starts.items()}
         text = request.text(places, memory=self._memory.name).encode()
@@ -311,7 +314,8 @@ class OwnProcess(Session):
         return answer
 
     def _have_room(self, size: int) -> None:
-        """Memory for so many bytes: in a file on disk where memory for files has no room."""
+        """Have memory for `size` bytes; in a file on disk if there is no room in memory for
+        files."""
         if os.fstat(self._memory.fileno()).st_size >= size:
             return
         try:
@@ -333,7 +337,8 @@ def _shared_file(folder: str | None) -> Any:
 
 
 def _reserve(file: Any, size: int) -> None:
-    """Make the file this large, with its memory: a page that is missing later ends the process."""
+    """Make the file this large, and reserve its pages: a page that turns out to be missing later
+    would end the process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, size)
     else:
@@ -350,17 +355,17 @@ _starting = threading.Lock()
 
 
 def start(*, threads: int | None = None, process: bool | None = None) -> Session:
-    """Start Julia, if it does not run yet.
+    """Start Julia, if it isn't running yet.
 
     **Arguments:**
 
-    - `threads`: how many threads it has; by default `PYTHON_JULIACALL_THREADS`,
-        `JULIA_NUM_THREADS`, or the cores that this process may use.
-    - `process`: whether it runs in a process of its own; by default as the environment variable
-        `ENSEMBLEODE_JULIA_PROCESS` says (`1`), else in this one.
+    - `threads`: the number of Julia's threads; by default `PYTHON_JULIACALL_THREADS`,
+        `JULIA_NUM_THREADS`, or the number of cores that this process may use.
+    - `process`: whether Julia runs in a process of its own; by default, it does if the environment
+        variable `ENSEMBLEODE_JULIA_PROCESS` is `1`.
 
-    **Raises:** [`JuliaError`][] where there is no Julia, saying how to install it; `ValueError`
-    when it runs already, and otherwise.
+    **Raises:** [`JuliaError`][] if there is no Julia, saying how to install it; `ValueError` if
+    Julia is already running with other arguments.
     """
     global _running
     with _starting:
@@ -369,8 +374,8 @@ def start(*, threads: int | None = None, process: bool | None = None) -> Session
             if process is None:
                 process = os.environ.get(PROCESS, "") not in ("", "0")
             kind = OwnProcess if process else InProcess
-            # Before it starts: where waiting for it is interrupted, it goes on starting, and the
-            # next solve finds it.
+            # Set before Julia has started: if the wait for it is interrupted, Julia goes on
+            # starting, and the next solve finds it.
             session = _running = kind(threads or environment.threads())
             asked = threads = None
     session.ready()
@@ -395,7 +400,7 @@ def _forget(session: Session) -> None:
 def close() -> None:
     """End the Julia that runs in a process of its own, if there is one.
 
-    **Raises:** `ValueError` for one in this process, which lasts as long as that does.
+    **Raises:** `ValueError` for a Julia in this process, which lasts as long as the process.
     """
     session = _running
     if isinstance(session, InProcess):

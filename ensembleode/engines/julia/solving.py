@@ -1,4 +1,4 @@
-"""Solving on the host: the numbers go to Julia, and the solutions come back."""
+"""Solving by Julia on the host: the numbers go to Julia, and the solutions come back."""
 
 import dataclasses
 from typing import Any
@@ -31,12 +31,12 @@ NO_DERIVATIVE_OF_EVENTS = (
 def field_of(plan: Plan) -> Field:
     """The translated field of a plan.
 
-    **Raises:** `ValueError` for what can't be translated, or not run on a GPU.
+    **Raises:** `ValueError` for a field that can't be translated, or that can't run on a GPU.
     """
     method = plan.method.value
     on_gpu = methods.is_gpu(method.place)
-    # Where an event cuts the step of a Rosenbrock method whose states are static, OrdinaryDiffEq
-    # differentiates f by itself, by numbers that a translated function does not take.
+    # When an event cuts the step of a Rosenbrock method with static states, OrdinaryDiffEq
+    # differentiates f itself, with dual numbers, which a translated function doesn't accept.
     in_place = plan.events is not None and bool(plan.events.continuous)
     implicit = method.implicit and not on_gpu
     field = translate(plan.field, plan.batched.parameters, implicit, in_place=in_place)
@@ -50,7 +50,7 @@ def field_of(plan: Plan) -> Field:
 
 
 def options_of(plan: Plan, n: int) -> dict[str, Any]:
-    """What a request says of a solve, besides its arrays."""
+    """The options of a solve in a request, which come beside its arrays."""
     method = plan.method.value
     place, options = method.place
     controller, norm = method.controller, method.norm
@@ -69,7 +69,7 @@ def options_of(plan: Plan, n: int) -> dict[str, Any]:
 def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
     """Have Julia solve `n` trajectories.
 
-    **Raises:** [`JuliaError`][] with what Julia says.
+    **Raises:** [`JuliaError`][] with Julia's message.
     """
     field = field_of(plan)
     room = {name: np.empty(x.shape, x.dtype) for name, x in written(plan, n).items()}
@@ -82,7 +82,7 @@ def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """[`solve_on_host`][] of flat operands, compared by content."""
+    """[`solve_on_host`][] for flat operands. Calls are compared by their content."""
 
     plan: Plan
     n: int
@@ -99,7 +99,7 @@ class _Call:
 
 def solve_in_program(plan: Plan, lanes: Lane, n: int, no_derivative: str = NO_DERIVATIVE) -> Result:
     """`solve_on_host` inside a compiled program."""
-    # (What can't be translated is said now, not when the program runs.)
+    # So that a callback that can't be translated raises now, and not when the program runs.
     callbacks_as_table(plan, field_of(plan).inputs)
     leaves, structure = jtu.tree_flatten(lanes)
     room = written(plan, n)

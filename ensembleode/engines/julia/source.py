@@ -1,8 +1,8 @@
 """A lowered function as Julia source.
 
-A small one returns a static vector, and needs neither memory nor branches, so that it may run
-inside a GPU kernel. A larger one stores its result, and has its scratch memory in `p.work`. The
-primitives that Julia has under another name, or that throw there where JAX gives a NaN, are the
+A small function returns a static vector, and needs neither memory nor branches, so that it can run
+inside a GPU kernel. A larger function stores its result, and has its scratch memory in `p.work`.
+Primitives that have another name in Julia, or that throw in Julia where JAX returns a NaN, are
 functions of the module `Primitives` (`julia/src/primitives.jl`).
 """
 
@@ -18,7 +18,7 @@ from ...fields.walking import buffers_of, expressions, loads, parts
 
 Role = Literal["f", "jac", "tgrad", "part"]
 
-# What a part of a callback may read besides the state, the parameters and the time.
+# The arguments of a part of a callback besides the state, the parameters and the time.
 EXTRAS = ("uprev", "tprev", "mask")
 
 TYPES = {
@@ -30,10 +30,10 @@ TYPES = {
 
 
 class Definition(NamedTuple):
-    """A function in Julia: its name, its source, and what it needs.
+    """A function in Julia: its name, its source, and the memory that it needs.
 
     - `in_place`: whether it stores its result, `f(du, u, p, t)`, instead of returning it.
-    - `work`: how many elements of scratch memory, by Julia type.
+    - `work`: the number of elements of scratch memory, by their Julia type.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Definition(NamedTuple):
     work: tuple[tuple[str, int], ...]
 
     def as_table(self) -> dict[str, Any]:
-        """The function as a request has it."""
+        """The function's table in a request."""
         return {
             "name": self.name,
             "source": self.source,
@@ -56,9 +56,10 @@ def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
 
     **Arguments:**
 
-    - `role`: what it is to a solver. A Jacobian is given transposed, as row-major order is then
-        Julia's column-major one. A `part` of a callback has `EXTRAS` as further arguments, and
-        returns its result in any case: it makes what memory it needs, as it is called rarely.
+    - `role`: the use that a solver makes of the function. A Jacobian is given transposed, because
+        its row-major order then is Julia's column-major order. A `part` of a callback has the
+        further arguments `EXTRAS`, and always returns its result; as it is called rarely, it
+        allocates its memory itself.
     """
     body = list(_body(fn, role))
     digest = hashlib.sha256("\n".join([*body, *map(str, fn.tables)]).encode()).hexdigest()[:16]
@@ -157,7 +158,8 @@ class _Printer:
         yield "end"
 
     def product(self, out: ir.Matrix, x: ir.Matrix, y: ir.Matrix) -> str:
-        """A matrix in row-major order is the transposed one in Julia's: `out' = y' x'`."""
+        """The product of two matrices. A matrix in row-major order is the transposed matrix in
+        Julia's order: `out' = y' x'`."""
         if y.columns == 1:
             target, vector = self.array(out.buffer, out.rows), self.array(y.buffer, y.rows)
             return f"mul!({target}, {self.matrix(x, swapped=False)}, {vector})"
@@ -168,7 +170,7 @@ class _Printer:
         return f"mul!({target}, {self.matrix(y, swapped=True)}, {self.matrix(x, swapped=True)})"
 
     def matrix(self, m: ir.Matrix, swapped: bool) -> str:
-        """A matrix, or `swapped` the transposed one."""
+        """A matrix; the transposed one if `swapped`."""
         dims = (m.rows, m.columns) if m.transposed else (m.columns, m.rows)
         array = self.array(m.buffer, *dims)
         return array if m.transposed != swapped else f"transpose({array})"
@@ -285,8 +287,8 @@ def _float(value: Any, name: str) -> str:
 
 
 def _is_simple(body: Sequence[ir.Stmt]) -> bool:
-    """Whether the turns of a loop may be reordered: those of a sum, and those that carry
-    nothing."""
+    """Whether the turns of a loop may be reordered, as those of a sum and those that carry nothing
+    to the next turn."""
     match body:
         case [ir.Assign(var, ir.Op("add", (first, other)))]:
             return first == var and var not in parts(other)
@@ -294,7 +296,8 @@ def _is_simple(body: Sequence[ir.Stmt]) -> bool:
         return False
     own = {s.var for s in body if isinstance(s, ir.Let)}
     read = {x.buffer for s in body for x in loads(expressions(s))}
-    # What is written where a turn computes to, or read again, may be another turn's.
+    # A turn must not read a buffer that is written to, as another turn may write there; nor compute
+    # the index that it writes to, as two turns may compute the same one.
     return not any(
         s.buffer in read or any(x in own for e, _ in s.index.terms for x in parts(e))
         for s in body

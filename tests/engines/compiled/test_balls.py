@@ -1,4 +1,4 @@
-"""Balls hold all that is computed while the state and the time stay within theirs."""
+"""Balls contain every number computed while the state and the time stay within their balls."""
 
 import ctypes
 
@@ -70,8 +70,8 @@ class Balls:
         return out
 
     def check(self, i, rng, what, scale=1.0):
-        """Whether points of the box are in the ball; returns which radii are finite, and the
-        largest that would have done."""
+        """Checks that the values at points of the box are in the balls. Returns which radii are
+        finite, the smallest radii that these points need, and the radii."""
         dtype = self.dtype
         u, p = rng.normal(size=(SIZE, LANES)) * scale, rng.normal(size=LANES)
         t, size = rng.normal(size=LANES), 10.0 ** rng.uniform(-9, 0.5, LANES)
@@ -144,7 +144,7 @@ def test_rules(dtype):
             finite, most, radius = found.check(i, rng, name, scale)
             assert finite.any(), name
             if name in ("add", "mul", "sqrt", "exp", "sin"):
-                # Of what is smooth they are as wide as its slopes, and not much more.
+                # The balls of smooth functions are hardly wider than the slopes require.
                 near = finite & (most > 1e-3 * radius)
                 assert near.sum() > LANES / 4, (name, most, radius)
 
@@ -170,7 +170,7 @@ def test_no_rule(fn):
 
 
 def test_overflow():
-    """What overflows is in no finite ball where it is compared."""
+    """A number that overflows has no finite ball if it is compared."""
     fns = [
         lambda u, p, t: jnp.where(jnp.exp(u[0]) * 0.0 > -1.0, 1.0, -1.0),
         lambda u, p, t: jnp.where(jnp.sqrt(u[0]) + 5.0 > 3.0, 1.0, -1.0),

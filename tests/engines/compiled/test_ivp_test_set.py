@@ -1,5 +1,5 @@
-"""Rosenbrock methods on the "Test Set for IVP Solvers": its published ends, and ensembles of copies
-whose constants differ by about 10%."""
+"""Rosenbrock methods on the "Test Set for IVP Solvers": the published solutions at the end, and
+ensembles of copies whose constants differ by about 10%."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +14,11 @@ from ...problems import of_benchmarks
 PROBLEMS = of_benchmarks("common.ivp_test_set").PROBLEMS
 constants_of = of_benchmarks("common.ivp_test_set").constants_of
 
-# Of a component that is smaller than this the digits aren't asked for. (E5 ends at 9e-23.)
+# The digits of a component that is smaller than this aren't checked. (E5 ends at 9e-23.)
 LEAST = {"ROBER": 1e-10, "E5": 1e-21}
 
-# How many tolerances the end may be wrong by: 1 or 2, but for methods of order two; for what comes
-# of the steepest times; and for a circuit that swings some hundred times.
+# The allowed errors at the end, in tolerances: 1 or 2, and more for methods of order two, after
+# very steep times, and for a circuit that oscillates some hundred times.
 ERRORS = {"RING": 40, "Rosenbrock23": 20, "Rosenbrock23 OREGO": 300, "Rosenbrock23 RING": 4000}
 
 
@@ -36,7 +36,7 @@ def ends(name, alg, tol, copies):
 
 
 def in_tolerances(found, expected, name, tol):
-    """The largest error of a component, of each."""
+    """The largest error of a component, for each trajectory."""
     unit = tol * (np.abs(expected) + LEAST.get(name, 1e-4))
     return np.max(np.abs(found - expected) / unit, axis=-1)
 

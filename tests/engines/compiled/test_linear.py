@@ -57,7 +57,7 @@ def example(n, density, seed=0):
     rng = np.random.default_rng(seed)
     places = (rng.random((n, n)) < density) | np.eye(n, dtype=bool)
     pattern = tuple(map(tuple, np.argwhere(places).tolist()))
-    # (As of a stiff system, of scales far apart.)
+    # The scales are far apart, as in a stiff system.
     scales = 10.0 ** rng.uniform(-3, 3, n)
     jacobian = [
         (-n if i == j else rng.normal()) * scales[i] * rng.uniform(0.5, 2, LANES)
@@ -67,7 +67,7 @@ def example(n, density, seed=0):
     return pattern, np.array(jacobian).reshape(-1, LANES), gamma_h, rng.normal(size=(2, n, LANES))
 
 
-# (The last one is by loops.)
+# The last one is factorised by loops.
 SIZES = [(1, 1.0), (3, 1.0), (7, 0.4), (12, 0.2), (16, 1.0)]
 
 
@@ -103,7 +103,7 @@ def two_by_two(*rows):
 
 def test_what_is_not_solved_is_nan_and_neighbours_are_not():
     well, singular = [[2, 1], [1, 3]], [[1, 2], [2, 4]]
-    # Without an exchange of rows all digits are lost.
+    # Without row exchanges, all digits are lost.
     small, not_a_number = [[1e-17, 1], [1, 1]], [[np.nan, 1], [1, 1]]
     got = solved(DENSE2, *two_by_two(well, singular, small, not_a_number))
     alone = solved(DENSE2, *two_by_two(well, well, well, well))
@@ -125,7 +125,7 @@ def test_scales_far_apart_are_no_failure():
 
 
 def test_the_smallest_numbers_are_no_failure():
-    """Where products are rounded to multiples of the smallest number, not to so many digits."""
+    """Products near the smallest number are rounded to its multiples, and have few digits."""
     rows = [[1 + 4e7, -1e4], [-4e7, 1 + 1e4]]
     jacobian, gamma_h, right = two_by_two(rows, rows, rows, rows)
     got = solved(DENSE2, jacobian, gamma_h, right * [1e-300, 1e-308, 1e-315, 1e-322])

@@ -1,4 +1,4 @@
-"""Steps in which no condition is looked at: events have the same bits as with looking."""
+"""Steps within which no condition is evaluated: events have the same bits as with evaluations."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ def kicked(integrator):
     return eo.remake(integrator, u=0.9 * integrator.u + 0.05)
 
 
-# (As many lanes as there are at most.)
+# The largest number of lanes.
 N, LANES = 97, 16
 
 
@@ -42,10 +42,11 @@ def several(u, level, t):
 
 
 def events(alg, dtype, *, looks, condition=component, **options):
-    """Of oscillators with levels about their largest values, that steps go over and come back from.
+    """The events of oscillators with levels near their largest values, so that some steps rise
+    above a level and come back.
 
-    `looks`: with time in the conditions, in a way that nothing is known of; it adds nothing to
-    them, but has each looked at.
+    `looks`: whether the time is in the conditions, by a term without a rule. The term is zero, but
+    because of it the conditions are evaluated within each step.
     """
     options = {"interp_points": 10, **options}
     points = {"interp_points": options.pop("interp_points")}
@@ -60,7 +61,7 @@ def events(alg, dtype, *, looks, condition=component, **options):
         callback = eo.ContinuousCallback(at, kicked, **points)
     rng = np.random.default_rng(0)
     p = np.stack([rng.uniform(0.5, 2.0, N), np.linspace(0.7, 1.02, N)], 1).astype(dtype)
-    # (Lanes beside each other have the same, so that none is looked at for its neighbours.)
+    # Neighbouring lanes have equal parameters, so that no lane is evaluated because of another one.
     p = jnp.asarray(p.repeat(LANES, 0))
     prob = eo.ODEProblem(oscillator, np.array([1.0, 0.0], dtype), (0.0, 8.0), p[0])
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=p[ctx.index]))

@@ -1,4 +1,4 @@
-"""Solves by methods that switch. (The rule: tests/solvers/test_switching.py.)"""
+"""Solves by methods that switch. The rule itself is tested in tests/solvers/test_switching.py."""
 
 import functools
 
@@ -44,7 +44,7 @@ def oscillator(mu=1e3, tspan=(0.0, 3.0), **parts):
 
 
 def stiff_steps(solution, alg):
-    """How many steps the Rosenbrock method tried."""
+    """The number of steps that the Rosenbrock method tried."""
     return np.asarray(solution.stats.nsolve) // alg.stiff.method.stages
 
 
@@ -95,7 +95,7 @@ def test_where_it_is_stiff_it_is_the_other(alg):
 
 
 def test_a_rule_of_ones_own():
-    """The later it may switch, the more steps are explicit ones; and where it never does, all."""
+    """The later the method may switch, the more steps are explicit; if it never may, all are."""
     prob, found = oscillator(1e3, (0.0, 2000.0)), []
     for options in ({}, {"maxstiffstep": 40}, {"nonstifftol": 1e9}):
         alg = eo.AutoTsit5(eo.Rosenbrock23(), **options)
@@ -123,7 +123,7 @@ def test_a_component_that_rests_is_not_stiff():
 
 @functools.cache
 def mixed(n=13, alg=ALG, **options):
-    """From what is not stiff at all to what is for almost all of the time."""
+    """An ensemble of trajectories that range from not stiff to stiff for almost all of the time."""
     ens = eo.EnsembleProblem(
         oscillator(), lambda prob, ctx: eo.remake(prob, p=10.0 ** (5 * ((5 * ctx.index) % 13) / 12))
     )
@@ -143,8 +143,8 @@ def test_neighbours_change_no_bit():
 
 
 def test_the_order_changes_no_bit():
-    """Where more trajectories wait for a method than there is room for, too, and with all that they
-    have to themselves."""
+    """This holds even if more trajectories wait for a method than there is room for, and with every
+    kind of number that a trajectory has to itself."""
     n = 700
     rates = 10.0 ** np.linspace(0.0, 3.0, n)
     seen = eo.ContinuousCallback(
@@ -181,7 +181,7 @@ def test_failures_are_codes():
 
 
 #
-# What else a solve has
+# Other features of a solve
 #
 
 
@@ -198,7 +198,7 @@ def test_dense_output_is_that_of_the_method_that_made_the_step(alg):
 
 
 def test_events_and_integrals():
-    """At each of them the method remains the one that it was."""
+    """An event doesn't change which method makes the steps."""
 
     def affect(integrator):
         return eo.remake(integrator, u=integrator.u.at[0].mul(0.5))
@@ -239,7 +239,7 @@ def loss(log_mu, alg, times=None, **options):
 
 @few()
 def test_gradients_replay_each_step_by_its_method(alg):
-    """The derivative of a solve whose steps are of both methods, forwards and backwards."""
+    """The derivative of a solve with steps by both methods, in forward and reverse mode."""
     options = {"abstol": 1e-7, "reltol": 1e-7} if alg.stiff == eo.Rosenbrock23() else {}
     times = np.array([0.01, 0.3, 1.1, 3.0])
     x = jnp.log(300.0)
@@ -264,7 +264,7 @@ def test_second_derivatives():
 
 @pytest.mark.slow
 def test_gradients_with_events_and_of_many():
-    """Of trajectories of both kinds at once, as each alone has them."""
+    """The gradients of stiff and non-stiff trajectories together are those of each alone."""
     hit = eo.ContinuousCallback(
         lambda u, t, i: u[0] - 1.9, lambda i: eo.remake(i, u=i.u.at[0].add(0.05))
     )
@@ -283,7 +283,7 @@ def test_gradients_with_events_and_of_many():
 
 
 #
-# What is refused
+# Errors
 #
 
 

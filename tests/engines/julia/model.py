@@ -1,7 +1,9 @@
-"""As much of Julia as is printed, to run it without Julia: translated to Python line by line.
+"""A model of the part of Julia that is printed, to run printed functions without Julia. The source
+is translated to Python line by line.
 
-Numbers have Julia's types, arrays count from 1 and lie in memory by columns, and what an element
-is given must have its type. Parentheses are in the source, so that both read it alike.
+Numbers have Julia's types, arrays count from 1 and are stored by columns, and a value that is
+assigned to an element must have the element's type. The source has all parentheses, so that Python
+and Julia agree on its meaning.
 """
 
 import re
@@ -25,7 +27,7 @@ def call(source: str, u: Any, p: Any, t: Any, out: Any = None) -> np.ndarray:
 
 
 class Vector:
-    """An array that counts from 1; as a matrix it lies in memory by columns."""
+    """An array that counts from 1; a matrix is stored by columns."""
 
     def __init__(self, array: np.ndarray):
         self.array = array

@@ -1,4 +1,4 @@
-"""Callbacks in Julia against those of the compiled engine, which has the same rules."""
+"""Callbacks in Julia, compared with those of the compiled engine, which follow the same rules."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from ..test_julia_steps import robertson
 pytestmark = julia_marks()
 
 ENGINES = ("julia", "compiled")
-# (With finer ones what a step up to a known time is in error by is nothing but rounding.)
+# With smaller tolerances, the error of a step up to a known time would be mere rounding.
 TOLERANCES = {"abstol": 1e-5, "reltol": 1e-5}
 PLACES = {
     "serial": eo.EnsembleSerial(),
@@ -73,7 +73,8 @@ CASES = {
 
 
 def both(callback, n=3, place=None, alg=None, **options):
-    """Solved by Julia and by the compiled engine, with numbers of each trajectory."""
+    """The solutions by Julia and by the compiled engine, with different numbers for each
+    trajectory."""
 
     def prob_func(prob, ctx):
         k, angle = 1.0 + 0.3 * ctx.index, 1.0 + 0.2 * ctx.index
@@ -87,7 +88,7 @@ def both(callback, n=3, place=None, alg=None, **options):
     options = {"trajectories": n, "callback": callback, **TOLERANCES, **options}
     place = place or eo.EnsembleSerial()
     sim = eo.solve(ens, alg, place, engine="julia", **options)
-    # (With Julia's powers the times of steps agree to roundings.)
+    # With Julia's powers, the times of steps agree to rounding errors.
     return sim, eo.solve(ens, alg, stepsize_controller=JuliasController(), **options)
 
 
@@ -116,8 +117,8 @@ def test_as_the_compiled_engine(name, saving):
         assert name == "on a circle"
     else:
         assert np.asarray(ours.events.count).min() > 0
-    # Within a step that an event cuts Julia's interpolant is that of the part before it; and of a
-    # short step up to a known time rounding decides how long the next is.
+    # Within a step that an event cuts, Julia interpolates over the part before the event. After a
+    # short step up to a known time, rounding errors decide the size of the next step.
     rough = name == "periodic" and saving == "steps"
     agree(sim, ours, near=2e-3 if rough else 1e-5 if saving == "times" else 1e-8)
 
@@ -134,7 +135,7 @@ def test_lazy_interpolants():
 
 
 def test_times_of_each():
-    """Doses at times of their own, which are computed from p."""
+    """Doses at times that are computed from p, for each trajectory."""
 
     def prob_func(prob, ctx):
         lag = prob.p["lag"] * (1 + ctx.index)
@@ -167,7 +168,7 @@ def test_more_room_where_nobody_says_how_much():
 
 
 def test_large_fields():
-    """In place, with conditions and affects that have memory of their own."""
+    """Large states are solved in place, and conditions and affects allocate their own memory."""
     n = 100
     a = jnp.asarray(np.random.default_rng(0).normal(size=(n, n)) / n)
 

@@ -1,4 +1,4 @@
-"""The Julia engine where there is no Julia: what it asks for, and what it says."""
+"""The Julia engine without Julia: its requests, and its errors."""
 
 import signal
 import subprocess
@@ -51,7 +51,7 @@ class NoJulia(session.Session):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What Julia is asked by a solve."""
+    """A fake Julia that keeps the request of a solve."""
     fake = NoJulia()
     monkeypatch.setattr(session, "_running", fake)
 
@@ -88,7 +88,7 @@ def test_a_request(asked):
     assert (request["mode"], request["start"], request["trajectories"]) == ("times", False, 3)
     assert request["field"]["f"]["source"].startswith("function f_")
     assert "jac" not in request["field"]
-    # Julia's order of the axes is the other way round.
+    # Julia's order of the axes is reversed.
     dims = {name: x["dims"] for name, x in request["arrays"].items()}
     assert dims["u0"] == [2]
     assert dims["own"] == [1, 3]
@@ -96,7 +96,8 @@ def test_a_request(asked):
 
 
 def test_callbacks(asked):
-    """Functions like the field, whose numbers are parameters; and where their events go."""
+    """Callbacks are sent as functions like the field, with their numbers as parameters; events are
+    written to arrays."""
 
     def kicked(integrator):
         return eo.remake(integrator, u=integrator.u + 0.3, p=2.0 * integrator.p)
@@ -111,7 +112,7 @@ def test_callbacks(asked):
     assert continuous["rootfind"] == "LeftRootFind"
     assert continuous["interp_points"] == 4
     assert "down" not in continuous
-    # What an affect changes of p is behind the state, and step-size control doesn't look at it.
+    # The numbers of p that an affect changes come after the state, without step-size control.
     assert dims["u0"] == [3]
     assert request["controlled"] == 2
     assert dims["event_before"] == [3, 5, 1]
@@ -119,13 +120,13 @@ def test_callbacks(asked):
         assert part["source"].startswith(f"function {part['name']}(u, p, t, uprev, tprev, mask)\n")
         assert "0.7" not in part["source"]
         assert "0.3" not in part["source"]
-    # Stepped onto as known times are.
+    # The times of the schedule are stepped onto like known times.
     assert dims["tstops"] == [2]
     assert "reinterpret(Float64" in continuous["condition"]["source"]
 
 
 def test_whole_numbers_of_64_bits_have_all_of_their_values(asked, monkeypatch):
-    """Which a real doesn't."""
+    """A floating-point number would not have all of them."""
     kept = {}
     monkeypatch.setattr(Request, "text", lambda self, places, **_: kept.update(self.arrays) or "")
     prob = eo.remake(PROB, p={"k": 1.5, "n": jnp.array([2**53 + 1, -3])})
@@ -198,7 +199,8 @@ def test_second_derivatives_name_a_remedy(outer, inner, sensealg, monkeypatch):
 
 
 def test_versions():
-    """Those that a store is compared by: not those of other methods, which may come later."""
+    """A store is compared by these versions. They don't include packages of other methods, which
+    may be installed later."""
 
     def named(text):
         return Static(SimpleNamespace(description=eo.JuliaAlg(text).description))
@@ -257,7 +259,7 @@ def test_what_gpu_kernels_refuse(monkeypatch):
 
 
 def test_what_can_not_be_translated():
-    """The primitive and its line are named, before Julia is looked for."""
+    """The error names the primitive and its line, and is raised before Julia is looked for."""
 
     def f(u, p, t):
         return jnp.linalg.cholesky(jnp.diag(u))[0]
@@ -271,7 +273,7 @@ def test_what_can_not_be_translated():
 
 
 def test_constants_of_derivative_rules():
-    """An array that a derivative brings along."""
+    """A derivative rule may close over an array."""
     weights = np.array([0.5, 2.0])
 
     @jax.custom_jvp
@@ -316,7 +318,7 @@ def test_starting_twice(monkeypatch):
 
 @pytest.mark.parametrize("error", ["at index [3]", "BoundsError: at index [3]"])
 def test_what_julia_says_is_raised(error):
-    """With its kind, once."""
+    """The error's type is in the message once."""
 
     class Failing(session.Session):
         def _start(self):
@@ -331,12 +333,12 @@ def test_what_julia_says_is_raised(error):
 
 
 class Ended(BaseException):
-    """Something that nobody expects."""
+    """An exception that no code expects."""
 
 
 @pytest.fixture(params=[KeyboardInterrupt, SystemExit, TimeoutError, Ended])
 def interrupting(request):
-    """Interrupts the main thread with an exception, which is its attribute."""
+    """A function that interrupts the main thread with the exception in its attribute."""
     main = threading.get_ident()
 
     def handler(*_):
@@ -352,7 +354,7 @@ def interrupting(request):
 
 
 class Solving(session.Session):
-    """Solves until it is told to stop, as Julia does; a request of "status" it just answers."""
+    """Solves until it is told to stop, as Julia does; a request of "status" is answered at once."""
 
     def __init__(self, begun):
         self.begun, self.stopped, self.asked = begun, [], []
@@ -366,7 +368,7 @@ class Solving(session.Session):
         if request.options["operation"] == "solve":
             self.begun()
             stopped = threading.Event()
-            # (The limit is for a test that fails, only.)
+            # The limit only ends a test that fails.
             for _ in range(3000):
                 if request.arrays["stop"][0]:
                     stopped.set()
@@ -377,17 +379,18 @@ class Solving(session.Session):
 
 
 def test_whatever_ends_a_solve_stops_julia(interrupting):
-    """A time limit and a handler that exits as well as Ctrl-C; the next solve does not wait."""
+    """A time limit and a handler that exits stop Julia like Ctrl-C; the next solve doesn't wait."""
     solving = Solving(interrupting)
     with pytest.raises(interrupting.error):
         solving.run(Request("solve", {}, {}))
-    # Not only later, but when the exception comes: the arrays are free.
+    # The arrays are free as soon as the exception arrives.
     assert solving.stopped == [True]
     assert solving.run(Request("status", {}, {})) == {}
 
 
 def test_a_solve_that_has_not_begun_is_never_begun(interrupting):
-    """It waits for that of another thread, which is let be."""
+    """The second solve is interrupted while it waits for the first one, of another thread, which
+    goes on undisturbed."""
     begun = threading.Event()
     solving = Solving(begun.set)
     first, second = Request("solve", {}, {}), Request("solve", {}, {})
@@ -413,7 +416,7 @@ def _when_queued(solving, interrupt):
 
 
 def test_an_interrupted_start_goes_on(interrupting, monkeypatch):
-    """A second Julia in this process could not be started."""
+    """The start must go on, because a second Julia can't be started in this process."""
     released = threading.Event()
 
     class Starting(Solving):
@@ -455,7 +458,7 @@ def doubled(x):
 
 
 def test_host_calls():
-    """With plain arrays, under every transformation but differentiation."""
+    """Host calls get plain arrays, under every transformation except differentiation."""
     x = jnp.arange(6.0).reshape(2, 3)
 
     def call(x):

@@ -1,4 +1,4 @@
-"""Julia is found, checked and installed as said, with shell scripts in the place of Julia."""
+"""How Julia is found, checked and installed, with shell scripts in the place of Julia."""
 
 import os
 import pathlib
@@ -22,7 +22,8 @@ STANDARD = {"Distributed", "LinearAlgebra", "Mmap", "TOML"}
 
 @pytest.fixture(autouse=True)
 def undisturbed(request, monkeypatch, tmp_path):
-    """No settings from outside, nothing installed by juliapkg; but `julia` tests have what is."""
+    """Tests see no settings from outside, and nothing installed by juliapkg; tests marked `julia`
+    see the real installation."""
     if request.node.get_closest_marker("julia"):
         return
     for name in os.environ:
@@ -58,8 +59,8 @@ ADDED = {"DiffEqGPU": "3.17.0", "KernelAbstractions": "0.9.39"}
 
 @pytest.fixture
 def fake(tmp_path):
-    """Makes an executable that notes its arguments, and says that these versions are there; if it
-    has been told to add packages, all of them."""
+    """Makes an executable that records its arguments, and says that these versions are installed;
+    all of them, if it has been told to add packages."""
 
     def lines(versions):
         julia = f"julia {versions['julia']}"
@@ -92,7 +93,7 @@ def fake(tmp_path):
 
 @pytest.fixture
 def given(monkeypatch, tmp_path):
-    """Names an executable, and a project, in the environment."""
+    """Sets the environment variables that name an executable and a project."""
 
     def name(executable, project="project"):
         (tmp_path / "project").mkdir(exist_ok=True)
@@ -106,7 +107,7 @@ def given(monkeypatch, tmp_path):
 
 
 def save_meta(executable, **changes):
-    """What juliapkg writes when it has resolved."""
+    """Writes the file that juliapkg writes when it has resolved."""
     meta = {"meta_version": juliapkg.deps.META_VERSION, "executable": executable}
     juliapkg.deps.save_meta({**meta, **changes})
 

@@ -1,4 +1,5 @@
-"""The Julia engine against the lanes engine, whose steps are the same, and against JAX's shapes."""
+"""The Julia engine, compared with the lanes engine, which takes the same steps, and with JAX's
+shapes."""
 
 import dataclasses
 import os
@@ -48,7 +49,7 @@ def sweep(prob):
 
 
 def both(ens, solver, n, place=None, **options):
-    """Solved by Julia, and by the lanes engine."""
+    """The solutions by Julia and by the lanes engine."""
     place = place or eo.EnsembleThreads()
     sim = eo.solve(ens, solver, place, trajectories=n, engine="julia", **options)
     return sim, eo.solve(ens, solver, trajectories=n, engine="lanes", **options)
@@ -142,7 +143,7 @@ def test_stiff(solver):
 
 
 def test_large_fields():
-    """With loops, matrix products and memory of their own."""
+    """The printed functions of large systems have loops, matrix products and scratch memory."""
     prob = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 1.0), network(100))
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
     sim, lanes = both(ens, eo.Tsit5(), 6, saveat=0.25, abstol=1e-8, reltol=1e-8)
@@ -173,8 +174,8 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def documented():
-    """Every method as it is called in Julia, in the documentation and in docstrings; a case each,
-    skipped where its package is not installed."""
+    """Every method as it is called in Julia, in the documentation and in docstrings: one test case
+    for each, which is skipped if its package is not installed."""
     pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("ensembleode/**/*.py")]
     texts = [name + call for page in pages for name, call in DOCUMENTED.findall(page.read_text())]
     known = {name: package for package, names in PACKAGES.items() for name in names.split()}
@@ -198,7 +199,7 @@ def test_what_is_documented_of_julia_alg(text):
 
 
 def test_which_methods_have_fixed_steps():
-    """Julia is asked of every method that is installed (but of those that switch)."""
+    """Julia says it of every installed method, except of those that switch."""
     julia = environment.find()
     there = environment.inspect(julia).packages
     names = [
@@ -273,7 +274,7 @@ def close(a, b, rtol=1e-6):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("sensealg", SENSEALGS)
 def test_gradient(sensealg, place):
-    """Against the exact adjoint of the lanes engine, at tight tolerances."""
+    """Gradients are compared with the exact adjoint of the lanes engine, at tight tolerances."""
     chosen = SENSEALGS[sensealg]
 
     @jax.jit
@@ -316,7 +317,7 @@ def test_gradient_of_the_ends(sensealg, options):
 
 @pytest.mark.parametrize("sensealg", SENSEALGS)
 def test_gradient_of_times(sensealg):
-    """With respect to the span and the saved times."""
+    """Derivatives with respect to the span and the saved times."""
 
     def of(x, engine, chosen=None):
         def prob_func(prob, ctx):
@@ -352,7 +353,7 @@ def test_forward_mode():
 
 
 def test_gradient_of_a_network():
-    """Of more parameters than forward sensitivities are for."""
+    """A gradient with respect to more parameters than forward sensitivities are used for."""
     net = network(16)
 
     def of(net, engine):
@@ -365,7 +366,8 @@ def test_gradient_of_a_network():
 
 
 def test_gradient_of_a_stiff_problem():
-    """The adjoint's time derivative knows that the forward solution moves: it takes few steps."""
+    """The adjoint's time derivative includes that of the forward solution, so it takes few
+    steps."""
 
     def robertson(u, p, t):
         slow, back, fast = p[0] * u[0], p[2] * u[1] * u[2], p[1] * u[1] ** 2
@@ -384,7 +386,7 @@ def test_gradient_of_a_stiff_problem():
 
 
 def test_gradient_past_a_failure():
-    """A failed trajectory has a gradient of zero, and touches no other."""
+    """A failed trajectory has a gradient of zero, and changes no other gradient."""
 
     def of(p, chosen):
         def prob_func(prob, ctx):
@@ -468,8 +470,8 @@ def test_nothing_is_lost_by_an_error():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, SystemExit])
 def test_interrupt(error):
-    """Ctrl-C stops Julia, as do a time limit and a handler that exits; and the next solve works.
-    Workers that have nothing to do with it are left alone."""
+    """Ctrl-C stops Julia, as do a time limit and a handler that exits, and the next solve works.
+    Workers without a part in the solve are left alone."""
     prob = eo.remake(LORENZ, tspan=(0.0, 1e9))
     ens = eo.EnsembleProblem(prob)
     main = threading.main_thread().ident
@@ -534,7 +536,7 @@ OWN = """
 
 
 def test_a_process_of_its_own():
-    """juliacall is never imported; when Julia's process dies, the next solve has another."""
+    """juliacall is never imported; if Julia's process dies, the next solve starts another one."""
     done = run_python(
         OWN
         + """
@@ -601,7 +603,7 @@ def test_workers_have_the_methods_that_were_loaded_before_them():
 
 
 def test_juliacall_beside_it():
-    """The user's own Julia code collects garbage while ours is idle."""
+    """The user's own Julia code collects garbage while the engine's thread is idle."""
     done = run_python(
         OWN
         + """
@@ -620,7 +622,7 @@ def test_juliacall_beside_it():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 def test_one_core_and_large_arrays():
-    """40 MB each way, where a callback that waits for JAX would never come back."""
+    """The arrays have 40 MB each way; a callback that waited for JAX would never return."""
     done = run_python(
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
         + textwrap.dedent(OWN)
@@ -647,7 +649,7 @@ def worker_pids():
 
 
 def test_a_worker_that_dies():
-    """One error, and the next solve has other workers."""
+    """There is one error, and the next solve has other workers."""
     place = eo.EnsembleDistributed(workers=2)
     short, ens = eo.EnsembleProblem(LORENZ), eo.EnsembleProblem(eo.remake(LORENZ, tspan=(0.0, 1e8)))
     options = {"trajectories": 4, "engine": "julia"}

@@ -1,6 +1,7 @@
-"""The printed Julia: as in the golden files, and, by a model of Julia, the numbers it computes.
+"""The printed Julia, compared with golden files, and the numbers that it computes in a model of
+Julia.
 
-To write the golden files anew, after a change that is meant, and to look at the difference:
+To write the golden files again after an intended change, and to see the difference:
 
     WRITE_GOLDEN=1 pytest -n 0 tests/engines/julia/test_source.py -k golden && git diff
 """
@@ -42,14 +43,14 @@ from .model import call, Vector
 
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
-# The derivatives here are those that all versions of JAX take in the same way.
+# All versions of JAX compute these derivatives by the same operations.
 SOURCES = [
     *((name, "f") for name in FIELDS),
     *((name, "jacobian") for name in ("kuramoto", "lorenz")),
     *((name, "vjp") for name in ("kuramoto", "lotka_volterra")),
 ]
 F64, INT = np.dtype(np.float64), np.dtype(np.int64)
-# What the printer may call; `julia/src/primitives.jl` has them.
+# The functions that printed source may call, which are in `julia/src/primitives.jl`.
 PRIMITIVES = """
     abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
     digamma div eq_to erf erf_inv erfc exp exp2 expm1 floor igamma igammac integer_pow is_finite
@@ -91,7 +92,8 @@ def by_model(program, u, p=(), t=0.25):
 
 
 def agree(fn, u, p=(), t=0.25, **options):
-    """Of the model with the program that was printed, in both forms; their sources."""
+    """Compares the model's results with those of the printed program, in both forms. Returns the
+    sources."""
     sources = []
     for apart in (True, False):
         program = Lowered(fn, u, p, t, apart=apart, **options)
