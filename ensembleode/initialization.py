@@ -24,7 +24,8 @@ class BrownFullBasicInit:
 
     **Arguments:**
 
-    - `abstol`: the largest residual of an equation.
+    - `abstol`: the largest residual of an equation, at most the `abstol` of the solve, to which
+        the start that was found is checked.
 
     **Raises:** `ValueError` for a tolerance that is not positive.
 

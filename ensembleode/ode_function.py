@@ -124,9 +124,9 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
     if isinstance(value, np.ndarray):
         if value.shape == (size, size):
             matrix = value if tree is None else in_order_of(value, tree.written())
-            return mass_matrix_of(matrix)
+            return mass_matrix_of(matrix.astype(float))
         if value.shape == shape and tree is None:
-            return mass_matrix_of(np.diag(value.ravel()))
+            return mass_matrix_of(np.diag(value.ravel()).astype(float))
     elif tree is not None and jtu.tree_structure(value) == tree.structure:
         leaves = jtu.tree_leaves(value)
         if all(np.shape(x) in ((), s) for x, s in zip(leaves, tree.shapes, strict=True)):

@@ -219,3 +219,15 @@ def test_errors_name_the_argument():
         solved(jac=lambda t, u, p: jnp.eye(3))
     with pytest.raises(ValueError, match=r"jac_prototype has the shape \(2, 2\).*\(3, 3\)"):
         solved(jac_prototype=np.eye(2))
+
+
+def test_as_many_entries_beside_a_block_as_it_has_zeros():
+    """16 integrals' entries in the place of 16 zeros on the diagonal: they are not taken for it."""
+    n = 16
+    a = np.random.default_rng(0).normal(size=(n, n)) * (1 - np.eye(n)) / 4
+    f = eo.ODEFunction(lambda u, p, t: a @ jnp.sin(u), jac_prototype=1 - np.eye(n))
+    prob = eo.ODEProblem(f, jnp.linspace(0.1, 1.0, n), (0.0, 1.0))
+    counted = eo.remake(prob, integrand=lambda u, p, t: jnp.sum(u * u))
+    plain, beside = (eo.solve(x, eo.Rodas5P(), abstol=1e-6, reltol=1e-6) for x in (prob, counted))
+    assert int(beside.stats.naccept) == int(plain.stats.naccept)
+    np.testing.assert_array_equal(beside.u, plain.u)

@@ -29,7 +29,6 @@ CALLS = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
-    "custom_lin": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "jit": "jaxpr",
     "remat2": "jaxpr",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 from typing import ClassVar
 
 import equinox as eqx
@@ -48,7 +49,7 @@ class AutoSwitch(ODESolver):
             )
         for option in ("maxstiffstep", "maxnonstiffstep"):
             value = getattr(self, option)
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
                 raise TypeError(f"{option} of {name} must be an integer, got {value!r}.")
             if value < 0:
                 raise ValueError(f"{option} of {name} must be 0 or more, got {value}.")

@@ -125,8 +125,9 @@ def pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tuple[int, .
     without row exchanges, for Jacobians with this pattern.
 
     A differential component is eliminated by an equation in which its derivative has a large
-    factor, and an algebraic component by an algebraic equation that contains it. So the factors are
-    accurate for small steps, if the index is one.
+    factor, and an algebraic component by an algebraic equation that contains it. Nothing else is
+    pivoted: where several algebraic components are coupled, a pivot may vanish during the
+    elimination although the index is one; then every step is rejected.
 
     **Raises:** `ValueError` if there are no such equations, because the algebraic equations don't
     determine the algebraic components.

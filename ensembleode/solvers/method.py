@@ -85,12 +85,12 @@ def equations_of(
         else:
             directions = jnp.eye(u.size, dtype=u.dtype).reshape(-1, *u.shape)
             jacobian = jax.vmap(product, in_axes=(None, None, 0), out_axes=-1)(u, t, directions)
-        jacobian = jacobian.reshape(u.size, u.size)
+        jacobian = jacobian.reshape(*u.shape, u.size)
         dfdt = jax.jvp(lambda t: field(y, t), (t,), (jnp.ones_like(t),))[1]
         return (jacobian,), dfdt
 
     def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
-        (matrix,) = jacobian
+        matrix = jacobian[0].reshape(-1, jacobian[0].shape[-1])
         of_step = jnp.asarray(gamma_h, matrix.dtype) * matrix
         m = jnp.eye(len(matrix)) if mass is None else mass.matrix
         return lu_factor(jnp.asarray(m, matrix.dtype) - of_step)
@@ -100,8 +100,8 @@ def equations_of(
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
     def row_sums(jacobian: tuple) -> Components:
-        (matrix,) = jacobian
-        return (jnp.sum(jnp.abs(matrix), axis=1),)
+        (by_component,) = jacobian
+        return (jnp.sum(jnp.abs(by_component), axis=-1),)
 
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]

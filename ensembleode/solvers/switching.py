@@ -119,8 +119,9 @@ class Switching:
             found = method.step(xp, equations, y, carry, t, h).y2
             return xp.total(tuple((a - b) * (a - b) for a, b in zip(found, y2, strict=True)))
 
-        # (An explicit step that overflows didn't make it.)
-        return self.in_mode(~(distance(self.nonstiff) <= distance(self.stiff)))
+        nonstiff, stiff = distance(self.nonstiff), distance(self.stiff)
+        # (A method whose step is NaN didn't make it.)
+        return self.in_mode((stiff < nonstiff) | (nonstiff != nonstiff))
 
     @property
     def order(self) -> int:

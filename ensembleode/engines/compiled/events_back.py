@@ -23,6 +23,7 @@ from .steps import Calls, Pulled, within_of
 
 
 if TYPE_CHECKING:
+    from ...solvers.method import Method
     from .record import Turn
     from .replay import Replay
 

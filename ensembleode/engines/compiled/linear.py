@@ -96,7 +96,11 @@ class LinearEquations:
         components = sorted(pivot.component for pivot in block.pivots)
         inside = set(block.inside)
         mass = {place: x for place, x in self.mass.items() if place in inside}
-        in_order = self.plan.equations is None and len(jacobian) == len(components) ** 2
+        # (All entries are those of this block, row by row, if there is nothing outside of it, and no
+        # zero in it.)
+        size = self.plan.size
+        is_whole = len(components) == size and len(jacobian) == size**2
+        in_order = self.plan.equations is None and is_whole
         if isinstance(jacobian, Loaded) and in_order:
             return DenseFactors(self.b, components, jacobian, gamma_h, mass)
         entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}

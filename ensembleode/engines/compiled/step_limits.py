@@ -33,13 +33,13 @@ def hold(loop: Loop, step: Step, here: Value, tolerance: tuple, scalefactor: flo
 
     def shorten() -> None:
         at = step.y, step.attempt.dense, step.t, step.h
-        dense = p.method.dense(b, loop.equations(loop.held, here), *at)
+        dense = step.method.dense(b, loop.equations(loop.held, here), *at)
         size = b.variable(p.dtype, proposed)
 
         def too_long() -> Value:
             ahead = t + loop.direction * size.get()
             theta = (ahead - step.t) / b.where(here, step.h, 1.0)
-            u = p.method.interpolate(b, step.y, dense, step.h, theta)
+            u = step.method.interpolate(b, step.y, dense, step.h, theta)
             below = b.constant(False, BOOL, of_lanes=True)
             for x, start, least in zip(u, now, tolerance, strict=False):
                 below = below | ((x <= -least) & (start > -least))

@@ -296,3 +296,25 @@ def test_others_say_what_to_take(engine):
 def test_steps_that_are_fixed():
     with pytest.raises(ValueError, match=r"AutoTsit5 switches by how long its steps are"):
         eo.solve(oscillator(), ALG, adaptive=False, dt=0.1)
+
+
+def test_steps_that_keep_components_positive():
+    """The limit of the next step is by the dense output of the method that made this one."""
+    prob = eo.ODEProblem(
+        lambda u, p, t: jnp.stack([-p * u[0], p * u[0] - u[1]]), [1.0, 0.0], (0.0, 20.0), 1e3
+    )
+    found, free = (
+        eo.solve(prob, eo.AutoTsit5(eo.Rosenbrock23()), callback=x)
+        for x in (eo.PositiveDomain(), None)
+    )
+    assert found.retcode == eo.ReturnCode.Success
+    assert int(found.stats.nw) > 0
+    np.testing.assert_allclose(found.u[-1], free.u[-1], atol=1e-4)
+
+
+def test_dense_output_of_states_with_two_axes():
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones((2, 3)), (0.0, 1.0), 50.0)
+    sol = eo.solve(prob, eo.AutoTsit5(eo.Rosenbrock23()), save_everystep=True)
+    t = np.linspace(0.0, 1.0, 7)
+    expected = np.exp(-50.0 * t)[:, None, None] * np.ones((2, 3))
+    np.testing.assert_allclose(sol(t), expected, atol=2e-3)
