@@ -96,8 +96,8 @@ class LinearEquations:
         components = sorted(pivot.component for pivot in block.pivots)
         inside = set(block.inside)
         mass = {place: x for place, x in self.mass.items() if place in inside}
-        # (All entries are those of this block, row by row, if nothing is outside of it, and it has no
-        # zero.)
+        # (All entries are those of this block, row by row, if nothing is outside of it, and no zero
+        # in it.)
         size = self.plan.size
         is_whole = len(components) == size and len(jacobian) == size**2
         in_order = self.plan.equations is None and is_whole
