@@ -384,6 +384,7 @@ def test_found_starts_within_jit_and_beside_events_and_integrals():
 #
 
 
+@pytest.mark.slow
 def test_derivatives_by_closed_forms():
     """First and second derivatives of both components, with respect to the start, a parameter and
     the end."""

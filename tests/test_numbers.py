@@ -62,6 +62,7 @@ def in_process_with_rows(source):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_rows_that_are_added_travel():
     in_process_with_rows(
         """

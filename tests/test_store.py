@@ -561,6 +561,7 @@ def test_an_earlier_version_is_refused(tmp_path):
         eo.open_ensemble(path)
 
 
+@pytest.mark.slow
 def test_the_batch_size_is_that_of_the_store(tmp_path):
     """It is chosen once: for about 64 batches, of what belongs together."""
     path = tmp_path / "sweep.zarr"

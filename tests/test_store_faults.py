@@ -164,6 +164,7 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every, what):
     assert how != "fails" or said > at / every * 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "kills"),
     [

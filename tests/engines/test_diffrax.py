@@ -331,6 +331,7 @@ def test_implicit_failure_is_a_return_code():
     assert np.isnan(sol.u[-1]).all()
 
 
+@pytest.mark.slow
 def test_float32():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0], jnp.float32), (0.0, 1.0))
     sol = solve(prob, saveat=0.1)

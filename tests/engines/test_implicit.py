@@ -256,6 +256,7 @@ def counting(f):
 QUICK_COUNT = eo.KenCarp3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [

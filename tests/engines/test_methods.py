@@ -121,6 +121,7 @@ def test_gradients_of_fixed_steps(alg, engine, saveat):
     np.testing.assert_allclose(jax.grad(fn)(X), differences(fn, X), rtol=1e-7)
 
 
+@pytest.mark.slow
 @by_solver
 @pytest.mark.parametrize("saved", [slow_unless(k == "dense", SAVED[k], id=k) for k in SAVED])
 def test_gradients_of_the_engines_agree(alg, saved):

@@ -128,6 +128,7 @@ def test_by_numbers_and_times(mode, way):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_product_by_numbers():
     """All against all, in one product."""
     loss, flat = flat_loss(solved_decay, numbers("ends"))

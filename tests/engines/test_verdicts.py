@@ -140,6 +140,7 @@ def ensemble(case: Case, *, adaptive: bool):
     return eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), first), prob_func)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adaptive", "maxiters"),
     [

@@ -254,6 +254,7 @@ def assert_close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_parameters_of_each_trajectory(lanes_first):
     """Operands of other libraries' primitives may be shared by all lanes, or be each lane's own."""
     field = RUN["lineax LU"]

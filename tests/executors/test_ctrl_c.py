@@ -198,6 +198,7 @@ def test_a_problem_alone(engine, way):
     assert eo.solve(prob, **how).retcode == eo.ReturnCode.Success
 
 
+@pytest.mark.slow
 def test_returned_and_resumed(tmp_path):
     """Batches that are done are in the store; the others are solved when it is asked again."""
     path = tmp_path / "store"

@@ -104,6 +104,7 @@ def test_what_is_allowed(running):
         assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
+@pytest.mark.slow
 @SCHEMA.parametrize()
 @hypothesis.settings(max_examples=15, **COMMON)
 def test_no_server_error(case, running):

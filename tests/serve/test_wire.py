@@ -247,6 +247,7 @@ def test_whatever_comes_is_refused_or_numbers(body, entry):
         refused_or_numbers(text, binary, entry)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=600, deadline=None)
 @hypothesis.given(
     st.sampled_from(["u0", "p", "tspan", "saveat"]),
@@ -310,6 +311,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full_of", [slow_unless(x == "lists", x) for x in BODIES])
 def test_a_body_does_not_become_much_more(full_of):
     """Of 16 MiB of empty lists there was more than a gigabyte when they were read."""

@@ -272,6 +272,7 @@ def test_steps_below_dtmin_end_the_trajectory(engine, controller):
     assert eo.solve(easy, dtmin=0.3, dt=0.4, dtmax=0.4, **options).retcode == eo.ReturnCode.Success
 
 
+@pytest.mark.slow
 def test_bounds_may_differ_by_trajectory():
     sizes = jnp.array([0.01, 0.02, 0.05])
 

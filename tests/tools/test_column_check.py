@@ -51,6 +51,7 @@ def test_coupled(name, columns):
     assert f"f(u)[..., {j}] depends on u[..., {i}]" in repr(report)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
 @hypothesis.given(st.data())
 def test_the_pair_is_named(data):

@@ -253,6 +253,7 @@ def test_an_error_that_passes(tmp_path, monkeypatch, error):
     np.testing.assert_array_equal(found.losses, fit_line(maxiters=5).losses)
 
 
+@pytest.mark.slow
 def test_two_fits_on_one_folder(tmp_path):
     """The second is refused, by whichever name; a fit that was killed has no lock."""
     folder, link = tmp_path / "run", tmp_path / "link"

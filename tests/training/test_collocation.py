@@ -175,6 +175,7 @@ def test_units_of_time():
     np.testing.assert_allclose(same, u, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_times_may_come_several_times():
     ts = jnp.repeat(TS, 2)
     data = jnp.stack([jnp.sin(TS) - 0.5, jnp.sin(TS) + 0.5], axis=1).ravel()

@@ -347,6 +347,7 @@ print(hits.count("/jax/compilation_cache/cache_hits"))
 """
 
 
+@pytest.mark.slow
 def test_on_two_devices_and_from_the_compilation_cache_of_jax(tmp_path):
     """Each device has its half; and what XLA compiled in one process is loaded by the next, with
     the kernels that it calls."""

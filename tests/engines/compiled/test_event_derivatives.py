@@ -96,6 +96,7 @@ def test_a_ball_in_closed_form_of_third_order():
     np.testing.assert_allclose(found, third(lambda x: weighted(closed(x)[0])), rtol=1e-9, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_saved_time_that_is_the_event():
     """A state saved then is that before, and moves as if nothing would happen: the event comes
     later, or earlier. (SciMLSensitivity #1447.)"""

@@ -409,6 +409,7 @@ def test_fields():
     assert_same(results(fields, 8), narrow)
 
 
+@pytest.mark.slow
 def test_transposed_fields():
     """What pulls a cotangent back: to the state, and to parameters of each lane and of all."""
 

@@ -133,6 +133,7 @@ def test_negative_arguments_of_gamma_functions(name):
     assert_accurate(name, [single], on_arrays(name, SINGLE)(single))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "dtype"),
     [

@@ -197,6 +197,7 @@ def test_dense_output_is_that_of_the_method_that_made_the_step(alg):
     np.testing.assert_allclose(saved.u, exact.u, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_events_and_integrals():
     """An event doesn't change which method makes the steps."""
 

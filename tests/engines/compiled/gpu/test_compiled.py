@@ -85,6 +85,7 @@ def test_the_report():
     assert forward.pull_back is None
 
 
+@pytest.mark.slow
 @needs_ptxas
 def test_what_spills_warns():
     with warnings.catch_warnings(record=True) as caught:

@@ -65,6 +65,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(x == "times", x) for x in OPTIONS])
 def test_reverse(on_host, name):
     options = OPTIONS[name]

@@ -133,6 +133,7 @@ def test_options(on_ptx, name, dtype):
     same(numbers(got), numbers(expected))
 
 
+@pytest.mark.slow
 def test_integrands(on_ptx):
     ens = rising_lorenz()
     prob = eo.remake(ens.prob, integrand=lambda u, p, t: {"u": u[0], "t": t * p[:2]})
