@@ -2,17 +2,17 @@
 Ensembles of differential equations whose right-hand sides were written in JAX.
 
 Python traces the right-hand side and sends its translation; from then on Julia solves alone, with
-the arrays that Python shares. What Python asks for comes as one TOML text (`requests.jl`).
+the arrays that Python shares. Each request of Python is one TOML text (`requests.jl`).
 
-- `primitives.jl`: the operations of a translated function that Julia has not under JAX's terms.
-- `fields.jl`: the translated functions, and where they are defined.
+- `primitives.jl`: JAX's operations, with JAX's results also where Julia's functions differ.
+- `fields.jl`: the translated functions, and the processes that have them.
 - `methods.jl`: the methods by name.
 - `trajectories.jl`: the problem of each trajectory, from columns of arrays.
-- `callbacks.jl`: what happens to it on the way.
-- `records.jl`: what is kept of its solution.
+- `callbacks.jl`: callbacks, and the log of a trajectory's events.
+- `records.jl`: what is kept of each solution.
 - `ensembles.jl`: where trajectories run.
-- `adjoints.jl`: the continuous adjoint.
-- `requests.jl`: the requests of Python, and the loop of a process of its own.
+- `adjoints.jl`: gradients by the continuous adjoint.
+- `requests.jl`: the requests of Python, and the loop that answers them in a separate process.
 """
 module EnsembleODE
 
