@@ -1,7 +1,8 @@
 """
     AdjointNumbers(own, shared, work, forward)
 
-The parameters of an adjoint's right-hand side: also the forward solution, a function of the time.
+The parameters of an adjoint's right-hand side: those of the forward field, scratch memory, and the
+forward solution as a function of the time.
 """
 struct AdjointNumbers{O,S,W,F}
     own::O
@@ -19,9 +20,8 @@ end
 (f::Forward)(t) = (f.sol(f.cache, t); f.cache)
 
 """
-The cotangents of the states at the saved times, added to the adjoint state when it gets there.
-
-`next` counts down through the rows.
+The cotangents of the states at the saved times. The backward solve adds the cotangents of a row to
+the adjoint state when it reaches the row's time. `next`, the next row to add, counts down.
 """
 mutable struct Jumps{T}
     const times::Vector{T}
@@ -30,7 +30,7 @@ mutable struct Jumps{T}
 end
 (jumps::Jumps)(u, t, integrator) = jumps.next >= 1 && t == jumps.times[jumps.next]
 
-"""Add the cotangents of all rows at the time `t`; the rest of the state is left as it is."""
+"""Add the cotangents of all rows at the integrator's time to the adjoint state."""
 function (jumps::Jumps)(integrator)
     integrator.u = jumped(integrator.u, jumps, integrator.t)
     return nothing
@@ -64,13 +64,14 @@ cotangent(jumps::Jumps{T}, k, row) where {T} =
 The continuous adjoint of `n` trajectories: solve forwards, then backwards for
 `z = [lambda; integral of the parameters' gradient]` along the interpolated forward solution.
 
-- `gradient [state + parameters, trajectory]`: what comes out.
-- `ens`: without `times`, so that the forward solution is whole.
-- `times [time]` or `[time, trajectory]`, `cotangents [state, time, trajectory]`: of the saved
-  states.
+- `gradient [state + parameters, trajectory]`: the result is written here.
+- `ens`: without `times`, so that the forward solution can be interpolated everywhere.
+- `times [time]` or `[time, trajectory]`: the times of the saved states.
+- `cotangents [state, time, trajectory]`: the cotangents of the saved states.
 - `adjoint`: the right-hand side of `z`, which reads the forward state by `p.forward(t)`.
 
-A trajectory that failed forwards has a gradient of zero; where the adjoint fails, it is NaN.
+A trajectory whose forward solve fails has a gradient of zero; where the backward solve fails, the
+gradient is NaN.
 """
 function solve_adjoint!(
     gradient::Matrix{T}, ens::Trajectories{T}, times, cotangents::Array{T,3}, field::Field,
@@ -94,8 +95,8 @@ function solve_adjoint!(
         cache = field.in_place ? copy(u0) : nothing
         work = adjoint.in_place ? scratch(adjoint) : nothing
         numbers = AdjointNumbers(p.own, p.shared, work, Forward(forward, cache))
-        # In the order that the solution gets there; rows that it did not get to are said to be at
-        # the start.
+        # Rows in the order in which the solution reaches them. Python gives a row that was not
+        # reached the start as its time, and cotangents of zero.
         rows = column(times, i)
         order = failed ? Int[] : sortperm(rows; by = t -> abs(t - span[1]))
         jumps = Jumps(Vector{T}(rows[order]), cotangents[:, order, i], length(order))
@@ -120,14 +121,14 @@ function solve_adjoint!(
     return nothing
 end
 
-# A tolerance of each component of the state says nothing of the adjoint's: the smallest holds.
+# Tolerances by component of the state don't fit the adjoint state: the smallest one is used.
 scalar_tolerances(steps) =
     (; (k => minimum(steps[k]) for k in (:abstol, :reltol) if haskey(steps, k))...)
 
 """
-What the adjoint steps onto, from `from` back to `to`: the times of the cotangents, and the known
-times of the way there. Where the field jumps it is another from the next number on, which is the
-last before the jump on the way back.
+The times that the backward solve steps onto between `from` and `to`: the times of the cotangents,
+and the forward solve's known times. The field after a discontinuity holds from the next number on,
+so the backward solve steps onto that number, the last before the field changes back.
 """
 function stops_back(steps, times, from, to)
     backwards(t) = min(to, from) < t < max(to, from)
@@ -137,5 +138,5 @@ function stops_back(steps, times, from, to)
     return (; tstops = unique(tstops), d_discontinuities = jumps)
 end
 
-# With a fixed step it is as long on the way back.
+# A given step is as long in the backward solve, with the opposite sign.
 step_back(steps) = haskey(steps, :dt) ? (; dt = -steps.dt) : (;)
