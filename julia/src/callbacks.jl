@@ -1,15 +1,17 @@
-# Callbacks whose conditions and affects are translated functions `(u, p, t, uprev, tprev, mask)`
-# (`tprev` a tuple of one number). What becomes of a trajectory's events is in its parameters.
+# Callbacks whose conditions and affects are translated functions `(u, p, t, uprev, tprev, mask)`,
+# with `tprev` a tuple of one number. The log of a trajectory's events is one of its parameters.
 
 """
     Happened{T}(state, room, longest)
 
-The events of a trajectory, of which there is room for so many: `t [event]`, `which [event]`, the
-number of the callback, `crossed [condition, event]`, how its conditions crossed zero, and the
-states `before` and `after`, `[component, event]`.
+The log of a trajectory's events, with room for `room` of them:
 
-- `count`: how many there were; `code`: the return code with which an affect ended it, or 0;
-  `acted`: when something acted last.
+- `t [event]`: the time; `which [event]`: the number of the callback.
+- `crossed [condition, event]`: how each of the callback's conditions, at most `longest`, crossed
+  zero.
+- `before`, `after`, `[component, event]`: the states before and after the affect.
+- `count`: the number of logged events; `code`: the return code with which an affect ended the
+  trajectory, or 0; `acted`: the time of the last affect, or NaN.
 """
 mutable struct Happened{T}
     const t::Vector{T}
@@ -30,8 +32,8 @@ Happened{T}(state, room, longest) where {T} = Happened{T}(
 """
     Callbacks(set, room, longest)
 
-The callbacks of an ensemble, SciML's `set`; and for how many events of a trajectory there is room,
-of callbacks with so many conditions at most.
+The callbacks of an ensemble, as SciML's `set`. `room`: how many events of a trajectory are logged
+at most; `longest`: the largest number of conditions of a callback.
 """
 struct Callbacks{S}
     set::S
@@ -43,7 +45,7 @@ happened(::Nothing, ens) = nothing
 happened(callbacks::Callbacks, ens::Trajectories{T}) where {T} =
     Happened{T}(size(ens.u0, 1), callbacks.room, callbacks.longest)
 
-"""Whether the trajectory had more events than there is room for, and nothing happens any more."""
+"""Whether the trajectory had more events than there is room for, so that callbacks stop acting."""
 is_full(integrator) = integrator.p.happened.code == MAX_EVENTS
 
 #
@@ -59,7 +61,7 @@ function (c::Condition)(out, u, t, integrator)
     return nothing
 end
 
-"""The condition of a discrete callback; before it is asked, `limit` may shorten the next step."""
+"""The condition of a discrete callback; before its evaluation `limit` may shorten the next step."""
 struct Asked{F,L}
     part::F
     limit::L
@@ -71,14 +73,14 @@ function (asked::Asked)(u, t, integrator)
 end
 
 #
-# What is done
+# Affects
 #
 
 """
     Affect(part, which, is_kept, sign)
 
-What the callback with the number `which` does, an event that is kept or not; `sign` says how its
-condition crosses zero, where it has one.
+The affect of the callback with the number `which`. `is_kept`: whether its events are logged;
+`sign`: how its condition crosses zero, for callbacks with one condition.
 """
 struct Affect{F}
     part::F
@@ -112,26 +114,27 @@ function act!(integrator, affect::Affect, crossed, mask)
     log.acted = t
     ends = last(found)
     if ends > 0
-        # (2: something could not be done.)
+        # 1: the affect ends the trajectory; 2: the affect did not converge.
         log.code = ends > 1 ? NOT_CONVERGED : TERMINATED
         terminate!(integrator)
     end
     return nothing
 end
 
-"""The state, made of the first numbers of these."""
+"""The state after an affect: the first numbers of `found`."""
 changed(::SVector{N,T}, found) where {N,T} = SVector{N,T}(ntuple(k -> found[k], Val(N)))
 changed(u::Vector, found) = copyto!(u, 1, found, 1, length(u))
 
 #
-# Steps that are held to something
+# Limits on the next step
 #
 
 """
     Limit(tolerance, scalefactor)
 
-The next step is multiplied by `scalefactor` until no component is below minus `tolerance` (a
-translated function; nothing: `abstol` of the solve) at its end, as far as the last step foretells.
+Multiplies the next step by `scalefactor` until no component of the state at its end, extrapolated
+from the last step, is below minus `tolerance`. `tolerance` is a translated function, or `nothing`
+for the solve's `abstol`.
 """
 struct Limit{F}
     tolerance::F
@@ -141,11 +144,11 @@ end
 hold!(integrator, ::Nothing) = nothing
 function hold!(integrator, limit::Limit)
     u, t, p = integrator.u, integrator.t, integrator.p
-    # Where the state has jumped, the step before foretells nothing.
+    # After an affect the last step can't be extrapolated.
     p.happened.acted == t && return nothing
     least = limit.tolerance === nothing ? integrator.opts.abstol :
             limit.tolerance(u, p, t, (), (), ())
-    # A component that is below already has no say: no step is short enough for it.
+    # A component that is too low already is ignored: no step would be short enough.
     too_low(x, now, least) = x <= -least && now > -least
     proposed = get_proposed_dt(integrator)
     dt = proposed
@@ -162,7 +165,7 @@ end
 
 const ROOTFIND = Dict(string(x) => x for x in instances(SciMLBase.RootfindOpt))
 
-"""The callbacks of a request; nothing where it has none."""
+"""The callbacks of a request; `nothing` for a request without callbacks."""
 function callbacks(description, processes)
     description === nothing && return nothing
     pkgversion(SciMLBase) >= v"3" || error(
