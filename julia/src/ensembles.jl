@@ -1,7 +1,8 @@
 """
     Place(name; workers, threads, backend)
 
-Where trajectories run: the name of SciML's ensemble algorithm, and what it needs.
+Where trajectories run: the name of SciML's ensemble algorithm, the number of worker processes, the
+threads of each worker, and the backend of GPU kernels.
 """
 Base.@kwdef struct Place
     name::Symbol
@@ -21,14 +22,14 @@ const ALGORITHMS = Dict(
     :EnsembleSplitThreads => EnsembleSplitThreads,
 )
 
-"""SciML's ensemble algorithm; those of DiffEqGPU are in the extension."""
+"""SciML's ensemble algorithm; the extension has DiffEqGPU's algorithms."""
 ensemble_algorithm(place::Place) =
     is_gpu(place) ? gpu_ensemble_algorithm(place) : ALGORITHMS[place.name]()
 
 function gpu_ensemble_algorithm end
 function gpu_method end
 
-"""The trajectory that SciML speaks of: in version 3 by a context, in version 2 by its number."""
+"""The number of a trajectory: SciMLBase 3 passes a context, SciMLBase 2 the number itself."""
 index(ctx) = ctx.sim_id
 index(i::Integer) = i
 
@@ -46,8 +47,8 @@ end
 """
     Interruptible(stop)
 
-A check at each step: for a state that is NaN, and for `stop`, the address of a number that is not
-zero once the user has interrupted.
+A check at each step, which ends the solve where the state has a NaN, or where the number at the
+address `stop` is no longer zero because the user has interrupted.
 """
 struct Interruptible
     stop::Ptr{Int32}
@@ -56,8 +57,8 @@ end
     any(isnan, u) || (check.stop != C_NULL && unsafe_load(check.stop) != 0)
 
 """
-Say nothing: what SciML warns of is a return code. (An object since OrdinaryDiffEq 7, before that
-`false`.)
+The value of `verbose` that silences SciML's warnings, which repeat the return codes: an object
+since OrdinaryDiffEq 7, and `false` before.
 """
 function quiet()
     id = Base.PkgId(Base.UUID("2b5f629d-d688-5b77-993f-72d75c75574e"), "DiffEqBase")
@@ -69,13 +70,13 @@ end
 """
     solve_ensemble!(out, ens, field, method, place, n; stop, callbacks, common...)
 
-Solve `n` trajectories with SciML, and write what is kept of them to `out`.
+Solve `n` trajectories with SciML, and write what is kept of each solution to `out`.
 """
 function solve_ensemble!(
     out::Outputs, ens::Trajectories, field::Field, method, place::Place, n; stop = C_NULL,
     callbacks = nothing, common...
 )
-    # One alone DiffEqGPU does not solve on a GPU, and on the CPU not with all options.
+    # DiffEqGPU solves a single trajectory on the CPU, and supports fewer options there.
     place = is_gpu(place) && n == 1 ? Place(; name = :EnsembleSerial) : place
     is_gpu(place) && check_spans(ens, place)
     kind = Kind(ens, field; isbits = is_gpu(place))
@@ -91,7 +92,7 @@ function solve_ensemble!(
     remote = is_distributed(place)
     keep = remote ? (sol, i) -> Record(mode, first, rows, ens, sol, i) :
            (sol, i) -> write!(out, ens, sol, i)
-    # Where times are given, those that were saved besides them are passed over.
+    # With given times `keep!` skips the saved times that were not asked for.
     saving = (; save_everystep = mode === :steps, save_start = first || mode === :times)
     check = Interruptible(remote || is_gpu(place) ? C_NULL : Ptr{Int32}(stop))
     checks = is_gpu(place) ? (;) : (; unstable_check = check, verbose = quiet(), dense = false)
@@ -104,7 +105,7 @@ function solve_ensemble!(
     return nothing
 end
 
-"""What DiffEqGPU would solve otherwise, or not at all."""
+"""Raise an error for time spans that DiffEqGPU would replace by others, or can't solve."""
 function check_spans(ens::Trajectories, place::Place)
     if is_kernel(place)
         all(ens.t0 .<= ens.t1) || error("EnsembleGPUKernel solves forwards in time only.")
@@ -114,7 +115,7 @@ function check_spans(ens::Trajectories, place::Place)
     return nothing
 end
 
-"""`keep(solution, i)` of each trajectory, whose problem is `problem(i)`."""
+"""Solve `problem(i)` for each trajectory `i` up to `n`; return the results of `keep(sol, i)`."""
 function solve_each(problem, keep, method, place::Place, n; kwargs...)
     ens = EnsembleProblem(
         problem(1);
@@ -133,15 +134,15 @@ end
 # Processes
 #
 
-"""The processes that are given work, and how many threads each has."""
+"""The worker processes, and the number of threads of each."""
 const WORKERS = Ref((Int[], 0))
 
-"""Those of them that have work in the request that is being answered."""
+"""The worker processes that solve for the current request."""
 const IN_USE = Ref(Int[])
 
 """
-The id of a worker's process; 0 where it does not answer: it has died (by an interrupt, where it was
-idle, or of memory), or is busy with what nobody waits for any more.
+The id of a worker's process, or 0 where the worker does not answer: because the process has died
+(by an interrupt while idle, or out of memory), or is still busy with an abandoned request.
 """
 function process_id(worker)
     asked = @async Distributed.remotecall_fetch(getpid, worker)
@@ -149,7 +150,10 @@ function process_id(worker)
     return waited === :ok && !istaskfailed(asked) ? Int(fetch(asked)) : 0
 end
 
-"""Have this many processes with this many threads, and nothing else but what they need loaded."""
+"""
+The `n` worker processes with `threads` threads each and this package loaded: the running ones where
+they fit, else new ones.
+"""
 function start_workers(n::Int, threads::Int)
     processes, have = WORKERS[]
     processes = intersect(processes, Distributed.workers())
@@ -170,7 +174,7 @@ end
 
 stop_workers() = start_workers(0, 0)
 
-"""End this process when that one has ended: killed, it can't say so, and a worker may wait on."""
+"""End this process after `process` has ended: a killed process can't stop its workers itself."""
 function end_with(process)
     Sys.isunix() || return nothing
     Timer(2; interval = 2) do _
