@@ -7,15 +7,15 @@ using ..Primitives: Primitives
 
 end
 
-"""Which functions each process has been given."""
+"""The names of the functions that each process has."""
 const DEFINED = Dict{Int,Set{String}}()
 
-"""The code of each function: Python sends it once, processes may be started later."""
+"""The code of each function: Python sends the code once, and new processes may need it later."""
 const CODE = Dict{String,Expr}()
 
 """
-Define a function in these processes, unless they have it. A name stands for one source: it holds a
-hash of it.
+Define a function in those of the processes that don't have it. A name never stands for two sources:
+it contains a hash of the source.
 """
 function define(name::String, source::Union{String,Nothing}, processes)
     missing_in = filter(i -> !(name in get!(DEFINED, i, Set{String}())), collect(Int, processes))
@@ -35,8 +35,8 @@ end
 """
     Field(f, jac, tgrad, in_place, work)
 
-A right-hand side with its derivatives, `nothing` where there are none. `work` is, by function, how
-much scratch memory it needs: pairs of an element type and a length.
+A right-hand side with its derivatives (`nothing` where they are not given). `work`: the scratch
+memory of each function, as pairs of an element type and a length.
 """
 struct Field{F,J,G,W}
     f::F
