@@ -1,4 +1,4 @@
-# What Python calls a method is data, never code: a name, the package that has it, and arguments.
+# Python describes a method by data, never by code: the method's name, package and arguments.
 
 """
     method(description)
@@ -12,7 +12,7 @@ function method(description::AbstractDict)
     startswith(package, "OrdinaryDiffEq") || error("$package is not a package of OrdinaryDiffEq.")
     arguments = map(argument, get(description, "arguments", []))
     options = [Symbol(k) => argument(v) for (k, v) in get(description, "options", Dict())]
-    # What was loaded only now is newer than this call.
+    # The package may have been loaded just now, and is then of a newer world age than this call.
     return Base.invokelatest(make, load(package), Symbol(name), arguments, options)
 end
 
@@ -27,13 +27,13 @@ argument(x::AbstractDict) = haskey(x, "val") ? Val(x["val"]) : method(x)
 argument(x::AbstractVector) = Tuple(map(argument, x))
 argument(x::Real) = x
 
-"""A package, loaded when it is first needed; `option` of the installer gets it."""
+"""The package, loaded on first use. `option`: the installer's option that adds the package."""
 function load(package::AbstractString, option = "--all_methods")
     for parent in (@__MODULE__, nothing)
         id = parent === nothing ? Base.identify_package(package) :
              Base.identify_package(parent, package)
         id === nothing && continue
-        # Workers that started after it was loaded here have not got it.
+        # Workers that started after the package was loaded here don't have it yet.
         processes = IN_USE[]
         isempty(processes) || Distributed.remotecall_eval(Main, processes, :(Base.require($id)))
         return Base.require(id)
