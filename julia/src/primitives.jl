@@ -1,8 +1,8 @@
 """
-The operations of JAX that Julia has under other terms.
+JAX's operations, with JAX's results also where Julia's functions differ.
 
-Nothing here throws: outside of their domain the results are NaN, as in JAX, so that a trajectory
-which goes there ends with a return code, and no other is touched.
+No operation throws: outside of its domain the result is NaN, as in JAX. A trajectory that leaves
+the domain ends with a return code, and the other trajectories go on.
 """
 module Primitives
 
@@ -10,7 +10,7 @@ using SpecialFunctions: SpecialFunctions
 
 nan(x) = oftype(x, NaN)
 
-# Julia throws a `DomainError` outside of the domain; these stay inside, and choose afterwards.
+# Julia throws a `DomainError` outside of the domain: evaluate at 1 instead, and select NaN after.
 for (name, inside) in (
     :sin => :(isfinite(x)),
     :cos => :(isfinite(x)),
@@ -44,12 +44,12 @@ end
 @inline is_finite(x) = isfinite(x)
 @inline sign(x) = Base.sign(x)
 
-# NaN goes through both, as in Julia.
+# A NaN in either argument gives NaN, as in Julia.
 @inline max(x, y) = Base.max(x, y)
 @inline min(x, y) = Base.min(x, y)
 @inline clamp(low, x, high) = Base.min(Base.max(x, low), high)
 
-"""`x^y`: NaN for a negative base, unless `y` is a whole number, or one of them infinite."""
+"""`x^y`; NaN for a negative `x`, unless `y` is a whole number, or `x` or `y` is infinite."""
 @inline function pow(x::AbstractFloat, y::AbstractFloat)
     whole = isinteger(y)
     power = ifelse(whole, x, abs(x))^y
@@ -58,7 +58,7 @@ end
 @inline pow(x::AbstractFloat, y::Integer) = x^y
 @inline pow(x::Integer, y::Integer) = ifelse(y >= 0, x^Base.max(y, zero(y)), zero(x))
 
-# By a total order, in which -0 is less than 0, and NaN is last.
+# Comparisons by a total order: -0 is less than 0, and NaN is greater than all other numbers.
 @inline eq_to(x, y) = isequal(x, y)
 @inline le_to(x, y) = !isless(y, x)
 @inline lt_to(x, y) = isless(x, y)
@@ -71,7 +71,7 @@ end
     return isodd(Y) ? x * half * half : half * half
 end
 
-# Whole numbers, where Julia throws on a division by zero, and of the least number by -1.
+# Julia throws on integer division by zero, and on division of the least integer by -1.
 @inline function div(x::T, y::T) where {T<:Integer}
     throws = iszero(y) | ((x == typemin(T)) & (y == -1))
     return ifelse(iszero(y), -one(T), Base.div(x, ifelse(throws, one(T), y)))
@@ -84,13 +84,13 @@ end
     return ifelse(inside, Base.rem(ifelse(inside, x, one(x)), ifelse(inside, y, one(y))), nan(x))
 end
 
-"""To the nearest whole number; halves away from zero (0), or to the even one (1)."""
+"""Round to the nearest whole number, halves away from zero (`Val(0)`) or to even (`Val(1)`)."""
 @inline round(x, ::Val{0}) = Base.round(x, RoundNearestTiesAway)
 @inline round(x, ::Val{1}) = Base.round(x, RoundNearest)
 
-"""The whole number of this type towards zero: the nearest there is; 0 for NaN."""
+"""`x` rounded towards zero and clamped to the range of the integer type `T`; 0 for NaN."""
 @inline function truncated(::Type{T}, x) where {T}
-    # The first numbers on each side that T does not have.
+    # The range of T; numbers at its bounds, which may be rounded outwards, are clamped.
     low, high = oftype(x, typemin(T)), oftype(x, typemax(T))
     inside = (x > low) & (x < high)
     whole = unsafe_trunc(T, ifelse(inside, x, zero(x)))
@@ -108,7 +108,7 @@ end
 @inline shift_left(x, n) = ifelse((n >= 0) & (n < 8 * sizeof(x)), x << n, zero(x))
 @inline function shift_right_arithmetic(x, n)
     n = ifelse((n >= 0) & (n < 8 * sizeof(x)), n, oftype(n, 8 * sizeof(x) - 1))
-    return (signed(x) >> n) % typeof(x)  # the first bit is the sign, also of those without one
+    return (signed(x) >> n) % typeof(x)  # the first bit is the sign, for unsigned types too
 end
 @inline shift_right_logical(x, n) =
     ifelse((n >= 0) & (n < 8 * sizeof(x)), x >>> n, zero(x))
@@ -117,7 +117,7 @@ end
 # Special functions
 #
 
-# With parameters that are larger, SpecialFunctions may throw, or never end.
+# SpecialFunctions may throw, or never end, for parameters larger than this.
 const LARGEST = 1.0f9
 
 @inline erf(x) = SpecialFunctions.erf(x)
@@ -140,7 +140,7 @@ end
 @inline bessel_i0e(x) = bessel_ie(0, abs(x))
 @inline bessel_i1e(x) = sign(x) * bessel_ie(1, abs(x))
 @inline function bessel_ie(order, x)
-    # Where SpecialFunctions throws, two terms are all that counts.
+    # SpecialFunctions throws for large x; two terms of the asymptotic series are enough there.
     x < 1.0f8 && return oftype(x, SpecialFunctions.besselix(order, x))
     return (1 - oftype(x, 4 * order^2 - 1) / (8 * x)) / sqrt(oftype(x, 2π) * x)
 end
