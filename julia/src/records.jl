@@ -1,4 +1,4 @@
-# The return codes, by the numbers that Python knows them by.
+# The return codes, with Python's numbers.
 const SUCCESS, MAX_ITERS, DT_LESS_THAN_MIN, UNSTABLE, FAILURE = Int32.(1:5)
 const TERMINATED, MAX_EVENTS, NOT_CONVERGED = Int32.(6:8)
 
@@ -11,7 +11,7 @@ function code(retcode)
     return FAILURE
 end
 
-"""Of a trajectory that an affect ended the code is that of the affect."""
+"""The return code: the affect's code where an affect ended the trajectory, else SciML's."""
 code(retcode, ::Nothing) = code(retcode)
 code(retcode, happened::Happened) =
     retcode == ReturnCode.Terminated ? happened.code : code(retcode)
@@ -19,12 +19,13 @@ code(retcode, happened::Happened) =
 """
     Outputs(; mode, start, u, t, lengths, codes, counts, events)
 
-Where the solutions go: `u [state, time, trajectory]`, and `t [time, trajectory]` where every step
-is saved. What was not reached is NaN; `lengths` says how many times were.
+The arrays to which solutions are written: `u [state, time, trajectory]`, and `t [time, trajectory]`
+where every step is saved. Times that were not reached are NaN, and so are their states; the number
+of times that were reached is in `lengths [trajectory]`.
 
 - `mode`: `:ends`, `:times` or `:steps`; `start`: whether the start is saved.
-- `counts`: by name, those of `COUNTS` that are kept, `[trajectory]`.
-- `events`: the arrays of `Happened`, with the trajectory as the last axis; or nothing.
+- `counts`: the arrays `[trajectory]` of the counts that are kept, by their names in `COUNTS`.
+- `events`: the arrays of `Happened`, with the trajectory as the last axis; or `nothing`.
 """
 Base.@kwdef struct Outputs{T,Times,Counts,Events}
     mode::Symbol
@@ -37,7 +38,7 @@ Base.@kwdef struct Outputs{T,Times,Counts,Events}
     events::Events = nothing
 end
 
-"""What is kept of one solution, where it can't be written at once: in another process."""
+"""What is kept of one solution: sent back by a worker process, which can't write to `Outputs`."""
 struct Record{T,Counts,H}
     u::Matrix{T}
     t::Vector{T}
@@ -88,7 +89,7 @@ function Record(mode, first, rows, ens::Trajectories{T}, sol, i) where {T}
     return Record(u, t, length, code, counts(sol), sol.prob.p.happened)
 end
 
-# What is counted, by what SciML calls it.
+# The counts, with the names of their fields in SciML's statistics.
 const COUNTS = (;
     naccept = :naccept, nreject = :nreject, nf = :nf, njac = :njacs, nw = :nw, nsolve = :nsolve
 )
@@ -96,7 +97,7 @@ const COUNTS = (;
 counts(sol) =
     map(name -> sol.stats === nothing ? Int32(0) : Int32(getproperty(sol.stats, name)), COUNTS)
 
-"""Fill the rows with the saved states. Returns how many were reached, and the return code."""
+"""Write the saved states to the rows; return the number of rows reached, and the return code."""
 function keep!(u, t, mode, first, ens, sol, i)
     fill!(u, NaN)
     t === nothing || fill!(t, NaN)
@@ -107,7 +108,7 @@ function keep!(u, t, mode, first, ens, sol, i)
         last = ens.counts === nothing ? length(times) : entry(ens.counts, i)
         from = 1
         for k in 1:last
-            # A failed solution ends with a time that was not asked for.
+            # A failed solution ends at a time that was not asked for.
             while from <= length(sol.t) && sol.t[from] != times[k]
                 from += 1
             end
@@ -134,7 +135,7 @@ function keep!(u, t, mode, first, ens, sol, i)
         end
     end
     finite && return Int32(row), ended
-    # Cut off where it is not finite.
+    # Cut the solution off at its first state that is not finite.
     whole = findfirst(k -> !all(isfinite, view(u, :, k)), 1:row) - 1
     u[:, (whole+1):end] .= NaN
     t === nothing || (t[(whole+1):end] .= NaN)
