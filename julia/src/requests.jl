@@ -1,15 +1,16 @@
-# Python asks in one TOML text, whose arrays are addresses in its memory (or, of a process of its
-# own, places in memory that both have), and is answered in TOML.
+# A request of Python is one TOML text, and so is the answer. The text gives arrays by their
+# addresses in memory or, to a separate Julia process, by their offsets in a file that both map.
 
 """
     handle(text) -> text
 
-Do what is asked for. What goes wrong is the answer, too: `error`, with what Julia says of it.
+Answer a request. The answer to a request that fails has Julia's message as `error`, and the type of
+the exception as `kind`.
 """
 function handle(text::AbstractString)
     answer = try
         request = TOML.parse(text)
-        # What is defined or loaded on the way is newer than this call.
+        # The request may define functions and load packages, of a newer world age than this call.
         Base.invokelatest(OPERATIONS[request["operation"]], request)
     catch e
         cause = unwrapped(e)
@@ -50,7 +51,7 @@ function with_arrays(fn, request)
     GC.@preserve memory fn(Arrays(request["arrays"], pointer(memory)))
 end
 
-"""A function of a request, which these processes have then."""
+"""A function of a request, after its definition in the given processes."""
 function translated(d, processes)
     define(d["name"], get(d, "source", nothing), processes)
     return Base.invokelatest(getproperty, Fields, Symbol(d["name"]))
@@ -87,7 +88,7 @@ const BACKENDS = ("CPU", "CUDA", "AMDGPU", "oneAPI", "Metal")
 
 function load_gpu(backend)
     backend in BACKENDS || error("backend must be one of $(join(BACKENDS, ", ")), got $backend.")
-    # (Any kind of GPU brings what the kernels need on the CPU.)
+    # The installer's option for any kind of GPU adds the packages for kernels on the CPU, too.
     option = "--gpu=" * (backend == "CPU" ? "CUDA" : backend)
     needed = ["DiffEqGPU", "KernelAbstractions"]
     backend == "CPU" || push!(needed, backend)
@@ -112,7 +113,7 @@ function common(request)
     haskey(request, "controller") && append!(given, pairs(control(request["controller"])))
     norm = get(request, "norm", "") == "MaxNorm" ? largest : nothing
     if haskey(request, "controlled")
-        # (That of OrdinaryDiffEq is the root mean square.)
+        # OrdinaryDiffEq's default norm is the root mean square.
         norm = OfFirst(something(norm, root_mean_square), Val(request["controlled"]))
     end
     norm === nothing || push!(given, :internalnorm => norm)
@@ -125,29 +126,29 @@ root_mean_square(u, t) = sqrt(sum(abs2, u) / length(u))
 """
     OfFirst(norm, Val(N))
 
-The norm of the first `N` components: step-size control does not look at the others.
+The norm of the first `N` components, so that step-size control ignores the other components.
 """
 struct OfFirst{N,F} <: Function
     norm::F
     OfFirst(norm::F, ::Val{N}) where {N,F} = new{N,F}(norm)
 end
-(x::OfFirst)(u::Number, t) = abs(u)  # (of a time)
+(x::OfFirst)(u::Number, t) = abs(u)  # the norm of a time
 (x::OfFirst{N})(u::SVector, t) where {N} = x.norm(SVector(ntuple(k -> u[k], Val(N))), t)
 (x::OfFirst{N})(u, t) where {N} = x.norm(view(u, 1:N), t)
 
 """
-The options of a solve by the step-size controller of `Dict("name" => "PIController", "arguments" =>
-[0.14, 0.08], "options" => Dict("gamma" => 0.9))`.
+The options of a solve with the step-size controller that is described by `Dict("name" =>
+"PIController", "arguments" => [0.14, 0.08], "options" => Dict("gamma" => 0.9))`.
 """
 function control(description)
     name, arguments = Symbol(description["name"]), description["arguments"]
     name in (:PIController, :IController, :PIDController) || error("$name is not a controller.")
     kind = getproperty(load("OrdinaryDiffEqCore"), name)
     constants = (; (Symbol(k) => v for (k, v) in description["options"])...)
-    # They are the controller's own since OrdinaryDiffEq 7, and before that options of the solve.
+    # The constants belong to the controller since OrdinaryDiffEq 7, and to the solve before.
     is_own = name === :PIDController || hasfield(kind, :gamma)
     is_own && return (; controller = Base.invokelatest(kind, arguments...; constants...))
-    # (That of the first step is fixed there.)
+    # Before OrdinaryDiffEq 7 the value of `qmax_first_step` can't be changed.
     constants = Base.structdiff(constants, NamedTuple{(:qmax_first_step,)})
     return (; controller = Base.invokelatest(kind, arguments...), constants...)
 end
@@ -174,13 +175,13 @@ function operation_solve(request)
     return Dict{String,Any}()
 end
 
-"""Where the counts go that are kept."""
+"""The arrays to which the kept counts are written, by name."""
 function counted(arrays::Arrays)
     kept = filter(name -> haskey(arrays.described, string(name)), keys(COUNTS))
     return NamedTuple{kept}(map(name -> arrays[string(name)], kept))
 end
 
-"""Where the events of all trajectories go; nothing where none are kept."""
+"""The arrays to which events are written; `nothing` where no events are kept."""
 function events(arrays::Arrays)
     haskey(arrays.described, "event_t") || return nothing
     names = (:t, :which, :crossed, :before, :after, :count)
@@ -204,7 +205,7 @@ function operation_adjoint(request)
     return Dict{String,Any}()
 end
 
-"""BLAS has no threads of its own, where trajectories have."""
+"""Call `fn`, with a single BLAS thread where trajectories run in several threads."""
 function in_one_thread(fn, place::Place)
     place.name === :EnsembleThreads || return fn()
     threads = BLAS.get_num_threads()
@@ -229,7 +230,7 @@ function operation_status(request)
     )
 end
 
-"""Have the processes of a distributed ensemble: their process ids are needed to interrupt them."""
+"""Start the workers of a distributed ensemble: Python needs their process ids to interrupt them."""
 function operation_workers(request)
     place(request["place"])
     return operation_status(request)
@@ -251,11 +252,11 @@ const OPERATIONS = Dict(
 """
     serve(requests, answers)
 
-Answer one request after the other, until there are no more: the loop of a process of its own. A
-text goes with its length in bytes on a line before it.
+Answer requests until their stream ends: the main loop of a separate Julia process. Each text, of a
+request or an answer, follows a line with its length in bytes.
 """
 function serve(requests::IO = stdin, answers::IO = stdout)
-    # What is printed on the way must not come between the answers.
+    # Whatever right-hand sides print must not come between the answers.
     redirect_stdout(stderr)
     println(answers, "ready")
     flush(answers)
