@@ -1,8 +1,8 @@
 """
     Numbers(own, shared, work, happened)
 
-The parameters of a translated function: those of this trajectory, those of all, and its scratch
-memory; and what has happened to the trajectory, where there are callbacks.
+The parameters of a translated function: the trajectory's own parameters, the parameters that all
+trajectories share, and scratch memory; with callbacks, also the log of the trajectory's events.
 """
 struct Numbers{O,S,W,H}
     own::O
@@ -15,17 +15,17 @@ end
     Trajectories(; u0, own, shared, t0, t1, times, counts, abstol, reltol, dt, dtmin, dtmax,
                  tstops, d_discontinuities)
 
-An ensemble as arrays, whose last axis is the trajectory where the numbers differ by it:
+An ensemble as arrays. The last axis of numbers that differ by trajectory is the trajectory:
 
 - `u0`: `[state]` or `[state, trajectory]`; `own`: `[parameter, trajectory]`; `shared`:
   `[parameter]`.
 - `t0`, `t1`: `[1]` or `[trajectory]`.
-- `times`: what is saved, `[time]` or `[time, trajectory]`, of which the first `counts` are meant;
-  or nothing.
+- `times`: the times to save, `[time]` or `[time, trajectory]`, or nothing; `counts`: how many of
+  the times, from the first on, each trajectory has.
 - `abstol`, `reltol`: `[1]` or `[state]`, or with the trajectory as a second axis; `dt`, `dtmin`,
   `dtmax`: `[1]`, `[trajectory]`, or nothing.
-- `tstops`, `d_discontinuities`: what is stepped onto, `[time]` or `[time, trajectory]`, infinitely
-  far where there is no more; or nothing.
+- `tstops`, `d_discontinuities`: the times that the solver steps onto, padded with infinite times,
+  `[time]` or `[time, trajectory]`; or nothing.
 """
 Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most,Stops,Jumps}
     u0::VecOrMat{T}
@@ -49,7 +49,7 @@ column(x::AbstractVector, i) = x
 entry(x::AbstractVector, i) = length(x) == 1 ? x[1] : x[i]
 entry(::Nothing, i) = nothing
 
-# More of them would be copied wherever the parameters go, and take long to compile.
+# Longer static vectors are copied wherever the parameters go, and take long to compile.
 const LARGEST_STATIC = 64
 
 static(x, ::Val{N}) where {N} = SVector{N,eltype(x)}(x)
@@ -57,8 +57,8 @@ static(x, ::Val{N}) where {N} = SVector{N,eltype(x)}(x)
 """
     Kind(trajectories, field; isbits = false)
 
-How the state and the parameters are held: the sizes of static vectors, as types; `nothing` where
-they are vectors in memory. With `isbits` all are static, as in a GPU kernel.
+How the state and the parameters are held: the sizes of static vectors, as types, or `nothing` for
+vectors in memory. With `isbits` all vectors are static, as in a GPU kernel.
 """
 struct Kind{U,O,S}
     u::U
@@ -75,7 +75,7 @@ end
 held(x, n::Val) = static(x, n)
 held(x, ::Nothing) = Vector(x)
 
-"""What all trajectories share of their parameters."""
+"""The parameters that all trajectories share."""
 shared_numbers(ens::Trajectories, kind::Kind) =
     kind.shared === nothing ? ens.shared : static(ens.shared, kind.shared)
 
@@ -88,19 +88,19 @@ function start(ens::Trajectories, kind::Kind, field::Field, shared, i, happened 
     return u0, span, Numbers(own, shared, work, happened)
 end
 
-# A tolerance is a number, or one a component of the state.
+# A tolerance is one number, or a vector with a number for each component of the state.
 tolerance(x::AbstractVector, kind, i) = length(x) == 1 ? x[1] : held(x, kind.u)
 tolerance(x::AbstractMatrix, kind, i) = size(x, 1) == 1 ? x[1, i] : held(view(x, :, i), kind.u)
 
-"""Of these times those of trajectory `i`, each once and in the order they come."""
+"""The finite times of trajectory `i`, each once and in the given order."""
 known(times, i) = filter!(isfinite, unique(column(times, i)))
 
-"""Whether a number differs by trajectory, and so is an option of each problem."""
+"""Whether numbers differ by trajectory, and so are options of each problem."""
 differs(x::AbstractMatrix) = true
 differs(x::AbstractVector) = false
 differs(::Nothing) = false
 
-"""The options of the solve that all trajectories share, or (`i` given) those that are one's own."""
+"""The options of the solve that all trajectories share; with `i`, the trajectory's own options."""
 function options(ens::Trajectories, kind::Kind, i = nothing)
     is_own = i !== nothing
     at = is_own ? i : 1
@@ -116,15 +116,15 @@ function options(ens::Trajectories, kind::Kind, i = nothing)
     for (name, x) in (:dtmin => ens.dtmin, :dtmax => ens.dtmax)
         x === nothing || (length(x) > 1) != is_own || push!(given, name => entry(x, at))
     end
-    # Its sign is that of the span.
+    # The step has the sign of the span, and so differs by trajectory where spans do.
     own_step = ens.dt !== nothing && (length(ens.dt) > 1 || length(ens.t0) + length(ens.t1) > 2)
     if ens.dt !== nothing && own_step == is_own
-        # Not zero where the span is empty.
+        # An empty span counts as forwards: a step must not be zero.
         direction = entry(ens.t1, at) < entry(ens.t0, at) ? -1 : 1
         push!(given, :dt => abs(entry(ens.dt, at)) * direction)
     end
     return (; given...)
 end
 
-"""Whether there are options of each problem."""
+"""Whether trajectories have options of their own."""
 has_own_options(ens::Trajectories, kind::Kind) = !isempty(options(ens, kind, 1))
