@@ -1,6 +1,6 @@
 # Requests as Python makes them: a TOML text, and arrays by their addresses.
 
-"""A function whose source calls it NAME, by a name of its own."""
+"""The definition of a function: NAME in its source becomes a name with a hash of the source."""
 function definition(source; work = ())
     name = "f_" * string(hash(source); base = 16)
     types, sizes = [string(first(w)) for w in work], [last(w) for w in work]
@@ -8,7 +8,7 @@ function definition(source; work = ())
     return Dict("name" => name, "source" => source, "work_types" => types, "work_sizes" => sizes)
 end
 
-"""A field as a request has it; functions are sources, or definitions."""
+"""The description of a field in a request; `functions` are sources or definitions."""
 function described(; in_place = false, functions...)
     define(x) = x isa String ? definition(x) : x
     return Dict{String,Any}(
@@ -16,7 +16,7 @@ function described(; in_place = false, functions...)
     )
 end
 
-"""The function of a definition, here."""
+"""The function of a definition, defined in this process."""
 function defined(d::AbstractDict)
     EnsembleODE.define(d["name"], d["source"], [1])
     return Base.invokelatest(getproperty, EnsembleODE.Fields, Symbol(d["name"]))
@@ -35,7 +35,7 @@ named(name) = Dict("name" => name, "package" => PACKAGES[name])
 
 at_address(x::Array) = Dict("address" => Int(UInt(pointer(x))))
 
-"""The text of a request whose arrays are where `placed` says."""
+"""The text of a request; `placed(array)` describes the place of an array in memory."""
 function text(operation, arrays = Dict(); placed = at_address, more...)
     described = Dict(
         name => Dict("type" => string(eltype(x)), "dims" => collect(size(x)), placed(x)...)
@@ -51,7 +51,8 @@ ask(operation, arrays = Dict(); more...) =
     GC.@preserve arrays TOML.parse(EnsembleODE.handle(text(operation, arrays; more...)))
 
 """
-Callbacks as a request has them; parts are expressions of `u, p, t, uprev, tprev, mask`.
+The description of callbacks in a request; their parts are expressions of `u, p, t, uprev, tprev,
+mask`.
 """
 function described_callbacks(; continuous = [], discrete = [], room = 4)
     part(x) = definition("NAME(u, p, t, uprev, tprev, mask) = $x")
@@ -74,7 +75,7 @@ end
 listed(x::AbstractArray) = collect(x)
 listed(x::Number) = [x]
 
-"""The arrays that a solve of `n` trajectories reads; what is nothing is left out."""
+"""The arrays that a solve of `n` trajectories reads, without those given as `nothing`."""
 function read_by_solve(
     T, n; u0, own = zeros(T, 0, n), shared = T[], t0 = 0, t1 = 1, times = nothing,
     counts = nothing, abstol = 1e-9, reltol = 1e-9, dt = nothing, tstops = nothing,
@@ -89,7 +90,7 @@ function read_by_solve(
     return arrays
 end
 
-"""The arrays that a solve of `n` trajectories writes: full of what must not stay there."""
+"""The arrays that a solve of `n` trajectories writes, filled with 77, which must not remain."""
 function written_by_solve(T, n, size, rows, mode; room = 0, longest = 1)
     arrays = Dict{String,Any}("u" => fill(T(77), size, rows, n))
     mode == "steps" && (arrays["t"] = fill(T(77), rows, n))
@@ -107,8 +108,8 @@ function written_by_solve(T, n, size, rows, mode; room = 0, longest = 1)
 end
 
 """
-Solve `n` trajectories of a described field; what is written, by name. `rows` is how many there is
-room for.
+Solve `n` trajectories of a described field, and return the written arrays by name. `rows`: how many
+saved times there is room for.
 """
 function solved(
     field, n; T = Float64, u0, method = "Tsit5", place = "EnsembleSerial", workers = nothing,
