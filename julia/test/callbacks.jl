@@ -1,4 +1,4 @@
-# A fall from a height of 5 with the acceleration 10: down after a second, at a speed of 10.
+# A ball that falls from a height of 5 with an acceleration of 10 lands after 1, at a speed of 10.
 const FALL = described(; f = "NAME(u, p, t) = SVector{2, Float64}(u[2], -p.own[1])")
 const FALL_IN_PLACE = described(;
     in_place = true, f = "NAME(out, u, p, t) = (out[1] = u[2]; out[2] = -p.own[1]; nothing)"
@@ -12,14 +12,14 @@ for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
 
     @testset "what happens on the way, $how, $place" begin
         run(callbacks; options...) = solved(field, 2; place, callbacks, FALLING..., options...)
-        # It ends there; or something can't be done.
+        # The affect ends the trajectory (1), or does not converge (2).
         out = run(described_callbacks(; continuous = [bounce(1.0)]); start = true)
         @test out.codes == [6, 6] && out.event_count == [1, 1] && out.lengths == [2, 2]
         @test out.u[2, 2, :] ≈ [5, 10]
         out = run(described_callbacks(; continuous = [bounce(2.0)]))
         @test out.codes == [8, 8]
 
-        # Several at once, of which one is asked for by its number.
+        # A callback with two conditions that cross zero at the same time.
         both = (;
             which = 0, length = 2, condition = "(u[1], u[1] + u[2] + 10.0)",
             up = "(u[1], 1.0 - mask[1], 0.0)",
@@ -28,7 +28,7 @@ for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
         @test out.event_t[1, 1] ≈ 1 atol = 1e-9
         @test all(x -> x in (-1, 0), out.event_crossed[:, 1, 1])
 
-        # At known times, which are of each trajectory, and of steps.
+        # A discrete callback at known times, which differ by trajectory.
         at = (; which = 0, condition = "(t == 0.25 || t == p.own[1] / 100 ? 1.0 : 0.0,)",
               affect = "(u[1], u[2] + t - tprev[1], 0.0)")
         tstops = [0.25 0.25; 0.1 0.4; Inf Inf]
@@ -66,7 +66,7 @@ end
 end
 
 @testset "known times" begin
-    # One until t = p, and then minus one.
+    # The derivative is 1 until t = p, and -1 from then on.
     field = described(; f = "NAME(u, p, t) = SVector{1, Float64}(t <= p.own[1] ? 1.0 : -1.0)")
     own = [0.3 0.6 0.9]
     out = solved(field, 3; u0 = [0.0], own, d_discontinuities = own, mode = "steps", rows = 40)
