@@ -1,4 +1,4 @@
-# Of the code itself.
+# Checks of the code itself.
 const MODULES = (EnsembleODE, EnsembleODE.Primitives, EnsembleODE.Fields)
 
 @testset "hygiene" begin
@@ -9,7 +9,7 @@ const MODULES = (EnsembleODE, EnsembleODE.Primitives, EnsembleODE.Fields)
     end
     extension = Base.get_extension(EnsembleODE, :EnsembleODEGPUExt)
     extension === nothing || @test isempty(detect_ambiguities(EnsembleODE, extension))
-    # Whatever is loaded from here is named in the project.
+    # The project names every package that the code loads.
     project = TOML.parsefile(joinpath(pkgdir(EnsembleODE), "Project.toml"))
     named = union(keys(project["deps"]), keys(project["weakdeps"]))
     for folder in ("src", "ext")
