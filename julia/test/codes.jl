@@ -1,6 +1,6 @@
 using EnsembleODE: keep!
 
-# With p = 1 it leaves the numbers there are at t = 1.
+# u' = p u^2: with p = 1 and u(0) = 1 the solution goes to infinity at t = 1.
 squared() = described(; f = "NAME(u, p, t) = SVector{1, Float64}(p.own[1] * u[1] * u[1])")
 const THREE = (; u0 = [1.0], own = [0.5 1.0 -1.0], t1 = 1.5)
 
@@ -21,7 +21,7 @@ const THREE = (; u0 = [1.0], own = [0.5 1.0 -1.0], t1 = 1.5)
     out = solved(squared(), 3; place, mode = "times", times = [0.5, 1.0, 1.5], THREE...)
     @test out.lengths == [3, 1, 3] || out.lengths == [3, 2, 3]
     @test out.u[1, 1, 2] ≈ 2
-    # Of the ends only the start is there.
+    # With both ends saved, the trajectory that fails has only its start.
     out = solved(squared(), 3; place, start = true, THREE...)
     @test out.lengths == [2, 1, 2] && out.u[1, 1, 2] == 1
     @test solved(squared(), 3; place, THREE...).lengths == [1, 0, 1]
@@ -49,7 +49,7 @@ end
         @test isequal(both[1].u[:, :, [1, 3]], both[2].u)
         @test both[1].codes[[1, 3]] == both[2].codes == [SUCCESS, SUCCESS]
     end
-    # From the start: the start itself is there.
+    # With a NaN among the parameters the start is kept; with a NaN in the start nothing is.
     out = solved(field, 3; u0 = [1.0, 0.0], own = [1.0 NaN 1.0; 2.0 2.0 2.0], start = true)
     @test out.lengths == [2, 1, 2] && out.codes == [SUCCESS, UNSTABLE, SUCCESS]
     u0 = [1.0 NaN 1.0; 0.0 0.0 0.0]
@@ -75,12 +75,12 @@ end
     @test kept(solution(NaN, 1.0), :ends) == ([], UNSTABLE)
     @test kept(solution(1.0, Inf), :ends) == ([1], UNSTABLE)
     @test kept(solution(1.0, 2.0), :ends; first = false) == ([2], SUCCESS)
-    # A failed solution has saved where it ended, too.
+    # A failed solution also has the state at which it ended.
     failed = solution(1.0, 2.0, 3.0; retcode = ReturnCode.DtLessThanMin)
     @test kept(failed, :times; times = [1.0, 2.0, 4.0]) == ([1, 2], DT_LESS_THAN_MIN)
     @test kept(failed, :times; times = [1.0, 1.0, 3.0, 3.0]) == ([1, 1, 3, 3], DT_LESS_THAN_MIN)
     @test kept(failed, :times; times = [1.0, 2.0, 4.0], counts = [1]) == ([1], DT_LESS_THAN_MIN)
-    # A time that is not there is not passed over in silence.
+    # A solution that lacks a requested time counts as failed.
     @test kept(solution(1.0, 2.0), :times; times = [1.0, 1.5, 2.0]) == ([1], FAILURE)
     for (retcode, number) in (
         (ReturnCode.Terminated, 6), (ReturnCode.DtNaN, UNSTABLE),
