@@ -1,6 +1,6 @@
 using EnsembleODE: Field, Kind, Trajectories, ode_function, scratch, shared_numbers, start
 
-# As Python prints them.
+# A function as Python prints it.
 const NETWORK = """
 const TABLE_NAME = Int64[$(join(39:-1:0, ", "))]
 function NAME(out, u, p, t)
@@ -26,7 +26,7 @@ lorenz_ensemble(T = Float64; own = T[20 28], shared = T[10, 8 / 3]) = Trajectori
     abstol = T[1e-6], reltol = T[1e-6], dt = nothing,
 )
 
-"""What a call allocates, once it is compiled."""
+"""How many bytes a call allocates once the function is compiled."""
 allocated(f::F, args::Vararg{Any,K}) where {F,K} = (f(args...); @allocated f(args...))
 
 @testset "small: static, and nothing is allocated" begin
@@ -40,11 +40,11 @@ allocated(f::F, args::Vararg{Any,K}) where {F,K} = (f(args...); @allocated f(arg
     @test allocated(field.f, u0, p, 0.0) == 0
     @test @inferred(field.f(u0, p, 0.0)) === SVector(-10.0, 28.0, 0.0)
     @test allocated(ode_function(field), u0, p, 0.0) == 0
-    # In a GPU kernel it is all one number after the other, whatever its size.
+    # For a GPU kernel all vectors are static, whatever their sizes.
     large = lorenz_ensemble(; shared = collect(1.0:100.0))
     on_gpu = Kind(large, field; isbits = true)
     @test isbits(start(large, on_gpu, field, shared_numbers(large, on_gpu), 1))
-    # Elsewhere large parameters are shared as they lie in memory.
+    # Elsewhere all trajectories share large parameters without a copy.
     kind = Kind(large, field)
     numbers = last(start(large, kind, field, shared_numbers(large, kind), 1))
     @test numbers.shared === large.shared && isbits(numbers.own)
@@ -65,7 +65,7 @@ end
     @test allocated(field.f, out, u0, p, 0.5) == 0
     w = weights' * u0
     @test out ≈ 2 .* tanh.(reverse(w)) .- u0 .+ 0.125 * sum(w)
-    # No trajectory's memory is another's, nor the ensemble's.
+    # No trajectory shares memory with another one, or with the ensemble.
     other = start(ens, kind, field, shared_numbers(ens, kind), 2)
     memory = (u0, p.own, only(p.work.f), other[1], other[3].own, only(other[3].work.f), ens.u0)
     @test allunique(pointer.(memory)) && other[1] !== u0
@@ -75,9 +75,9 @@ end
     d = definition("NAME(u, p, t) = u + t")
     f = defined(d)
     @test f === defined(d)
-    # It is sent once; after that the name is enough.
+    # The source is sent once; after that the name is enough.
     @test EnsembleODE.define(d["name"], nothing, [1]) === nothing
-    # What failed is not held to be there.
+    # A definition that failed is tried again.
     for _ in 1:2
         @test_throws "as it is run" EnsembleODE.define("f_bad", "error(\"as it is run\")", [1])
         @test !isdefined(EnsembleODE.Fields, :f_bad)
