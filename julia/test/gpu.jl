@@ -1,4 +1,4 @@
-# The kernels for GPUs, on the CPU.
+# Tests of the kernels for GPUs, which run on the CPU here.
 using Base.CoreLogging: NullLogger, with_logger
 
 is_there(package) = Base.identify_package(package) !== nothing
@@ -17,11 +17,11 @@ THERE && @testset "$place" for place in ("EnsembleGPUKernel", "EnsembleGPUArray"
             out = quietly(linear(), N; mode = "times", times, options...)
             @test right(out, i -> times; rtol = 1e-5)
         end
-        # One alone runs on the CPU.
+        # A single trajectory does not run in a kernel.
         out = quietly(linear(), 1; options..., u0 = NUMBERS.u0[:, 1:1], own = OWN[:, 1:1])
         @test out.u[:, 1, 1] ≈ exact(1, 1.0) rtol = 1e-6
     end
-    # Spans of their own, and backwards.
+    # Spans that differ by trajectory, and spans backwards in time.
     t0, t1 = [0.0, -1.0, 0.5, 0.0, 0.25], [1.0, 0.5, 2.0, 0.75, 1.0]
     own_spans() = quietly(linear(), N; place, t0, t1, dt = 0.1, NUMBERS...)
     backwards() = quietly(linear(), N; place, t1 = -1, dt = 0.1, NUMBERS...)
@@ -36,7 +36,7 @@ THERE && @testset "$place" for place in ("EnsembleGPUKernel", "EnsembleGPUArray"
     times = [0.1, 0.7, 1.0]
     out = quietly(linear(Float32), N; place, mode = "times", times, single..., NUMBERS...)
     @test right(out, i -> times; rtol = 1e-4)
-    # Many parameters that are shared.
+    # Many shared parameters.
     field = described(; f = replace(LINEAR, "p.shared[1]" => "p.shared[100]"))
     out = quietly(field, N; place, dt = 0.1, NUMBERS..., shared = [zeros(99); 0.5])
     @test right(out, i -> [1.0]; rtol = 1e-6)
