@@ -1,4 +1,4 @@
-# Wherever trajectories run, they are the same, to the last bit.
+# Trajectories are the same to the last bit wherever they run.
 
 const PROCESSES = (; place = "EnsembleDistributed", workers = 2, threads = 1)
 const PLACES = ((; place = "EnsembleThreads"), PROCESSES)
@@ -36,7 +36,7 @@ end
     serial = solved(linear(), N; SAVED..., own)
     @test serial.codes == [SUCCESS, UNSTABLE, SUCCESS, SUCCESS, SUCCESS]
     @test all(place -> isequal(solved(linear(), N; SAVED..., own, place...), serial), PLACES)
-    # What f throws arrives without what threads and processes have wrapped around it.
+    # An exception of f arrives without the exceptions that threads and processes wrap around it.
     throwing = described(; f = "NAME(u, p, t) = throw(ArgumentError(\"inside of f \\\"\\n\"))")
     for place in ((; place = "EnsembleSerial"), PLACES...), n in (1, N)
         @test_throws ErrorException("ArgumentError: ArgumentError: inside of f \"\n") solved(
@@ -50,12 +50,12 @@ end
     two(name, threads) = ask(
         "workers"; place = Dict("name" => name, "workers" => 2, "threads" => threads)
     )
-    # They stay while the same are asked for.
+    # The processes stay while requests ask for as many, with as many threads.
     status = two("EnsembleDistributed", 1)
     @test status["workers"] == 2 && length(unique(status["worker_pids"])) == 2
     @test two("EnsembleSplitThreads", 1)["worker_pids"] == status["worker_pids"]
     @test !(getpid() in status["worker_pids"])
-    # Those with more threads are others, which have to be told again what there is to solve.
+    # Another number of threads takes new processes, to which the functions are sent again.
     serial = solved(linear(), N; SAVED...)
     place = (; place = "EnsembleSplitThreads", workers = 2, threads = 2)
     @test isequal(solved(linear(), N; SAVED..., place...), serial)
@@ -63,7 +63,8 @@ end
     @test solved(linear(), 1; SAVED..., place..., one...).u == serial.u[:, :, 1:1]
     others = two("EnsembleSplitThreads", 2)
     @test isempty(intersect(others["worker_pids"], status["worker_pids"]))
-    # Whoever has died is replaced, and nobody else asks for it.
+    # A process that died does not matter to a serial solve; the next request for workers gets
+    # new processes.
     run(`kill -9 $(first(others["worker_pids"]))`)
     @test isequal(solved(linear(), N; SAVED...), serial)
     @test ask("status")["workers"] == 1
