@@ -2,11 +2,11 @@ using EnsembleODE.Primitives: Primitives
 
 const P = Primitives
 
-"""Equal, of one type, and where they are NaN both."""
+"""Whether two numbers are of one type and equal, or both NaN."""
 same(x, y) = typeof(x) === typeof(y) && isequal(x, y)
 near(x, y; rtol = 16eps(y)) = typeof(x) === typeof(y) && isapprox(x, y; rtol, nans = true)
 
-# Numbers inside of the domain, where Julia has the same function, and outside.
+# Each function with numbers inside of its domain, where Julia's result is the same, and outside.
 const ALL = (-Inf, -1e4, -2.5, -1.0, -0.3, -0.0, 0.0, 1e-7, 0.5, 1.0, 2.0, 30.0, 1e9, Inf, NaN)
 const FUNCTIONS = (
     (:sin, filter(!isinf, ALL), (-Inf, Inf)),
@@ -70,7 +70,8 @@ end
         @test same(P.pow(x, y), x^y)
     end
     @test all(y -> isnan(P.pow(T(-2), T(y))), (-1.5, 0.5, 1e-3))
-    # As in C: the sign of what is infinite, or of an infinite power, does not count.
+    # As in C, the base's sign is ignored for an infinite power, and for an infinite base to a
+    # fractional power.
     @test P.pow.(T[-1, -2, -2, -0.5, -Inf, -Inf], T[Inf, Inf, -Inf, Inf, 1.5, -1.5]) ==
           T[1, Inf, 0, 0, Inf, 0]
     @test isnan(P.pow(T(-1), T(NaN))) && isnan(P.pow(T(NaN), T(2))) && P.pow(T(NaN), T(0)) == 1
@@ -85,7 +86,7 @@ end
         wrapped(z) = z % T
         @test P.div(x, y) === (y == 0 ? wrapped(-1) : wrapped(div(big(x), big(y))))
         @test P.rem(x, y) === (y == 0 ? x : wrapped(rem(big(x), big(y))))
-        # The count has no sign: a negative one is beyond the width.
+        # The count is unsigned: a negative count is beyond the width.
         n = Int(min(unsigned(y), bits))
         @test P.shift_left(x, y) === wrapped(big(x) << n)
         @test P.shift_right_logical(x, y) === wrapped(big(unsigned(x)) >> n)
@@ -139,7 +140,7 @@ end
             @test near(P.regularized_incomplete_beta(a, T(2.5), x), T(beta); rtol = 100rtol)
         end
     end
-    # Both forms of the scaled Bessel functions meet where one takes over.
+    # The two forms of the scaled Bessel functions agree where the second takes over.
     for f in (P.bessel_i0e, P.bessel_i1e)
         @test f(prevfloat(T(1e8))) ≈ f(T(1e8)) rtol = 2eps(T)
         @test f(T(Inf)) === T(0)
@@ -168,7 +169,7 @@ end
     end
 end
 
-# What Python prints may call these.
+# The primitives that a printed function may call.
 const CALLED = setdiff(split("""
     abs acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz cos cosh
     digamma div eq_to erf erf_inv erfc exp exp2 expm1 floor igamma igammac integer_pow is_finite
