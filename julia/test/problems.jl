@@ -1,4 +1,4 @@
-# Fields as Python prints them, and the solutions of the linear one.
+# Fields as Python prints them, and the closed-form solutions of the linear field.
 
 const LORENZ = """
 function NAME(u, p, t)
@@ -8,8 +8,8 @@ function NAME(u, p, t)
 end
 """
 
-# u' = own * shared * (u - t): with a solution to compare with, time-dependent, and with parameters
-# of both kinds.
+# u' = own * shared * (u - t): a time-dependent field with parameters of both kinds, whose solution
+# is known in closed form.
 const LINEAR = """
 function NAME(u, p, t)
     k = p.own[1] * p.shared[1]
@@ -28,7 +28,7 @@ end
 linear(T = Float64) = described(; f = replace(LINEAR, "Float64" => T))
 linear_in_place() = described(; in_place = true, f = LINEAR_IN_PLACE)
 
-"""The solution at `t` of what starts with `u0` at `t0`, with `k = own * shared`."""
+"""The solution at `t` that starts with `u0` at `t0`; `k = own * shared`."""
 exact(k, u0, t0, t) = t + 1 / k .+ (u0 .- t0 .- 1 / k) .* exp(k * (t - t0))
 
 const N = 5
@@ -37,7 +37,7 @@ const NUMBERS = (; u0 = [1.0 + 0.1j + i for i in 1:2, j in 1:N], own = OWN, shar
 rate(i) = 0.5 * OWN[i]
 exact(i, t; t0 = 0.0) = exact(rate(i), NUMBERS.u0[:, i], t0, t)
 
-"""Whether the rows of each trajectory are at these times, and NaN after them."""
+"""Whether each trajectory's rows are the exact solution at `times(i)`, and NaN after these rows."""
 function right(out, times; t0 = i -> 0.0, rtol = 1e-7)
     return all(1:N) do i
         at = times(i)
@@ -68,8 +68,9 @@ const LINEAR_DERIVATIVES_IN_PLACE = (
 # Gradients
 #
 
-# Of u' = own * shared * (u - t): the derivatives of u(t) = t + 1/k + (u0 - t0 - 1/k) e^(k (t - t0))
-# with respect to u0 and to both parameters, k = own * shared.
+# The adjoint of u' = own * shared * (u - t). The gradients in closed form are the derivatives of
+# u(t) = t + 1/k + (u0 - t0 - 1/k) e^(k (t - t0)), k = own * shared, with respect to u0 and to both
+# parameters.
 const LINEAR_ADJOINT = """
 function NAME(z, p, t)
     u = p.forward(t)
@@ -78,7 +79,7 @@ function NAME(z, p, t)
     return SVector{4, Float64}(-(k * z[1]), -(k * z[2]), -(p.shared[1] * x1), -(p.own[1] * x1))
 end
 """
-# Its time derivative: also of the forward solution, that goes on at k (u - t).
+# The time derivative includes that of the forward solution, u' = k (u - t).
 const LINEAR_ADJOINT_DERIVATIVES = (
     jac = """
     function NAME(z, p, t)
@@ -98,14 +99,14 @@ const LINEAR_ADJOINT_DERIVATIVES = (
     end
     """,
 )
-"""The same in place: with its result, and with a number in scratch memory."""
+"""The source of an adjoint as an in-place function, with one number in scratch memory."""
 in_place(source) = replace(
     source, "NAME(z, p, t)\n" => "NAME(out, z, p, t)\n    (work1,) = p.work.f\n",
     r"x1 = (.*)\n" => s"work1[1] = \1\n    x1 = work1[1]\n",
     r"return (SVector\{\d, Float64\}\(.*\))\n" => s"copyto!(out, \1)\n    return nothing\n",
 )
 
-"""The gradients `[state + parameters, trajectory]`, and those by the closed form."""
+"""The gradients by a continuous adjoint, `[state + parameters, trajectory]`."""
 function gradients(
     field, adjoint, rows, cotangents; n = N, method = "Tsit5", place = "EnsembleSerial",
     workers = nothing, threads = nothing, t0 = 0, t1 = 1, maxiters = 100_000, adaptive = nothing,
