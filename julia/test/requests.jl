@@ -9,7 +9,7 @@ arrays_of_one() = merge(
     written_by_solve(Float64, 1, 2, 1, "ends"),
 )
 
-"""What Julia says is wrong with a request for a solve; after it, the next one works."""
+"""The error of a request for a solve with these changes; the next request must work."""
 function failure(; more...)
     answer = ask("solve", arrays_of_one(); request(; more...)...)
     @test isempty(ask("solve", arrays_of_one(); request()...))
@@ -38,7 +38,7 @@ end
     @test occursin("backend must be one of",
                    failure(; place = Dict("name" => "EnsembleGPUKernel", "backend" => "Abacus")))
     @test startswith(failure(; place = Dict("name" => "EnsembleNowhere")), "KeyError")
-    # The option of the installer that brings what is missing.
+    # The message names the installer's option that adds the missing package.
     missing_method = Dict("name" => "Tsit5", "package" => "OrdinaryDiffEqNowhere")
     @test occursin("install --all_methods`", failure(; method = missing_method))
     on_cuda = Dict("name" => "EnsembleGPUKernel", "backend" => "CUDA")
@@ -55,7 +55,7 @@ end
 end
 
 @testset "stopped by another task, $place" for place in ("EnsembleSerial", "EnsembleThreads")
-    # It lets other tasks run, as the thread that stops it, Python's, does not wait for it.
+    # The field yields to the timer's task, which stops the solve in place of a thread of Python.
     field = described(; f = "NAME(u, p, t) = (yield(); SVector{2, Float64}(u[2], -u[1]))")
     stop = Int32[0]
     timer = Timer(_ -> stop[1] = 1, 1)
@@ -65,7 +65,7 @@ end
     close(timer)
     @test stop[1] == 1 && took < 60
     @test all(!=(SUCCESS), out.codes) && all(==(1), out.lengths)
-    # It is the request's own: the next one is not stopped.
+    # The number is the request's own: the next request is not stopped.
     @test solved(field, 1; u0 = [1.0, 0.0], place).codes == [SUCCESS]
 end
 
@@ -91,7 +91,7 @@ end
 end
 
 @testset "a process of its own" begin
-    # Python's: requests and answers through pipes, and arrays in a file that both map.
+    # As Python runs it: requests and answers go through pipes, arrays lie in a file that both map.
     options = addenv(
         `$(Base.julia_cmd()) --startup-file=no --threads=1 --project=$(Base.active_project())`,
         "JULIA_LOAD_PATH" => join(LOAD_PATH, Sys.iswindows() ? ';' : ':'),
