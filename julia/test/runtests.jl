@@ -1,5 +1,5 @@
-# With two threads or more. The part "gpu" needs DiffEqGPU and KernelAbstractions, and runs on the
-# CPU. Arguments are the parts to run; by default all.
+# Run with two threads or more. The arguments name the parts to run; by default all parts run. The
+# part "gpu" needs DiffEqGPU and KernelAbstractions, and runs on the CPU.
 
 using Distributed: Distributed
 using EnsembleODE: EnsembleODE
