@@ -7,12 +7,12 @@ const FIELDS = (("out of place", linear()), ("in place", linear_in_place()))
         out = solved(field, N; mode = "times", times, NUMBERS...)
         @test right(out, i -> times)
     end
-    # Each its own times, of which the first are meant: the others repeat the last.
+    # Times that differ by trajectory; those after the first `counts` repeat the last.
     counts = [3, 1, 2, 3, 1]
     times = hcat(([0.1i, 0.5, 1.0][min.(1:3, counts[i])] for i in 1:N)...)
     out = solved(field, N; mode = "times", times, counts, NUMBERS...)
     @test right(out, i -> times[1:counts[i], i])
-    # Times that all share, where only some start at one of them.
+    # Shared times, of which one is also the start of some trajectories.
     t0 = [0.0, 0.25, -0.5, 0.25, 0.0]
     out = solved(field, N; mode = "times", times = [0.25, 0.5], t0, NUMBERS...)
     @test right(out, i -> [0.25, 0.5]; t0 = i -> t0[i])
@@ -28,7 +28,7 @@ const FIELDS = (("out of place", linear()), ("in place", linear_in_place()))
     later = solved(field, N; mode = "steps", rows = 40, NUMBERS...)
     @test later.lengths == out.lengths .- 1
     @test isequal(later.u[:, 1:39, :], out.u[:, 2:40, :])
-    # With less room the first are kept.
+    # Where there is room for fewer steps, the first steps are kept.
     few = solved(field, N; mode = "steps", start = true, rows = 3, NUMBERS...)
     @test all(==(3), few.lengths) && few.u == out.u[:, 1:3, :]
 end
@@ -37,7 +37,7 @@ end
     t0, t1 = [0.0, -1.0, 0.5, 0.0, 0.25], [1.0, 0.5, 2.0, 0.75, 1.0]
     out = solved(field, N; start = true, t0, t1, NUMBERS...)
     @test right(out, i -> [t0[i], t1[i]]; t0 = i -> t0[i])
-    # Backwards, alone and next to those that go forwards.
+    # Backwards in time, for all trajectories and for some.
     out = solved(field, N; mode = "times", times = [0.5, 0.0, -1.0], t0 = 0.5, t1 = -1, NUMBERS...)
     @test right(out, i -> [0.5, 0.0, -1.0]; t0 = i -> 0.5)
     t1 = [1.0, -1.0, 0.5, -0.5, 1.0]
@@ -46,13 +46,13 @@ end
     out = solved(field, N; mode = "steps", start = true, t1 = -1, NUMBERS...)
     @test right(out, i -> out.t[1:out.lengths[i], i])
 
-    # Some of them over no time at all.
+    # Over an empty span, for all trajectories and for some.
     for options in ((;), (; adaptive = false, dt = 0.01)), t1 in (0.0, [1.0, 0.0, 1.0, 0.0, 1.0])
         out = solved(field, N; start = true, t1, options..., NUMBERS...)
         @test right(out, i -> [0.0, t1[min(i, end)]])
     end
 
-    # Tighter tolerances take more steps, and are each trajectory's own.
+    # Tolerances differ by trajectory, and tighter tolerances take more steps.
     reltol = reshape([1e-3, 1e-5, 1e-7, 1e-9, 1e-11], 1, N)
     numbers = (; NUMBERS..., own = fill(-1.0, 1, N), u0 = [2.0, 3.0])
     out = solved(field, N; abstol = reltol, reltol, t1 = 10, numbers...)
@@ -64,7 +64,7 @@ end
         @test right(solved(field, N; abstol, NUMBERS...), i -> [1.0]; rtol = 1e-4)
     end
 
-    # Fixed steps: 1, 1/2, 1/3, ... of them, also on the way back.
+    # Fixed steps of 1, 1/2, 1/3, ..., also backwards in time.
     dt = 1 ./ (1:N)
     for t1 in (1.0, -1.0)
         out = solved(field, N; adaptive = false, dt, t1, NUMBERS...)
@@ -95,7 +95,7 @@ end
     @test right(solved(field, N; options...), i -> [0.0, 0.4, 0.9])
 end
 
-# Robertson's: stiff.
+# Robertson's problem, which is stiff.
 const ROBERTSON = "SVector{3, Float64}(-(0.04 * u[1]) + (1.0e4 * u[2] * u[3]),
     (0.04 * u[1]) - (1.0e4 * u[2] * u[3]) - (p.own[1] * u[2] * u[2]), p.own[1] * u[2] * u[2])"
 const ROBERTSON_JACOBIAN = "SMatrix{3, 3, Float64}(-0.04, 0.04, 0.0, 1.0e4 * u[3],
@@ -109,7 +109,7 @@ robertson(form; in_place = form === storing) = described(;
 )
 
 @testset "stiff: $method" for method in ("Rosenbrock23", "KenCarp4")
-    # By Rodas5P at 1e-13.
+    # The solution by Rodas5P with tolerances of 1e-13.
     reference = [0.617234928, 0.000006153591, 0.382758918]
     results = map((returning, storing)) do form
         out = solved(robertson(form), 2; method, u0 = [1.0, 0.0, 0.0], own = [3e7 3e7], t1 = 100,
