@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 
 # Three rows that no module knows: a bound of steps, a table of times, and what a function `g` of
 # the problem closes over. (In a process of its own, as modules read the table once.)
