@@ -114,9 +114,7 @@ def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
     return staged(field, functools.partial(_linear_at, field, product), extra=[state, time])
 
 
-def _linear_at(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    if product is None:
-        return tangent_at(field, consts, u, p, t)
+def _linear_at(field: Program, product: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
     *p, du, dt = p
     out = product(consts, u, (*p, du), t)
     if not _has_time(field):
@@ -282,9 +280,8 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     linear = functools.partial(_along_state, field, product)
 
     def by_rows(consts, u, p, t):
-        out, pull = jax.vjp(lambda u: field(consts, u, p, t).reshape(-1), u)
-        (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
-        return rows.reshape(out.size, -1).astype(out.dtype)
+        rows = _pulled(lambda u: field(consts, u, p, t).reshape(-1), u)
+        return rows.reshape(len(rows), -1)
 
     def by_colours(consts, u, p, t):
         which = jnp.asarray(colours, np.int32).reshape(state.shape)
@@ -328,7 +325,12 @@ def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
     if not is_reverse_only(field):
         return jax.jvp(at, (t,), (jnp.ones_like(t),))[1]
-    out, pull = jax.vjp(at, t)
+    return _pulled(at, t)
+
+
+def _pulled(fn: Callable, x: Any) -> Any:
+    """The derivative of a function that returns a vector, by its rows."""
+    out, pull = jax.vjp(fn, x)
     (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
     return rows.astype(out.dtype)
 
