@@ -14,15 +14,15 @@ and neuron); `first` is the CPU time of the first call. Cases that take longer t
 left out.
 """
 
-import argparse
 import signal
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common.processes import apart, is_worker, last_core
-from common.report import header, line, machine
+from common.processes import is_worker
+from common.report import line
+from common.sizes import by_size
 from common.timing import in_turns, timed
 
 import ensembleode as eo
@@ -98,32 +98,28 @@ def work(name, size, engine, limit):
 def main():
     if is_worker(work):
         return
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="rolls,stack,dense,network")
-    parser.add_argument("--sizes", default="16,32,64,100,200,400")
-    parser.add_argument("--limit", type=int, default=200, help="seconds for an engine")
-    options = parser.parse_args()
-    core, about = last_core(), machine("ensembleode", "jax")
-    print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
     ways = [f"{engine}, {what}" for what in ("solve", "gradient") for engine in ENGINES]
-    print(header(["", "size", *(f"{way}: ns, first" for way in ways)], left=2))
-    caches = ("JAX_COMPILATION_CACHE_DIR", "ENSEMBLEODE_CACHE_DIR")
-    for name in options.only.split(","):
-        for size in map(int, options.sizes.split(",")):
-            found = []
-            for engine in ENGINES:
-                request = [name, size, engine, options.limit]
-                environment = dict.fromkeys(caches, "") | {"JAX_PLATFORMS": "cpu"}
-                try:
-                    found.append(apart(__file__, request, cores=[core], environment=environment))
-                except SystemExit:
-                    found.append(None)
-            cells = [
-                "" if each is None else f"{each[i][0]:.3g}, {each[i][1]:.3g}"
-                for i in (0, 1)
-                for each in found
-            ]
-            print(line([name, size, *cells]), flush=True)
+    cases = by_size(
+        __file__,
+        __doc__,
+        only="rolls,stack,dense,network",
+        sizes="16,32,64,100,200,400",
+        limit="an engine",
+        columns=["size", *(f"{way}: ns, first" for way in ways)],
+    )
+    for name, size, cold in cases:
+        found = []
+        for engine in ENGINES:
+            try:
+                found.append(cold(engine))
+            except SystemExit:
+                found.append(None)
+        cells = [
+            "" if each is None else f"{each[i][0]:.3g}, {each[i][1]:.3g}"
+            for i in (0, 1)
+            for each in found
+        ]
+        print(line([name, size, *cells]), flush=True)
 
 
 ENGINES = ("compiled", "lanes")

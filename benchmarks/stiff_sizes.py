@@ -14,7 +14,6 @@ without exchanges, in tiles of registers (of three diagonals: Thomas's), eight s
 of the error.
 """
 
-import argparse
 import ctypes
 import pathlib
 import signal
@@ -25,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from common.contenders import Skip
 from common.cpp import library
-from common.processes import apart, is_worker, last_core
-from common.report import header, line, machine
+from common.processes import is_worker
+from common.report import line
+from common.sizes import by_size
 from common.timing import best_of, timed
 
 import ensembleode as eo
@@ -113,28 +113,19 @@ def work(name, size, limit):
 def main():
     if is_worker(work):
         return
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="dense,chain")
-    parser.add_argument("--sizes", default="1,2,4,8,12,16,20,30,40,50,60")
-    parser.add_argument("--limit", type=int, default=200, help="seconds for a problem and size")
-    options = parser.parse_args()
-    core, about = last_core(), machine("ensembleode", "jax")
-    print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
-    print(header(["", "states", "steps", "us", "C++", "ratio", "first", "wall"], left=2))
-    caches = ("JAX_COMPILATION_CACHE_DIR", "ENSEMBLEODE_CACHE_DIR")
-    for name in options.only.split(","):
-        for size in map(int, options.sizes.split(",")):
-            environment = dict.fromkeys(caches, "") | {"JAX_PLATFORMS": "cpu"}
-            request = [name, size, options.limit]
-            found = apart(__file__, request, cores=[core], environment=environment)
-            us, steps, first, wall, hand = found
-            cells = ["" if x is None else f"{x:.3g}" for x in (hand, hand and us / hand)]
-            print(
-                line(
-                    [name, size, f"{steps:.0f}", f"{us:.3g}", *cells, f"{first:.3g}", f"{wall:.3g}"]
-                ),
-                flush=True,
-            )
+    cases = by_size(
+        __file__,
+        __doc__,
+        only="dense,chain",
+        sizes="1,2,4,8,12,16,20,30,40,50,60",
+        limit="a problem and size",
+        columns=["states", "steps", "us", "C++", "ratio", "first", "wall"],
+    )
+    for name, size, cold in cases:
+        us, steps, first, wall, hand = cold()
+        cells = ["" if x is None else f"{x:.3g}" for x in (hand, hand and us / hand)]
+        times = [f"{first:.3g}", f"{wall:.3g}"]
+        print(line([name, size, f"{steps:.0f}", f"{us:.3g}", *cells, *times]), flush=True)
 
 
 if __name__ == "__main__":

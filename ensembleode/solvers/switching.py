@@ -46,11 +46,11 @@ class Rule:
     """
 
     boundary: float
-    maxstiffstep: int = 10
-    maxnonstiffstep: int = 3
-    nonstifftol: float = 0.9
-    stifftol: float = 0.9
-    dtfac: float = 2.0
+    maxstiffstep: int
+    maxnonstiffstep: int
+    nonstifftol: float
+    stifftol: float
+    dtfac: float
 
 
 class Tried(NamedTuple):
