@@ -686,6 +686,24 @@ def test_vmap_over_a_solve(alg):
     np.testing.assert_allclose(jax.jit(jax.vmap(end))(rates), expected, **CLOSE)
 
 
+@pytest.mark.parametrize("which", ["tspan", "saveat"])
+def test_vmap_over_times(alg, which):
+    """Times that all trajectories share, and that differ along the mapped axis."""
+
+    def solved(times):
+        tspan = (0.0, times[-1] if which == "tspan" else 2.0)
+        ens = eo.EnsembleProblem(eo.remake(decay(), tspan=tspan), scaled)
+        saved = {"saveat": times} if which == "saveat" else {}
+        sim = solve(ens, None, alg, trajectories=3, **saved, **TIGHT)
+        return sim.t, sim.u[:, :, 0]
+
+    times = jnp.array([[0.0, 0.5], [0.0, 1.5]])
+    t, u = jax.vmap(solved)(times)
+    np.testing.assert_array_equal(t, times)
+    expected = np.exp(-times)[:, None, :] * np.array([1.0, 2.0, 3.0])[:, None]
+    np.testing.assert_allclose(u, expected, **CLOSE)
+
+
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_gradient(alg, mode, batch_size):
     """d/dp and d/du0 of the sum of all ends, against the closed form."""

@@ -128,6 +128,9 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
     def _(size, batched, lanes, mask):
         flow, lanes, mask = widened(Flow(plan, mask.shape[-1]), size, batched, lanes, mask)
         out = _mapped(flow.plan, rows_alone=rows_alone)(lanes, mask)
+        if not rows_alone and not plan.own_times:
+            # (Along the mapped axis the times may differ; they come from `lanes`.)
+            out = out._replace(t=None)
         return _folded(out, size), jax.tree.map(lambda _: True, out)
 
     _.stands_for = plan.stands_for
