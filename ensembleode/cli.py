@@ -20,10 +20,10 @@ def julia_install(
         gpu: Also install the package that runs ensembles on this kind of GPU.
         all_methods: Also install the packages of the methods that are rarely used.
     """
-    from ensembleode.engines.julia import environment
+    from ensembleode.engines.julia import environment, installing
 
     try:
-        julia = environment.install(None if gpu == "none" else gpu, all_methods=all_methods)
+        julia = installing.install(None if gpu == "none" else gpu, all_methods=all_methods)
     except environment.JuliaError as error:
         return failed(error)
     print(f"Installed for {julia.executable}, in the project {julia.project}.")

@@ -5,9 +5,6 @@ settings. `install` and `status` do the same as `ensembleode julia install` and
 `ensembleode julia status`.
 """
 
-from .engines.julia.environment import (
-    install as install,
-    JuliaError as JuliaError,
-    status as status,
-)
+from .engines.julia.environment import JuliaError as JuliaError, status as status
+from .engines.julia.installing import install as install
 from .engines.julia.session import close as close, start as start

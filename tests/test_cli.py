@@ -19,7 +19,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import cli
-from ensembleode.engines.julia import environment
+from ensembleode.engines.julia import environment, installing
 from ensembleode.tools import doctor, scripts
 
 
@@ -95,7 +95,7 @@ def test_install(monkeypatch, capsys):
         calls.append((gpu, all_methods))
         return environment.Julia("/opt/julia", "/opt/project", "juliapkg")
 
-    monkeypatch.setattr(environment, "install", install)
+    monkeypatch.setattr(installing, "install", install)
     assert run("julia", "install") == 0
     assert capsys.readouterr().out == "Installed for /opt/julia, in the project /opt/project.\n"
     assert run("julia", "install", "--gpu=CUDA") == 0
@@ -107,7 +107,7 @@ def test_install_that_fails(monkeypatch, capsys):
     def install(gpu, *, all_methods):
         raise environment.JuliaError("It is raining.", "Wait.")
 
-    monkeypatch.setattr(environment, "install", install)
+    monkeypatch.setattr(installing, "install", install)
     assert run("julia", "install") == 1
     assert capsys.readouterr().err == "ensembleode: It is raining. Wait.\n"
 

@@ -11,7 +11,7 @@ ensemble algorithms run the ensembles, in this process or in a separate one.
 - `solving.py`: a solve as a request.
 - `ensembles.py`: the executor.
 - `gradients.py`: forward sensitivities and continuous adjoints.
-- `environment.py`: where Julia is, and how it is installed.
+- `environment.py`, `installing.py`: where Julia is, and how it is installed.
 """
 
 from typing import Any, NamedTuple

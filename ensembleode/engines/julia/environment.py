@@ -1,10 +1,11 @@
-"""Which Julia runs the engine: finding it, checking it, installing it.
+"""Which Julia runs the engine: finding it and checking it.
 
-Nothing here starts Julia inside of Python, and only `install` downloads anything or changes a
-project. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT`
-name an executable and a project, otherwise juliapkg has installed both. But juliapkg resolves again
-whenever the `juliapkg.json` of any Python package has changed, which needs the internet and a lock.
-This module only reads the last resolution, and `check` says whether it is still good enough.
+Nothing here starts Julia inside of Python, downloads anything or changes a project; `installing.py`
+does that. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and
+`PYTHON_JULIACALL_PROJECT` name an executable and a project, otherwise juliapkg has installed both.
+But juliapkg resolves again whenever the `juliapkg.json` of any Python package has changed, which
+needs the internet and a lock. This module only reads the last resolution, and `check` says whether
+it is still good enough.
 
 The project holds the dependencies of EnsembleODE, our own Julia package, but not EnsembleODE
 itself, which comes with this Python package and is loaded from `package_root` (see `loading`). So
@@ -59,11 +60,11 @@ METHODS = {
     "OrdinaryDiffEqStabilizedRK": "358294b1-0aab-51c3-aafe-ad5ab194a2ad",
 }
 
-_PYTHONCALL = "6099a3de-0909-46bc-b1f4-468b9a2dfc0d"
-_INSTALL = "ensembleode julia install"
+PYTHONCALL = "6099a3de-0909-46bc-b1f4-468b9a2dfc0d"
+INSTALL = "ensembleode julia install"
 _PIP = "pip install 'ensembleode[julia]'"
 _EXE, _PROJECT = "PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT"
-_OTHER = f"Set {_EXE} to another julia, or unset it and run `{_INSTALL}`."
+_OTHER = f"Set {_EXE} to another julia, or unset it and run `{INSTALL}`."
 
 
 class JuliaError(RuntimeError):
@@ -142,14 +143,14 @@ def find() -> Julia:
 
     **Raises:** `JuliaError` when there is none, or only one of the two environment variables.
     """
-    executable, project = _setting("juliacall", "exe"), _setting("juliacall", "project")
+    executable, project = setting("juliacall", "exe"), setting("juliacall", "project")
     if not executable and not project:
         return _from_juliapkg()
     if not executable or not project:
         given, other = (_EXE, _PROJECT) if executable else (_PROJECT, _EXE)
         raise JuliaError(
             f"{given} is set, but not {other}.",
-            f"Set both, or neither, for the Julia that `{_INSTALL}` installs.",
+            f"Set both, or neither, for the Julia that `{INSTALL}` installs.",
         )
     path = shutil.which(executable)
     if path is None:
@@ -160,7 +161,7 @@ def find() -> Julia:
         raise JuliaError(
             f"{_PROJECT} is {project!r}, which doesn't exist.",
             "Set it to a folder with a Project.toml; an empty one will do, if you then run "
-            f"`{_INSTALL}`.",
+            f"`{INSTALL}`.",
         )
     return Julia(os.path.abspath(path), os.path.abspath(project), f"{_EXE} and {_PROJECT}")
 
@@ -173,23 +174,23 @@ def _from_juliapkg() -> Julia:
         from juliapkg.deps import load_meta
         from juliapkg.state import STATE
     except ImportError:
-        raise _no_juliacall() from None
+        raise no_juliacall() from None
     project = STATE["project"]
     meta = load_meta()
     if meta is None:
-        raise JuliaError(f"No Julia is installed for {sys.prefix}.", _install_it())
+        raise JuliaError(f"No Julia is installed for {sys.prefix}.", install_it())
     executable, wanted = meta["executable"], STATE["override_executable"]
     if wanted and wanted != executable:
         raise JuliaError(
             f"PYTHON_JULIAPKG_EXE is {wanted!r}, and {project} was made with {executable}.",
-            _install_it(),
+            install_it(),
         )
     if shutil.which(executable) is None:
-        raise JuliaError(f"The Julia that was installed, {executable}, is gone.", _install_it())
+        raise JuliaError(f"The Julia that was installed, {executable}, is gone.", install_it())
     return Julia(executable, project, "juliapkg")
 
 
-def _setting(tool: str, name: str) -> str | None:
+def setting(tool: str, name: str) -> str | None:
     """An option of juliacall or juliapkg, from the command line (`-X juliacall-exe=...`) or from
     the environment."""
     value = sys._xoptions.get(f"{tool}-{name}")
@@ -200,7 +201,7 @@ def _setting(tool: str, name: str) -> str | None:
 
 def offline() -> bool:
     """Whether juliapkg was told to download nothing."""
-    return _setting("juliapkg", "offline") == "yes"
+    return setting("juliapkg", "offline") == "yes"
 
 
 def threads() -> int:
@@ -212,7 +213,7 @@ def threads() -> int:
     from ...ground.cpu_devices import cores
 
     for name, text in (
-        ("PYTHON_JULIACALL_THREADS", _setting("juliacall", "threads")),
+        ("PYTHON_JULIACALL_THREADS", setting("juliacall", "threads")),
         ("JULIA_NUM_THREADS", os.environ.get("JULIA_NUM_THREADS")),
     ):
         if not text:
@@ -256,10 +257,10 @@ def inspect(julia: Julia) -> Versions:
     """
     required = {name: package["uuid"] for name, package in requirements().items()}
     named = required | METHODS | CORE | GPU | BACKENDS
-    named |= {"PythonCall": _PYTHONCALL, "EnsembleODE": _project_toml()["uuid"]}
+    named |= {"PythonCall": PYTHONCALL, "EnsembleODE": project_toml()["uuid"]}
     packages = [f"{name}={uuid}" for name, uuid in named.items()]
     try:
-        done = _run(julia, _INSPECT, *packages, flags=_QUICK, capture=True, timeout=120.0)
+        done = run(julia, _INSPECT, *packages, flags=_QUICK, capture=True, timeout=120.0)
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         raise JuliaError(
@@ -308,19 +309,19 @@ def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaE
     if tuple(_numbers(versions.julia)) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         problem = f"{julia.executable} is Julia {versions.julia}, and {oldest} is the oldest."
-        return [JuliaError(problem, _install_it() if julia.how == "juliapkg" else _OTHER)]
+        return [JuliaError(problem, install_it() if julia.how == "juliapkg" else _OTHER)]
     problems = []
-    if in_process and _juliacall() is None:
-        problems.append(_no_juliacall())
-    if needed := _needed(versions, in_process):
+    if in_process and juliacall() is None:
+        problems.append(no_juliacall())
+    if wanted := needed(versions, in_process):
         there = versions.packages
         lacking = [
             f"{name} {compat}" + (f" (there is {there[name]})" if name in there else "")
-            for name, compat in needed.items()
+            for name, compat in wanted.items()
         ]
         problem = f"The Julia project {julia.project} lacks {'; '.join(lacking)}."
-        by_hand = f"put {', '.join(needed)} into that project by Pkg.add"
-        problems.append(JuliaError(problem, _install_it(by_hand)))
+        by_hand = f"put {', '.join(wanted)} into that project by Pkg.add"
+        problems.append(JuliaError(problem, install_it(by_hand)))
     other = versions.ensembleode
     if other is not None and pathlib.Path(other).resolve() != package_root():
         problem = f"Julia would load the EnsembleODE in {other}, not that of this ensembleode."
@@ -329,10 +330,10 @@ def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaE
     return problems
 
 
-def _needed(versions: Versions, in_process: bool) -> dict[str, str]:
+def needed(versions: Versions, in_process: bool) -> dict[str, str]:
     """The packages that are missing or whose version is not allowed, with the allowed versions."""
     wanted = {name: package["version"] for name, package in requirements().items()}
-    if in_process and (version := _juliacall()) is not None:
+    if in_process and (version := juliacall()) is not None:
         wanted["PythonCall"] = f"={version}"
     return {
         name: compat
@@ -364,11 +365,13 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", re.split("[-+]", version)[0])]
 
 
-def _project_toml() -> dict[str, Any]:
+def project_toml() -> dict[str, Any]:
+    """The content of the Julia package's Project.toml."""
     return tomllib.loads((package_root() / "Project.toml").read_text())
 
 
-def _juliacall() -> str | None:
+def juliacall() -> str | None:
+    """The version of juliacall; None where it is not installed."""
     return _version("juliacall")
 
 
@@ -387,7 +390,7 @@ def status() -> dict[str, Any]:
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
-        "juliacall": _juliacall(),
+        "juliacall": juliacall(),
         "juliapkg": _version("juliapkg"),
         "offline": offline(),
         **dict.fromkeys(("threads", "executable", "project", "how", "julia")),
@@ -418,84 +421,11 @@ def status() -> dict[str, Any]:
 
 
 #
-# Installing
+# Running
 #
 
 
-# Packages are given as name=uuid=versions.
-_ADD = """
-import Pkg
-packages = map(ARGS) do argument
-    name, uuid, versions = String.(split(argument, "="; limit=3))
-    Pkg.PackageSpec(; name, uuid=Base.UUID(uuid), version=Pkg.Versions.semver_spec(versions))
-end
-Pkg.add(packages)
-"""
-
-
-def install(gpu: str | None = None, *, all_methods: bool = False) -> Julia:
-    """Install what is missing, and compile it: Julia itself, its packages, and on demand the
-    packages for a kind of GPU (`BACKENDS`) or for all methods. Progress goes to the terminal.
-
-    If `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT` are set, that Julia is used, and
-    missing packages are added to that project. Otherwise juliapkg installs everything in the Python
-    environment.
-
-    **Raises:** `JuliaError` when the installation fails, or the engine can't run after it;
-    `ValueError` for an unknown `gpu`.
-    """
-    if gpu is not None and gpu not in BACKENDS:
-        raise ValueError(f"gpu must be None or one of {sorted(BACKENDS)}, got {gpu!r}.")
-    if _juliacall() is None:
-        raise _no_juliacall()
-    extra = {} if gpu is None else {**GPU, gpu: BACKENDS[gpu]}
-    extra |= METHODS if all_methods else {}
-    given = bool(_setting("juliacall", "exe") or _setting("juliacall", "project"))
-    try:
-        julia = _add_to_given(extra) if given else _resolve(extra)
-        versions = check(julia)
-        print(f"Compiling EnsembleODE for {julia.project}", flush=True)
-        extension = list(GPU) if versions.gpu.keys() >= GPU.keys() else []
-        _run(julia, ", ".join([loading(), *extension]))
-    except subprocess.CalledProcessError as error:
-        raise JuliaError(
-            "Julia's package manager, or its compiler, failed: what it said is above.",
-            f"Run `{_INSTALL}` again. Where it can't find versions that go together, its registry "
-            "may be out of date: set JULIA_PKG_SERVER_REGISTRY_PREFERENCE=eager.",
-        ) from error
-    return julia
-
-
-def _resolve(extra: dict[str, str]) -> Julia:
-    import juliapkg
-
-    for name, uuid in extra.items():
-        juliapkg.add(name, uuid=uuid)
-    try:
-        # By force, as juliapkg checks what is required and not what is installed.
-        juliapkg.resolve(force=True)
-    except subprocess.CalledProcessError:
-        raise
-    except Exception as error:  # juliapkg raises no narrower class for versions that can't be met
-        raise JuliaError(f"juliapkg failed: {error}", _install_it()) from error
-    return find()
-
-
-def _add_to_given(extra: dict[str, str]) -> Julia:
-    julia = find()
-    versions = inspect(julia)
-    compats = _project_toml()["compat"]
-    uuids = {name: package["uuid"] for name, package in requirements().items()}
-    uuids |= {"PythonCall": _PYTHONCALL, **extra}
-    wanted = _needed(versions, in_process=True)
-    there = versions.packages | versions.gpu
-    wanted |= {name: compats.get(name, ">= 0") for name in extra if name not in there}
-    if wanted and not offline():
-        _run(julia, _ADD, *(f"{name}={uuids[name]}={version}" for name, version in wanted.items()))
-    return julia
-
-
-def _run(
+def run(
     julia: Julia,
     source: str,
     *arguments: str,
@@ -503,6 +433,14 @@ def _run(
     capture: bool = False,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
+    """Run Julia code in a process of its own, with the arguments in `ARGS`.
+
+    **Raises:** `subprocess.CalledProcessError` if it fails, `subprocess.TimeoutExpired`.
+    """
+    """Run Julia code in a process of its own, with the arguments in `ARGS`.
+
+    **Raises:** `subprocess.CalledProcessError` if it fails.
+    """
     command = [julia.executable, "--startup-file=no", f"--project={julia.project}", *flags]
     # Otherwise PythonCall would install a Python of its own.
     environment = {"JULIA_PYTHONCALL_EXE": sys.executable, **os.environ}
@@ -521,14 +459,21 @@ def _run(
 #
 
 
-def _no_juliacall() -> JuliaError:
-    return JuliaError("juliacall is not installed.", f"Run `{_PIP}`, then `{_INSTALL}`.")
+def no_juliacall() -> JuliaError:
+    """The error where juliacall is not installed."""
+    """The error that says how juliacall is installed."""
+    return JuliaError("juliacall is not installed.", f"Run `{_PIP}`, then `{INSTALL}`.")
 
 
-def _install_it(by_hand: str = f"set {_EXE} and {_PROJECT} to a Julia that is here") -> str:
+def install_it(by_hand: str = f"set {_EXE} and {_PROJECT} to a Julia that is here") -> str:
+    """The remedy where something has to be installed.
+
+    **Arguments:** `by_hand`: what else to do where nothing may be downloaded.
+    """
+    """The remedy where something has to be installed."""
     if not offline():
-        return f"Run `{_INSTALL}`."
+        return f"Run `{INSTALL}`."
     return (
         "PYTHON_JULIAPKG_OFFLINE is set, so nothing is downloaded: with the same project and "
-        f"JULIA_DEPOT_PATH, run `{_INSTALL}` where there is internet, or {by_hand}."
+        f"JULIA_DEPOT_PATH, run `{INSTALL}` where there is internet, or {by_hand}."
     )

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from ensembleode.engines.julia import environment
+from ensembleode.engines.julia import environment, installing
 from ensembleode.engines.julia.environment import Julia, JuliaError
 from ensembleode.solvers.julia_alg import PACKAGES
 
@@ -36,7 +36,7 @@ def undisturbed(request, monkeypatch, tmp_path):
     }
     for name, value in state.items():
         monkeypatch.setitem(juliapkg.state.STATE, name, value)
-    monkeypatch.setattr(environment, "_juliacall", lambda: "0.9.34")
+    monkeypatch.setattr(environment, "juliacall", lambda: "0.9.34")
 
 
 GOOD = {
@@ -314,7 +314,7 @@ def test_pythoncall_of_another_version(fake, given):
 
 
 def test_juliacall_is_needed_in_process_only(fake, given, monkeypatch):
-    monkeypatch.setattr(environment, "_juliacall", lambda: None)
+    monkeypatch.setattr(environment, "juliacall", lambda: None)
     julia = given(fake(without=["PythonCall"]))
     environment.check(julia, in_process=False)
     with pytest.raises(JuliaError, match="juliacall is not installed"):
@@ -405,7 +405,7 @@ def test_status(fake, given, monkeypatch):
 
 def test_status_has_every_problem(fake, given, monkeypatch):
     monkeypatch.setenv("JULIA_NUM_THREADS", "many")
-    monkeypatch.setattr(environment, "_juliacall", lambda: None)
+    monkeypatch.setattr(environment, "juliacall", lambda: None)
     given(fake(without=["SciMLBase"]))
     report = environment.status()
     problems = [found["problem"] for found in report["problems"]]
@@ -431,7 +431,7 @@ def test_status_raises_nothing(monkeypatch):
 
 def test_install_adds_what_a_given_project_lacks(fake, given, tmp_path):
     julia = given(fake(without=["SciMLBase"], PythonCall="0.9.31"))
-    assert environment.install() == julia
+    assert installing.install() == julia
     arguments = (tmp_path / "arguments").read_text().splitlines()
     added = [text for text in arguments if text.count("=") >= 2 and not text.startswith("-")]
     added = [text for text in added if "-" in text]
@@ -446,36 +446,36 @@ def test_install_adds_what_a_given_project_lacks(fake, given, tmp_path):
 
 def test_install_leaves_a_good_project_alone(fake, given, tmp_path):
     given(fake())
-    environment.install()
+    installing.install()
     assert "Pkg.add" not in (tmp_path / "arguments").read_text()
 
 
 def test_install_for_a_gpu(fake, given, tmp_path):
     given(fake())
-    environment.install("CUDA")
+    installing.install("CUDA")
     arguments = (tmp_path / "arguments").read_text().splitlines()
     assert "DiffEqGPU=071ae1c0-96b5-11e9-1965-c90190d839ea=3" in arguments
     assert "CUDA=052768ef-5323-5732-b1bb-66c8b64840ba=>= 0" in arguments
     assert not any("BDF=" in text and text.endswith("=>= 0") for text in arguments)
-    environment.install(all_methods=True)
+    installing.install(all_methods=True)
     arguments = (tmp_path / "arguments").read_text().splitlines()
     assert f"OrdinaryDiffEqBDF={environment.METHODS['OrdinaryDiffEqBDF']}=>= 0" in arguments
     with pytest.raises(ValueError, match=r"gpu must be None or one of \['AMDGPU', .* got 'TPU'"):
-        environment.install("TPU")
+        installing.install("TPU")
 
 
 def test_install_downloads_nothing_when_offline(fake, given, monkeypatch, tmp_path):
     given(fake(without=["SciMLBase"]))
     offline(monkeypatch)
     with pytest.raises(JuliaError, match=r"lacks SciMLBase 2, 3. PYTHON_JULIAPKG_OFFLINE is set"):
-        environment.install()
+        installing.install()
     assert "Pkg.add" not in (tmp_path / "arguments").read_text()
 
 
 def test_install_that_fails(fake, given):
     given(fake(without=["SciMLBase"], adding="exit 1"))
     with pytest.raises(JuliaError, match=r"failed: what it said is above.* Run `ensembleode julia"):
-        environment.install()
+        installing.install()
 
 
 def test_install_by_juliapkg(fake, monkeypatch):
@@ -487,9 +487,9 @@ def test_install_by_juliapkg(fake, monkeypatch):
 
     monkeypatch.setattr(juliapkg, "resolve", resolve)
     monkeypatch.setattr(juliapkg, "add", lambda name, uuid: calls.append(name))
-    assert environment.install().how == "juliapkg"
+    assert installing.install().how == "juliapkg"
     assert calls == [True]
-    environment.install("Metal")
+    installing.install("Metal")
     assert calls[1:] == ["DiffEqGPU", "KernelAbstractions", "Metal", True]
 
 
@@ -499,10 +499,10 @@ def test_install_by_juliapkg_that_fails(monkeypatch):
 
     monkeypatch.setattr(juliapkg, "resolve", resolve)
     with pytest.raises(JuliaError, match=r"juliapkg failed: could not find Julia 1.10.3 - 1 Run"):
-        environment.install()
-    monkeypatch.setattr(environment, "_juliacall", lambda: None)
+        installing.install()
+    monkeypatch.setattr(environment, "juliacall", lambda: None)
     with pytest.raises(JuliaError, match="juliacall is not installed"):
-        environment.install()
+        installing.install()
 
 
 #
@@ -518,7 +518,7 @@ def test_real_julia():
         pytest.skip(str(error))
     versions = environment.check(julia, in_process=False)
     assert versions.packages.keys() >= environment.requirements().keys()
-    done = environment._run(
+    done = environment.run(
         julia, f"{environment.loading()}; print(pathof(EnsembleODE))", capture=True
     )
     assert done.stdout == str(environment.package_root() / "src" / "EnsembleODE.jl")

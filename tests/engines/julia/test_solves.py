@@ -217,7 +217,7 @@ def test_which_methods_have_fixed_steps():
             println(name, " ", adaptive)
         end
     """
-    said = environment._run(julia, code, *names, capture=True).stdout.split()
+    said = environment.run(julia, code, *names, capture=True).stdout.split()
     adaptive = dict(zip(said[::2], said[1::2], strict=True))
     assert len(adaptive) == len(names)
     fixed = {name for name, is_adaptive in adaptive.items() if is_adaptive == "false"}
