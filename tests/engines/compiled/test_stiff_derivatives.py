@@ -168,9 +168,9 @@ def test_neighbours_that_fail_have_no_derivative_and_change_none():
     ids=lambda x: type(x).__name__,
 )
 def test_in_steps_much_longer_than_the_adjoint_lasts(alg):
-    """For `u' = -k (u - p)`, the derivative of the end is `1 - exp(-k t)` by `p`, and `exp(-k t)` by
-    the start. (Along the dense output of this step, a quadrature of the adjoint would give 1.7 by `p`
-    with Rodas5P, and -5e4 with Rosenbrock23.)"""
+    """For `u' = -k (u - p)`, the derivative of the end is `1 - exp(-k t)` by `p`, and `exp(-k t)`
+    by the start. (Along the dense output of this step, a quadrature of the adjoint would give 1.7
+    by `p` with Rodas5P, and -5e4 with Rosenbrock23.)"""
 
     def end(u0, p):
         prob = eo.ODEProblem(lambda u, p, t: -1e6 * (u - p), u0[None], (0.0, 0.1), p)
