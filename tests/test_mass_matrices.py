@@ -189,14 +189,14 @@ def test_equations_in_a_circle(of_equations):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_equations_in_a_circle_by_loops(dtype):
     """Large circles are factorised by loops, backwards too."""
-    rng = np.random.default_rng(0)
-    for n in (14, 17, 24):
+    rng, tol = np.random.default_rng(0), 1e-6 if dtype == np.float64 else 1e-4
+    for n in (7, 17):
         found = (rng.choice([0.0, 1.0], (n, n), p=[0.6, 0.4]) for _ in range(100))
         of_equations = next(x for x in found if is_regular(x) and np.linalg.cond(x) < 100)
         prob, exact = linear(of_equations, dtype)
 
         def end(p, prob=prob):
-            sol = eo.solve(eo.remake(prob, p=p), eo.Rodas5P(), abstol=1e-6, reltol=1e-5)
+            sol = eo.solve(eo.remake(prob, p=p), eo.Rodas5P(), abstol=tol, reltol=tol)
             return sol.u[-1].sum(), sol.u[-1]
 
         (_, value), grad = jax.value_and_grad(end, has_aux=True)(prob.p)

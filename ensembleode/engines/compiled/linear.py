@@ -234,13 +234,14 @@ def _is_by_loops(block: Block, rows: Sequence[Row]) -> bool:
 def _taken_out(rows: list[Row], components: Sequence[int]) -> np.ndarray | None:
     """The factors of the equations in the rows of a block, `[row, equation]`, which are equations
     alone afterwards; None if they are so already."""
-    if all(len(rows[i]) == 1 for i in components):
+    summed = [i for i in components if len(rows[i]) > 1]
+    if not summed:
         return None
-    equations = sorted({equation for i in components for equation, _ in rows[i]})
-    found = factors_of([rows[i] for i in components], len(rows))[:, equations]
-    for i, equation in zip(components, equations, strict=True):
+    found = factors_of([rows[i] for i in components], len(rows))
+    equations = sorted({equation for i in summed for equation, _ in rows[i]})
+    for i, equation in zip(summed, equations, strict=True):
         rows[i] = ((equation, 1.0),)
-    return found
+    return found[:, [rows[i][0][0] for i in components]]
 
 
 def _sum_of(numbers: Sequence[Value], terms: Sequence[tuple[int, float]]) -> Value:
