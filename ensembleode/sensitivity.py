@@ -39,6 +39,10 @@ class GaussAdjoint(SensitivityAlgorithm):
     tolerances, but not exact. Parameters cost a few products in each step, however many stages the
     method has. Reverse mode only.
 
+    Explicit methods only. Where a problem is stiff, the adjoint falls off within a small part of a
+    recorded step, which a quadrature over the step doesn't see, so it is refused for methods for
+    stiff problems: `ReplayAdjoint` is their adjoint.
+
     Source: Norcliffe and Deisenroth, "Faster training of neural ODEs using Gauss-Legendre
     quadrature", TMLR 2023.
     """

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.fields.elimination import eliminated
-from ensembleode.solvers.mass_matrix import mass_matrix_of, pivots
+from ensembleode.fields.elimination import eliminated, factors_of
+from ensembleode.solvers.mass_matrix import mass_matrix_of, pivots, rows_for_pivots
 from ensembleode.training.multiple_shooting import multiple_shooting
 
 from .engines.test_julia_steps import robertson
@@ -69,7 +70,9 @@ def test_components_are_eliminated_by_equations_that_determine_them():
     # A state and its tangent are each eliminated by their own equations.
     more = tuple((i + 3, j + k) for i, j in pattern for k in (0, 3))
     assert pivots(mass.doubled(), (*pattern, *more)) == (2, 0, 1, 5, 3, 4)
-    plan = eliminated(3, (*pattern, *((i, j) for i, j, _ in mass.entries)), (2, 0, 1))
+    rows = rows_for_pivots(mass, pattern)
+    assert rows == (((2, 1.0),), ((0, 1.0),), ((1, 1.0),))
+    plan = eliminated(3, (*pattern, *((i, j) for i, j, _ in mass.entries)), rows)
     assert {(i, i) for i in range(3)} <= set(plan.entries)
     assert (0, 0) in plan.entries
     assert (2, 0) in plan.entries
@@ -83,6 +86,136 @@ def test_its_own_equation_where_both_are_as_good():
     assert pivots(mass, ((0, 1), (1, 0), (1, 1))) == (1, 0)
     with pytest.raises(ValueError, match=r"mass_matrix has rows of zeros .* index"):
         pivots(mass, ((0, 0), (1, 0)))
+
+
+# Matrices of small whole numbers, in which pivots often vanish.
+small_matrices = st.integers(1, 5).flatmap(
+    lambda n: st.lists(st.integers(-1, 1), min_size=n * n, max_size=n * n).map(
+        lambda x: np.array(x, float).reshape(n, n)
+    )
+)
+
+
+def is_regular(matrix):
+    return abs(np.linalg.det(matrix)) > 0.5
+
+
+def without_exchanges(matrix, order):
+    """The pivots of an elimination in this order."""
+    matrix, pivots = matrix.copy(), []
+    for k in order:
+        pivots.append(matrix[k, k])
+        others = [i for i in order if i not in order[: len(pivots)]]
+        for i in others:
+            matrix[i] -= matrix[i, k] / matrix[k, k] * matrix[k]
+    return np.array(pivots)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 3), small_matrices.filter(is_regular), st.randoms(), st.data())
+def test_no_pivot_vanishes_where_the_index_is_one(n, of_equations, random, data):
+    """A random order of the equations, of the components and of the elimination, and any coupling
+    of both kinds of components."""
+    m = len(of_equations)
+    size = n + m
+    coupling = data.draw(st.lists(st.integers(-1, 1), min_size=size**2, max_size=size**2))
+    jac = np.array(coupling, float).reshape(size, size)
+    jac[n:, n:] = of_equations
+    matrix = np.zeros((size, size))
+    matrix[:n, :n] = np.eye(n)
+    order, columns = (random.sample(range(size), size) for _ in range(2))
+    jac, matrix = jac[order][:, columns], matrix[order][:, columns]
+    mass = mass_matrix_of(matrix)
+    assert mass is not None
+    pattern = tuple((int(i), int(j)) for i, j in zip(*np.nonzero(jac), strict=True))
+    summed = factors_of(rows_for_pivots(mass, pattern), size)
+    assert abs(np.linalg.det(summed)) > 1e-3
+    h = 1e-8
+    found = without_exchanges(summed @ (matrix - h * jac), random.sample(range(size), size))
+    # The pivots of algebraic components are as small as h.
+    assert (abs(found) > 1e-4 * h).all()
+
+
+def linear(of_equations, dtype):
+    """`x' = -p x` and `G z = c x`, and the solution at the time 1 for `p = 1`."""
+    n = len(of_equations)
+    c = np.arange(1.0, n + 1)
+    start = np.concatenate([[1.0], np.linalg.solve(of_equations, c)])
+    matrix = jnp.asarray(of_equations, dtype)
+
+    def f(u, p, t):
+        rest = jnp.matmul(matrix, u[1:], precision="highest") - jnp.asarray(c, dtype) * u[0]
+        return jnp.concatenate([-p * u[:1], rest])
+
+    f = eo.ODEFunction(f, mass_matrix=np.eye(n + 1)[0])
+    prob = eo.ODEProblem(f, jnp.asarray(start, dtype), (0.0, 1.0), jnp.ones((), dtype))
+    return prob, start * np.exp(-1)
+
+
+VANISHING = np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]])
+
+
+def test_a_pivot_that_would_vanish():
+    prob, exact = linear(VANISHING, np.float64)
+    np.testing.assert_allclose(eo.solve(prob, eo.Rodas5P(), **TIGHT).u[-1], exact, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_derivatives_where_a_pivot_would_vanish():
+    """By a parameter, and by the end of the time."""
+    prob, exact = linear(VANISHING, np.float64)
+
+    def end(p, t):
+        found = eo.solve(eo.remake(prob, p=p, tspan=(0.0, t)), eo.Rodas5P(), **TIGHT)
+        return jnp.sum(found.u[-1] * jnp.arange(1.0, 5.0))
+
+    value, grads = jax.value_and_grad(end, argnums=(0, 1))(1.0, 1.0)
+    exact = np.sum(exact * np.arange(1.0, 5.0))
+    np.testing.assert_allclose([value, *grads], [exact, -exact, -exact], rtol=1e-7)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25)
+@given(small_matrices.filter(is_regular))
+def test_equations_in_a_circle(of_equations):
+    for alg, dtype in ((eo.Rodas5P(), np.float64), (eo.Rosenbrock23(), np.float32)):
+        prob, exact = linear(of_equations, dtype)
+        sol = eo.solve(prob, alg, abstol=1e-5, reltol=1e-4)
+        assert sol.retcode == eo.ReturnCode.Success
+        np.testing.assert_allclose(sol.u[-1], exact, rtol=0, atol=1e-3 * abs(exact).max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_equations_in_a_circle_by_loops(dtype):
+    """Large circles are factorised by loops, backwards too."""
+    rng, tol = np.random.default_rng(0), 1e-6 if dtype == np.float64 else 1e-4
+    for n in (7, 17):
+        found = (rng.choice([0.0, 1.0], (n, n), p=[0.6, 0.4]) for _ in range(100))
+        of_equations = next(x for x in found if is_regular(x) and np.linalg.cond(x) < 100)
+        prob, exact = linear(of_equations, dtype)
+
+        def end(p, prob=prob):
+            sol = eo.solve(eo.remake(prob, p=p), eo.Rodas5P(), abstol=tol, reltol=tol)
+            return sol.u[-1].sum(), sol.u[-1]
+
+        (_, value), grad = jax.value_and_grad(end, has_aux=True)(prob.p)
+        size = abs(exact).max()
+        np.testing.assert_allclose(value, exact, rtol=0, atol=1e-3 * size)
+        np.testing.assert_allclose(grad, -exact.sum(), rtol=0, atol=1e-2 * size)
+
+
+def test_an_entry_that_is_zero_at_the_start():
+    """`x' = 1`, `x w + v = 1` and `w + x v = 0`: what the first diagonal entry would be is zero at
+    the start."""
+
+    def f(u, p, t):
+        x, w, v = u
+        return jnp.stack([jnp.ones(()), x * w + v - 1.0, w + x * v])
+
+    f = eo.ODEFunction(f, mass_matrix=[1.0, 0.0, 0.0])
+    sol = eo.solve(eo.ODEProblem(f, [0.0, 0.0, 1.0], (0.0, 0.5)), eo.Rodas5P(), **TIGHT)
+    np.testing.assert_allclose(sol.u[-1], [0.5, -0.5 / 0.75, 1 / 0.75], rtol=1e-7)
 
 
 def test_the_identity_is_none():

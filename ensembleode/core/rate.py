@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..fields import staged
+from ..fields.elimination import factors_of
 from ..fields.sparsity import structure
-from ..solvers.mass_matrix import MassMatrix, pivots
+from ..solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ..tracing.program import Program, program_of
 from .implicit_form import ImplicitForm
 
@@ -24,9 +25,11 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
     """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations
     take the equations' places: `0 = dg/du du/dt + dg/dt` determines the derivative if the index is
     one."""
-    rows = np.array(mass.algebraic_rows, int)
+    rows, columns = np.array(mass.algebraic_rows, int), np.array(mass.algebraic_columns, int)
     inverse = None if mass.is_singular else mass.inverse().matrix
-    order = () if inverse is not None else pivots(mass, _pattern(field))
+    sums = np.zeros((0, 0))
+    if inverse is None:
+        sums = factors_of(rows_for_pivots(mass, _pattern(field)), mass.size)
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         def f(u: Any, t: Any) -> Any:
@@ -38,9 +41,12 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
         matrix, by_time = jnp.asarray(mass.matrix, u.dtype), (jnp.ones_like(t),)
         by_state = jax.jacfwd(lambda u: f(u, t)[rows])(u).reshape(len(rows), -1)
         moved = jax.jvp(lambda t: f(u, t)[rows], (t,), by_time)[1]
+        # Sums of equations should not lose small ones in the rounding of others.
+        size = jax.lax.stop_gradient(jnp.max(jnp.abs(by_state[:, columns]), axis=1))
+        by_state, moved = by_state / size[:, None], moved / size
         matrix, right = matrix.at[rows].set(by_state), du.at[rows].set(-moved)
-        both = jnp.concatenate([matrix, right[:, None]], axis=1)[np.array(order)]
-        return _solved(both).reshape(u.shape)
+        both = jnp.concatenate([matrix, right[:, None]], axis=1)
+        return _solved(jnp.matmul(jnp.asarray(sums, u.dtype), both)).reshape(u.shape)
 
     return program_of(staged(field, rate), field.out_tree, rules=True)
 

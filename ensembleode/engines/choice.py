@@ -34,6 +34,7 @@ def choose(
             "Rosenbrock method, such as eo.Rodas5P()."
         )
     options, field, batched = every.options, every.field, every.batched
+    remedy = _remedy(alg, options["sensealg"])
     (state,) = field.out_avals
     named = {e.name: e for e in ENGINES}
     has_known_times = any(getattr(batched, row.name) is not None for row in of_kind("stops"))
@@ -64,12 +65,11 @@ def choose(
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
         if reason := unfit(named[engine]):
             raise ValueError(
-                f"engine={engine!r} can't run {_name(alg)}: {reason.removesuffix('.')}"
-                f"{_remedy(alg)}."
+                f"engine={engine!r} can't run {_name(alg)}: {reason.removesuffix('.')}{remedy}."
             )
         if reason := named[engine].field_refusal(field, state, batched):
             raise ValueError(
-                f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{_remedy(alg)}."
+                f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{remedy}."
             )
         return chosen(named[engine], "asked for")
     reasons = []
@@ -85,7 +85,7 @@ def choose(
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)
         reasons.append(f"not {candidate.name}: {reason.removesuffix('.')}")
-    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)}){_remedy(alg)}")
+    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)}){remedy}")
 
 
 def _has_arrays(alg: Any) -> bool:
@@ -93,9 +93,15 @@ def _has_arrays(alg: Any) -> bool:
     return not isinstance(alg, _COMPILED)
 
 
-def _remedy(alg: Any) -> str:
+def _remedy(alg: Any, sensealg: Any) -> str:
     if not isinstance(alg, _COMPILED):
         return ""
+    if sensealg is not None and not isinstance(sensealg, compiled.SENSEALGS):
+        return (
+            "; leave sensealg out, or pass eo.ReplayAdjoint(), the default: it goes back through "
+            "the steps of this method, has derivatives of any order, and is stable where the "
+            "method is"
+        )
     return "; for stiff problems there is eo.Kvaerno5(), too, which the diffrax engine runs"
 
 

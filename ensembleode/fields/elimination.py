@@ -15,10 +15,14 @@ from __future__ import annotations
 import dataclasses as dc
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 
 Place = tuple[int, int]
+# A sum of equations, by their numbers and factors, that stands in a row of a matrix.
+Row: TypeAlias = tuple[tuple[int, float], ...]
 
 
 class Pivot(NamedTuple):
@@ -44,6 +48,11 @@ class Block(NamedTuple):
     pivots: tuple[Pivot, ...]
     before: tuple[Place, ...]
     inside: tuple[Place, ...]
+
+    @property
+    def components(self) -> list[int]:
+        """The components in their own order."""
+        return sorted(x.component for x in self.pivots)
 
     @property
     def updates(self) -> int:
@@ -85,8 +94,8 @@ class Elimination:
     block is factorised as `L D U`, with ones on the diagonals of L and U.
 
     - `size`: the number of rows, which is that of the columns.
-    - `equations`: for each row, the equation that stands in it; None if each equation stands in its
-        own row.
+    - `rows`: for each row, the sum of equations that stands in it; None if each equation stands in
+        its own row.
     - `entries`: the places of the matrix's entries, including the diagonal, row by row.
     - `blocks`: the blocks in the order in which they are solved.
     """
@@ -94,7 +103,7 @@ class Elimination:
     size: int
     entries: tuple[Place, ...]
     blocks: tuple[Block, ...]
-    equations: tuple[int, ...] | None = None
+    rows: tuple[Row, ...] | None = None
 
     @property
     def updates(self) -> int:
@@ -104,24 +113,47 @@ class Elimination:
 
 @functools.lru_cache(maxsize=256)
 def eliminated(
-    size: int, pattern: Sequence[Place], equations: tuple[int, ...] | None = None
+    size: int, pattern: Sequence[Place], rows: tuple[Row, ...] | None = None
 ) -> Elimination:
     """The elimination of matrices with entries in the places of `pattern`, and on the diagonal once
-    the `equations` stand in their rows."""
-    if equations is not None:
-        row = {equation: i for i, equation in enumerate(equations)}
-        pattern = [(row[i], j) for i, j in pattern]
+    the sums of equations stand in their rows."""
+    if rows is not None:
+        stands_in = rows_by_equation(rows)
+        pattern = [(i, j) for equation, j in pattern for i, _ in stands_in[equation]]
     places = {*pattern, *((i, i) for i in range(size))}
-    rows: list[list[int]] = [[] for _ in range(size)]
+    columns: list[list[int]] = [[] for _ in range(size)]
     for i, j in sorted(places):
-        rows[i].append(j)
+        columns[i].append(j)
     blocks = []
-    for components in _connected(rows):
-        own, here = set(components), [(i, j) for i in components for j in rows[i]]
+    for components in connected(columns):
+        own, here = set(components), [(i, j) for i in components for j in columns[i]]
         inside = tuple(p for p in here if p[1] in own)
         before = tuple(p for p in here if p[1] not in own)
         blocks.append(Block(_pivots(components, inside), before, inside))
-    return Elimination(size, tuple(sorted(places)), tuple(blocks), equations)
+    return Elimination(size, tuple(sorted(places)), tuple(blocks), rows)
+
+
+def own_rows(size: int) -> tuple[Row, ...]:
+    """The rows if each equation stands in its own."""
+    return tuple(((i, 1.0),) for i in range(size))
+
+
+def rows_by_equation(rows: Sequence[Row]) -> list[list[tuple[int, float]]]:
+    """For each equation, the rows that it stands in, and its factors there."""
+    found: list[list[tuple[int, float]]] = [[] for _ in rows]
+    for i, row in enumerate(rows):
+        for equation, factor in row:
+            found[equation].append((i, factor))
+    return found
+
+
+def factors_of(rows: Sequence[Row], size: int) -> np.ndarray:
+    """The factors of `size` equations in the rows, `[row, equation]`."""
+    found = np.zeros((len(rows), size))
+    for i, row in enumerate(rows):
+        for equation, factor in row:
+            found[i, equation] = factor
+    return found
 
 
 def _pivots(components: Sequence[int], places: Sequence[Place]) -> tuple[Pivot, ...]:
@@ -142,7 +174,7 @@ def _pivots(components: Sequence[int], places: Sequence[Place]) -> tuple[Pivot, 
     return tuple(pivots)
 
 
-def _connected(rows: Sequence[Sequence[int]]) -> list[list[int]]:
+def connected(rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """The strongly connected sets of components, each after the sets that it depends on.
 
     Source: R. Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Comput. 1 (1972),

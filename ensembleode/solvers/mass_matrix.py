@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ..fields.elimination import connected, Row
 from .arithmetic import Components
 
 
+# Of more algebraic components that determine each other in a circle, equations are only summed up
+# if a third of the places are taken: the sums take all of them.
+_MOST_SUMMED = 16
 # A matrix is singular if its least singular value is less than this many rounding errors of the
 # largest one.
 _ROUNDINGS = 100
@@ -120,14 +124,52 @@ def _of_array(array: np.ndarray) -> MassMatrix:
 
 
 @functools.lru_cache(maxsize=256)
-def pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """For each component, the equation by which it is eliminated when `M - gamma h J` is factorised
-    without row exchanges, for Jacobians with this pattern.
+def rows_for_pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
+    """For each component, the sum of equations by which it is eliminated when `M - gamma h J` is
+    factorised without row exchanges, for Jacobians with this pattern.
 
-    A differential component is eliminated by an equation in which its derivative has a large
-    factor, and an algebraic component by an algebraic equation that contains it. Nothing else is
-    pivoted: where several algebraic components are coupled, a pivot may vanish during the
-    elimination although the index is one; then every step is rejected.
+    The equations are first assigned to components, see `pivots`. Where several algebraic components
+    determine each other in a circle, each of their equations is replaced by a sum of all of them,
+    with fixed factors that have nothing to do with the problem. So it is a matter of chance, with
+    the probability zero, that a pivot vanishes; otherwise it might vanish always, as the second one
+    of `[[1, 1, 0], [1, 1, 1], [0, 1, 1]]` does, or at a state of zero. (The equations should be
+    divided by their sizes before they are summed up.)
+
+    **Raises:** the error of `pivots`.
+
+    Source: D. S. Parker, "Random butterfly transformations with applications in computational
+    linear algebra", UCLA CSD-950023 (1995), which makes pivoting unnecessary in this way.
+    """
+    equations = pivots(mass, pattern)
+    rows: list[Row] = [((equation, 1.0),) for equation in equations]
+    row = {equations[i]: i for i in mass.algebraic_columns}
+    depends: list[list[int]] = [[] for _ in equations]
+    for equation, j in pattern:
+        if equation in row and j in mass.algebraic_columns:
+            depends[row[equation]].append(j)
+    for group in connected(depends):
+        size, taken = len(group), sum(j in group for i in group for j in depends[i])
+        if size > 1 and (size <= _MOST_SUMMED or 3 * taken >= size**2):
+            for i, factors in zip(group, _mixing(size), strict=True):
+                rows[i] = tuple(
+                    (equations[k], float(x)) for k, x in zip(group, factors, strict=True)
+                )
+    return tuple(rows)
+
+
+def _mixing(size: int) -> np.ndarray:
+    """A matrix that is about orthogonal, and otherwise random, but always the same: rounded to
+    eight bits, it has the same numbers on every machine."""
+    found = np.linalg.qr(np.random.default_rng(size).standard_normal((size, size)))[0]
+    return np.round(found * 256) / 256
+
+
+@functools.lru_cache(maxsize=256)
+def pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """For each component, the equation that is assigned to it, for Jacobians with this pattern.
+
+    To a differential component, it is an equation in which its derivative has a large factor, and
+    to an algebraic component, an algebraic equation that contains it.
 
     **Raises:** `ValueError` if there are no such equations, because the algebraic equations don't
     determine the algebraic components.

@@ -42,7 +42,8 @@ from .equations import transposed
 from .operations import check
 
 
-_SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
+# The choices of `sensealg` that this engine has.
+SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
@@ -108,7 +109,7 @@ class Compiled(Closed):
         if reason := refusal_of_ours(self.name, alg, options, dtype):
             return reason
         sensealg = options["sensealg"]
-        if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+        if sensealg is not None and not isinstance(sensealg, SENSEALGS):
             return f"sensealg={type(sensealg).__name__}() is of other engines."
         if jax.default_backend() != "cpu" and not isinstance(ensemblealg, EnsembleGPUKernel):
             return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."

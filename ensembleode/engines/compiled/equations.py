@@ -17,7 +17,7 @@ from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
 from ...fields.walking import length
-from ...solvers.mass_matrix import MassMatrix, pivots
+from ...solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ...solvers.method import Equations
 from ...tracing.program import Program
 from .branches import either
@@ -183,7 +183,7 @@ class _Linear:
             return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
         of_mass = {(i, j): x for i, j, x in mass.entries}
         places = (*pattern, *of_mass)
-        plan = eliminated(self.d.size, places, pivots(mass, pattern))
+        plan = eliminated(self.d.size, places, rows_for_pivots(mass, pattern))
         return LinearEquations(self.b, plan, pattern, of_mass)
 
 

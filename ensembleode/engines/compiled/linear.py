@@ -6,6 +6,10 @@ first solution with a matrix's factors is put back into the equations. If the eq
 fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
 is rejected.
 
+Where the elimination plans sums of equations, so that no pivot vanishes, each of these equations is
+first divided by its largest entry in the columns of algebraic components. So none is lost in the
+rounding of another.
+
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
 405.
@@ -19,7 +23,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...fields.elimination import Block, Elimination, Move, Place
+from ...fields.elimination import (
+    Block,
+    Elimination,
+    factors_of,
+    Move,
+    own_rows,
+    Place,
+    Row,
+    rows_by_equation,
+)
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
 from .linear_loops import DenseFactors, is_rounding
@@ -30,6 +43,8 @@ from .reading import Loaded
 # and unrolled code take the same time; for more components, unrolled code takes longer to compile
 # (benchmarks/stiff_sizes.py).
 _MOST_UPDATES = 600
+# Rows that are sums of more equations are summed up by loops, and so is their block factorised.
+_MOST_TERMS = 6
 
 
 class Factors:
@@ -39,11 +54,12 @@ class Factors:
     - `inside`: the entries of L and U, by their places, in blocks that are unrolled.
     - `inverse`: for the unrolled blocks, the reciprocals of the pivots that are not one.
     - `dense`: the factors of blocks that are factorised by loops.
+    - `scales`: what equations are multiplied by, if they are summed up.
     - `is_checked`: whether a solution with the factors has been put back into the equations.
     """
 
-    def __init__(self, entries: dict[Place, Value], *, is_checked: bool):
-        self.entries = entries
+    def __init__(self, entries: dict[Place, Value], scales: dict[int, Value], *, is_checked: bool):
+        self.entries, self.scales = entries, scales
         self.inside: dict[Place, Value] = {}
         self.inverse: dict[int, Value] = {}
         self.dense: dict[Block, DenseFactors] = {}
@@ -72,10 +88,27 @@ class LinearEquations:
         self.b, self.plan = b, plan
         if mass is None:
             mass = {(i, i): 1.0 for i in range(plan.size)}
-        # The places of the entries once the equations stand in their rows.
-        row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
-        self.pattern = [(row[i], j) for i, j in pattern]
-        self.mass = {(row[i], j): x for (i, j), x in mass.items()}
+        rows = list(plan.rows or own_rows(plan.size))
+        summed = {equation for row in rows if len(row) > 1 for equation, _ in row}
+        self.by_loops = {x for x in plan.blocks if _is_by_loops(x, rows)}
+        self.sums = {block: _taken_out(rows, block.components) for block in self.by_loops}
+        self.rows = None if plan.rows is None else rows
+        # For each place of the matrix, the Jacobian's entries whose sum stands there, by their
+        # numbers and factors; and the entry of the mass matrix.
+        stands_in = rows_by_equation(rows)
+        self.terms: dict[Place, list[tuple[int, float]]] = {}
+        for k, (equation, j) in enumerate(pattern):
+            for i, factor in stands_in[equation]:
+                self.terms.setdefault((i, j), []).append((k, factor))
+        self.mass = {(i, j): x for (e, j), x in mass.items() for i, _ in stands_in[e]}
+        # For the equations that are summed up, the numbers of their entries, and of those in the
+        # columns of algebraic components.
+        differential = {j for _, j in mass}
+        numbers = {e: [k for k, (i, _) in enumerate(pattern) if i == e] for e in sorted(summed)}
+        self.summed = {
+            e: (each, [k for k in each if pattern[k][1] not in differential])
+            for e, each in numbers.items()
+        }
 
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
@@ -84,34 +117,48 @@ class LinearEquations:
 
         **Arguments:** `checks`: whether the first solution is put back into the equations.
         """
-        factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
+        scales, jacobian = self._scaled(jacobian)
+        factors = Factors(self._matrix(jacobian, gamma_h), scales, is_checked=not checks)
         for block in self.plan.blocks:
-            if _is_by_loops(block):
+            if block in self.by_loops:
                 factors.dense[block] = self._by_loops(block, jacobian, gamma_h)
             else:
                 _factorise(factors, block)
         return factors
 
+    def _scaled(self, jacobian: Sequence[Value]) -> tuple[dict[int, Value], Sequence[Value]]:
+        """What the equations that are summed up are multiplied by, and the Jacobian with these
+        equations multiplied."""
+        if not self.summed:
+            return {}, jacobian
+        b, scales, entries = self.b, {}, [*jacobian]
+        for equation, (every, algebraic) in self.summed.items():
+            largest = functools.reduce(b.maximum, (abs(entries[k]) for k in algebraic))
+            scales[equation] = 1.0 / b.spread(largest)
+            for k in every:
+                entries[k] = entries[k] * scales[equation]
+        return scales, entries
+
     def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
-        components = sorted(pivot.component for pivot in block.pivots)
-        inside = set(block.inside)
+        components, inside = block.components, set(block.inside)
         mass = {place: x for place, x in self.mass.items() if place in inside}
         # (All entries are those of this block, row by row, if nothing is outside of it, and no zero
         # in it.)
         size = self.plan.size
         is_whole = len(components) == size and len(jacobian) == size**2
-        in_order = self.plan.equations is None and is_whole
+        in_order = self.plan.rows is None and is_whole
         if isinstance(jacobian, Loaded) and in_order:
             return DenseFactors(self.b, components, jacobian, gamma_h, mass)
-        entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
-        return DenseFactors(self.b, components, entries, gamma_h, mass)
+        entries = {p: _sum_of(jacobian, terms) for p, terms in self.terms.items() if p in inside}
+        return DenseFactors(self.b, components, entries, gamma_h, mass, self.sums[block])
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
         """The entries of the matrix, without those inside of blocks that are factorised by
         loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
-        apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
-        products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
+        apart = {p for block in self.by_loops for p in block.inside}
+        terms = {p: x for p, x in self.terms.items() if p not in apart}
+        products = {p: _sum_of(jacobian, x) * minus for p, x in terms.items()}
         entries = {}
         for place in self.plan.entries:
             m, product = self.mass.get(place, 0.0), products.get(place)
@@ -124,8 +171,9 @@ class LinearEquations:
     def solve(self, factors: Factors, right: Components) -> Components:
         """The solution for a right-hand side; its first component is NaN in lanes where the check
         fails."""
-        b, rows = self.b, self.plan.equations
-        x = list(right) if rows is None else [right[i] for i in rows]
+        b, x = self.b, _multiplied(right, factors.scales)
+        if self.rows is not None:
+            x = [_sum_of(x, row) for row in self.rows]
         puts_back, fulfilled = not factors.is_checked, []
         factors.is_checked = True
         for block in self.plan.blocks:
@@ -133,6 +181,8 @@ class LinearEquations:
             n = len(block.before)
             for move in moves[:n]:
                 _move(factors, x, move)
+            if block in factors.dense:
+                factors.dense[block].sum_up(x)
             given = {k: x[k] for k in (pivot.component for pivot in block.pivots)}
             if block in factors.dense:
                 factors.dense[block].solve(x)
@@ -166,16 +216,42 @@ class LinearEquations:
             moves = list(block.moves)
             if block in factors.dense:
                 factors.dense[block].solve(x, transposed=True)
+                factors.dense[block].sum_up(x, transposed=True)
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
-        if self.plan.equations is None:
+        if self.rows is None:
             return tuple(x)
-        return tuple(x[i] for i in np.argsort(self.plan.equations))
+        sums = [_sum_of(x, places) for places in rows_by_equation(self.rows)]
+        return tuple(_multiplied(sums, factors.scales))
 
 
-def _is_by_loops(block: Block) -> bool:
-    return block.updates > _MOST_UPDATES
+def _is_by_loops(block: Block, rows: Sequence[Row]) -> bool:
+    longest = max(len(rows[i]) for i in block.components)
+    return block.updates > _MOST_UPDATES or longest > _MOST_TERMS
+
+
+def _taken_out(rows: list[Row], components: Sequence[int]) -> np.ndarray | None:
+    """The factors of the equations in the rows of a block, `[row, equation]`, which are equations
+    alone afterwards; None if they are so already."""
+    summed = [i for i in components if len(rows[i]) > 1]
+    if not summed:
+        return None
+    found = factors_of([rows[i] for i in components], len(rows))
+    equations = sorted({equation for i in summed for equation, _ in rows[i]})
+    for i, equation in zip(summed, equations, strict=True):
+        rows[i] = ((equation, 1.0),)
+    return found[:, [rows[i][0][0] for i in components]]
+
+
+def _sum_of(numbers: Sequence[Value], terms: Sequence[tuple[int, float]]) -> Value:
+    """The sum of some of the numbers, by their places and factors."""
+    products = [numbers[k] if factor == 1 else numbers[k] * factor for k, factor in terms]
+    return functools.reduce(operator.add, products)
+
+
+def _multiplied(numbers: Sequence[Value], scales: Mapping[int, Value]) -> list[Value]:
+    return [x * scales[i] if i in scales else x for i, x in enumerate(numbers)]
 
 
 def _factorise(factors: Factors, block: Block) -> None:

@@ -45,6 +45,9 @@ class DenseFactors:
     - `entries`: the entries of J by row and column, without those that are zero; or all of them,
         row by row.
     - `mass`: the nonzero entries of M by row and column.
+    - `sums`: the factors `[row, equation]` of the equations whose sums are the rows of the block;
+        `entries` and right-hand sides are those of the equations. None if they are those of the
+        rows.
     """
 
     def __init__(
@@ -54,12 +57,19 @@ class DenseFactors:
         entries: Mapping[tuple[int, int], Value] | Loaded,
         gamma_h: Value,
         mass: Mapping[tuple[int, int], float],
+        sums: np.ndarray | None = None,
     ):
         self.b, self.components, self.dtype = b, components, gamma_h.dtype
         self.size = n = len(components)
         self.tiles, self.rest = divmod(n, _TILE)
         self.minus = -gamma_h
         self.jacobian = entries.memory if isinstance(entries, Loaded) else self._copied(entries)
+        self.sums = None
+        if sums is not None:
+            places = ((i, j) for i in components for j in components)
+            by_place = dict(zip(places, map(float, sums.ravel()), strict=True))
+            self.sums = self._copied(self._constants(by_place), of_lanes=False)
+            self.jacobian = self._summed_up(self.jacobian)
         # None stands for the identity, whose entries need no memory.
         is_identity = mass == {(i, i): 1.0 for i in components}
         self.mass = None if is_identity else self._copied(self._constants(mass), of_lanes=False)
@@ -80,6 +90,34 @@ class DenseFactors:
         for (i, j), x in entries.items():
             memory.store(places[i] * n + places[j], b.spread(x) if of_lanes else x)
         return memory
+
+    def _summed_up(self, entries: Memory) -> Memory:
+        """The entries of the rows, from those of the equations."""
+        n, of_rows = self.size, Memory.on_stack(self.b, self.dtype, self.size**2, of_lanes=True)
+
+        def row(i: Value) -> None:
+            def column(j: Value) -> None:
+                of_rows.store(i * n + j, self._sum(i, lambda k: entries.load(k * n + j)))
+
+            self.b.for_(n, column)
+
+        self.b.for_(n, row)
+        return of_rows
+
+    def _sum(
+        self, i: Value, number: Callable[[Value], Value], *, transposed: bool = False
+    ) -> Value:
+        """The sum of the numbers of the equations that stands in row `i`."""
+        assert self.sums is not None
+        sums, n = self.sums, self.size
+        total = self.b.variable(self.dtype, self.b.constant(0, self.dtype, of_lanes=True))
+
+        def add(k: Value) -> None:
+            factor = sums.load(k * n + i if transposed else i * n + k)
+            total.set(self.b.mul_add(factor, number(k), total.get()))
+
+        self.b.for_(n, add)
+        return total.get()
 
     #
     # Loops
@@ -232,6 +270,21 @@ class DenseFactors:
 
         self._each_tile(lambda tile, n: solved(tile, n, upper=False))
         self._each_tile_backwards(lambda tile, n: solved(tile, n, upper=True))
+        for place, i in enumerate(self.components):
+            x[i] = y.load(place)
+
+    def sum_up(self, x: list[Value], *, transposed: bool = False) -> None:
+        """Replace what belongs to the equations, in place, by their sums in the rows.
+
+        **Arguments:** `transposed`: whether to multiply with the transposed factors.
+        """
+        if self.sums is None:
+            return
+        given = self._in_memory(x)
+        y = Memory.on_stack(self.b, self.dtype, self.size, of_lanes=True)
+        self.b.for_(
+            self.size, lambda i: y.store(i, self._sum(i, given.load, transposed=transposed))
+        )
         for place, i in enumerate(self.components):
             x[i] = y.load(place)
 

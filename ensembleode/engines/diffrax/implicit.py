@@ -73,8 +73,7 @@ class _StateUnits(optimistix.AbstractRootFinder):
         return y, dataclasses.replace(new, diffsize=size.astype(state.diffsize.dtype)), aux
 
     def postprocess(self, fn, y, aux, args, options, state, tags, result):
-        """Sets the result of a failed iteration to zero, as a gradient adds zero times the
-        derivatives there, which have to be finite."""
+        """Sets the result of a failed iteration to zero, as the following stages begin there."""
         solved = result == optimistix.RESULTS.successful
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
@@ -222,6 +221,7 @@ class Method(diffrax.AbstractESDIRK):
         )
         diagonal = jnp.asarray(tableau.a_diagonal, dtype)
         c = jnp.asarray(np.append(0.0, tableau.c), jnp.result_type(t0, t1))
+        zero = jnp.zeros((), dtype)
         start, h = jax.lax.stop_gradient((y0, float(tableau.a_diagonal[-1]) * control))
         finder = dataclasses.replace(self.root_finder, y0=start, h=h)
         limits: Any = {"max_steps": self.root_find_max_steps, "throw": False}
@@ -240,18 +240,26 @@ class Method(diffrax.AbstractESDIRK):
             at = (_combined(predictor[i], known), (diagonal[i], terms, t, y, args, control))
             i, old = eqxi.nonbatchable(i), jax.lax.stop_gradient(now.factors)
             factors = jax.lax.cond(i == 1, lambda: linearised(*at)[0], lambda: old)
-            found = find(*at, {"init_state": eqx.combine(factors, rest)})
-            fs = jtu.tree_map(lambda x, xs: xs.at[i].set(x), found.value, fs)
+            fixed = jax.lax.stop_gradient(at)
+            found = find(*fixed, {"init_state": eqx.combine(factors, rest)})
             this = results.promote(found.result)
             result = results.where(result == results.successful, this, result)
+            # A gradient adds zero times the derivatives of a stage that isn't solved, and these may
+            # be infinite or NaN. So it has those of an explicit stage at the start of the step.
+            solved = result == results.successful
+            a, t, y = jtu.tree_map(
+                functools.partial(jnp.where, solved), (diagonal[i], t, y), (zero, t0, y0)
+            )
+            f = _root(found.value, (a, terms, t, y, args, control))
+            fs = jtu.tree_map(lambda x, xs: xs.at[i].set(x), f, fs)
             # An explicit stage solves with the identity matrix.
             iterations = found.stats["num_steps"]
             nf = now.nf + jnp.where(first | (i > 0), iterations, 0)
             nsolve = now.nsolve + jnp.where(i > 0, iterations, 0)
-            return _Stages(i + 1, found.value, factors, fs, result, nf, nsolve)
+            return _Stages(i + 1, f, factors, fs, result, nf, nsolve)
 
         # The Jacobian of an explicit stage is the identity matrix.
-        explicit = (jnp.zeros((), dtype), terms, t0, y0, args, control)
+        explicit = (zero, terms, t0, y0, args, control)
         factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), explicit)
         nothing = jnp.array(0)
         begin = _Stages(
@@ -285,6 +293,21 @@ def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
     a, terms, t, y, args, control = inputs
     at = jtu.tree_map(lambda y, k: y + a * k, y, terms.prod(f, control))
     return jtu.tree_map(jnp.subtract, f, terms.vf(t, at, args)), None
+
+
+def _root(f: Any, inputs: Any) -> Any:
+    """`f`, a root of the residual, with the derivatives that it has by the inputs."""
+    return optimistix.ImplicitAdjoint().apply(_given, _at_root, (f, inputs), frozenset())[0]
+
+
+def _given(inputs: Any) -> tuple[Any, None]:
+    return inputs[0], None
+
+
+def _at_root(f: Any, _: Any, inputs: Any) -> Any:
+    # (lineax makes arrays of the numbers of Python's in the terms.)
+    with jax.numpy_dtype_promotion("standard"):
+        return _residual(f, inputs[1])[0]
 
 
 def _combined(weights: Any, fs: Any) -> Any:

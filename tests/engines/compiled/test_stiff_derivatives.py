@@ -158,6 +158,38 @@ def test_neighbours_that_fail_have_no_derivative_and_change_none():
     )
 
 
+@pytest.mark.parametrize(
+    "alg",
+    [
+        eo.Rodas5P(),
+        pytest.param(eo.Rodas4(), marks=pytest.mark.slow),
+        pytest.param(eo.Rosenbrock23(), marks=pytest.mark.slow),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_in_steps_much_longer_than_the_adjoint_lasts(alg):
+    """For `u' = -k (u - p)`, the derivative of the end is `1 - exp(-k t)` by `p`, and `exp(-k t)`
+    by the start. (Along the dense output of this step, a quadrature of the adjoint would give 1.7
+    by `p` with Rodas5P, and -5e4 with Rosenbrock23.)"""
+
+    def end(u0, p):
+        prob = eo.ODEProblem(lambda u, p, t: -1e6 * (u - p), u0[None], (0.0, 0.1), p)
+        return eo.solve(prob, alg, dt=0.1, adaptive=False).u[-1, 0]
+
+    by_start, by_p = jax.grad(end, argnums=(0, 1))(1.0, 2.0)
+    np.testing.assert_allclose(by_start, 0.0, atol=2e-4)
+    np.testing.assert_allclose(by_start + by_p, 1.0, rtol=1e-9)
+
+
+def test_continuous_adjoints_are_refused_with_the_remedy():
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.asarray(RATES))
+    for alg in (eo.Rosenbrock23(), eo.Rodas5P(), eo.AutoTsit5(eo.Rosenbrock23())):
+        for sensealg in (eo.GaussAdjoint(), eo.BacksolveAdjoint()):
+            for engine in ("auto", "compiled", "lanes"):
+                with pytest.raises(ValueError, match=r"leave sensealg out, or .*ReplayAdjoint\(\)"):
+                    eo.solve(prob, alg, sensealg=sensealg, engine=engine)
+
+
 @pytest.mark.slow
 def test_of_integrals_and_events():
     def fn(u, p, t):
