@@ -288,7 +288,7 @@ class EnsembleSolution(_Solution):
     - `engine`: which engine ran, and why.
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
     - `events`: with callbacks, their [`Events`][ensembleode.Events] over the trajectories.
-    - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved], row by row.
+    - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
 
     For any batches and any ensemble algorithm, `u` and `t` are JAX arrays, and outside of `jit`,
     `retcode`, `lengths` and `stats` are NumPy arrays. With an accelerator, results that were
@@ -373,15 +373,19 @@ class EnsembleSolution(_Solution):
             retcode = ReturnCode(int(retcode))
             if own_times:
                 reached = slice(0, max(1, int(length)))
-                rows = u, t, integral, values
-                u, t, integral, values = jax.tree.map(lambda x: x[reached], rows)
+                u, t, integral = jax.tree.map(lambda x: x[reached], (u, t, integral))
+                if self.saved is not None and not self.saved.has_own_times:
+                    values = jax.tree.map(lambda x: x[reached], values)
                 dense = None if dense is None else dense.rows(reached)
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
             events = first_events(events, int(events.count), several=False)
         given = Aside(self._given.content and self._given.content.of(i))
-        saved = None if self.saved is None else Saved(t, values)
+        saved = None
+        if self.saved is not None:
+            own = self.saved.has_own_times
+            saved = Saved(self.saved.t if own else t, values, own)
         return ODESolution(
             u, t, retcode, stats, length, dense, self.engine, self._order, integral, events, given,
             saved,
@@ -485,7 +489,7 @@ class EnsembleSolution(_Solution):
             both.
         - `integral`, over the same dimensions, for a problem with an `integrand`; if that returns a
             pytree, a variable for each leaf, `integral.name`. With a `SavingCallback` also `saved`
-            or, for a pytree, `saved.name`.
+            or, for a pytree, `saved.name`; over `saved.time` if that has times of its own.
         - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
             `stats`, over `trajectory`.
         - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and

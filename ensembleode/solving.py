@@ -26,10 +26,12 @@ from .core.every_event import with_more_room
 from .core.every_step import count_steps
 from .core.gather import outcome_of_one
 from .core.interrupts import check, stoppable
-from .core.job import dense_of, events_of, integers, Job, may_rerun, solution_of, Unfinished
-from .core.plan import Outcome, shared_times
+from .core.job import events_of, integers, Job, may_rerun, saved_of, solution_of, Unfinished
+from .core.lane import Lane
+from .core.plan import dense_of, Outcome, shared_times
 from .core.progress import Progress
 from .core.run import Run
+from .core.saved_values import rows_apart
 from .engines.compiled.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
@@ -40,7 +42,6 @@ from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
-from .saving_callback import refuse_with_saving, Saved, saved
 from .solution import (
     COUNTS,
     EnsembleError,
@@ -227,9 +228,11 @@ def solve(
         return Run(job, ens, where, executor, choice, n, *how, started)
 
     run = planned(engine)
-    if run.job.trajectories.saving_function is not None:
-        refused = {"output_func": ens.output_func, "reduction": ens.reduction, "store": store}
-        refuse_with_saving(**{name: x is not None for name, x in refused.items()})
+    if run.job.plan.saves_values and ens.reduction is not None and ens.output_func is None:
+        raise ValueError(
+            "callback has a SavingCallback, and a reduction is given no more than the states: let "
+            "output_func return what the reduction needs of sol.saved.values."
+        )
     if run.job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
@@ -279,13 +282,16 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     given = job.trajectories.given and job.trajectories.given.of(0)
     if job.traced:
         sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
-        return dataclasses.replace(sol, saved=_saved(job, sol, sol.length)), None
+        return dataclasses.replace(sol, saved=saved_of(job, sol.t, outcome.saved)), None
     outcome = jax.block_until_ready(outcome)
     codes = ("length", "retcode", *COUNTS)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
     known["retcode"] = ReturnCode(known["retcode"])
     if job.plan.own_times:
-        rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral")}
+        names = ["u", "t", "inner", "integral"]
+        if job.trajectories.times_of_values is None:
+            names.append("saved")
+        rows = {name: getattr(outcome, name) for name in names}
         known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
     outcome = outcome._replace(**known)
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
@@ -293,7 +299,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
         count = int(sol.events.count)
         events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
         sol = dataclasses.replace(sol, events=events)
-    return dataclasses.replace(sol, saved=_saved(job, sol, sol.length)), None
+    return dataclasses.replace(sol, saved=saved_of(job, sol.t, outcome.saved)), None
 
 
 def _solve_traced(run: Run) -> EnsembleSolution:
@@ -394,7 +400,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         kind = "reduced"
     elif ens.output_func is not None:
         kind = "outputs"
-    u, t, inner, dense = outcome.u, outcome.t, outcome.inner, None
+    u, t, inner, values, dense = outcome.u, outcome.t, outcome.inner, outcome.saved, None
     integral = outcome.integral if kind == "trajectories" else None
     if t is None and kind == "trajectories":
         t = _shared_times(job)
@@ -406,30 +412,26 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
             most = max(1, int(lengths.max()))
             rows = (u, t, inner, integral)
             u, t, inner, integral = jax.tree.map(lambda x: x[:, :most], rows)
+            if job.trajectories.times_of_values is None:
+                values = jax.tree.map(lambda x: x[:, :most], values)
         if kind != "reduced":
-            u, t, inner, integral = as_jax_arrays((u, t, inner, integral))
+            u, t, inner, integral, values = as_jax_arrays((u, t, inner, integral, values))
     about = (outcome.converged, elapsed, run.choice, kind)
     if kind == "trajectories":
         batched = job.plan.batched
         own = jax.tree.map(bool, (batched.consts, batched.p))
-        dense = dense_of(outcome._replace(inner=inner), job.plan, _numbers(job, run.n), own)
+        numbers = _numbers(job, run.n)
+        if numbers is not None:
+            numbers = numbers.consts, numbers.p
+            dense = dense_of(outcome._replace(inner=inner), job.plan, numbers, own)
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
         events = as_jax_arrays(first_events(events, most, several=True))
     given = _given(job)
     about = (*about, dense, job.plan.order, integral, events, given)
-    sim = EnsembleSolution(u, t, retcode, lengths, stats, *about)
-    return dataclasses.replace(sim, saved=_saved(job, sim, sim.lengths))
-
-
-def _saved(job: Job, sol: ODESolution | EnsembleSolution, lengths: Any) -> Saved | None:
-    fn, given = job.trajectories.saving_function, job.trajectories.given
-    if fn is None or given is None:
-        return None
-    several = isinstance(sol, EnsembleSolution)
-    known = given.known if several else given.of(0).known
-    return saved(fn, known, sol.u, sol.t, lengths, several=several)
+    saved = saved_of(job, t, values) if kind == "trajectories" else None
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, saved=saved)
 
 
 def _given(job: Job) -> Aside:
@@ -437,19 +439,19 @@ def _given(job: Job) -> Aside:
     return Aside(None if may_rerun(job.plan) else job.trajectories.given)
 
 
-def _numbers(job: Job, n: int | None = None) -> Any:
-    """The constants and parameters of `f` of all trajectories (None: of a single problem), if steps
-    may have to be made again with them; else None."""
+def _numbers(job: Job, n: int | None = None) -> Lane | None:
+    """The numbers of all trajectories (None: of a single problem), if steps may have to be made
+    again with them; else None."""
     if job.plan.saving.mode != "steps":
         return None
     every = job.trajectories
-    lanes = every.lane(0, 1) if n is None else every.lanes(integers(np.arange(n)), 1)
-    return lanes.consts, lanes.p
+    return every.lane(0, 1) if n is None else every.lanes(integers(np.arange(n)), 1)
 
 
 def _shared_times(job: Job) -> Any:
-    lane = job.trajectories.shared
+    lane, own = job.trajectories.shared, job.trajectories.times_of_values
     wanted = ("saveat",) if job.plan.saving.mode == "times" else ("t0", "t1")
     if any(getattr(lane, name) is None for name in wanted):
         lane = job.trajectories.lane(0, 1)
-    return shared_times(job.plan, lane)
+    times = shared_times(job.plan, lane)
+    return times if own is None else times[rows_apart(lane, own)[0]]

@@ -93,7 +93,8 @@ def _step_times_rate(job: Job, index: int) -> float:
     )
     plain = dataclasses.replace(job, trajectories=trajectories, output_func=None, output_consts=())
     saving = plain.plan.saving._replace(mode="steps", start=True)
-    plain = bounded(plain.replan(saving=saving, output=None, tree=None), steps)
+    alone = plain.replan(saving=saving, output=None, saves_values=False, apart=None, tree=None)
+    plain = bounded(alone, steps)
     outcome = jax.device_get(Serial().run_one(plain, index, 1))
     length = int(outcome.length)
     if length < 8:

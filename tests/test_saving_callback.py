@@ -1,11 +1,16 @@
 """Functions of the state that are saved beside the state."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray
 
 import ensembleode as eo
+
+from .marks import slow_unless
 
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
@@ -20,9 +25,8 @@ def observed(u, p, t):
     return {"flow": p["rate"] * u[0], "both": jnp.stack([t, p["unit"] * u[0]])}
 
 
-PROB = eo.ODEProblem(
-    decays, [1.0], (0.0, 1.0), {"rate": 1.0, "unit": 2.0, "name": "x"}, saveat=0.5, **TIGHT
-)
+BARE = eo.ODEProblem(decays, [1.0], (0.0, 1.0), {"rate": 1.0, "unit": 2.0, "name": "x"}, **TIGHT)
+PROB = eo.remake(BARE, saveat=0.5)
 SAVING = eo.SavingCallback(observed)
 
 
@@ -160,6 +164,111 @@ def test_gradients_by_what_the_function_closes_over():
     np.testing.assert_allclose(slopes[1], (2 * np.exp(-k)).sum(), rtol=1e-8)
 
 
+def test_outputs_have_the_values():
+    def output(sol, ctx):
+        return {"t": sol.saved.t, "values": sol.saved.values, "u": sol.u}, False
+
+    plain = eo.solve(ensemble(PROB), trajectories=3, callback=SAVING)
+    for callback in (SAVING, eo.SavingCallback(observed, TIMES[::2])):
+        sim = eo.solve(ensemble(PROB, output_func=output), trajectories=3, callback=callback)
+        step = 1 if callback is SAVING else 2
+        assert sim.saved is None
+        np.testing.assert_array_equal(sim.u["u"], plain.u)
+        np.testing.assert_array_equal(sim.u["t"], [TIMES[::step]] * 3)
+        for name, x in sim.u["values"].items():
+            np.testing.assert_allclose(x, plain.saved.values[name][:, ::step], rtol=1e-13)
+
+
+OWN = np.array([0.0, 0.1, 0.5, 0.9])
+ALGORITHMS = {
+    "compiled": (eo.EnsembleThreads(), "compiled"),
+    "lanes": (eo.EnsembleThreads(), "lanes"),
+    "diffrax": (eo.EnsembleThreads(1), "diffrax"),
+    "serial": (eo.EnsembleSerial(), "auto"),
+    "columns": (eo.EnsembleColumns(), "lanes"),
+    "distributed": (eo.EnsembleDistributed(workers=1), "auto"),
+}
+
+
+SAVEAT = {"spaced": 0.5, "times": [0.5, 0.7], "ends": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "saveat"),
+    [
+        slow_unless((x, y) == ("compiled", "spaced"), x, y)
+        for x, y in itertools.product(ALGORITHMS, SAVEAT)
+    ],
+)
+def test_own_times(name, saveat):
+    """The states are those of a solve without the callback, and the values have its times."""
+    alg, engine = ALGORITHMS[name]
+    ens, options = ensemble(BARE), {"trajectories": 3, "engine": engine, "saveat": SAVEAT[saveat]}
+    plain = eo.solve(ens, None, alg, **options)
+    sim = eo.solve(ens, None, alg, callback=eo.SavingCallback(observed, OWN), **options)
+    np.testing.assert_array_equal(sim.t, plain.t)
+    np.testing.assert_allclose(sim.u, plain.u, rtol=1e-14)
+    np.testing.assert_array_equal(sim.lengths, plain.lengths)
+    rates = np.arange(1.0, 4.0)[:, None]
+    np.testing.assert_array_equal(sim.saved.t, OWN)
+    close = 1e-4 if name == "diffrax" else 1e-8
+    np.testing.assert_allclose(sim.saved.values["flow"], rates * np.exp(-rates * OWN), rtol=close)
+    np.testing.assert_array_equal(sim[1].saved.values["flow"], sim.saved.values["flow"][1])
+    np.testing.assert_array_equal(sim[1].saved.t, OWN)
+
+
+def test_own_times_between_steps_and_backwards():
+    saving = eo.SavingCallback(observed, 0.25)
+    for span in ((0.0, 1.0), (1.0, 0.0)):
+        prob = eo.remake(BARE, tspan=span, callback=saving)
+        for options in ({"save_everystep": True}, {"saveat": [0.5]}):
+            sol = eo.solve(prob, **options)
+            t = np.linspace(*span, 5)
+            np.testing.assert_array_equal(sol.saved.t, t)
+            np.testing.assert_allclose(sol.saved.values["flow"], np.exp(-(t - span[0])), rtol=1e-7)
+            np.testing.assert_array_equal(sol.saved.values["both"][:, 0], t)
+
+
+def test_own_times_end_with_the_trajectory():
+    """Where events end the trajectories; and their derivatives do, too."""
+    falls = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
+
+    def solved(scale):
+        saving = eo.SavingCallback(lambda u, p, t: jnp.log(u[0]) / p["rate"], [0.1, 0.3, 0.6])
+        prob = eo.remake(PROB, callback=eo.CallbackSet(falls, saving))
+        return eo.solve(ensemble(prob, scale), trajectories=3, saveat=0.5)
+
+    sim = solved(1.0)
+    expected = -np.where([[1, 1, 1], [1, 1, 0], [1, 0, 0]], [0.1, 0.3, 0.6], np.nan)
+    np.testing.assert_allclose(sim.saved.values, expected, rtol=1e-8)
+    np.testing.assert_array_equal(sim.lengths, [2, 1, 1])
+
+    def total(scale):
+        rates = scale * jnp.arange(1.0, 4.0)[:, None]
+        return jnp.sum(rates * jnp.nan_to_num(solved(scale).saved.values))
+
+    slope = jax.jit(jax.grad(total))(1.0)
+    np.testing.assert_allclose(slope, np.nansum(np.arange(1.0, 4.0)[:, None] * expected), rtol=1e-7)
+
+
+@pytest.mark.parametrize("own", [None, slow_unless(False, OWN, id="own")])
+def test_stores_keep_them(tmp_path, own):
+    callback = eo.SavingCallback(observed, own)
+    options = {"trajectories": 24, "batch_size": 8, "callback": callback}
+    expected = eo.solve(ensemble(PROB), **options)
+    sim = eo.solve(ensemble(PROB), **options, store=tmp_path / "a.zarr")
+    for x in (sim, eo.open_ensemble(tmp_path / "a.zarr")):
+        np.testing.assert_array_equal(x.saved.t, expected.saved.t)
+        np.testing.assert_array_equal(x.u, expected.u)
+        for name, values in expected.saved.values.items():
+            np.testing.assert_array_equal(x.saved.values[name], values)
+            np.testing.assert_array_equal(x[5].saved.values[name], values[5])
+        xarray.testing.assert_equal(x.to_xarray().drop_attrs(), expected.to_xarray().drop_attrs())
+    other = eo.SavingCallback(lambda u, p, t: u, own)
+    with pytest.raises(eo.StoreError, match="fn of SavingCallback"):
+        eo.solve(ensemble(PROB), **options | {"callback": other}, store=tmp_path / "a.zarr")
+
+
 def raises_p(integrator):
     return eo.remake(integrator, p={**integrator.p, "rate": 2 * integrator.p["rate"]})
 
@@ -172,14 +281,22 @@ def of_each(prob, ctx):
     ("message", "callback", "more", "options"),
     [
         ("2 SavingCallbacks.*dictionary", eo.CallbackSet(SAVING, SAVING), {}, {}),
-        ("output_func.*vmap", SAVING, {"output_func": lambda sol, ctx: (sol.u[-1], False)}, {}),
         (
             "a reduction.*output_func",
             SAVING,
             {"reduction": eo.sum_reduction, "u_init": jnp.zeros((3, 1))},
             {},
         ),
-        ("a store.*open_ensemble", SAVING, {}, {"store": "never made"}),
+        (
+            "SavingCallback has saveat.*may end.*saveat to solve",
+            eo.CallbackSet(
+                eo.SavingCallback(observed, 0.5),
+                eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.1, eo.terminate),
+            ),
+            {"prob": BARE},
+            {},
+        ),
+        ("saveat has the time 2, outside", eo.SavingCallback(observed, [0.5, 2.0]), {}, {}),
         (
             "changes p.*a component",
             eo.CallbackSet(SAVING, eo.PresetTimeCallback([0.3], raises_p)),
@@ -190,7 +307,7 @@ def of_each(prob, ctx):
 )
 def test_what_is_refused(message, callback, more, options):
     with pytest.raises(ValueError, match=message):
-        eo.solve(ensemble(PROB, **more), trajectories=2, callback=callback, **options)
+        eo.solve(ensemble(**{"prob": PROB} | more), trajectories=2, callback=callback, **options)
 
 
 def test_bad_functions():

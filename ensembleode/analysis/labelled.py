@@ -109,11 +109,16 @@ def _xarray(number: Any) -> Any:
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
     """The variables of the states (`u`, or one for each leaf of a pytree) and of the values beside
     them; and their coordinates."""
-    u, saved = sol.u, None if sol.saved is None else sol.saved.values
-    beside = _beside("integral", sol.integral, outer) | _beside("saved", saved, outer)
+    u, saved = sol.u, sol.saved
+    beside, times = _beside("integral", sol.integral, outer), {}
+    if saved is not None and saved.has_own_times:
+        times = {OWN_TIMES: np.asarray(saved.t)}
+        beside |= _beside("saved", saved.values, (*outer[:-1], OWN_TIMES))
+    elif saved is not None:
+        beside |= _beside("saved", saved.values, outer)
     if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
-        return {"u": ((*outer, *dims), np.asarray(u))} | beside, state
+        return {"u": ((*outer, *dims), np.asarray(u))} | beside, state | times
     if names is not None:
         raise ValueError("names are for the components of a vector; the leaves of this state have.")
     variables = {}
@@ -127,7 +132,7 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
             f"the state has a leaf {min(taken)!r}, which is a name of the dataset's own: make the "
             "dataset of sim.u yourself."
         )
-    return variables | beside, {}
+    return variables | beside, times
 
 
 def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
@@ -175,6 +180,10 @@ def _given(sim: Any, taken: Collection[str]) -> dict:
         dims = ("state",) if name == "u0" and np.ndim(x) == 2 else inner_dims(name, np.ndim(x) - 1)
         found[name] = (("trajectory", *dims), np.asarray(x))
     return found
+
+
+# The dimension of the values of a `SavingCallback` that has times of its own.
+OWN_TIMES = "saved.time"
 
 
 def name_beside(what: str, path: tuple) -> str:

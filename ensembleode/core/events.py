@@ -161,6 +161,15 @@ class Events:
         quiet = [i for i, x in enumerate(self.discrete) if x.is_kept != any(x.save_positions)]
         return ways, acts, sides, *([(held, quiet)] if held or quiet else [])
 
+    def slices(self) -> list[tuple[int, Continuous, slice]]:
+        """For each continuous callback its number, itself, and the slice of its conditions among
+        those of all continuous callbacks."""
+        found, start = [], 0
+        for i, x in enumerate(self.continuous):
+            found.append((i, x, slice(start, start + x.length)))
+            start += x.length
+        return found
+
     @property
     def components(self) -> int:
         """The number of conditions of all continuous callbacks."""

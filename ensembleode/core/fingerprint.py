@@ -65,6 +65,8 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#which of them prob_func changes": plan.batched,
         "#prob_func": _made(job),
     }
+    if plan.apart is not None:
+        fields["#fn of SavingCallback"] = plan.apart
     if plan.form is not None:
         fields["#what is known of f"] = (plan.form.product, plan.form.mass)
     if plan.events is not None:

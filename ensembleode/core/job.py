@@ -11,17 +11,18 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..dense import Again, Dense, Kept, kept, Known
+from ..dense import kept
 from ..ground.aside import Aside
-from ..ground.placement import copied_to_jax
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
+from ..saving_callback import Saved
 from ..solution import COUNTS, EngineChoice, Events, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from .given import Given
 from .lane import Lane, Trajectories
-from .plan import Happened, Outcome, Plan, Result
+from .plan import dense_of, Happened, Outcome, Plan, Result
+from .saved_values import taken_apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def cause_of(e: BaseException) -> BaseException:
 def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)
-    numbers = _numbers_of_steps(plan, lane)
+    numbers = _numbers(plan, lane)
     return finish(plan, result, numbers, index, repeat, key, output_consts)
 
 
@@ -99,22 +100,25 @@ def finish_lanes(
         return finish(plan, result, numbers, index, repeat, key, output_consts)
 
     where = where or Result(*[0] * len(result))._replace(t=0 if plan.own_times else None)
-    numbers = _numbers_of_steps(plan, lanes)
-    own = axes(_numbers_of_steps(plan, plan.batched))
+    numbers = _numbers(plan, lanes)
+    own = axes(_numbers(plan, plan.batched))
     return jax.vmap(one, in_axes=(where, own, 0))(result, numbers, indices)
 
 
 def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Outcome:
     """The outcome of a trajectory as the user gets it, with `output_func` applied.
 
-    **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved.
+    **Arguments:** `numbers`: what `_numbers` returns of its lane.
     """
     if plan.output is not None:
         u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
         return Outcome(*result._replace(u=u, t=None, inner=None, events=None), rerun)
-    given = _as_given(plan, result)
+    values = None
+    if plan.apart is not None:
+        result, values = plan.apart(output_consts, result, numbers)
+    given = _as_given(plan, result)._replace(saved=values)
     if plan.inner and result.inner is None:
-        dense = dense_of(given, plan, numbers)
+        dense = dense_of(given, plan, (numbers.consts, numbers.p))
         assert dense is not None  # (Every step is saved.)
         of_one = (dense, result.t, given.u, result.length)
         given = given._replace(inner=kept(*of_one, several=False).inner)
@@ -133,30 +137,15 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
     return given._replace(integral=plan.integral_of(result.u))
 
 
-def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
-    """The constants and parameters of `f`, where saved steps may have to be computed again from
-    them."""
-    return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
-
-
-def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
-    """The solution within a trajectory's steps, where every step was saved.
-
-    **Arguments:** `numbers`: the constants and parameters of `f`; `own`: for several trajectories,
-    which of these numbers differ between them; by default none do.
-    """
-    if plan.saving.mode != "steps":
-        return None
-    if outcome.inner is not None:
-        return Kept(outcome.inner)
-    own = own or jax.tree.map(lambda _: False, tuple(numbers))
-    method: Any = plan.engine.interpolant(plan.method)
-    consts, p = jax.tree.map(
-        lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
-    )
-    jumps = plan.batched.d_discontinuities is not None
-    known = Known(plan.users_field, method, plan.tree, own, jumps, plan.users_form)
-    return Again(consts, p, known)
+def _numbers(plan: Plan, lanes: Lane) -> Lane | None:
+    """Those numbers that are needed after the solve: where saved steps may have to be computed
+    again from them, and where values are saved beside the states."""
+    names = []
+    if plan.saving.mode == "steps" or plan.saves_values:
+        names = ["consts", "p"]
+    if plan.saves_values:
+        names += ["u0", "t0", "t1", "saveat"]
+    return Lane(**{name: getattr(lanes, name) for name in names}) if names else None
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
@@ -172,10 +161,9 @@ def with_output(job: Job) -> Job:
     **Raises:** `TypeError` for an `output_func` that can't be traced, or that doesn't return a
     pair.
     """
-    output_func = job.output_func
-    if output_func is None:
+    output_func, plan = job.output_func, job.plan
+    if output_func is None and not plan.saves_values:
         return job
-    plan = job.plan
     state = plan.state
     rows = (plan.saving.rows,)
 
@@ -184,15 +172,18 @@ def with_output(job: Job) -> Job:
 
     u = array((*rows, *state.shape), state.dtype)
     t = array(rows, time_dtype_of(state))
-    numbers = inner = None
-    if plan.saving.mode == "steps":
-        jaxpr: Any = plan.field.jaxpr
-        numbers = jax.tree.map(
-            lambda x: array(x.aval.shape, x.aval.dtype),
-            (tuple(jaxpr.constvars), tuple(jaxpr.invars[1:-1])),
-        )
-        if isinstance(nodes := plan.engine.interpolant(plan.method), int):
-            inner = array((*rows, nodes, *state.shape), state.dtype)
+    inner = None
+    jaxpr: Any = plan.field.jaxpr
+    consts, p = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, weak_type=x.aval.weak_type),
+        (tuple(jaxpr.constvars), tuple(jaxpr.invars[1:-1])),
+    )
+    times = t if plan.saving.mode == "times" else None
+    end = array((), t.dtype)
+    numbers = _numbers(plan, Lane(u0=state, p=p, consts=consts, t0=end, t1=end, saveat=times))
+    nodes = plan.engine.interpolant(plan.method) if plan.saving.mode == "steps" else None
+    if isinstance(nodes, int):
+        inner = array((*rows, nodes, *state.shape), state.dtype)
     count = array((), np.int32)
     events = None
     if plan.events is not None and (room := plan.max_events):
@@ -204,8 +195,21 @@ def with_output(job: Job) -> Job:
     about = {"length": count, "retcode": array((), np.int8), **dict.fromkeys(COUNTS), **counts}
     result = Result(u, t, inner, **about, events=events)
 
+    apart = taken_apart(job.trajectories, plan) if plan.saves_values else None
+    if output_func is None:
+        assert apart is not None
+        program, consts = trace(apart, result, numbers, rules=True)
+        traced = job.traced or any(map(is_tracer, consts))
+        return dataclasses.replace(
+            job.replan(apart=program), traced=traced, output_consts=tuple(consts)
+        )
+
     def output(result, numbers, index, repeat, key):
-        sol = solution_of(_as_given(plan, result), plan, numbers)
+        values = None
+        if apart is not None:
+            result, values = apart(result, numbers)
+        sol = solution_of(_as_given(plan, result)._replace(saved=values), plan, numbers)
+        sol = dataclasses.replace(sol, saved=saved_of(job, sol.t, values))
         got = output_func(sol, EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
@@ -267,13 +271,22 @@ def solution_of(
 ) -> ODESolution:
     """The solution of one trajectory.
 
-    **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved;
-    `given`: the initial state and the parameters, where they are known.
+    **Arguments:** `numbers`: what is needed after the solve; `given`: the initial state and the
+    parameters, where they are known.
     """
     u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
-    dense = dense_of(outcome, plan, numbers)
+    dense = None if numbers is None else dense_of(outcome, plan, (numbers.consts, numbers.p))
     about = (dense, engine, plan.order, outcome.integral, events_of(outcome, plan), Aside(given))
     return ODESolution(u, t, outcome.retcode, stats, length, *about)
+
+
+def saved_of(job: Job, t: Any, values: Any) -> Saved | None:
+    """The values of a `SavingCallback`, in the form that solutions have; `t` are the times of
+    these."""
+    if not job.plan.saves_values:
+        return None
+    own = job.trajectories.times_of_values
+    return Saved(t, values) if own is None else Saved(jnp.asarray(own), values, True)
 
 
 def events_of(outcome: Outcome, plan: Plan) -> Events | None:

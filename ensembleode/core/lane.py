@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ..fields import parameters_of
 from ..ground.state_tree import StateTree
 from ..numbers import NUMBERS, of_kind
+from ..saving_callback import SavingCallback
 from ..tracing.program import Program
 from ..tracing.written_numbers import with_numbers_apart
 from .events import Events, of_extended, over, Part
@@ -73,7 +74,8 @@ class Trajectories:
     - `given`: the initial states and parameters as the user gave them, whatever is done to the
         numbers.
     - `made`: `lanes` before the times of each trajectory were laid out.
-    - `saving_function`: the `fn` of a `SavingCallback`, or None.
+    - `saving_callback`: the `SavingCallback`, or None; `times_of_values`: the times of its own.
+    - `before_parameters`: how many numbers are before the user's in `p`.
     """
 
     field: Program
@@ -92,7 +94,9 @@ class Trajectories:
     events: Events | None = None
     form: ImplicitForm | None = None
     given: Given | None = None
-    saving_function: Callable | None = None
+    saving_callback: SavingCallback | None = None
+    times_of_values: Any = None
+    before_parameters: int = 0
 
     def __post_init__(self):
         self.made = self.made or self.lanes
@@ -178,6 +182,7 @@ class Trajectories:
             form=form,
             events=events.mapped(changed),
             batched=batched._replace(u0=own),
+            before_parameters=n_consts,
             shared=shared._replace(u0=None) if held else shared,
         )
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..dense import Again, Dense, Kept, Known
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
 from ..solution import COUNTS
@@ -42,6 +43,9 @@ class Plan:
     - `output`: the traced `output_func`, or None.
         `output(consts, result, numbers, index, repeat, key)` returns its output, and whether to
         rerun (None if it never asks for that).
+    - `saves_values`: whether there is a `SavingCallback`. Without an `output_func`, `apart` is then
+        the traced `saved_values.taken_apart`: `apart(consts, result, numbers)` returns the result
+        and the values.
     - `tree`: the structure of a state that is a pytree to the user.
     - `events`: the callbacks (see `core.events`); None without callbacks.
     - `max_events`: the number of events of a trajectory that there is room for; zero where none are
@@ -62,6 +66,8 @@ class Plan:
     width: int
     batched: Lane
     output: Program | None = None
+    saves_values: bool = False
+    apart: Program | None = None
     beside: tuple[tuple[str, Program], ...] = ()
     threads: int = 1
     tree: StateTree | None = None
@@ -112,7 +118,8 @@ class Plan:
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events
         programs = self.field, *state, self.batched, self.output, *events, *self.beside
-        return (*solver, *programs, *([] if self.form is None else [self.form]))
+        more = [x for x in (self.form, self.apart) if x is not None]
+        return (*solver, *programs, *more)
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None stays None."""
@@ -184,7 +191,7 @@ class Result(NamedTuple):
     events: Any = None
 
 
-_GIVEN = (*Result._fields, "rerun", "integral", "converged")
+_GIVEN = (*Result._fields, "rerun", "integral", "saved", "converged")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
@@ -197,6 +204,7 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
     - `t` is None unless the trajectories have their own times.
     - `rerun` is None where no reruns can be asked for.
     - `integral` is that of the integrand, `[time, ...]`; None where there is none.
+    - `saved`: the values of a `SavingCallback`, `[time, ...]`; None where there is none.
     - For an ensemble with a reduction, `u` is reduced. `converged` says whether the reduction, or
         the last trajectory, ended the ensemble; it is None for a batch.
     """
@@ -207,6 +215,26 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
     def counts(self) -> tuple:
         """The counts, which are those of `solution.Stats`."""
         return tuple(getattr(self, name) for name in COUNTS)
+
+
+def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
+    """The solution within a trajectory's steps, where every step was saved.
+
+    **Arguments:** `numbers`: the constants and parameters of `f`; `own`: for several trajectories,
+    which of these numbers differ between them; by default none do.
+    """
+    if plan.saving.mode != "steps":
+        return None
+    if outcome.inner is not None:
+        return Kept(outcome.inner)
+    own = own or jax.tree.map(lambda _: False, tuple(numbers))
+    method: Any = plan.engine.interpolant(plan.method)
+    consts, p = jax.tree.map(
+        lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
+    )
+    jumps = plan.batched.d_discontinuities is not None
+    known = Known(plan.users_field, method, plan.tree, own, jumps, plan.users_form)
+    return Again(consts, p, known)
 
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:

@@ -14,7 +14,7 @@ from ..numbers import NUMBERS, of_kind, Row
 from ..ode_function import in_order_of, mass_of, ODEFunction, prototype_of
 from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
-from ..saving_callback import check_saving_function, saving_function, SavingCallback
+from ..saving_callback import check_saving_function, saving_among, SavingCallback
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
@@ -62,7 +62,7 @@ class Maker:
         self.extension: Extension | None = None
         self.events: Events | None = None
         self.form: ImplicitForm | None = None
-        self.saving_function: Callable | None = None
+        self.saving_callback: SavingCallback | None = None
         # The structure of the numbers in p, and p without these numbers.
         self.parameters: tuple[Any, Any] = (None, None)
         # Whether f needs the values of integers in p to be known while tracing.
@@ -209,12 +209,13 @@ class Maker:
         return consts
 
     def _trace_saving(self, callback, prob, p, types, dtype, index) -> None:
-        fn = self.saving_function = saving_function(all_of(callback))
+        saving = self.saving_callback = saving_among(all_of(callback))
+        fn = None if saving is None else saving.fn
         self._trace("fn", fn, prob, p, types, dtype, index)
-        if fn is not None:
+        if saving is not None:
             values = self.programs.pop("fn").out_avals
             given = self.ens.prob.options.get("callback"), self.solve_options.get("callback")
-            own = not any(fn is saving_function(all_of(x)) for x in given)
+            own = not any(saving is saving_among(all_of(x)) for x in given)
             changes = () if self.events is None else self.events.changes
             check_saving_function(fn, values, of_prob_func=own, changes=changes)
 
@@ -224,7 +225,7 @@ class Maker:
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
         kept["form"] = self.form
-        kept["saving_function"] = self.saving_function
+        kept["saving_callback"] = self.saving_callback
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
         given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1)

@@ -12,6 +12,7 @@ from ..core.every_step import bounded
 from ..core.job import Job, may_rerun, with_output
 from ..core.plan import Plan
 from ..core.reductions import sum_reduction
+from ..core.saved_values import with_times_of_values
 from ..core.trajectories import describe
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
@@ -36,7 +37,7 @@ def job_for(
     module, choice = choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
-    every = with_consistent_start(every)
+    every = with_times_of_values(with_consistent_start(every))
     if every.events is not None:
         every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
@@ -59,6 +60,7 @@ def job_for(
         events=every.events,
         form=every.form if is_implicit else None,
         max_events=first_room(every),
+        saves_values=every.saving_callback is not None,
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)

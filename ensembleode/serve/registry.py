@@ -20,7 +20,7 @@ from ..core.saving import grid, Spacing
 from ..ground.state_tree import refuse_tree
 from ..options import check_count, check_option_names, merge, time_dtype_of
 from ..problem import ODEProblem, remake
-from ..saving_callback import saving_function
+from ..saving_callback import saving_among
 from ..solvers import Tsit5
 
 
@@ -278,7 +278,7 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
             "prob has an integrand, and a service answers with states: let f return what integrand "
             "does as further components of the state."
         )
-    if saving_function(all_of(options.get("callback"))) is not None:
+    if saving_among(all_of(options.get("callback"))) is not None:
         raise TypeError(
             "callback has a SavingCallback, and a service answers with states: apply its fn to the "
             "states of the answer."

@@ -23,6 +23,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..analysis.labelled import OWN_TIMES
 from ..core.every_event import check_room
 from ..core.executor import Executor
 from ..core.fingerprint import fingerprint, NotKnown
@@ -112,19 +113,23 @@ class Writer:
         self._real = self.path.resolve()  # a link may point to a folder that doesn't exist yet
         self.kind = "trajectories" if job.plan.output is None else "outputs"
         outcome = abstract_of(outcome, job.plan)
-        self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times)
+        own = job.trajectories.times_of_values
+        self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times, own)
         of_events = events_described(outcome.events, self.variables, job.plan.max_events)
-        names = {"trajectory", "time", "digest", *(v.name for v in self.variables)}
+        names = {"trajectory", "time", OWN_TIMES, "digest", *(v.name for v in self.variables)}
         # With reruns, nobody has recorded which run a trajectory's start and parameters are of.
         given = None if may_rerun(job.plan) else job.trajectories.given
         self._given = kept_given(given, names)
         self._shared = dict(self._given.shared)
+        if own is not None and outcome.saved is not None:
+            self._shared[OWN_TIMES] = (OWN_TIMES,), np.asarray(own)
         if times is not None:
             self._shared["time"] = ("time",), np.asarray(times)
         self.variables += self._given.variables
         self._said = {
             "outputs": tree,
             "integral": described(outcome.integral, "integral"),
+            "saved": described(outcome.saved, "saved"),
             "events": of_events,
             "given": self._given.described,
         }

@@ -6,7 +6,14 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import event_dims, inner_dims, name_beside, output_name, state_dims
+from ..analysis.labelled import (
+    event_dims,
+    inner_dims,
+    name_beside,
+    output_name,
+    OWN_TIMES,
+    state_dims,
+)
 from ..core.job import events_of
 from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
@@ -14,6 +21,7 @@ from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
+from ..saving_callback import Saved
 from ..solution import COUNTS, EngineChoice, EnsembleError, EnsembleSolution, Events, Stats
 from .described import described, put_together, Variable
 from .kept_given import known_in
@@ -46,9 +54,15 @@ def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
     return kept
 
 
-def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
+def variables_of(
+    outcome: Outcome, kind: str, own_times: bool, times_of_values: Any
+) -> tuple[list[Variable], Any]:
     """The variables, in the order of the leaves that are kept; and the description of how outputs
-    are put together from them."""
+    are put together from them.
+
+    **Arguments:** `own_times`: whether trajectories have times of their own; `times_of_values`:
+    the times of a `SavingCallback`, if it has times of its own.
+    """
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)
     tree = described(outcome.u, "") if kind == "outputs" or of_states else None
@@ -70,9 +84,10 @@ def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Var
                 leaf = output_name(path[1:])
                 name = leaf if field == "u" else _INNER + leaf
                 dims = (*lead, *inner_dims(name, ndim - len(lead)))
-        elif field == "integral":
-            name = name_beside("integral", path[1:])
-            dims = (time, *inner_dims(name, ndim - 1))
+        elif field in ("integral", "saved"):
+            name = name_beside(field, path[1:])
+            of_rows = time if field == "integral" or times_of_values is None else OWN_TIMES
+            dims = (of_rows, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
         elif field == "events":
@@ -146,5 +161,9 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if (described := kept.get("given")) is not None:
         own = dict(kept["dims"])
         given = known_in(described, kept["fingerprint"]["trajectories"], leaf, own)
-    about = (whole, elapsed, engine, kind, dense, order, integral, events, Aside(given))
+    saved = None
+    if (of_values := kept.get("saved")) is not None:
+        own = OWN_TIMES in group
+        saved = Saved(np.asarray(group[OWN_TIMES]) if own else t, made(of_values), own)
+    about = (whole, elapsed, engine, kind, dense, order, integral, events, Aside(given), saved)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)

@@ -12,6 +12,7 @@ arithmetic" (2009).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from ...fields import ir
 from ...fields.equations import registers
-from ...fields.walking import every_part
+from ...fields.walking import every_part, statements
 from .builder import BOOL, Builder, Value
 
 
@@ -48,40 +49,63 @@ class Ball(NamedTuple):
         return abs(self.centre) * _rounding(self.centre.dtype)
 
 
-def has_balls(fn: ir.Function) -> bool:
-    """Whether the results of a function can have finite radii: the function is short, has no loops
-    and branches, and every operation that depends on the state or the time has a rule."""
-    if not fn.outputs or not all(isinstance(s, ir.Let) for s in fn.body):
-        return False
-    if sum(isinstance(x, ir.Op) for x in every_part(fn)) > _MOST_OPERATIONS:
-        return False
-    varying = {"t"}
+class _Traits(NamedTuple):
+    """Whether an expression has rules, whether it varies within the balls, and the variables from
+    which it is computed."""
 
-    def has_rule(expr: ir.Expr) -> tuple[bool, bool]:
-        """Whether an expression has rules, and whether it varies at all."""
+    has_rules: bool
+    varies: bool
+    names: frozenset[str] = frozenset()
+
+
+def bounded(fn: ir.Function) -> tuple[tuple[int, ...], ir.Function]:
+    """The numbers of the results of a function that can have finite radii, and a function of these
+    results only.
+
+    They are the results that depend on no loops and branches, and of which every operation that
+    depends on the state or the time has a rule. They are taken in their order, as long as the
+    function of them is short.
+    """
+    assigned = {s.var.name for s in statements(fn.body) if isinstance(s, ir.Assign)}
+    lets = [s for s in fn.body if isinstance(s, ir.Let) and s.var.name not in assigned]
+    found = {"t": _Traits(True, True)}
+
+    def traits(expr: ir.Expr) -> _Traits:
         match expr:
             case ir.Const():
-                return True, False
+                return _Traits(True, False)
             case ir.Var(name, _):
-                return True, name in varying
+                return found.get(name, _Traits(False, True))
             case ir.Load(buffer, index):
-                return not index.terms and buffer.group in ("u", "own", "shared"), (
-                    buffer.group == "u"
-                )
+                has_rules = not index.terms and buffer.group in ("u", "own", "shared")
+                return _Traits(has_rules, buffer.group == "u")
             case ir.Op(name, args, dtype, _):
-                rules, varies = zip(*map(has_rule, args), strict=True)
-                if not any(varies):
-                    return all(rules), False
-                return all(rules) and _has_rule(name, args, dtype, varies), True
+                rules, varies, names = zip(*map(traits, args), strict=True)
+                has_rules = all(rules)
+                if any(varies):
+                    has_rules = has_rules and _has_rule(name, args, dtype, varies)
+                return _Traits(has_rules, any(varies), frozenset().union(*names))
 
-    for stmt in fn.body:
-        assert isinstance(stmt, ir.Let)
-        rules, varies = has_rule(stmt.expr)
-        if not rules:
-            return False
-        if varies:
-            varying.add(stmt.var.name)
-    return all(has_rule(x)[0] for x in fn.outputs)
+    for stmt in lets:
+        x = traits(stmt.expr)
+        names = x.names | {stmt.var.name}
+        is_short = len(names) <= _MOST_OPERATIONS
+        found[stmt.var.name] = x._replace(names=names) if is_short else _Traits(False, True)
+    chosen: list[int] = []
+    part = dataclasses.replace(fn, body=(), outputs=(), size=0)
+    needed: frozenset[str] = frozenset()
+    for i, output in enumerate(fn.outputs):
+        x = traits(output)
+        if not x.has_rules:
+            continue
+        names = needed | x.names
+        body = tuple(s for s in lets if s.var.name in names)
+        outputs = (*part.outputs, output)
+        longer = dataclasses.replace(part, body=body, outputs=outputs, size=len(outputs))
+        if sum(isinstance(x, ir.Op) for x in every_part(longer)) <= _MOST_OPERATIONS:
+            chosen.append(i)
+            part, needed = longer, names
+    return tuple(chosen), part
 
 
 def balls(
@@ -91,7 +115,7 @@ def balls(
     of_state: Callable[[int], Value],
     of_time: Callable[[], Value],
 ) -> list[Ball]:
-    """The balls of the results of a function that `has_balls`.
+    """The balls of the results of a function, as `bounded` returns it.
 
     **Arguments:** `centre`: returns the value of an expression in the evaluated function;
     `of_state`, `of_time`: return the radii of a component of the state, and of the time.

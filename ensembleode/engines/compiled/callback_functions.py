@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.events import Part
 from ...fields.ir import Function
-from .balls import balls, has_balls
+from .balls import balls, bounded
 from .builder import Builder, Value
 from .description import Description
 from .equations import evaluated, HeldNumbers, translated, with_groups
@@ -22,6 +22,7 @@ class CallbackFunctions:
         self._b, self._inputs = b, d.layout.inputs
         self._names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
         self._lowered = functools.cache(self._lower)
+        self._bounded = functools.cache(lambda part: bounded(self._lowered(part)))
 
     def _lower(self, part: Part) -> Function:
         inputs = with_groups(self._inputs, *part.extras)
@@ -34,9 +35,10 @@ class CallbackFunctions:
         numbers = HeldNumbers(held, u=y, **extras)
         return evaluated(self._b, self._lowered(part), numbers, t, mask, self._names[part])
 
-    def has_balls(self, part: Part) -> bool:
-        """Whether `balls` can be used for a part, which has no extras."""
-        return has_balls(self._lowered(part))
+    def bounded(self, part: Part) -> tuple[int, ...]:
+        """The numbers of the components of which `balls` tells something, of a part that has no
+        extras."""
+        return self._bounded(part)[0]
 
     def balls(
         self,
@@ -48,10 +50,11 @@ class CallbackFunctions:
         of_state: Callable[[int], Value],
         of_time: Callable[[], Value],
     ) -> list[tuple[Value, Value | None]]:
-        """The components of a part, each with a bound on how much it changes while each component
-        of the state, and the time, change by at most the amounts that `of_state` and `of_time`
-        return (see `balls.balls`). The bound is None for a component that doesn't change."""
-        b, fn = self._b, self._lowered(part)
+        """The components that are `bounded`, each with a bound on how much it changes while each
+        component of the state, and the time, change by at most the amounts that `of_state` and
+        `of_time` return (see `balls.balls`). The bound is None for a component that doesn't
+        change."""
+        b, (_, fn) = self._b, self._bounded(part)
         numbers = HeldNumbers(held, u=y)
         _, at = evaluate_with_parts(b, fn, numbers, t, mask)
         return [(b.spread(x.centre), x.radius) for x in balls(b, fn, at, of_state, of_time)]

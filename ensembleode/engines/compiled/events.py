@@ -23,7 +23,7 @@ from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
 from .consistency import is_consistent
 from .quiet import Foreseen, Quiet
-from .root_finding import Search
+from .root_finding import Looks, Search
 from .saved_rows import Step
 from .step_limits import hold
 
@@ -96,14 +96,6 @@ class Happening:
         every = (self.part_at(x.conditions, y, t, mask) for x in self.events.continuous)
         return [x for xs in every for x in xs]
 
-    def slices(self) -> list[tuple[int, Continuous, slice]]:
-        """For each continuous callback its number, itself, and the slice of its conditions."""
-        found, start = [], 0
-        for i, x in enumerate(self.events.continuous):
-            found.append((i, x, slice(start, start + x.length)))
-            start += x.length
-        return found
-
     def begin(self, fresh: Value) -> None:
         """Prepare for the trajectories that begin in the lanes `fresh`."""
         self._look(fresh)
@@ -153,16 +145,19 @@ class Happening:
         next_h = b.variable(dtype, verdict.next_h, of_lanes=bool(verdict.next_h.lanes))
         lost = b.variable(BOOL, verdict.lost)
 
-        def look() -> None:
-            self._search(step, t2, end, next_h, lost)
+        def look(at: Looks) -> None:
+            self._search(step, at, t2, end, next_h, lost)
 
         if self._quiet is None:
-            look()
+            look(Looks())
         else:
             assert foreseen is not None
             found, quiet = self._quiet.look(step, foreseen, [x.get() for x in self.values])
             loud = b.any(step.accepted & ~quiet) | self.recent.get()
-            b.if_(loud, look, lambda: self.arrive(step, found), likely=False)
+            if self._quiet.unforeseen:
+                look(Looks(loud, self._quiet.unforeseen))
+            else:
+                b.if_(loud, lambda: look(Looks()), lambda: self.arrive(step, found), likely=False)
         attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
         step = step._replace(t2=t2.get(), attempt=attempt)
         return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
@@ -170,6 +165,7 @@ class Happening:
     def _search(
         self,
         step: Step,
+        looks: Looks,
         t2: Variable,
         end: list[Variable],
         next_h: Variable,
@@ -178,7 +174,7 @@ class Happening:
         """Look for events in the step, and change its end and what follows accordingly."""
         b, loop = self.b, self.loop
         search = Search(self, step)
-        search.notice()
+        search.notice(looks)
         which = b.variable(I32, 0)
         relaxed = b.variable(loop.problem.dtype, 1)
         b.if_(b.any(search.any_fires()), lambda: search.run(t2, end, which, relaxed), likely=False)
@@ -232,7 +228,7 @@ class Happening:
 
     def _act_continuous(self, step: Step, met: Value, jumped: Variable) -> None:
         b = self.b
-        for i, x, places in self.slices():
+        for i, x, places in self.events.slices():
             marks = self.marks[places]
             here = met & self.last.get().eq(i + 1)
             if x.is_vector:
@@ -363,7 +359,7 @@ class Happening:
         loop.saved.write_step(saves, loop.t.get(), loop.state())
 
     def _marks_of(self) -> list[tuple[Continuous | Discrete, list[Variable]]]:
-        found: list = [(x, self.marks[places]) for _, x, places in self.slices()]
+        found: list = [(x, self.marks[places]) for _, x, places in self.events.slices()]
         place = self.events.components
         return [*found, *((x, [self.marks[place + i]]) for i, x in enumerate(self.events.discrete))]
 

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# For each callback that looks within steps: its conditions at the end of the step, and whether each
-# of them is too far from zero to reach it within the step. None for other callbacks.
+# For each callback that looks within steps: its bounded conditions at the end of the step, and
+# whether each of them is too far from zero to reach it within the step. None for other callbacks.
 Foreseen: TypeAlias = list[tuple[list[Value], list[Value]] | None]
 
 
 class Quiet:
     """Recognises steps without events.
 
-    **Arguments:** `within`: how far states within a step are from its end; None where no callback
-        looks there.
+    **Arguments:** `within`: how far states within a step are from its end; None where nothing is
+        foreseen of any callback that looks there.
     """
 
     def __init__(
@@ -44,28 +44,37 @@ class Quiet:
     ):
         self._loop, self._events, self._functions = loop, events, functions
         self._within = within
+        # The numbers of the conditions that have to be looked at within every step.
+        self.unforeseen = frozenset(
+            k
+            for i, x, places in events.slices()
+            if x.interp_points > 2
+            for component, k in enumerate(range(places.start, places.stop))
+            if component not in self._bounded(x)
+        )
 
     @staticmethod
     def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
-        """None where points within a step have to be looked at anyway, or there are no
-        conditions."""
-        if not events.continuous:
-            return None
+        """None where every condition has to be looked at within every step, or there are none."""
         looked = [x for x in events.continuous if x.interp_points > 2]
-        if not looked:
-            return Quiet(loop, events, functions, None)
-        if not all(functions.has_balls(x.conditions) for x in looked):
-            return None
-        ns = {x.interp_points for x in looked}
-        points = sorted({j / (n - 1) for n in ns for j in range(n - 1)})
-        problem = loop.problem
-        within = reach(problem.method, points, problem.dtype, has_errors=problem.adaptive)
-        return None if within is None else Quiet(loop, events, functions, within)
+        within = None
+        if any(functions.bounded(x.conditions) for x in looked):
+            ns = {x.interp_points for x in looked}
+            points = sorted({j / (n - 1) for n in ns for j in range(n - 1)})
+            problem = loop.problem
+            within = reach(problem.method, points, problem.dtype, has_errors=problem.adaptive)
+        found = Quiet(loop, events, functions, within)
+        return found if len(found.unforeseen) < events.components else None
 
     @property
     def asks_for_start(self) -> bool:
         """Whether conditions are evaluated at the start of a step."""
-        return any(x.interp_points <= 2 for x in self._events.continuous)
+        looks_at_ends = any(x.interp_points <= 2 for x in self._events.continuous)
+        return looks_at_ends or bool(self.unforeseen)
+
+    def _bounded(self, x: Continuous) -> tuple[int, ...]:
+        """The components of the conditions of which something is foreseen."""
+        return () if self._within is None else self._functions.bounded(x.conditions)
 
     def foresee(self, step: Step) -> Foreseen:
         """What is known of an attempted step, for the callbacks that look within steps."""
@@ -74,6 +83,8 @@ class Quiet:
         at = self._loop.held, step.attempt.y2, step.t2, step.accepted
 
         def known(x: Continuous) -> tuple[list[Value], list[Value]]:
+            if not self._bounded(x):
+                return [], []
             balls = self._functions.balls(x.conditions, *at, of_state, of_time)
             far = [c.ne(0.0) if r is None else abs(c) > r * SLACK for c, r in balls]
             return [c for c, _ in balls], far
@@ -83,17 +94,18 @@ class Quiet:
     def look(
         self, step: Step, foreseen: Foreseen, low: Sequence[Value]
     ) -> tuple[list[Value], Value]:
-        """The conditions at the end of the step, and the lanes whose step has no event.
+        """The conditions at the end of the step, without those that are `unforeseen`; and the lanes
+        in whose step none of them has an event.
 
         **Arguments:** `low`: the conditions at the start of the step, if `asks_for_start`.
         """
         at = self._loop.held, step.attempt.y2, step.t2, step.accepted
         ends, every = [], []
-        for x, known in zip(self._events.continuous, foreseen, strict=True):
+        for (_, x, places), known in zip(self._events.slices(), foreseen, strict=True):
             if known is None:
                 found = self._functions(x.conditions, *at, {})
                 # (A step is looked at if the product underflows.)
-                pairs = zip(low[len(ends) :], found, strict=False)
+                pairs = zip(low[places], found, strict=True)
                 known = list(found), [y * z > 0.0 for y, z in pairs]
             ends += known[0]
             every += known[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, TYPE_CHECKING
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +34,17 @@ _MOST_TURNS = 1000
 _THRESHOLD = 16.0
 
 
+class Looks(NamedTuple):
+    """Which conditions are evaluated at points within a step.
+
+    - `every`: whether all of them are, as a scalar; None where that is known.
+    - `always`: the numbers of those that are if not all of them are.
+    """
+
+    every: Value | None = None
+    always: frozenset[int] = frozenset()
+
+
 class Search:
     """The search for events in a step.
 
@@ -53,7 +64,7 @@ class Search:
         self.top = [b.variable(dtype, step.t2) for _ in self.events.continuous]
         self.high = [b.variable(dtype, 0) for _ in low]
         self.fires = [b.variable(BOOL, False) for _ in low]
-        self._slices = happening.slices()
+        self._slices = happening.events.slices()
 
     def state_at(self, t: Value) -> tuple:
         """The state at a time within the step."""
@@ -71,7 +82,7 @@ class Search:
     def any_fires(self) -> Value:
         return self._either([x.get() for x in self.fires])
 
-    def notice(self) -> None:
+    def notice(self, looks: Looks) -> None:
         """Find the conditions that have another sign at the end of the step, or at points within
         it."""
         b, step = self.b, self.step
@@ -85,9 +96,16 @@ class Search:
                 self.high[k].set(end[k])
                 self.fires[k].set(step.accepted & differs(x, low[k], end[k]))
         self.on.arrive(step, end)
-        for n in sorted({x.interp_points for x in self.events.continuous}):
-            if n > 2:
-                self._within(n, low)
+        every = frozenset(range(len(low)))
+        if looks.every is None:
+            self._within_step(every, low)
+        else:
+            b.if_(
+                looks.every,
+                lambda: self._within_step(every, low),
+                lambda: self._within_step(looks.always, low),
+                likely=False,
+            )
 
     def _nudge(self) -> None:
         """Where a condition is zero at the start of the step, or still at the root of the last
@@ -134,11 +152,27 @@ class Search:
     def _either(masks: Sequence[Value]) -> Value:
         return functools.reduce(operator.or_, masks)
 
-    def _within(self, n: int, low: list[Value]) -> None:
-        """Look at `n` points of the step, including both ends, until a condition has another
-        sign."""
+    def _within_step(self, wanted: frozenset[int], low: list[Value]) -> None:
+        """Look for other signs of the wanted conditions at points within the step."""
+        for n in sorted({x.interp_points for x in self.events.continuous}):
+            chosen = [
+                (i, x, places)
+                for i, x, places in self._slices
+                if x.interp_points == n and not wanted.isdisjoint(self._numbers(places))
+            ]
+            if n > 2 and chosen:
+                self._within(n, chosen, wanted, low)
+
+    def _within(
+        self,
+        n: int,
+        chosen: list[tuple[int, Continuous, slice]],
+        wanted: frozenset[int],
+        low: list[Value],
+    ) -> None:
+        """Look at `n` points of the step, including both ends, until a wanted condition of the
+        chosen callbacks has another sign."""
         b, step = self.b, self.step
-        chosen = [x for x in self._slices if x[1].interp_points == n]
         span = step.t2 - step.t
         looks = {}
         for i, _, places in chosen:
@@ -154,11 +188,15 @@ class Search:
             u = method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
 
+        def conditions(x: Continuous, places: slice, u: tuple, t: Value) -> list:
+            values = self.on.part_at(x.conditions, u, t, step.accepted)
+            every = zip(self._numbers(places), values, strict=True)
+            return [(k, value) for k, value in every if k in wanted]
+
         def look(theta: Any) -> None:
             u, t = at(theta)
             for i, x, places in chosen:
-                values = self.on.part_at(x.conditions, u, t, step.accepted)
-                for k, value in zip(self._numbers(places), values, strict=True):
+                for k, value in conditions(x, places, u, t):
                     seen.set(seen.get() | (looks[i] & differs(x, low[k], value)))
 
         thetas = [self.dtype.type(j / (n - 1)) for j in range(1, n - 1)]
@@ -171,9 +209,7 @@ class Search:
             def one(j: Value) -> None:
                 u, t = at(b.cast(j + 1, self.dtype) / float(n - 1))
                 for i, x, places in chosen:
-                    values = self.on.part_at(x.conditions, u, t, step.accepted)
-                    numbers = self._numbers(places)
-                    pairs = list(zip(numbers, values, strict=True))
+                    pairs = conditions(x, places, u, t)
                     crossed = [differs(x, self.low[k].get(), value) for k, value in pairs]
                     here = left[i].get() & self._either(crossed)
                     for (k, value), y in zip(pairs, crossed, strict=True):

@@ -1,6 +1,7 @@
 """Balls contain every number computed while the state and the time stay within their balls."""
 
 import ctypes
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.engines.compiled.balls import _RULES, balls, has_balls, SLACK
+from ensembleode.engines.compiled.balls import _RULES, balls, bounded, SLACK
 from ensembleode.engines.compiled.builder import Buffer
 from ensembleode.engines.compiled.field import evaluate_with_parts
 from ensembleode.engines.compiled.module import Module
@@ -31,7 +32,7 @@ class Balls:
         numbers = np.ones((LANES, SIZE), dtype), (np.ones(LANES, dtype),), np.ones(LANES, dtype)
         self.fields = [lowered(Case(lambda u, p, t, f=f: f(u, p[0], t), *numbers)) for f in fns]
         for field, fn in zip(self.fields, fns, strict=True):
-            assert has_balls(field.function), fn
+            assert bounded(field.function)[0] == (0,), fn
         module = Module(4)
         self.keys = [list(f.arrays) for f in self.fields]
         for i in range(len(self.fields)):
@@ -166,7 +167,26 @@ def test_rules(dtype):
 def test_no_rule(fn):
     numbers = np.ones((LANES, SIZE)), (np.ones(LANES),), np.ones(LANES)
     field = lowered(Case(lambda u, p, t: fn(u, p[0], t), *numbers))
-    assert not has_balls(field.function)
+    assert bounded(field.function)[0] == ()
+
+
+def test_results_have_rules_of_their_own():
+    """Whatever stands beside them; and as many as are short together."""
+
+    def fn(u, p, t):
+        known = [u[0] * p[0], jnp.sin(u[1]) - t]
+        return jnp.stack([known[0], jnp.floor(u[0]), known[1], known[1] + jnp.tan(u[2])])
+
+    numbers = np.ones((LANES, SIZE)), (np.ones(LANES),), np.ones(LANES)
+    which, part = bounded(lowered(Case(fn, *numbers)).function)
+    assert which == (0, 2)
+    assert {x.name for x in every_part(part) if isinstance(x, Op)} == {"mul", "sin", "sub"}
+
+    def long(u):
+        return functools.reduce(lambda x, i: x * u[1] + i, range(45), u[0])
+
+    fn = Case(lambda u, p, t: jnp.stack([long(u), u[2], long(-u)]), *numbers)
+    assert bounded(lowered(fn).function)[0] == (0, 1)
 
 
 def test_overflow():
