@@ -22,6 +22,7 @@ from ..tracing.purity import check_once, numbers_in
 from .given import Given
 from .lane import Lane, Trajectories
 from .plan import Happened, Outcome, Plan, Result
+from .rate import rate_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,10 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
     jumps = plan.batched.d_discontinuities is not None
-    known = Known(plan.users_field, method, plan.tree, own, jumps, plan.users_form)
+    field, form = plan.users_field, plan.users_form
+    # Where no step can be made again, the slopes at its ends are needed.
+    field = field if method is not None else rate_of(field, form)
+    known = Known(field, method, plan.tree, own, jumps, form)
     return Again(consts, p, known)
 
 

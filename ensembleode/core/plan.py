@@ -12,6 +12,7 @@ import numpy as np
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
 from ..solution import COUNTS
+from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
@@ -76,6 +77,11 @@ class Plan:
         """Whether the saved times differ between trajectories."""
         ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
+
+    @property
+    def mass(self) -> MassMatrix | None:
+        """The mass matrix of the state; None if it is the identity."""
+        return None if self.form is None else self.form.mass
 
     @property
     def users_field(self) -> Any:
