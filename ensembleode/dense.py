@@ -85,7 +85,8 @@ class Slopes(Dense):
 class Known(NamedTuple):
     """The static properties of a solve that decide the solution within a step.
 
-    - `field`: the vector field, `field(consts, u, p, t)`; `tree`: the structure of its state.
+    - `field`: the vector field, `field(consts, u, p, t)`, or without a `method` the derivative of
+        the state, which with a mass matrix is another function; `tree`: the structure of its state.
     - `method`: makes a step again. It has the `degree`, `init`, `step`, `dense` and `interpolate`
         of a [`Method`][ensembleode.solvers.method.Method]. It is None where that isn't possible,
         and the polynomial is the cubic of the states and slopes at both ends.

@@ -23,10 +23,11 @@ class ODEFunction(eqx.Module):
     - `mass_matrix`: the constant `M` of the equations `M du/dt = f(u, p, t)`, which is the same for
         all trajectories: a matrix `[n, n]` of known numbers; or its diagonal, in the shape of `u`
         (for a state that is a pytree, a pytree like it, of numbers or arrays). Rosenbrock methods
-        of the compiled engine solve with it. It may be singular: a row of zeros is an algebraic
-        equation, `0 = f_i`, and a column of zeros is a component that these equations determine
-        (the index must be one). Then the start has to fulfil the algebraic equations to `abstol`: a
-        trajectory whose start doesn't ends with `ReturnCode.InitialFailure`.
+        solve with it, and the implicit methods of a `JuliaAlg`. It may be singular: a row of zeros
+        is an algebraic equation, `0 = f_i`, and a column of zeros is a component that these
+        equations determine (the index must be one). Then the start has to fulfil the algebraic
+        equations to `abstol`: a trajectory whose start doesn't ends with
+        `ReturnCode.InitialFailure`.
     - `jac`: the Jacobian `jac(u, p, t) -> [n, n]`, the derivative of each component of `f` with
         respect to each component of `u`, written in JAX, in the dtype of `u`. Rosenbrock methods
         use it in place of the Jacobian that JAX finds. Gradients of any order are exact for the
@@ -38,8 +39,8 @@ class ODEFunction(eqx.Module):
         (or of `jac`). In the places of its zeros, the Jacobian is taken to be zero.
 
     The components of a state that is an array are counted in row-major order, and those of a pytree
-    in the order in which they are written. Methods other than Rosenbrock's, and the Julia engine,
-    refuse a `mass_matrix`, and use neither `jac` nor `jac_prototype`.
+    in the order in which they are written. Other methods refuse a `mass_matrix`, and use neither
+    `jac` nor `jac_prototype`. The Julia engine has no gradients with a `mass_matrix`.
 
     **Raises:** `TypeError` for an `f` or a `jac` that can't be called, and for a `mass_matrix` or a
     `jac_prototype` that is traced or has no real numbers; `ValueError`, when it is solved, for

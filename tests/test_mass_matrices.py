@@ -692,8 +692,8 @@ def test_errors_name_the_argument():
         solved([1.0, 1.0, 0.0], initializealg="brown")
     with pytest.raises(ValueError, match="abstol must be a positive number"):
         eo.BrownFullBasicInit(abstol=0.0)
-    with pytest.raises(ValueError, match="engine='julia' can't run Rodas4"):
-        solved(2 * np.eye(3), engine="julia")
+    with pytest.raises(ValueError, match="engine='diffrax' can't run Rodas4"):
+        solved(2 * np.eye(3), engine="diffrax")
 
 
 def test_columns_that_count_time_from_their_start_keep_the_mass_matrix():

@@ -13,11 +13,13 @@ from ..dense import Again, Dense, Kept, Known
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
 from ..solution import COUNTS
+from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
 from .implicit_form import ImplicitForm
 from .lane import Lane
+from .rate import rate_of
 from .saving import Saving
 
 
@@ -82,6 +84,11 @@ class Plan:
         """Whether the saved times differ between trajectories."""
         ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
+
+    @property
+    def mass(self) -> MassMatrix | None:
+        """The mass matrix of the state; None if it is the identity."""
+        return None if self.form is None else self.form.mass
 
     @property
     def users_field(self) -> Any:
@@ -233,7 +240,10 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
     jumps = plan.batched.d_discontinuities is not None
-    known = Known(plan.users_field, method, plan.tree, own, jumps, plan.users_form)
+    field, form = plan.users_field, plan.users_form
+    # Where no step can be made again, the slopes at its ends are needed.
+    field = field if method is not None else rate_of(field, form)
+    known = Known(field, method, plan.tree, own, jumps, form)
     return Again(consts, p, known)
 
 

@@ -28,7 +28,8 @@ def choose(
 
     **Raises:** `ValueError` for an unknown engine, or for one that can't run `alg` or the field.
     """
-    if every.form is not None and every.form.mass is not None and not isinstance(alg, Rosenbrock):
+    has_mass = every.form is not None and every.form.mass is not None
+    if has_mass and not isinstance(alg, Rosenbrock | JuliaAlg):
         raise ValueError(
             f"mass_matrix is given, and {_name(alg)} solves du/dt = f(u, p, t) without one: pass a "
             "Rosenbrock method, such as eo.Rodas5P()."
@@ -55,7 +56,6 @@ def choose(
             reason = candidate.extended_refusal(options)
         if reason is None and every.events is not None:
             reason = candidate.events_refusal(every.events)
-        has_mass = every.form is not None and every.form.mass is not None
         if reason is None and has_mass and not candidate.has_mass_matrices:
             reason = 'it has no mass_matrix: use engine="compiled".'
         return reason

@@ -83,6 +83,10 @@ class Engine(abc.ABC):
         **Raises:** `ValueError` and `TypeError` for options that can't be combined.
         """
 
+    def reads_form(self, method: Static) -> bool:
+        """Whether the method reads what is known of `f` besides its program (`Plan.form`)."""
+        return getattr(getattr(method.value, "method", None), "is_implicit", False)
+
     def counts(self, method: Static) -> tuple[str, ...]:
         """The names of the counts that a result has (see `solution.Stats`)."""
         value = method.value

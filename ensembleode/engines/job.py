@@ -43,7 +43,6 @@ def job_for(
         (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
     method = module.method(alg, every.options, has_dt=has_dt)
-    is_implicit = getattr(getattr(method.value, "method", None), "is_implicit", False)
     plan = Plan(
         engine=module,
         method=method,
@@ -58,7 +57,7 @@ def job_for(
         beside=every.beside,
         extension=extension,
         events=every.events,
-        form=every.form if is_implicit else None,
+        form=every.form if module.reads_form(method) else None,
         max_events=first_room(every),
         saves_values=every.saving_callback is not None,
     )

@@ -8,6 +8,7 @@ the arrays that Python shares. Each request of Python is one TOML text (`request
 - `fields.jl`: the translated functions, and the processes that have them.
 - `methods.jl`: the methods by name.
 - `trajectories.jl`: the problem of each trajectory, from columns of arrays.
+- `mass_matrices.jl`: mass matrices, and whether algebraic equations hold.
 - `callbacks.jl`: callbacks, and the log of a trajectory's events.
 - `records.jl`: what is kept of each solution.
 - `ensembles.jl`: where trajectories run.
@@ -17,7 +18,7 @@ the arrays that Python shares. Each request of Python is one TOML text (`request
 module EnsembleODE
 
 using Distributed: Distributed
-using LinearAlgebra: LinearAlgebra, BLAS
+using LinearAlgebra: LinearAlgebra, BLAS, Diagonal
 using Mmap: Mmap
 using SciMLBase:
     SciMLBase,
@@ -48,6 +49,7 @@ include("primitives.jl")
 include("fields.jl")
 include("methods.jl")
 include("trajectories.jl")
+include("mass_matrices.jl")
 include("callbacks.jl")
 include("records.jl")
 include("ensembles.jl")

@@ -10,8 +10,8 @@ The log of a trajectory's events, with room for `room` of them:
 - `crossed [condition, event]`: how each of the callback's conditions, at most `longest`, crossed
   zero.
 - `before`, `after`, `[component, event]`: the states before and after the affect.
-- `count`: the number of logged events; `code`: the return code with which an affect ended the
-  trajectory, or 0; `acted`: the time of the last affect, or NaN.
+- `count`: the number of logged events; `code`: the return code with which an affect or an
+  inconsistent start ended the trajectory, or 0; `acted`: the time of the last affect, or NaN.
 """
 mutable struct Happened{T}
     const t::Vector{T}
@@ -41,9 +41,11 @@ struct Callbacks{S}
     longest::Int
 end
 
-happened(::Nothing, ens) = nothing
 happened(callbacks::Callbacks, ens::Trajectories{T}) where {T} =
     Happened{T}(size(ens.u0, 1), callbacks.room, callbacks.longest)
+# Without callbacks, a log without room for events has the code of a start that is inconsistent.
+happened(::Nothing, ens::Trajectories{T}) where {T} =
+    is_singular(ens.mass) ? Happened{T}(size(ens.u0, 1), 0, 0) : nothing
 
 """Whether the trajectory had more events than there is room for, so that callbacks stop acting."""
 is_full(integrator) = integrator.p.happened.code == MAX_EVENTS
@@ -116,6 +118,9 @@ function act!(integrator, affect::Affect, crossed, mask)
     if ends > 0
         # 1: the affect ends the trajectory; 2: the affect did not converge.
         log.code = ends > 1 ? NOT_CONVERGED : TERMINATED
+        terminate!(integrator)
+    elseif is_inconsistent(integrator)
+        log.code = INITIAL_FAILURE
         terminate!(integrator)
     end
     return nothing

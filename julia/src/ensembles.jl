@@ -81,10 +81,15 @@ function solve_ensemble!(
     is_gpu(place) && check_spans(ens, place)
     kind = Kind(ens, field; isbits = is_gpu(place))
     shared = shared_numbers(ens, kind)
-    f = ode_function(field)
+    f = ode_function(field, mass_matrix(ens, kind))
+    norm = get(common, :internalnorm, root_mean_square)
     own_options = has_own_options(ens, kind)
     function problem(i)
         u0, span, p = start(ens, kind, field, shared, i, happened(callbacks, ens))
+        if is_inconsistent(f, u0, p, span[1], tolerance(ens.abstol, kind, i), norm)
+            # The trajectory ends where it starts.
+            p.happened.code, span = INITIAL_FAILURE, (span[1], span[1])
+        end
         own_options || return ODEProblem(f, u0, span, p)
         return ODEProblem(f, u0, span, p; options(ens, kind, i)...)
     end
@@ -97,9 +102,11 @@ function solve_ensemble!(
     check = Interruptible(remote || is_gpu(place) ? C_NULL : Ptr{Int32}(stop))
     checks = is_gpu(place) ? (;) : (; unstable_check = check, verbose = quiet(), dense = false)
     acting = callbacks === nothing ? (;) : (; callback = callbacks.set)
+    # Python has made the starts consistent, where that was asked for.
+    initial = is_singular(ens.mass) ? (; initializealg = SciMLBase.NoInit()) : (;)
     records = solve_each(
         problem, keep, method, place, n;
-        options(ens, kind)..., saving..., checks..., acting..., common...,
+        options(ens, kind)..., saving..., checks..., acting..., initial..., common...,
     )
     remote && foreach(i -> write!(out, records[i], i), 1:n)
     return nothing

@@ -46,10 +46,11 @@ struct Field{F,J,G,W}
     work::W
 end
 
-"""The right-hand side for SciML."""
-function ode_function(field::Field)
-    derivatives = (; jac = field.jac, tgrad = field.tgrad)
-    return ODEFunction{field.in_place,SciMLBase.FullSpecialize}(field.f; derivatives...)
+"""The right-hand side for SciML, with a mass matrix, or `nothing` for the identity."""
+function ode_function(field::Field, mass_matrix = nothing)
+    known = (; jac = field.jac, tgrad = field.tgrad)
+    mass_matrix === nothing || (known = (; known..., mass_matrix))
+    return ODEFunction{field.in_place,SciMLBase.FullSpecialize}(field.f; known...)
 end
 
 """Scratch memory for one trajectory."""

@@ -1,6 +1,6 @@
 # The return codes, with Python's numbers.
 const SUCCESS, MAX_ITERS, DT_LESS_THAN_MIN, UNSTABLE, FAILURE = Int32.(1:5)
-const TERMINATED, MAX_EVENTS, NOT_CONVERGED = Int32.(6:8)
+const TERMINATED, MAX_EVENTS, NOT_CONVERGED, INITIAL_FAILURE = Int32.(6:9)
 
 function code(retcode)
     retcode == ReturnCode.Success && return SUCCESS
@@ -11,10 +11,11 @@ function code(retcode)
     return FAILURE
 end
 
-"""The return code: the affect's code where an affect ended the trajectory, else SciML's."""
+"""The code of the affect or of the inconsistent start that ended the trajectory, else SciML's."""
 code(retcode, ::Nothing) = code(retcode)
 code(retcode, happened::Happened) =
-    retcode == ReturnCode.Terminated ? happened.code : code(retcode)
+    retcode == ReturnCode.Terminated || happened.code == INITIAL_FAILURE ? happened.code :
+    code(retcode)
 
 """
     Outputs(; mode, start, u, t, lengths, codes, counts, events)

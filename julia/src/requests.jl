@@ -103,7 +103,7 @@ function trajectories(arrays::Arrays)
         t0 = arrays["t0"], t1 = arrays["t1"], times = of("times"), counts = of("counts"),
         abstol = arrays["abstol"], reltol = arrays["reltol"], dt = of("dt"),
         dtmin = of("dtmin"), dtmax = of("dtmax"), tstops = of("tstops"),
-        d_discontinuities = of("d_discontinuities"),
+        d_discontinuities = of("d_discontinuities"), mass = of("mass"),
     )
 end
 

@@ -13,7 +13,7 @@ end
 
 """
     Trajectories(; u0, own, shared, t0, t1, times, counts, abstol, reltol, dt, dtmin, dtmax,
-                 tstops, d_discontinuities)
+                 tstops, d_discontinuities, mass)
 
 An ensemble as arrays. The last axis of numbers that differ by trajectory is the trajectory:
 
@@ -26,8 +26,9 @@ An ensemble as arrays. The last axis of numbers that differ by trajectory is the
   `dtmax`: `[1]`, `[trajectory]`, or nothing.
 - `tstops`, `d_discontinuities`: the times that the solver steps onto, padded with infinite times,
   `[time]` or `[time, trajectory]`; or nothing.
+- `mass`: the mass matrix that all trajectories share, `[equation, state]`; or nothing.
 """
-Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most,Stops,Jumps}
+Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most,Stops,Jumps,M}
     u0::VecOrMat{T}
     own::Matrix{P}
     shared::Vector{P}
@@ -42,6 +43,7 @@ Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most,Stops,Jumps}
     dtmax::Most = nothing
     tstops::Stops = nothing
     d_discontinuities::Jumps = nothing
+    mass::M = nothing
 end
 
 column(x::AbstractMatrix, i) = view(x, :, i)

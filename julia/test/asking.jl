@@ -27,6 +27,7 @@ const PACKAGES = Dict(
     "Tsit5" => "OrdinaryDiffEqTsit5",
     "Vern7" => "OrdinaryDiffEqVerner",
     "Rosenbrock23" => "OrdinaryDiffEqRosenbrock",
+    "Rodas4" => "OrdinaryDiffEqRosenbrock",
     "Rodas5P" => "OrdinaryDiffEqRosenbrock",
     "KenCarp4" => "OrdinaryDiffEqSDIRK",
     "DP5" => "OrdinaryDiffEqLowOrderRK",
@@ -79,9 +80,9 @@ listed(x::Number) = [x]
 function read_by_solve(
     T, n; u0, own = zeros(T, 0, n), shared = T[], t0 = 0, t1 = 1, times = nothing,
     counts = nothing, abstol = 1e-9, reltol = 1e-9, dt = nothing, tstops = nothing,
-    d_discontinuities = nothing
+    d_discontinuities = nothing, mass = nothing
 )
-    given = (; u0, own, shared, t0, t1, times, abstol, reltol, dt, tstops, d_discontinuities)
+    given = (; u0, own, shared, t0, t1, times, abstol, reltol, dt, tstops, d_discontinuities, mass)
     arrays = Dict{String,Any}(
         string(k) => T.(listed(x)) for (k, x) in pairs(given) if x !== nothing
     )

@@ -57,6 +57,7 @@ class Julia(Engine):
 
     name = "julia"
     default_sensealg = "forward sensitivities or InterpolatingAdjoint"
+    has_mass_matrices = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on a state of this dtype; None when
@@ -95,7 +96,7 @@ class Julia(Engine):
             check_steps(label, can_adapt, bool(adaptive), has_dt)
         sensealg = options["sensealg"]
         chosen = None if sensealg is None else type(sensealg).__name__
-        # A method that is known by name only may need the derivatives.
+        # A method that is known by its name only may need the derivatives.
         implicit = alg.implicit or known_by_name
         description = methods.description(alg)
         adaptive = None if adaptive is None else bool(adaptive)
@@ -109,6 +110,10 @@ class Julia(Engine):
         stages = alg.stages or 8
         how = (description, adaptive, implicit, stages, chosen, controller, norm)
         return Static(Method(*how, method=ours))
+
+    def reads_form(self, method: Static) -> bool:
+        """Whether the method needs derivatives of `f`. It may, if it is known by its name only."""
+        return method.value.implicit
 
     def versions(self, method: Static) -> dict[str, str]:
         """The versions of Julia and its packages, except packages of other methods.

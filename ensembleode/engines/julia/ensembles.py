@@ -28,8 +28,14 @@ class InJulia(Executor):
         """**Raises:** `ValueError` for plans that DiffEqGPU can't run, and for those whose results
         would be wrong in Julia."""
         methods.check_events(plan.method.value.description, plan)
+        methods.check_mass(plan.method.value.description, plan)
         if not methods.is_gpu(self.place):
             return
+        if plan.mass is not None:
+            raise ValueError(
+                f"{self.place[0]} of DiffEqGPU runs without a mass_matrix: use EnsembleThreads(), "
+                "or engine='compiled'."
+            )
         if plan.events is not None:
             raise ValueError(
                 f"{self.place[0]} of DiffEqGPU has no callbacks: use EnsembleThreads(), or "

@@ -66,6 +66,7 @@ def translate(
     implicit: bool = False,
     rate: Program | None = None,
     *,
+    product: Program | None = None,
     in_place: bool = False,
 ) -> Field:
     """Translate a field; for an implicit method also its Jacobian and its time derivative.
@@ -74,6 +75,8 @@ def translate(
 
     - `rate`: given for the field of an adjoint, whose last parameter is the forward solution;
         `rate` is the field of that solution, which changes with the time.
+    - `product`: the product of the user's Jacobian with a direction (`ImplicitForm.product`); by
+        default the Jacobian is that of the field.
     - `in_place`: whether an implicit method's functions store their results, however few there are.
 
     **Raises:** `ValueError` for a field that can't be translated, naming the primitive and its
@@ -84,7 +87,7 @@ def translate(
     try:
         if not implicit:
             return Field(julia_source(lower(program.jaxpr, inputs)), None, None, inputs)
-        jaxprs = (program.jaxpr, _jacobian(program), _time_derivative(program, rate))
+        jaxprs = (program.jaxpr, _jacobian(program, product), _time_derivative(program, rate))
         largest = size**2 if size <= _LARGEST_STATIC_JACOBIAN and not in_place else 0
         functions = [lower(jaxpr, inputs, largest) for jaxpr in jaxprs]
         if largest and not all(fn.is_scalar for fn in functions):
@@ -98,14 +101,18 @@ def translate(
     return Field(julia_source(f), julia_source(jac, "jac"), julia_source(tgrad, "tgrad"), inputs)
 
 
-def _jacobian(program: Program) -> jex.Jaxpr:
+def _jacobian(program: Program, product: Program | None) -> jex.Jaxpr:
     """The Jacobian transposed, so that its row-major order is Julia's column-major one."""
+    (state,) = program.out_avals
 
     def jacobian(consts, u, p, t):
-        def flat(u):
-            return program(consts, u.reshape(program.out_avals[0].shape), p, t).reshape(-1)
+        def along(direction):
+            v = direction.reshape(state.shape)
+            if product is not None:
+                return product(consts, u, (*p, v), t).reshape(-1)
+            return jax.jvp(lambda u: program(consts, u, p, t), (u,), (v,))[1].reshape(-1)
 
-        return jax.jacfwd(flat)(u.reshape(-1)).T
+        return jax.vmap(along)(jnp.eye(state.size, dtype=state.dtype))
 
     return staged(program, jacobian)
 

@@ -34,6 +34,7 @@ from .solving import (
     field_of,
     NO_DERIVATIVE,
     NO_DERIVATIVE_OF_EVENTS,
+    NO_DERIVATIVE_WITH_MASS,
     options_of,
     solve_in_program,
 )
@@ -44,9 +45,12 @@ _MOST_SENSITIVITIES = 20
 
 
 def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
-    """Solve `n` trajectories; the result can be differentiated if there are no callbacks."""
+    """Solve `n` trajectories; the result can be differentiated if there are neither callbacks nor a
+    mass matrix."""
     if plan.events is not None:
         return solve_in_program(plan, lanes, n, NO_DERIVATIVE_OF_EVENTS)
+    if plan.mass is not None:
+        return solve_in_program(plan, lanes, n, NO_DERIVATIVE_WITH_MASS)
     chosen = plan.method.value.sensealg
     if chosen == "ForwardDiffSensitivity":
         return sensitivity.forward_only(_forward(plan, lanes, n))
@@ -191,7 +195,7 @@ def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) ->
 
     batched = plan.batched
     batched = batched._replace(u0=True, consts=(), p=batched.parameters)
-    plan = dataclasses.replace(plan, field=program, state=state, batched=batched)
+    plan = dataclasses.replace(plan, field=program, state=state, batched=batched, form=None)
     tolerances = {
         row.name: tolerance(getattr(lanes, row.name), bool(getattr(batched, row.name)))
         for row in of_kind("tolerance")

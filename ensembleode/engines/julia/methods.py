@@ -124,6 +124,20 @@ def check_events(method: Description, plan: Plan) -> None:
         )
 
 
+# Their estimates of the error are of `M u`, and are compared with the tolerances of `u`.
+_ONLY_DIAGONAL = ("Rosenbrock23", "Rosenbrock32")
+
+
+def check_mass(method: Description, plan: Plan) -> None:
+    """**Raises:** `ValueError` if the method of Julia can't solve with this mass matrix."""
+    found = [x.name for x in among(method) if x.name in _ONLY_DIAGONAL]
+    if found and plan.mass is not None and any(i != j for i, j, _ in plan.mass.entries):
+        raise ValueError(
+            f"with engine='julia' {found[0]} takes diagonal mass matrices only: use Rodas5P, or "
+            "engine='compiled'."
+        )
+
+
 def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
     """The place where Julia runs an ensemble.
 

@@ -39,6 +39,9 @@ def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.n
         count = meant.sum(-1) if lanes.count is None and not meant.all() else lanes.count
         if count is not None:
             arrays["counts"] = _array(count, np.int32, (-1,))
+    if (mass := plan.mass) is not None:
+        # Transposed, as its row-major order is Julia's column-major one.
+        arrays["mass"] = _array(mass.matrix.T, dtype, (mass.size, mass.size))
     return arrays
 
 

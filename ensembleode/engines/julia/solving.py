@@ -22,6 +22,10 @@ NO_DERIVATIVE = (
     "ForwardDiffSensitivity(), for jacfwd(jacfwd(...)), or engine='diffrax' with sensealg="
     "DirectAdjoint(), for hessian."
 )
+NO_DERIVATIVE_WITH_MASS = (
+    "this solve has a mass_matrix, and engine='julia' has no derivatives with one. Leave engine "
+    "out, or pass engine='compiled'."
+)
 NO_DERIVATIVE_OF_EVENTS = (
     "this solve has callbacks, and engine='julia' has no derivatives of what they do. Leave engine "
     "out, or pass engine='compiled'."
@@ -39,7 +43,9 @@ def field_of(plan: Plan) -> Field:
     # differentiates f itself, with dual numbers, which a translated function doesn't accept.
     in_place = plan.events is not None and bool(plan.events.continuous)
     implicit = method.implicit and not on_gpu
-    field = translate(plan.field, plan.batched.parameters, implicit, in_place=in_place)
+    product = None if plan.form is None else plan.form.product
+    numbers = plan.batched.parameters
+    field = translate(plan.field, numbers, implicit, product=product, in_place=in_place)
     if on_gpu and field.in_place:
         raise ValueError(
             f"{method.place[0]} runs fields of a few hundred operations on a state of a few "
