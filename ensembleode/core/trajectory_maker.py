@@ -217,7 +217,7 @@ class Maker:
             given = self.ens.prob.options.get("callback"), self.solve_options.get("callback")
             own = not any(saving is saving_among(all_of(x)) for x in given)
             changes = () if self.events is None else self.events.changes
-            check_saving_function(fn, values, of_prob_func=own, changes=changes)
+            check_saving_function(saving.fn, values, of_prob_func=own, changes=changes)
 
     def trajectories(self, **fields: Any) -> Trajectories:
         """The ensemble with these fields, and with the static parts that this maker kept."""
