@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .module import Module
 
 
+_MISSING = object()
+
+
 def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:
     return lambda self, x: self.intrinsic(name, x)
 
@@ -83,13 +86,16 @@ class Builder(PlainArithmetic):
 
         **Arguments:** `make`: writes instructions, none of which reads memory.
         """
-        key = (key, self._fuses)
-        for scope in reversed(self._scopes):
-            if key in scope:
-                return scope[key]
-        scope = self._scopes[-1]
-        scope[key] = found = make()
+        found = self.known(key, _MISSING)
+        if found is _MISSING:
+            scope = self._scopes[-1]
+            scope[key, self._fuses] = found = make()
         return found
+
+    def known(self, key: Any, other: Any = None) -> Any:
+        """The result of `once_for` with this key; `other` where this block doesn't have it."""
+        key = (key, self._fuses)
+        return next((scope[key] for scope in reversed(self._scopes) if key in scope), other)
 
     @contextmanager
     def _block(self) -> Iterator[None]:
@@ -488,9 +494,9 @@ class Builder(PlainArithmetic):
             self._branch(body(), inside, after)
         self._begin(after)
 
-    def for_(self, n: int | Value, body: Callable[[Value], None]) -> None:
-        """Calls `body(i)` for the int64 `i` from 0 to `n - 1`."""
-        i = self.variable(I64, 0, of_lanes=False)
+    def for_(self, n: int | Value, body: Callable[[Value], None], start: int = 0) -> None:
+        """Calls `body(i)` for the int64 `i` from `start` to `n - 1`."""
+        i = self.variable(I64, start, of_lanes=False)
 
         def one():
             now = i.get()

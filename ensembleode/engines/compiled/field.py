@@ -32,15 +32,20 @@ _MOST_DEAR = 24
 _CHEAP = 32
 
 
-def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
+def lowered(
+    jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int, *, apart: bool = True
+) -> ir.Function:
     """A function lowered by `fields.lower`. Loops over functions such as sines stay loops:
     unrolled, they take long to compile and are no faster.
 
+    **Arguments:** `apart`: whether other loops of a small function may be unrolled.
+
     **Raises:** `UntranslatableError`.
     """
-    fn = lower(jaxpr, inputs, largest_returned)
-    if walking.dear(fn) <= _MOST_DEAR:
-        return fn
+    if apart:
+        fn = lower(jaxpr, inputs, largest_returned)
+        if walking.dear(fn) <= _MOST_DEAR:
+            return fn
     return lower(jaxpr, inputs, largest_returned, apart=False)
 
 

@@ -107,7 +107,7 @@ class Frame:
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
     def held(self, b: Builder, d: Description) -> Held:
-        return Held(b, d.layout, self.numbers, self.order)
+        return Held(b, d, self.numbers, self.order)
 
     @staticmethod
     def parameters(d: Description, more: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from ..flow import Flow, Known, widened
 from ..results import Left, result_of
 from . import kernel, launch, machine
 from .call import call
-from .description import Description
+from .description import Description, is_in_memory
 from .equations import size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
@@ -64,6 +64,9 @@ def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> De
         on_gpu,
         plan.events,
         plan.form,
+        is_in_memory(
+            math.prod(plan.state.shape), plan.controlled, solver.method, plan.events, on_gpu=on_gpu
+        ),
     )
 
 
