@@ -509,9 +509,9 @@ class Loop:
             naccept = b.where(sound, tries, naccept)
         index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
-            size = p.size if self.outputs.room is None else self.saved.rows * p.size
 
             def write(c: Any, x: Value) -> None:
+                size = p.size if self.outputs.room is None else self.saved.rows * p.size
                 self.outputs.u.scatter(self.order.place(index, c, size), ended, x)
 
             each(self.state(), write)
