@@ -8,8 +8,8 @@ import numpy as np
 from .values import Buffer
 
 
-# Arrays begin at multiples of a cache line.
-_ALIGNMENT = 64
+# The bytes of a cache line, at which arrays begin.
+_LINE = 64
 
 
 class Heap:
@@ -25,7 +25,10 @@ class Heap:
     def array(self, dtype: np.dtype, n: int) -> Buffer:
         """Memory for `n` elements, to be used in the current block of code."""
         place = self._memory.pointer(self._used)
-        self._used += -(-n * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        lines = -(-n * dtype.itemsize // _LINE)
+        # An odd number of them, so that equal components of many arrays lie in different sets of a
+        # cache.
+        self._used += (lines | 1) * _LINE
         self.size = max(self.size, self._used)
         return Buffer(self._memory.builder, place, dtype)
 
