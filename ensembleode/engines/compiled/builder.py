@@ -11,7 +11,7 @@ the same bits at every width and with every version of LLVM, wherever there are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,11 @@ from .values import (
 
 
 if TYPE_CHECKING:
+    from .heap import Heap
     from .module import Module
+
+
+_MISSING = object()
 
 
 def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:
@@ -51,6 +55,8 @@ class Builder(PlainArithmetic):
         self.allocas: list[str] = []
         self._count = 0
         self._fuses = True
+        # Where arrays of lanes are, if they are not on the stack.
+        self.heap: Heap | None = None
         # The results available for reuse: in this block, and in the enclosing blocks; the innermost
         # is last.
         self._scopes: list[dict[Any, Any]] = [{}]
@@ -83,20 +89,24 @@ class Builder(PlainArithmetic):
 
         **Arguments:** `make`: writes instructions, none of which reads memory.
         """
-        key = (key, self._fuses)
-        for scope in reversed(self._scopes):
-            if key in scope:
-                return scope[key]
-        scope = self._scopes[-1]
-        scope[key] = found = make()
+        found = self.known(key, _MISSING)
+        if found is _MISSING:
+            scope = self._scopes[-1]
+            scope[key, self._fuses] = found = make()
         return found
+
+    def known(self, key: Any, other: Any = None) -> Any:
+        """The result of `once_for` with this key; `other` where this block doesn't have it."""
+        key = (key, self._fuses)
+        return next((scope[key] for scope in reversed(self._scopes) if key in scope), other)
 
     @contextmanager
     def _block(self) -> Iterator[None]:
         """A block whose instructions may not be run; their results are not reused after it."""
         self._scopes.append({})
         try:
-            yield
+            with nullcontext() if self.heap is None else self.heap.block():
+                yield
         finally:
             self._scopes.pop()
 
@@ -125,9 +135,11 @@ class Builder(PlainArithmetic):
 
     def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> Buffer:
         """Memory for `n` elements; with `of_lanes`, for `n` elements of each lane, where element
-        `i` of all lanes lies side by side."""
+        `i` of all lanes lies side by side. It is for this block and its inner blocks."""
         each = max(1, self.lanes) if of_lanes else 1
         stored = np.dtype(np.int8) if dtype == BOOL else dtype
+        if of_lanes and self.heap is not None:
+            return self.heap.array(dtype, n * each)
         place = self.name()
         self.allocas.append(
             f"  {place} = alloca [{max(1, n * each)} x {type_of(stored)}], align 64"
@@ -488,9 +500,9 @@ class Builder(PlainArithmetic):
             self._branch(body(), inside, after)
         self._begin(after)
 
-    def for_(self, n: int | Value, body: Callable[[Value], None]) -> None:
-        """Calls `body(i)` for the int64 `i` from 0 to `n - 1`."""
-        i = self.variable(I64, 0, of_lanes=False)
+    def for_(self, n: int | Value, body: Callable[[Value], None], start: int = 0) -> None:
+        """Calls `body(i)` for the int64 `i` from `start` to `n - 1`."""
+        i = self.variable(I64, start, of_lanes=False)
 
         def one():
             now = i.get()

@@ -14,10 +14,25 @@ from ...solvers.controllers import AbstractController
 from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
+from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Switching
 from ...tracing.program import Program
 from .numbers import Layout
 from .stops import known_times
+
+
+# A state of at least as many components is an array in memory.
+LEAST_IN_MEMORY = 48
+
+
+def is_in_memory(
+    size: int, controlled: int, method: Method, events: Events | None, *, on_gpu: bool
+) -> bool:
+    """Whether a state of `size` components is an array in memory: it is large, and nothing asks
+    for single components. Callbacks and implicit methods do, and so does step-size control that
+    looks at a part of the state; in a GPU's threads all numbers are registers."""
+    whole = isinstance(method, RungeKutta) and events is None and controlled == size
+    return whole and size >= LEAST_IN_MEMORY and not on_gpu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +47,8 @@ class Description:
     - `own_times`: whether each trajectory has its own times to save.
     - `events`: the callbacks, whose programs have no constants; None without callbacks.
     - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `in_memory`: whether a state is an array in memory, with loops over its components (see
+        `components.py`), instead of a variable for each component.
     - `width`: the number of lanes.
     - `has_fma`: whether the machine has fused operations.
     - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
@@ -51,6 +68,7 @@ class Description:
     on_gpu: bool = False
     events: Events | None = None
     form: ImplicitForm | None = None
+    in_memory: bool = False
 
     @property
     def size(self) -> int:
@@ -68,7 +86,12 @@ class Description:
     @property
     def carry_like(self) -> Any:
         """Zeros with the structure of the method's carry."""
-        return carry_like(self.method, self.size, self.dtype)
+        return carry_like(self.method, self.values, self.dtype)
+
+    @property
+    def values(self) -> int:
+        """How many values a state is in the code: one array, or one for each component."""
+        return 1 if self.in_memory else self.size
 
     @property
     def recorded(self) -> int:

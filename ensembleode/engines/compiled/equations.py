@@ -22,6 +22,7 @@ from ...solvers.method import Equations
 from ...tracing.program import Program
 from .branches import either
 from .builder import Builder, Value
+from .components import InMemory, numbers_of
 from .description import Description
 from .field import evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
@@ -43,24 +44,25 @@ class HeldNumbers(Numbers):
     """The numbers that a field reads: the state, and the parameters that the lanes hold."""
 
     def __init__(self, held: Held, **groups: Sequence[Value]):
-        self._held, self._groups = held, groups
+        self.held = held
+        self._groups = {name: numbers_of(x) for name, x in groups.items()}
 
     def load(self, group: str, dtype: Any, index: int) -> Value:
         if group in self._groups:
             return self._groups[group][index]
-        return self._held.load(group, dtype, index)
+        return self.held.load(group, dtype, index)
 
     def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
         if group in self._groups:
             found = self._groups[group]
             return found.memory if isinstance(found, Loaded) else None
-        return self._held.memory(group, dtype, start, end)
+        return self.held.memory(group, dtype, start, end)
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
     """The equations of the trajectories in `held`, in the form that `Loop` wants."""
     inputs, what = d.layout.inputs, "f, or a derivative of f,"
-    fn = translated(d.field.jaxpr, inputs, what)
+    fn = translated(d.field.jaxpr, inputs, what, by_loops=d.in_memory)
 
     @functools.cache
     def along() -> Function:
@@ -194,7 +196,8 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
     @functools.cache
     def pulled(*groups: str) -> Function:
         jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
-        return translated(jaxpr, with_groups(d.layout.inputs, *groups), "the derivative of f")
+        inputs = with_groups(d.layout.inputs, *groups)
+        return translated(jaxpr, inputs, "the derivative of f", by_loops=d.in_memory)
 
     linear = _Linear(b, d)
 
@@ -317,9 +320,13 @@ def with_groups(inputs: Inputs, *groups: str) -> Inputs:
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
-def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
+def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, by_loops: bool = False) -> Function:
+    """A function that is returned as a whole, lowered by `field.lowered`.
+
+    **Raises:** `ValueError` for a program that can't be translated.
+    """
     try:
-        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED)
+        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED, by_loops=by_loops)
         check(fn)
     except UntranslatableError as e:
         raise ValueError(
@@ -330,9 +337,15 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
 
 
 def evaluated(
-    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+    b: Builder, fn: Function, numbers: HeldNumbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function's result, one for each lane."""
+    """The components of a function's result, one for each lane. Where states are in memory, the
+    first of them are an array."""
+    problem = numbers.held.problem
+    if problem.in_memory:
+        found = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
+        state = InMemory(found.memory, problem.size)
+        return (state, *map(b.spread, found[problem.size :]))
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
 
 

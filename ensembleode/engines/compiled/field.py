@@ -16,6 +16,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...fields import Inputs, ir, lower, walking
+from ...tracing.program import equations
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .module import Module
 from .operations import checked, operation
@@ -28,16 +29,26 @@ from .uniformity import Region, Uniformity
 _WRITTEN_OUT = 128
 # A field with more expensive functions, such as sines, is not taken apart into scalars.
 _MOST_DEAR = 24
+# A long program is taken apart into at most as many operations on scalars for each equation.
+_MOST_SCALARS = 2
 # Where lanes take different branches, branches of at most this cost are all run without a test.
 _CHEAP = 32
 
 
-def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
+def lowered(
+    jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int, *, by_loops: bool = False
+) -> ir.Function:
     """A function lowered by `fields.lower`. Loops over functions such as sines stay loops:
     unrolled, they take long to compile and are no faster.
 
+    **Arguments:** `by_loops`: whether all loops stay loops, so that the code is as long as the
+    program. A program of as many equations as there are scalars is taken apart even so.
+
     **Raises:** `UntranslatableError`.
     """
+    if by_loops:
+        most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
+        return lower(jaxpr, inputs, largest_returned, most=most)
     fn = lower(jaxpr, inputs, largest_returned)
     if walking.dear(fn) <= _MOST_DEAR:
         return fn

@@ -22,6 +22,7 @@ from .equations import (
     with_groups,
 )
 from .events_back import Jumps
+from .heap import Heap
 from .loop import Loop
 from .module import Module
 from .numbers import Held, Order
@@ -38,6 +39,8 @@ def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
 
 # The entries of `sizes`, the first operand of every kernel.
 N, ROWS, MAXITERS = range(3)
+# Further entries of the `sizes` of `solve`: the bytes of a thread's memory for arrays.
+ARRAYS = 3
 
 
 # Operands of `pull_back` alone, its results, and its memory.
@@ -58,11 +61,16 @@ def _inputs(d: Description) -> list[str]:
     return ["sizes", "wanted", *stop, *numbers, *times, *room]
 
 
+def _arrays(d: Description) -> list[str]:
+    """The memory for states in memory, in bytes, one part for each thread."""
+    return ["arrays"] if d.in_memory else []
+
+
 def _outputs(d: Description) -> list[str]:
     """The results of `solve`."""
     times = ["out_t"] if d.saving.mode == "steps" else []
     marks = ["out_marks"] if d.events is not None else []
-    return ["out_u", *times, *marks, "out_counts"]
+    return ["out_u", *times, *marks, "out_counts", *_arrays(d)]
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
@@ -70,7 +78,7 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
     inputs = len(_inputs(d))
     if name == "solve":
         return inputs, len(_outputs(d))
-    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_MEMORY)
+    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_MEMORY) + len(_arrays(d))
 
 
 def _share(d: Description) -> tuple[str, ...]:
@@ -106,8 +114,16 @@ class Frame:
         self.order = Order(self.n if d.on_gpu else None)
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
+    def heap(self, length: int) -> Heap | None:
+        """The memory for the arrays of this thread; `length` is the number of its length among the
+        sizes."""
+        if (memory := self.others.get("arrays")) is None:
+            return None
+        thread = self.share[-1]
+        return Heap(memory.offset(thread * self.sizes.builder.cast(self.sizes.load(length), I64)))
+
     def held(self, b: Builder, d: Description) -> Held:
-        return Held(b, d.layout, self.numbers, self.order)
+        return Held(b, d, self.numbers, self.order)
 
     @staticmethod
     def parameters(d: Description, more: Sequence[str]) -> list[str]:
@@ -129,20 +145,22 @@ def _place_of(d: Description) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=256)
-def solving(d: Description) -> str:
-    """The IR of the kernel `solve`, which solves all trajectories.
+def solving(d: Description) -> tuple[str, int]:
+    """The IR of the kernel `solve`, which solves all trajectories, and the bytes of a thread's
+    memory for arrays.
 
     Its operands are `sizes` (see above), the mask of wanted trajectories, the address of a byte
     that stops it (not on a GPU), the numbers of the trajectories, and the times to save (where
-    times are saved). Its results are `Outputs`.
+    times are saved). Its results are `Outputs`, and memory for arrays where states are in memory.
     """
     module = _module(d)
     names = _outputs(d)
-    whole = "out_counts", "out_marks"
-    more = [(name, I32 if name in whole else d.dtype) for name in names]
+    dtypes = {"out_counts": I32, "out_marks": I32, "arrays": np.dtype(np.int8)}
+    more = [(name, dtypes.get(name, d.dtype)) for name in names]
     parameters = Frame.parameters(d, names)
     with module.function("solve", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
+        b.heap = frame.heap(ARRAYS)
         held = frame.held(b, d)
         first, end, stride = frame.share[0], frame.n, frame.share[1]
         if not d.on_gpu:
@@ -156,7 +174,7 @@ def solving(d: Description) -> str:
         equations = equations_in(b, d)
         Loop(b, d, equations, held, queue, *given, stop=frame.stop, functions=functions).run()
         b.return_()
-    return module.text
+    return module.text, 0 if b.heap is None else b.heap.size
 
 
 #
@@ -166,14 +184,16 @@ def solving(d: Description) -> str:
 
 # Further entries of the `sizes` of `pull_back`: the turns of a segment, and the trajectories of a
 # group. On a GPU, GROUP is how many threads share one sum, which these threads add to in turn; on a
-# CPU, the entries from THREADS on are the lengths of a thread's memory, in the order of `_MEMORY`.
+# CPU, the entries from THREADS on are the lengths of a thread's memory, in the order of `_MEMORY`,
+# and then the bytes of its arrays.
 TURNS, GROUP, THREADS = 3, 4, 5
-LENGTHS = range(5, 8)
+LENGTHS, ARRAYS_BACKWARDS = range(5, 8), 8
 
 
 @functools.lru_cache(maxsize=256)
-def pulling_back(d: Description) -> tuple[str, int]:
-    """The IR of the kernel `pull_back`, and the bytes of one of its checkpoints.
+def pulling_back(d: Description) -> tuple[str, int, int]:
+    """The IR of the kernel `pull_back`, the bytes of one of its checkpoints, and those of a
+    thread's memory for arrays.
 
     Its operands are those of `solving`, followed by the cotangents of what is saved, the number of
     times that were reached, and, with callbacks, the number of events that happened. Its results
@@ -183,13 +203,16 @@ def pulling_back(d: Description) -> tuple[str, int]:
     module = _module(d)
     real, bytes_ = d.dtype, np.dtype(np.int8)
     given = _cotangents(d)
-    names = (*given, *_GRADIENTS, *_MEMORY)
+    arrays = _arrays(d)
+    names = (*given, *_GRADIENTS, *_MEMORY, *arrays)
     dtypes = (real, *(I32 for _ in given[1:]), real, real, real, real, I32, bytes_)
+    dtypes = (*dtypes, *(bytes_ for _ in arrays))
     more = list(zip(names, dtypes, strict=True))
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
     with module.function("pull_back", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
+        b.heap = frame.heap(ARRAYS_BACKWARDS)
         others = frame.others
         held = frame.held(b, d)
         equations = equations_in(b, d)
@@ -213,7 +236,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
 
         b.if_(work.thread < work.threads, run)
         b.return_()
-    return module.text, kept_size
+    return module.text, kept_size, 0 if b.heap is None else b.heap.size
 
 
 def _work(b: Builder, d: Description, frame: Frame) -> Work:

@@ -9,6 +9,7 @@ Each lane has a return code, `code`, which is `GOING` until the end of its traje
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .callback_functions import CallbackFunctions
+from .components import arithmetic, built, each, places, total
 from .consistency import is_consistent
 from .description import Description
 from .events import Happening
@@ -78,11 +80,14 @@ class Loop:
         self.is_uniform = is_uniform = problem.is_uniform
         self.order = held.order
         self.equations = equations
-        dtype, n = problem.dtype, problem.size
-        self.y = [b.variable(dtype, 0) for _ in range(n)]
-        # The numbers of the method's carry, one after the other.
+        dtype, self.xp = problem.dtype, arithmetic(b, problem)
+        self.y = places(b, problem)
+        # The numbers of the method's carry, one after the other; or its states.
         carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
-        self.carry = [b.variable(dtype, 0) for _ in carried]
+        if problem.in_memory:
+            self.carry = [x for _ in carried for x in places(b, problem)]
+        else:
+            self.carry = [b.variable(dtype, 0) for _ in carried]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
         # Whether the trajectory goes on; if not, `code` says why.
@@ -112,7 +117,8 @@ class Loop:
         # Whether any lane goes on, where lanes end together: a turn then needn't look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         self.saved = SavedRows(b, problem, held, times, outputs, rows)
-        self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
+        n_carried = len(self.carry) * (problem.size if problem.in_memory else 1)
+        self.pool = Pool(b, problem, queue, held, n_carried, self.first_step)
         self.happening = None
         if problem.events is not None:
             assert functions is not None
@@ -203,7 +209,8 @@ class Loop:
     def variables(self) -> list[Variable]:
         """The variables that keep their values from turn to turn, except for the numbers in `held`
         and in `arrays`, and for `code`, which isn't read where there are no outputs."""
-        several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
+        state = [] if self.problem.in_memory else [*self.y, *self.carry]
+        several = [*state, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
         if self.switch is not None:
@@ -220,7 +227,10 @@ class Loop:
     def arrays(self) -> list[tuple[Buffer, int]]:
         """The buffers that keep their contents from turn to turn, each with its number of
         elements."""
-        return self.pool.arrays()
+        if not self.problem.in_memory:
+            return self.pool.arrays()
+        n = self.problem.size * max(1, self.b.lanes)
+        return [*((x.memory.buffer, n) for x in (*self.y, *self.carry)), *self.pool.arrays()]
 
     #
     # Numbers
@@ -273,7 +283,13 @@ class Loop:
         controlled = self.problem.controlled
 
         def of(name: str) -> tuple:
-            return tuple(held.number(name, c if c < controlled else 0) for c in range(components))
+            if not self.problem.in_memory:
+                return tuple(
+                    held.number(name, c if c < controlled else 0) for c in range(components)
+                )
+            if held.size(name) == 1:
+                return (held.number(name),)
+            return tuple(built(self.b, self.problem, lambda c: c, partial(held.element, name)))
 
         return Tolerances(of("abstol"), of("reltol"))
 
@@ -282,18 +298,12 @@ class Loop:
         return StepBounds(*(held.number(x) if has(x) else None for x in StepBounds._fields))
 
     def is_finite(self, y: tuple) -> Value:
-        total = y[0] * 0.0
-        for x in y[1 : self.problem.controlled]:
-            total = total + x * 0.0
-        return total.eq(0.0)
+        return total(x * 0.0 for x in y[: self.problem.controlled]).eq(0.0)
 
     def may_be_infinite(self, y: tuple) -> Value:
         """True where a component is infinite or NaN, and also where the sum of all of them
         overflows."""
-        total = y[0]
-        for x in y[1 : self.problem.controlled]:
-            total = total + x
-        return (total * 0.0).ne(0.0)
+        return (total(y[: self.problem.controlled]) * 0.0).ne(0.0)
 
     #
     # Begins
@@ -313,7 +323,7 @@ class Loop:
         b, p = self.b, self.problem
         equations = self.equations(held, mask)
         f = evaluated_once(equations.f, y, t)
-        carry = p.method.init(b, dataclasses.replace(equations, f=f), y, t)
+        carry = p.method.init(self.xp, dataclasses.replace(equations, f=f), y, t)
         carry = jax.tree.leaves(carry)
         if p.has("dt"):
             return carry, held.number("dt")
@@ -328,7 +338,7 @@ class Loop:
 
         at = t, y, f(y, t), span, self.tolerances(held, p.size)
         order, dtmax = p.method.order, self.bounds(held).dtmax
-        return carry, initial_step(b, norm, self._power_of_ten, f, *at, order, dtmax)
+        return carry, initial_step(self.xp, norm, self._power_of_ten, f, *at, order, dtmax)
 
     def _power_of_ten(self, x: Value, order: int) -> Value:
         """`10^(-(2 + log10(x)) / order)`"""
@@ -406,7 +416,7 @@ class Loop:
     def carry_anew(self, mask: Value) -> None:
         """Recompute the method's carry from the current states, in the lanes of the mask."""
         equations = self.equations(self.held, mask)
-        made = self.problem.method.init(self.b, equations, self.state(), self.t.get())
+        made = self.problem.method.init(self.xp, equations, self.state(), self.t.get())
         for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
             variable.set_where(mask, x)
 
@@ -478,7 +488,7 @@ class Loop:
             return ended
         n = p.controlled
         probed = verdicts.code_of_probe(
-            b, self.tolerances(self.held, n), step.y[:n], step.attempt.y2[:n]
+            self.xp, self.tolerances(self.held, n), step.y[:n], step.attempt.y2[:n]
         )
         code = b.where(before.eq(verdicts.PROBING), probed, code)
         self.code.set_where(ended, code)
@@ -499,10 +509,12 @@ class Loop:
             naccept = b.where(sound, tries, naccept)
         index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
-            for c, x in enumerate(self.state()):
+
+            def write(c: Any, x: Value) -> None:
                 size = p.size if self.outputs.room is None else self.saved.rows * p.size
-                place = self.order.place(index, c, size)
-                self.outputs.u.scatter(place, ended, x)
+                self.outputs.u.scatter(self.order.place(index, c, size), ended, x)
+
+            each(self.state(), write)
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))

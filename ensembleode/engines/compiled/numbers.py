@@ -4,9 +4,11 @@ Every leaf of a `Lane` is an operand of the kernel without a copy: `[trajectory,
 trajectory has its own, or the leaf itself where all share it. On a GPU the trajectories come last.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,12 @@ from ...fields import Inputs
 from ...ground.keys import raw
 from ...numbers import but, of_kind
 from .builder import Buffer, Builder, I64, Value, Variable
+from .components import built
 from .reading import Memory
+
+
+if TYPE_CHECKING:
+    from .description import Description
 
 
 # The largest leaf, in numbers of a trajectory, that lanes hold; larger ones are read from memory.
@@ -137,8 +144,9 @@ class Held:
     `load` and `memory` have the interface of `reading.Numbers`.
     """
 
-    def __init__(self, b: Builder, layout: Layout, buffers: list[Buffer], order: Order):
-        self.b, self.layout, self._buffers, self.order = b, layout, buffers, order
+    def __init__(self, b: Builder, problem: Description, buffers: list[Buffer], order: Order):
+        self.b, self.problem, self._buffers, self.order = b, problem, buffers, order
+        self.layout = layout = problem.layout
         self.index = b.variable(I64, 0)
         self._held: dict[int, list[Variable]] = {}
         self._shared: dict[int, list[Value]] = {}
@@ -154,9 +162,9 @@ class Held:
                 self._shared[i] = [buffers[i].load(c) for c in range(number.size)]
                 shared += number.size
 
-    def another(self) -> "Held":
+    def another(self) -> Held:
         """A second object like this one, for the numbers of other trajectories."""
-        return Held(self.b, self.layout, self._buffers, self.order)
+        return Held(self.b, self.problem, self._buffers, self.order)
 
     def variables(self) -> list[list[Variable]]:
         return list(self._held.values())
@@ -188,16 +196,19 @@ class Held:
         assert i is not None, name
         return self._element(i, component)
 
-    def u0(self, index: Value, fresh: Value) -> list[Value]:
+    def u0(self, index: Value, fresh: Value) -> list[Any]:
         """The initial states of these trajectories in the lanes `fresh`; zero in the others."""
+        b, d = self.b, self.problem
         i = self.layout.find("u0")
         assert i is not None
         number, buffer = self.layout.numbers[i], self._buffers[i]
         if not number.is_own:
-            return [self.b.spread(self._component(i, c)) for c in range(number.size)]
+            shared = self._element if d.in_memory else self._component
+            return built(b, d, lambda c: c, lambda c: b.spread(shared(i, c)))
         size = number.size
-        places = [self.order.place(index, c, size) for c in range(size)]
-        return [buffer.gather(at, fresh, 0) for at in places]
+        return built(
+            b, d, lambda c: self.order.place(index, c, size), lambda at: buffer.gather(at, fresh, 0)
+        )
 
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
         """An element of a group of the field's numbers."""

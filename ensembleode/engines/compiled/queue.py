@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
+from .components import changed, each
 from .description import Description
 from .numbers import Held
 
@@ -28,6 +29,7 @@ class Pool:
 
     **Arguments:**
 
+    - `n_carried`: how many numbers that carry has.
     - `first_step(held, y, t, mask)`: returns the method's carry for a first step from the state `y`
         at `t`, and the size of that step.
     - `is_uniform`: whether the lanes begin together, so that nothing has to be prepared.
@@ -118,8 +120,7 @@ class Pool:
         held.take(b.where(inside, index, 0), b.spread(inside))
         y = tuple(held.u0(held.index.get(), inside))
         carry, h = self._first_step(held, y, held.number("t0"), b.spread(inside))
-        for c, x in enumerate(carry):
-            self._carry.store_lanes(c * max(1, b.lanes), x)
+        each(carry, lambda c, x: self._carry.store_lanes(c * max(1, b.lanes), x))
         if not self._problem.has("dt"):
             self._h.store_lanes(0, h)
 
@@ -128,9 +129,10 @@ class Pool:
         keep `carry`."""
         b = self.b
         at = index - self._first.get() if b.lanes else b.constant(0, I64)
-        width, found = max(1, b.lanes), []
-        for c, variable in enumerate(carry):
-            found.append(self._carry.gather(at + c * width, fresh, variable.get()))
+        width = max(1, b.lanes)
+        found = changed(
+            carry, lambda c, before: self._carry.gather(at + c * width, fresh, before())
+        )
         if self._problem.has("dt"):
             return found, self._held.number("dt")
         return found, self._h.gather(at, fresh, 1)

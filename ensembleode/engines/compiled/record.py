@@ -12,7 +12,9 @@ import numpy as np
 
 from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
+from .components import each, InMemory
 from .loop import Loop
+from .reading import Memory
 from .saved_rows import Step
 
 
@@ -92,21 +94,30 @@ class Record:
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
-        for i, x in enumerate((*step.y, *carried, *ends, step.t, h)):
+
+        def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
+
+        each(step.y, write)
+        for i, x in enumerate((*carried, *ends, step.t, h), self.loop.problem.size):
+            write(i, x)
         self.turn.set(turn + 1)
 
     def read_turn(self, turn: Value) -> Turn:
-        first = turn * self.numbers
-        cells = [self._cell(first + i) for i in range(self.numbers)]
-        *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
         p, ends = self.loop.problem, []
-        size = p.size
+        first, size = turn * self.numbers, p.size
+        state = []
+        if p.in_memory:
+            # (On a CPU the cells of a turn lie one after the other.)
+            cells = Memory(self.work.turns.offset(self._cell(first)), of_lanes=True)
+            state, size = [InMemory(cells, p.size)], 0
+        cells = [self._cell(first + i) for i in range(p.size - size, self.numbers)]
+        *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         is_stiff = numbers.pop().ne(0.0) if p.switches else None
-        state, carry = numbers[:size], numbers[size:]
+        state, carry = [*state, *numbers[:size]], numbers[size:]
         return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
 
     def add_event(self, index: Value, fresh: Value) -> None:

@@ -20,6 +20,7 @@ from ...core.events import EVENT_ROWS
 from ...solvers.method import Method
 from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
+from .components import built, each_place, places
 from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
@@ -91,13 +92,11 @@ class Replay:
             events is not None and bool(events.continuous)
         )
         self.is_dense = is_dense
-        self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]
+        self.adjoint = places(b, self.problem)
         # The cotangents of those parts of the method's carry that are states.
         carried = jax.tree.leaves(self._trace_of(self.problem.method).inputs[1])
         self.states = [bool(v.aval.shape) for v in carried]
-        self.carry = [
-            [b.variable(dtype, 0) for _ in range(self.problem.size)] for x in self.states if x
-        ]
+        self.carry = [places(b, self.problem) for x in self.states if x]
         # Sums over trajectories of the gradients by shared parameters. They are not reset between
         # trajectories.
         self.sums = sums
@@ -107,7 +106,7 @@ class Replay:
         # at which the step after this one began: these are kept here.
         self.begins_anew = bool(self.carry) and self.problem.restarts
         if self.begins_anew:
-            self.y2 = [b.variable(dtype, 0) for _ in range(self.problem.size)]
+            self.y2 = places(b, self.problem)
             self.t2 = b.variable(dtype, 0)
         self.gradient = [*self.each, *(sums or [])]
         # How many saved rows are left.
@@ -128,9 +127,12 @@ class Replay:
             self.events.count.set_where(mask, b.cast(happened.gather(index, mask, 0), I64))
         if p.saving.mode == "ends":
             size = p.size if self.events is None else self.n_rows * p.size
-            for c, x in enumerate(self.adjoint):
+
+            def read(c: Any, x: Any) -> None:
                 place = self.order.place(index, c, size)
                 x.set(self.cotangents.rows.gather(place, mask, x.get()))
+
+            each_place(self.adjoint, read)
             return
         for x in self.adjoint:
             x.set_where(mask, 0)
@@ -156,9 +158,12 @@ class Replay:
         wanted = self.loop.queue.wanted.gather(index, mask, False)
         if self.carry:
             self._start(self.held.u0(index, wanted), self.held.number("t0"), wanted)
-        for c, x in enumerate(self.adjoint):
+
+        def write(c: Any, x: Any) -> None:
             place = self.order.place(index, c, p.size)
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
+
+        each_place(self.adjoint, write)
         n_own = self.pullback.n_own
         for i, x in enumerate(self.each):
             buffer, n, at = to.own, n_own, i
@@ -167,11 +172,15 @@ class Replay:
             place = self.order.place(index, at, n)
             buffer.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
-    def cotangent_of(self, row: Value, mask: Value) -> list[Value]:
+    def cotangent_of(self, row: Value, mask: Value) -> list[Any]:
         """The cotangent of a saved row in the lanes of the mask; zero in the others."""
         size, rows, index = self.problem.size, self.n_rows, self.held.index.get()
-        places = [self.order.place(index, row * size + c, rows * size) for c in range(size)]
-        return [self.cotangents.rows.gather(place, mask, 0) for place in places]
+        return built(
+            self.b,
+            self.problem,
+            lambda c: self.order.place(index, row * size + c, rows * size),
+            lambda place: self.cotangents.rows.gather(place, mask, 0),
+        )
 
     @property
     def n_rows(self) -> Value:
@@ -244,7 +253,7 @@ class Replay:
         b, p, trace = self.b, self.problem, self._trace_of(method)
         y, t, h = turn.y, turn.t, turn.h
         (to_y2,), to_carry, _ = trace.outputs
-        pulled = Pulled(b, trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
+        pulled = Pulled(b, trace, p.values, [y, *self._carried(turn.carry), [t], [h]])
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)
@@ -279,7 +288,7 @@ class Replay:
 
     def _carried(self, carry: list) -> list[list]:
         """The carry's values as a list for each part of the carry."""
-        left, sizes = iter(carry), [self.problem.size if x else 1 for x in self.states]
+        left, sizes = iter(carry), [self.problem.values if x else 1 for x in self.states]
         return [list(itertools.islice(left, n)) for n in sizes]
 
     def _add_carry(self, pulled: Pulled, to_carry: Any) -> None:
@@ -303,7 +312,7 @@ class Replay:
         before it."""
         b, p = self.b, self.problem
         trace = start_of(p.method, p.dtype)
-        pulled = Pulled(b, trace, p.size, [y, [t]])
+        pulled = Pulled(b, trace, p.values, [y, [t]])
         self._add_carry(pulled, trace.outputs)
         pulled.add(trace.inputs[0][0], [x.get() for x in self.adjoint])
         pulled.back(trace.eqns, self.pullback.calls(self.held, mask))
@@ -350,8 +359,8 @@ class Replay:
         operands = [x for eqn in others for x in variables_of(eqn.invars) if x not in made]
         # The results go through memory, as the code that computes them may not run.
         wanted = dict.fromkeys(x for x in (to_y, *dense, *operands) if pulled.is_active(x))
-        places = {v: [b.variable(p.dtype, 0) for _ in range(p.size)] for v in wanted}
-        for variable in itertools.chain(*places.values()):
+        sums = {v: places(b, p) for v in wanted}
+        for variable in itertools.chain(*sums.values()):
             variable.set(0)
         # Values that are computed inside of a block can't be used after it, so these are computed
         # here.
@@ -368,20 +377,21 @@ class Replay:
 
         def through(theta: Value, row: list) -> None:
             stages = [functools.partial(pulled.value, v, calls) for v in dense]
-            state = Pulled(b, within, p.size, [y, *stages, [h], [theta]])
+            state = Pulled(b, within, p.values, [y, *stages, [h], [theta]])
             state.add(within.outputs[0], row)
             state.back(within.eqns, calls)
             (start,), stages, *_ = within.inputs
             for v, to in zip((start, *jax.tree.leaves(stages)), (to_y, *dense), strict=True):
                 if v in state.cotangents:
-                    for variable, x in zip(places[to], state.found(v), strict=True):
+                    for variable, x in zip(sums[to], state.found(v), strict=True):
                         variable.set(variable.get() + x)
 
         def one() -> Value:
             here = due()
             theta = b.where(here, (time() - t) / b.where(here, h, 1.0), 0.0)
             self.rows.set_where(here, self.rows.get() - 1)
-            through(theta, self.cotangent_of(self.rows.get(), here))
+            row = self.cotangent_of(self.rows.get(), here)
+            through(theta, [loop.xp.once(x) for x in row])
             return b.any(due())
 
         has_times = p.saving.mode == "times"
@@ -411,18 +421,18 @@ class Replay:
             more = pulled.apart()
             # The order is the same in every process, so that the object code is found on disk
             # again.
-            for v in (v for v in places if v in made):
-                more.add(v, [x.get() for x in places[v]])
+            for v in (v for v in sums if v in made):
+                more.add(v, [x.get() for x in sums[v]])
             more.back(others, self.pullback.calls(held, concerned))
             for v in more.cotangents:
-                for variable, x in zip(places[v], more.found(v), strict=True):
+                for variable, x in zip(sums[v], more.found(v), strict=True):
                     variable.set_where(concerned, variable.get() + x)
             self.add_gradient(more.gradient, concerned)
 
         b.if_(b.any(concern()), save, likely=None if has_times else False)
-        for v in places:
+        for v in sums:
             if v not in made:
-                pulled.add(v, [x.get() for x in places[v]])
+                pulled.add(v, [x.get() for x in sums[v]])
 
 
 def pull_back(

@@ -7,6 +7,7 @@ import numpy as np
 from ...core.events import EVENT_ROWS
 from ...solvers.method import Attempt, Method
 from .builder import Buffer, Builder, I64, Value, Variable
+from .components import arithmetic, each
 from .description import Description
 from .numbers import Held
 
@@ -69,6 +70,7 @@ class SavedRows:
         n: Value,
     ):
         self.b, self.problem, self.held, self.order, self.n = b, problem, held, held.order, n
+        self.xp = arithmetic(b, problem)
         # Attributes that may be None have type Any: each is used only where it isn't None.
         self._times: Any = times
         self._outputs: Any = outputs
@@ -113,9 +115,12 @@ class SavedRows:
     def write(self, row: Value, mask: Value, y: tuple) -> None:
         """Write states as these rows, in the lanes of the mask."""
         size = self.problem.size
-        for c, x in enumerate(y):
+
+        def write(c: Any, x: Value) -> None:
             place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
             self._outputs.u.scatter(place, mask, x)
+
+        each(y, write)
 
     def _write_time(self, row: Value | int, mask: Value, t: Value) -> None:
         place = self.order.place(self.held.index.get(), row, self.n)
@@ -184,11 +189,11 @@ class SavedRows:
         def save() -> None:
             mask = b.spread(due())
             at, method = (step.y, step.attempt.dense, step.t, step.h), step.method
-            dense = method.dense(b, equations(self.held, mask), *at)
+            dense = method.dense(self.xp, equations(self.held, mask), *at)
 
             def one() -> Value:
                 theta = (self._time.get() - step.t) / step.h
-                u = method.interpolate(b, step.y, dense, step.h, theta)
+                u = method.interpolate(self.xp, step.y, dense, step.h, theta)
                 self._write_next(occupied.get() if self._is_shared else due(), u)
                 return b.any(due())
 

@@ -22,7 +22,7 @@ from ..flow import Flow, Known, widened
 from ..results import Left, result_of
 from . import kernel, launch, machine
 from .call import call
-from .description import Description
+from .description import Description, is_in_memory
 from .equations import size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
@@ -64,6 +64,9 @@ def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> De
         on_gpu,
         plan.events,
         plan.form,
+        is_in_memory(
+            math.prod(plan.state.shape), plan.controlled, solver.method, plan.events, on_gpu=on_gpu
+        ),
     )
 
 
@@ -148,9 +151,12 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
         marks = max(1, room * (1 + events.longest))
         outputs.append(_array(d, n, marks, np.dtype(np.int32)))
     outputs.append(jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32))
-    operands = _operands(d, plan, lanes, mask, saved)
     threads = n if d.on_gpu else _threads(plan, n)
-    *found, counts = _run(plan, kernel.solving(d), "solve", operands, outputs, n, threads, d.width)
+    text, arrays = kernel.solving(d)
+    operands = _operands(d, plan, lanes, mask, saved, *_lengths(d, arrays))
+    results = outputs + _arrays(d, threads * arrays)
+    found = _run(plan, text, "solve", operands, results, n, threads, d.width)
+    *found, counts = found[: len(outputs)]
     u, *more = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, saved + room * EVENT_ROWS, *plan.state.shape)
     if rows_alone:
@@ -212,6 +218,16 @@ def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDty
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
 
 
+def _lengths(d: Description, arrays: int) -> tuple[int, ...]:
+    """The sizes that follow all others where states are in memory."""
+    return (arrays,) if d.in_memory else ()
+
+
+def _arrays(d: Description, size: int) -> list[jax.ShapeDtypeStruct]:
+    """The memory for states in memory."""
+    return [jax.ShapeDtypeStruct((size,), np.int8)] if d.in_memory else []
+
+
 def _trajectories_first(d: Description, x: Any) -> Any:
     """A result of the shape of an `_array`, with the trajectories first."""
     return x.T if d.on_gpu else x
@@ -244,13 +260,14 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     """
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, backwards=True)
-    text, checkpoint = kernel.pulling_back(d)
+    text, checkpoint, arrays = kernel.pulling_back(d)
     which = with_gradients(d)
     avals = parameters_of(plan.field)
     own, shared = (size_of(d, part) for part in which)
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     threads, sizes, memory = record(d, flow, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)
+    sizes += _lengths(d, arrays)
     operands = _operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     operands += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
@@ -259,7 +276,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         operands.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
-    outputs += memory
+    outputs += memory + _arrays(d, threads * arrays)
     results = _run(plan, text, "pull_back", operands, outputs, n, threads, d.width)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)

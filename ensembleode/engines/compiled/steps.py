@@ -27,6 +27,7 @@ from ...fields.equations import called, used
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.method import Equations, Method
 from .builder import Builder, Value
+from .components import componentwise
 from .operations import operation
 
 
@@ -203,8 +204,11 @@ _Components = Sequence[Value]
 class Pulled:
     """Cotangents on their way back through a `Trace`.
 
-    **Arguments:** `inputs`: for each leaf of the trace's inputs a list of values, or a function
-    that returns such a list.
+    **Arguments:**
+
+    - `size`: how many values a state is (see `Description.values`).
+    - `inputs`: for each leaf of the trace's inputs a list of values, or a function that returns
+        such a list.
     """
 
     def __init__(self, b: Builder, trace: Trace, size: int, inputs: Sequence[Any]):
@@ -358,10 +362,10 @@ def _is_call(eqn: Any) -> bool:
     return eqn.primitive in _CALLS
 
 
-def _zipped(op: Callable, *xs: _Components) -> _Components:
-    """Apply `op` component by component."""
+def _zipped(op: Callable, *xs: _Components, dtype: Any = None) -> _Components:
+    """Apply `op`, whose results have this dtype, component by component."""
     n = max(map(len, xs))
-    return [op(*(x[i % len(x)] for x in xs)) for i in range(n)]
+    return [componentwise(op, *(x[i % len(x)] for x in xs), dtype=dtype) for i in range(n)]
 
 
 #
@@ -379,7 +383,11 @@ def _written(b: Builder, eqn: Any, args: Sequence[_Components]) -> list[_Compone
     if inner is not None:
         return _evaluated(b, getattr(inner, "jaxpr", inner), args)
     name, dtype = "add" if name == "add_any" else name, eqn.outvars[0].aval.dtype
-    return [_zipped(lambda *xs: operation(b, name, list(xs), dtype, eqn.params.get("y")), *args)]
+
+    def write(*xs: Value) -> Value:
+        return operation(b, name, list(xs), dtype, eqn.params.get("y"))
+
+    return [_zipped(write, *args, dtype=dtype)]
 
 
 def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> list[_Components]:

@@ -14,6 +14,7 @@ from ...solvers.step_size import squared_error
 from ...solvers.time import adaptive_step, fixed_step, size_within
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, Value
+from .components import copied
 from .saved_rows import Step
 
 
@@ -39,11 +40,14 @@ def attempt(loop: Loop) -> tuple[Step, Value]:
         # There the state becomes NaN, which ends the trajectory.
         size = b.where(unresolved, np.nan, _size(loop, t, t2))
     y = loop.state()
+    if loop.outputs is None:
+        # Recorded steps are read after the state has changed.
+        y = tuple(map(copied, y))
     carry = loop.carried()
     method = loop.now(p.method)
     if loop.switch is not None:
         loop.switch.count(loop.active.get())
-    attempt = method.step(b, _equations(loop), y, carry, t, size)
+    attempt = method.step(loop.xp, _equations(loop), y, carry, t, size)
     return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
@@ -73,7 +77,7 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
         verdict = verdicts.judge_fixed(b, sound, unresolved, active, loop.h.get())
         return step._replace(accepted=verdict.accepted), verdict, None
     tol = loop.tolerances(loop.held, p.controlled)
-    squared = squared_error(b, p.norm, tol, attempt, step.y, p.controlled)
+    squared = squared_error(loop.xp, p.norm, tol, attempt, step.y, p.controlled)
     before = tuple(x.get() for x in loop.memory)
     size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
     times = verdicts.Times(step.t, step.t2, loop.tstop, loop.t1 - loop.t0)

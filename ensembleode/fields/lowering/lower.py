@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ground.keys import raw
 from ..ir import Buffer, Function, Index, Store, Var
-from ..scalarise import scalarise
+from ..scalarise import MOST_OPERATIONS, scalarise
 from . import (
     control_flow as control_flow,
     elementwise as elementwise,
@@ -60,6 +60,7 @@ def lower(
     largest_returned: int = LARGEST_RETURNED,
     *,
     apart: bool = True,
+    most: int = MOST_OPERATIONS,
 ) -> Function:
     """Lower a function of a state, parameters and the time, whose result is one array.
 
@@ -71,6 +72,7 @@ def lower(
     - `largest_returned`: the largest number of components that is returned; a larger result is
         stored.
     - `apart`: whether a small function is taken apart into scalars.
+    - `most`: the largest number of operations that is small.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """
@@ -92,7 +94,7 @@ def lower(
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
     consts, ins = values[:n_consts], [u, *values[n_consts:]]
     result = Buffer("out", dtype, 0, size)
-    scalars = scalarise(jaxpr) if apart else None
+    scalars = scalarise(jaxpr, most) if apart else None
     if scalars is not None:
         run = Lowering()
         components = [x for v in (*consts, *ins) for x in apart_of(v)]
