@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...core.events import Events
 from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
+from ...fields import parameters_of
 from ...solvers.controllers import AbstractController
 from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
@@ -122,3 +125,19 @@ class Description:
     def has(self, name: str) -> bool:
         """Whether the trajectories have a number of this name."""
         return self.layout.find(name) is not None
+
+
+def with_gradients(d: Description) -> tuple[list[int], list[int]]:
+    """The indices of the constants and parameters of the field that have gradients: first those
+    that each trajectory has for itself, then those that all trajectories share."""
+    found: dict[str, list[int]] = {"own": [], "shared": []}
+    for i, aval in enumerate(parameters_of(d.field)):
+        if jnp.issubdtype(aval.dtype, jnp.floating):
+            found[d.layout.inputs.places[i][0]].append(i)
+    return found["own"], found["shared"]
+
+
+def size_of(d: Description, which: Sequence[int]) -> int:
+    """The total number of components of these constants and parameters of the field."""
+    avals = parameters_of(d.field)
+    return sum(math.prod(avals[i].shape) for i in which)

@@ -67,18 +67,29 @@ def evaluate_with_parts(
 
 
 def evaluate_apart(
-    b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
+    b: Builder,
+    fn: ir.Function,
+    name: str,
+    numbers: Numbers,
+    t: Value,
+    mask: Value | None = None,
+    result: Memory | None = None,
 ) -> Loaded:
     """`evaluate` in a function of its own in the module, which is written once: for long functions
     that are evaluated in many places.
 
-    **Arguments:** `name`: the name of that function. All `numbers` passed under one name must come
-    from the same kind of place.
+    **Arguments:**
+
+    - `name`: the name of that function. All `numbers` passed under one name must come from the same
+        kind of place.
+    - `result`: memory of lanes for the result; by default it is on the stack.
     """
     written = _APART.setdefault(b.module, {})
     if name not in written:
         written[name] = _Apart(b, fn, name, numbers, t, mask)
-    return written[name](b, numbers, t, mask)
+    if result is None:
+        result = Memory.on_stack(b, fn.dtype, fn.size, of_lanes=True)
+    return written[name](b, numbers, t, mask, result)
 
 
 _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
@@ -108,9 +119,10 @@ class _Apart:
             _Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
 
-    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> Loaded:
+    def __call__(
+        self, b: Builder, numbers: Numbers, t: Value, mask: Value | None, result: Memory
+    ) -> Loaded:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
-        result = Memory.on_stack(b, self.fn.dtype, self.fn.size, of_lanes=True)
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
         for group, dtype, ends in self.passed.places:
             if ends is None:

@@ -11,9 +11,24 @@ import jax
 import numpy as np
 
 from ...solvers.switching import Switching
-from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
+from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
 from .loop import Loop
 from .saved_rows import Step
+
+
+class Blocks(NamedTuple):
+    """The blocks of trajectories that are summed up one by one: the trajectories fall into sets of
+    so many, and each set into blocks of `size`, the last of which may be smaller."""
+
+    set: Value
+    size: Value
+
+    def range(self, b: Builder, number: Value) -> tuple[Value, Value]:
+        """The first trajectory of a block, and the first after it."""
+        of_set = b.binary("udiv", self.set + self.size - 1, self.size)
+        which = b.binary("udiv", number, of_set)
+        first = which * self.set + (number - which * of_set) * self.size
+        return first, b.minimum(first + self.size, (which + 1) * self.set)
 
 
 class Work(NamedTuple):
@@ -21,6 +36,9 @@ class Work(NamedTuple):
 
     - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
     - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns.
+    - `factors`, `blocks`: where the sums of shared parameters are in memory (see `parameter_sums`),
+        memory for factors, and the blocks that have a sum each; `first` and `end` are then numbers
+        of blocks.
     - `thread`, `threads`: on a GPU, the number of the thread, and how many threads interleave their
         elements in that memory. On a CPU there is one.
     """
@@ -35,6 +53,8 @@ class Work(NamedTuple):
     room: Value
     thread: Value
     threads: Value
+    factors: Buffer | None = None
+    blocks: Blocks | None = None
 
 
 class Turn(NamedTuple):
