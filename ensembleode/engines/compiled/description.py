@@ -17,10 +17,16 @@ from ...solvers.controllers import AbstractController
 from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
+from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Switching
 from ...tracing.program import Program
 from .numbers import Layout
 from .stops import known_times
+
+
+# Sums of cotangents of more parameters than this are in memory. Fewer are variables of the lanes,
+# which are added to without a call.
+_MOST_VARIABLES = 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +81,27 @@ class Description:
 
     @property
     def recorded(self) -> int:
-        """How many numbers a recorded step has: the state, the carry (unless it is recomputed from
-        the state), the time and the size; if `switches`, which method made it; if `records_end`,
-        the step's end; with callbacks, the marks of those that acted there."""
+        """How many numbers a recorded step has: the state, its `stages`, the
+        carry (unless it is recomputed from the state), the time and the size; if `switches`, which
+        method made it; if `records_end`, the step's end; with callbacks, the marks of those that
+        acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size + len(carried) + int(self.switches) + ends + 2
+        return self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
+
+    @property
+    def sums_in_memory(self) -> bool:
+        """Whether the cotangents of parameters that all trajectories share are summed up in memory
+        (see `parameter_sums`)."""
+        shared = size_of(self, with_gradients(self)[1])
+        return not self.on_gpu and self.events is None and shared > _MOST_VARIABLES
+
+    @property
+    def stages(self) -> int:
+        """How many stages of a step are recorded. With many parameters the field is so long that
+        its values are not computed again."""
+        explicit = isinstance(self.method, RungeKutta)
+        return self.method.stages if explicit and self.sums_in_memory else 0
 
     @property
     def records_end(self) -> bool:

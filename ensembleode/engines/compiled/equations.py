@@ -4,7 +4,6 @@ transposes, and the linear equations of implicit methods."""
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ...fields import Inputs, parameters_of, staged, UntranslatableError
+from ...fields import Inputs, staged, UntranslatableError
 from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at

@@ -24,7 +24,7 @@ from .events_back import Jumps
 from .loop import Loop
 from .module import Module
 from .numbers import Held, Order
-from .parameter_sums import are_in_memory, ParameterSums
+from .parameter_sums import ParameterSums
 from .queue import Queue
 from .record import Blocks, Work
 from .replay import Cotangents, pull_back, Pullback
@@ -46,7 +46,7 @@ _GRADIENTS = ("u0", "own", "shared")
 
 def _memory(d: Description) -> tuple[str, ...]:
     """The names of the memory of `pull_back`."""
-    return ("turns", "events", "kept", *(("factors",) if are_in_memory(d) else ()))
+    return ("turns", "events", "kept", *(("factors",) if d.sums_in_memory else ()))
 
 
 def _cotangents(d: Description) -> list[str]:
@@ -169,10 +169,10 @@ def solving(d: Description) -> str:
 
 
 # Further entries of the `sizes` of `pull_back`: the turns of a segment, and the trajectories of a
-# group. On a GPU, the entry THREADS is how many threads share one sum, which these threads add to in
-# turn; on a CPU, the entries from THREADS on are the lengths of a thread's memory, in the order of
-# `_memory`. Where the sums of shared parameters are in memory, two more follow: the number of
-# trajectories of a set, and of a block (see `replay.Blocks`).
+# group. On a GPU, the entry THREADS is how many threads share one sum, which these threads add to
+# in turn; on a CPU, the entries from THREADS on are the lengths of a thread's memory, in the order
+# of `_memory`. Where the sums of shared parameters are in memory, two more follow: the number of
+# trajectories of a set, and of a block (see `record.Blocks`).
 TURNS, GROUP, THREADS = 3, 4, 5
 
 

@@ -6,33 +6,22 @@ calls times lanes: each number of the sums is read and written once in a long wh
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
-
-import numpy as np
 
 from ...fields.outer_products import TakenOut, Term
 from .builder import Buffer, Builder, I64, Value, Variable
-from .description import Description, size_of, with_gradients
+from .products import room
 from .reading import Memory
 
 
-# The sums of more parameters than this are in memory. Fewer are variables of the lanes, which are
-# added to without a call.
-_MOST_VARIABLES = 48
 # The bytes of factors that are collected before they are multiplied, which should stay in a cache.
 _COLLECTED = 2**19
 # More calls than this are not worth collecting.
 _MOST_CALLS = 64
-# The rows and columns of a product that are added up at once, and how many times as many rows are
-# gone through for the same columns, while the factors of the rows are in the nearest cache.
-_ROWS, _COLUMNS, _TILES = 3, 4, 4
-# The same for factors that are added up alone.
-_ALONE = 8
-
-
-def are_in_memory(d: Description) -> bool:
-    """Whether the sums are in memory in the kernel `pull_back` of a description."""
-    return not d.on_gpu and d.events is None and size_of(d, with_gradients(d)[1]) > _MOST_VARIABLES
+# How many tiles of rows are gone through for the same columns, while the factors of the columns are
+# in the nearest cache.
+_TILES = 4
 
 
 class ParameterSums:
@@ -152,21 +141,24 @@ class _Sum:
         self.calls, self.each, self.kept = calls, each, kept
 
     def write(self) -> None:
-        term = self.term
+        term, b = self.term, self.b
+        at_once = max(1, room(b) // (max(1, b.lanes) * self.factors.dtype.itemsize))
         if term.right is None:
-            _along(self.b, term.rows, _ALONE, lambda row, n: self._tile(row, n, 0, 1))
+            _along(b, term.rows, at_once, lambda row, n: self._tile(row, n, 0, 1))
             return
+        tile_rows = max(1, min(term.rows, math.isqrt(at_once)))
+        tile_columns = min(term.columns, at_once // tile_rows)
 
         def rows(first: Value | int, n: int) -> None:
-            parts = list(_parts(n, _ROWS))
+            parts = list(_parts(n, tile_rows))
 
             def columns(column: Value | int, n_columns: int) -> None:
                 for start, size in parts:
                     self._tile(first + start, size, column, n_columns)
 
-            _along(self.b, term.columns, _COLUMNS, columns)
+            _along(b, term.columns, tile_columns, columns)
 
-        _along(self.b, term.rows, _ROWS * _TILES, rows)
+        _along(b, term.rows, tile_rows * _TILES, rows)
 
     def _tile(self, row: Value | int, n_rows: int, column: Value | int, n_columns: int) -> None:
         """Add up some rows and columns, over all calls."""

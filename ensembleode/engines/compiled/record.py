@@ -4,6 +4,7 @@ The record has room for one segment of turns. Before each segment, a checkpoint 
 the time loop is kept, from which the segment can be recorded again.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ class Turn(NamedTuple):
     - `carry`: the method's carry.
     - `t`, `h`: the time and the size; the size is zero if the step was rejected.
     - `t2`: the step's end (see `Description.records_end`).
+    - `stages`: the derivatives at its stages, if they are recorded.
     - `marks`: the marks of the callbacks that acted at the end.
     - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
     """
@@ -75,6 +77,7 @@ class Turn(NamedTuple):
     t2: Any = None
     marks: Sequence[Value] = ()
     is_stiff: Value | None = None
+    stages: Sequence[Sequence[Value]] = ()
 
 
 class Record:
@@ -112,7 +115,8 @@ class Record:
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
-        for i, x in enumerate((*step.y, *carried, *ends, step.t, h)):
+        stages = itertools.chain(*step.attempt.dense) if self.loop.problem.stages else ()
+        for i, x in enumerate((*step.y, *stages, *carried, *ends, step.t, h)):
             self.work.turns.store_lanes(self._cell(first + i), x)
         self.turn.set(turn + 1)
 
@@ -126,8 +130,11 @@ class Record:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         is_stiff = numbers.pop().ne(0.0) if p.switches else None
-        state, carry = numbers[:size], numbers[size:]
-        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
+        last = size * (1 + p.stages)
+        state, carry = numbers[:size], numbers[last:]
+        stages = [numbers[i : i + size] for i in range(size, last, size)]
+        marks = ends[1:]
+        return Turn(state, carry, t, h, *ends[:1], marks=marks, is_stiff=is_stiff, stages=stages)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""

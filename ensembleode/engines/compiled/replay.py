@@ -250,6 +250,8 @@ class Replay:
         y, t, h = turn.y, turn.t, turn.h
         (to_y2,), to_carry, _ = trace.outputs
         pulled = Pulled(b, trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
+        for stage, values in zip(trace.stages, turn.stages, strict=False):
+            pulled.values[stage[0]] = values
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)

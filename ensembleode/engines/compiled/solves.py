@@ -25,7 +25,6 @@ from . import kernel, launch, machine
 from .call import call
 from .description import Description, size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
-from .parameter_sums import are_in_memory
 from .record import EVENT_CELLS
 
 
@@ -249,7 +248,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     """
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, backwards=True)
-    if are_in_memory(d):
+    if d.sums_in_memory:
         # The bits of sums don't depend on how many threads there are, so neither does the width.
         d = dataclasses.replace(d, width=_width(plan, n // groups, backwards=True))
     back = kernel.pulling_back(d)
@@ -304,7 +303,7 @@ class _Share(NamedTuple):
 
 def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
     del shared
-    in_memory = are_in_memory(d)
+    in_memory = d.sums_in_memory
     threads = _threads(flow.plan, flow.n)
     together = flow.n // flow.groups if in_memory else flow.n
     group = min(together, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
