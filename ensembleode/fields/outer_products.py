@@ -55,9 +55,9 @@ class TakenOut(NamedTuple):
 def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
     """Take out all but the first `kept` numbers of the result of a program, which is one array,
     joined of others."""
-    jaxpr = inlined(jaxpr)
-    (out,) = jaxpr.outvars
-    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    inner: Any = inlined(jaxpr)
+    (out,) = inner.outvars
+    made_by: dict[Any, Any] = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
     joined = made_by[out].invars if made_by[out].primitive.name == "concatenate" else [out]
     remaining: list[Any] = []
     found = _Terms(made_by)
@@ -71,7 +71,6 @@ def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
             found.add(v, start - kept + np.arange(size).reshape(v.aval.shape))
         start += size
     arrays = list(found.arrays)
-    inner: Any = jaxpr
     changed = inner.replace(outvars=[*remaining, *arrays], debug_info=None)
     jaxpr = with_constants(changed, inner.constvars, inner.invars)
     return TakenOut(jaxpr, tuple(found.terms), found.size)

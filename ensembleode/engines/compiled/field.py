@@ -17,6 +17,7 @@ import numpy as np
 
 from ...fields import Inputs, ir, lower, walking
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
+from .machine import current
 from .module import Module
 from .operations import checked, operation
 from .products import product
@@ -26,6 +27,10 @@ from .uniformity import Region, Uniformity
 
 # Loops of at most as many simple operations are unrolled.
 _WRITTEN_OUT = 128
+# The turns of longer loops that are written one behind the other where there are 32 vector
+# registers, if the cost of a turn is at most this. Such turns hide each other's latency (with 16
+# registers they are no faster).
+_TURNS_AT_ONCE, _LONGEST_TURN = 4, 64
 # A field with more expensive functions, such as sines, is not taken apart into scalars.
 _MOST_DEAR = 24
 # Where lanes take different branches, branches of at most this cost are all run without a test.
@@ -285,10 +290,23 @@ class _Printer:
             self.block(body)
 
         if n * (walking.length(body) + walking.cost(body)) <= _WRITTEN_OUT:
-            for i in range(n):
-                turn(self.b.constant(i, I64))
+            at_once = n
         else:
-            self.b.for_(n, turn)
+            has_room = self.b.lanes > 1 and current().registers >= 32
+            is_short = walking.is_flat(body) and walking.cost(body) <= _LONGEST_TURN
+            at_once = _TURNS_AT_ONCE if has_room and is_short else 1
+
+        def turns(first: Value | int) -> None:
+            for k in range(at_once):
+                turn(first + k if isinstance(first, Value) else self.b.constant(first + k, I64))
+
+        whole, rest = divmod(n, at_once) if n else (0, 0)
+        if whole == 1:
+            turns(0)
+        elif whole:
+            self.b.for_(whole, lambda i: turns(i * at_once if at_once > 1 else i))
+        for i in range(n - rest, n):
+            turn(self.b.constant(i, I64))
 
     def while_(self, stmt: ir.While) -> None:
         b = self.b

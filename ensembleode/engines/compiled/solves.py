@@ -17,8 +17,9 @@ from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan, Result
 from ...fields import parameters_of
+from ...fields.products import is_large
 from ...solvers.switching import Tried
-from ...tracing.program import Program
+from ...tracing.program import equations, Program
 from ..flow import Flow, Known, widened
 from ..results import Left, result_of
 from . import kernel, launch, machine
@@ -80,20 +81,27 @@ def _threads(plan: Plan, n: int) -> int:
 def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     """The number of lanes of a thread, when `n` trajectories are solved."""
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
-    adaptive = plan.method.value.controller is not None
-    width = width_of(size, dtype, n, here, adaptive=adaptive)
+    crowded = plan.method.value.controller is not None or _has_products(plan.field)
+    width = width_of(size, dtype, n, here, crowded=crowded)
     return min(width, _VECTORS_BACKWARDS * here.lanes(dtype)) if backwards else width
 
 
-def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
+@functools.lru_cache(maxsize=256)
+def _has_products(field: Program) -> bool:
+    """Whether a field has products of matrices that are not written out."""
+    return any(x.primitive.name == "dot_general" and is_large(x) for x in equations(field.jaxpr))
+
+
+def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool = True) -> int:
     """The number of lanes: those of several vectors, which hide each other's latency. There are
     only as many vectors as leave registers free for the state, and no more than there are
     trajectories.
 
-    An adaptive step has so many further numbers that with 16 registers two vectors do better than
-    four (measured by benchmarks/limits.py, with AVX2).
+    **Arguments:** `crowded`: whether there are many numbers besides the state, those of an adaptive
+    step or the sums of a product. With 16 registers two vectors do better than four then (measured
+    by benchmarks/limits.py, with AVX2; a network with 64 neurons takes 0.77 times as long).
     """
-    most = min(4, here.registers // 8) if adaptive else 4
+    most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = fitting[0] if fitting else 1
     widest = min(_MOST_LANES, vectors * here.lanes(dtype))
