@@ -1,9 +1,21 @@
-"""The order in which a product of arrays runs through its operands."""
+"""Products of arrays: how large they are, and the order in which they run through their
+operands."""
 
 import math
 from typing import Any
 
 import numpy as np
+
+
+# A product of matrices with fewer multiplications is written out as loops.
+_LEAST = 64
+
+
+def is_large(eqn: Any) -> bool:
+    """Whether a product is better not written out."""
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    inner = math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
+    return math.prod(eqn.outvars[0].aval.shape) * inner >= _LEAST
 
 
 def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:

@@ -50,7 +50,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
             for v, size in zip(binders, sizes, strict=True)
         ]
         n = len(jaxpr.constvars)
-        outs = run.evaluate(_inlined(jaxpr), values[:n], values[n:])
+        outs = run.evaluate(inlined(jaxpr), values[:n], values[n:])
         return [fill(x, (1,), out.dtype) for out in outs for x in unpack(out).entries]
 
     entries = [
@@ -67,7 +67,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
     return closed.jaxpr
 
 
-def _inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+def inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """The jaxpr without calls, and without equations whose results are not used."""
 
     def evaluate(jaxpr, consts, *args):

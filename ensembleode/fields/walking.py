@@ -94,6 +94,11 @@ def length(stmts: Sequence[ir.Stmt]) -> int:
     return total
 
 
+def is_flat(stmts: Sequence[ir.Stmt]) -> bool:
+    """Whether these statements have no others inside of them."""
+    return all(isinstance(s, ir.Let | ir.Assign | ir.Store) for s in stmts)
+
+
 _SIMPLE = {
     *("abs", "add", "and", "bitcast_convert_type", "ceil", "clamp", "convert_element_type", "div"),
     *("eq", "floor", "ge", "gt", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not"),

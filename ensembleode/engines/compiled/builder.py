@@ -401,6 +401,26 @@ class Builder(PlainArithmetic):
         bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
         return f"{type_} {bits.name}"
 
+    def sum_of_lanes(self, x: Value) -> Value:
+        """The sum of a vector's entries as a scalar: the first half of them is added to the second,
+        and so on."""
+        lanes = x.lanes
+        if not lanes:
+            return x
+        while lanes > 1:
+            lanes //= 2
+            halves = [
+                self.pure(
+                    f"shufflevector {x}, {x.type} poison, <{lanes} x i32> "
+                    f"<{', '.join(f'i32 {start + i}' for i in range(lanes))}>",
+                    x.dtype,
+                    lanes,
+                )
+                for start in (0, lanes)
+            ]
+            x = self.add(*halves)
+        return self.pure(f"extractelement {x}, i32 0", x.dtype, 0)
+
     def for_each_lane(self, mask: Value, body: Callable[[Value], None]) -> None:
         """Run `body(lane)` for each lane of the mask in turn; `lane` is a scalar int64."""
         if not mask.lanes:

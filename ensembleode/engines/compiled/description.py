@@ -2,14 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ...core.events import Events
 from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
+from ...fields import parameters_of
 from ...solvers.controllers import AbstractController
 from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
@@ -21,6 +24,9 @@ from .numbers import Layout
 from .stops import known_times
 
 
+# Sums of cotangents of more parameters than this are in memory. Fewer are variables of the lanes,
+# which are added to without a call.
+_MOST_VARIABLES = 48
 # A state of at least as many components is an array in memory.
 LEAST_IN_MEMORY = 48
 
@@ -95,12 +101,27 @@ class Description:
 
     @property
     def recorded(self) -> int:
-        """How many numbers a recorded step has: the state, the carry (unless it is recomputed from
-        the state), the time and the size; if `switches`, which method made it; if `records_end`,
-        the step's end; with callbacks, the marks of those that acted there."""
+        """How many numbers a recorded step has: the state, its `stages`, the
+        carry (unless it is recomputed from the state), the time and the size; if `switches`, which
+        method made it; if `records_end`, the step's end; with callbacks, the marks of those that
+        acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size + len(carried) + int(self.switches) + ends + 2
+        return self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
+
+    @property
+    def sums_in_memory(self) -> bool:
+        """Whether the cotangents of parameters that all trajectories share are summed up in memory
+        (see `parameter_sums`)."""
+        shared = size_of(self, with_gradients(self)[1])
+        return not self.on_gpu and self.events is None and shared > _MOST_VARIABLES
+
+    @property
+    def stages(self) -> int:
+        """How many stages of a step are recorded. With many parameters the field is so long that
+        its values are not computed again; those of a state in memory would be too many."""
+        explicit = isinstance(self.method, RungeKutta) and not self.in_memory
+        return self.method.stages if explicit and self.sums_in_memory else 0
 
     @property
     def records_end(self) -> bool:
@@ -145,3 +166,19 @@ class Description:
     def has(self, name: str) -> bool:
         """Whether the trajectories have a number of this name."""
         return self.layout.find(name) is not None
+
+
+def with_gradients(d: Description) -> tuple[list[int], list[int]]:
+    """The indices of the constants and parameters of the field that have gradients: first those
+    that each trajectory has for itself, then those that all trajectories share."""
+    found: dict[str, list[int]] = {"own": [], "shared": []}
+    for i, aval in enumerate(parameters_of(d.field)):
+        if jnp.issubdtype(aval.dtype, jnp.floating):
+            found[d.layout.inputs.places[i][0]].append(i)
+    return found["own"], found["shared"]
+
+
+def size_of(d: Description, which: Sequence[int]) -> int:
+    """The total number of components of these constants and parameters of the field."""
+    avals = parameters_of(d.field)
+    return sum(math.prod(avals[i].shape) for i in which)

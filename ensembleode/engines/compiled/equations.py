@@ -4,7 +4,6 @@ transposes, and the linear equations of implicit methods."""
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +11,24 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ...fields import Inputs, parameters_of, staged, UntranslatableError
+from ...fields import Inputs, staged, UntranslatableError
 from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
+from ...fields.outer_products import taken_out
 from ...fields.walking import length
 from ...solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ...solvers.method import Equations
 from ...tracing.program import Program
 from .branches import either
 from .builder import Builder, Value
-from .components import InMemory, numbers_of
-from .description import Description
+from .components import copied, InMemory, numbers_of
+from .description import Description, size_of, with_gradients
 from .field import evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
+from .parameter_sums import ParameterSums
 from .reading import Loaded, Memory, Numbers
 from .steps import Calls, OuterProducts
 
@@ -189,32 +190,61 @@ class _Linear:
         return LinearEquations(self.b, plan, pattern, of_mass)
 
 
-def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
-    """The equations and their transposes, in the form that `replay.Pullback` wants."""
+def calls_in(
+    b: Builder, d: Description, equations: Callable, sums: ParameterSums | None
+) -> Callable[[Held, Value], Calls]:
+    """The equations and their transposes, in the form that `replay.Pullback` wants.
+
+    **Arguments:** `sums`: where the cotangents of shared parameters are added up; None where the
+    transposes return them.
+    """
     own, shared = with_gradients(d)
 
     @functools.cache
-    def pulled(*groups: str) -> Function:
+    def pulled(*groups: str) -> Callable:
         jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
-        inputs = with_groups(d.layout.inputs, *groups)
-        return translated(jaxpr, inputs, "the derivative of f", by_loops=d.in_memory)
+        name = "transposed" if len(groups) == 1 else "transposed_tangent"
+        return called(jaxpr, groups, name, "the derivative of f", len(groups) // 2 + 1)
 
     linear = _Linear(b, d)
 
     @functools.cache
-    def pulled_jacobian() -> Function:
+    def pulled_jacobian() -> Callable:
         jaxpr = transposed_jacobian(d.field, linear.jacobian, [*own, *shared])
-        return translated(jaxpr, with_groups(d.layout.inputs, "forward"), "a derivative of f")
+        return called(jaxpr, ("forward",), "transposed_jacobian", "a derivative of f", 1)
+
+    def called(
+        jaxpr: jex.Jaxpr, groups: Sequence[str], name: str, what: str, states: int
+    ) -> Callable[[HeldNumbers, Value, Value], tuple]:
+        """The function of numbers, the time and the mask that a program is, whose first results
+        are so many states."""
+        inputs = with_groups(d.layout.inputs, *groups)
+        if sums is None:
+            fn = translated(jaxpr, inputs, what, by_loops=d.in_memory)
+            return lambda numbers, t, mask: evaluated(b, fn, numbers, t, mask, name)
+        kept = states * d.size + size_of(d, own)
+        program = taken_out(jaxpr, kept)
+        fn = translated(program.jaxpr, inputs, what, by_loops=d.in_memory)
+        collection = sums.collection(name, program, kept)
+
+        def call(numbers: HeldNumbers, t: Value, mask: Value) -> tuple:
+            at = b.spread(t), b.spread(mask)
+            found = evaluate_apart(b, fn, name, numbers, *at, result=collection.next())
+            # (Later calls store their results in the same memory.)
+            results = tuple(map(copied, _components(d, found, kept)))
+            collection.add(at[1])
+            return results
+
+        return call
 
     def of(held: Held, mask: Value) -> Calls:
         def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
             numbers = HeldNumbers(held, u=cotangent, forward=y)
-            return evaluated(b, pulled("forward"), numbers, t, mask, "transposed")
+            return pulled("forward")(numbers, t, mask)
 
         def jvp(y: tuple, t: Value, dy: tuple, dt: Value, cotangent: tuple) -> tuple:
-            fn = pulled("forward", "tangent", "dt")
             numbers = HeldNumbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
-            return evaluated(b, fn, numbers, t, mask, "transposed_tangent")
+            return pulled("forward", "tangent", "dt")(numbers, t, mask)
 
         def linearise(y: tuple, t: Value, cotangents: Sequence) -> tuple:
             zeros = [b.constant(0, d.dtype, of_lanes=True)] * d.size
@@ -226,7 +256,7 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
                 n = len(linear.jacobian.pattern)
                 given = [*(zeros[:1] * n if entries is None else entries), *more]
             numbers = HeldNumbers(held, u=given, forward=y)
-            return evaluated(b, pulled_jacobian(), numbers, t, mask, "transposed_jacobian")
+            return pulled_jacobian()(numbers, t, mask)
 
         def solve(factors: Any, cotangent: tuple) -> tuple:
             return linear.solver.solve_transposed(factors, cotangent)
@@ -299,22 +329,6 @@ def _transposed(
     return staged(field, pulled, state=cotangent, extra=extra)
 
 
-def with_gradients(d: Description) -> tuple[list[int], list[int]]:
-    """The indices of the constants and parameters of the field that have gradients: first those
-    that each trajectory has for itself, then those that all trajectories share."""
-    found: dict[str, list[int]] = {"own": [], "shared": []}
-    for i, aval in enumerate(parameters_of(d.field)):
-        if jnp.issubdtype(aval.dtype, jnp.floating):
-            found[d.layout.inputs.places[i][0]].append(i)
-    return found["own"], found["shared"]
-
-
-def size_of(d: Description, which: Sequence[int]) -> int:
-    """The total number of components of these constants and parameters of the field."""
-    avals = parameters_of(d.field)
-    return sum(math.prod(avals[i].shape) for i in which)
-
-
 def with_groups(inputs: Inputs, *groups: str) -> Inputs:
     """The layout with more inputs at the end of `p`, each in a group of its own."""
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
@@ -344,9 +358,16 @@ def evaluated(
     problem = numbers.held.problem
     if problem.in_memory:
         found = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
-        state = InMemory(found.memory, problem.size)
-        return (state, *map(b.spread, found[problem.size :]))
+        return _components(problem, found, len(found))
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
+
+
+def _components(d: Description, found: Loaded, n: int) -> tuple:
+    """The first `n` components of a result in memory. Where states are in memory, the first of
+    them are an array."""
+    if d.in_memory:
+        return InMemory(found.memory, d.size), *found[d.size : n]
+    return tuple(found[:n])
 
 
 def _called(

@@ -18,6 +18,7 @@ import numpy as np
 from ...fields import Inputs, ir, lower, walking
 from ...tracing.program import equations
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
+from .machine import current
 from .module import Module
 from .operations import checked, operation
 from .products import product
@@ -27,6 +28,10 @@ from .uniformity import Region, Uniformity
 
 # Loops of at most as many simple operations are unrolled.
 _WRITTEN_OUT = 128
+# The turns of longer loops that are written one behind the other where there are 32 vector
+# registers, if the cost of a turn is at most this. Such turns hide each other's latency (with 16
+# registers they are no faster).
+_TURNS_AT_ONCE, _LONGEST_TURN = 4, 64
 # A field with more expensive functions, such as sines, is not taken apart into scalars.
 _MOST_DEAR = 24
 # A long program is taken apart into at most as many operations on scalars for each equation.
@@ -78,18 +83,29 @@ def evaluate_with_parts(
 
 
 def evaluate_apart(
-    b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
+    b: Builder,
+    fn: ir.Function,
+    name: str,
+    numbers: Numbers,
+    t: Value,
+    mask: Value | None = None,
+    result: Memory | None = None,
 ) -> Loaded:
     """`evaluate` in a function of its own in the module, which is written once: for long functions
     that are evaluated in many places.
 
-    **Arguments:** `name`: the name of that function. All `numbers` passed under one name must come
-    from the same kind of place.
+    **Arguments:**
+
+    - `name`: the name of that function. All `numbers` passed under one name must come from the same
+        kind of place.
+    - `result`: memory of lanes for the result; by default it is on the stack.
     """
     written = _APART.setdefault(b.module, {})
     if name not in written:
         written[name] = _Apart(b, fn, name, numbers, t, mask)
-    return written[name](b, numbers, t, mask)
+    if result is None:
+        result = Memory.on_stack(b, fn.dtype, fn.size, of_lanes=True)
+    return written[name](b, numbers, t, mask, result)
 
 
 _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
@@ -119,9 +135,10 @@ class _Apart:
             _Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
 
-    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> Loaded:
+    def __call__(
+        self, b: Builder, numbers: Numbers, t: Value, mask: Value | None, result: Memory
+    ) -> Loaded:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
-        result = Memory.on_stack(b, self.fn.dtype, self.fn.size, of_lanes=True)
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
         for group, dtype, ends in self.passed.places:
             if ends is None:
@@ -284,10 +301,23 @@ class _Printer:
             self.block(body)
 
         if n * (walking.length(body) + walking.cost(body)) <= _WRITTEN_OUT:
-            for i in range(n):
-                turn(self.b.constant(i, I64))
+            at_once = n
         else:
-            self.b.for_(n, turn)
+            has_room = self.b.lanes > 1 and current().registers >= 32
+            is_short = walking.is_flat(body) and walking.cost(body) <= _LONGEST_TURN
+            at_once = _TURNS_AT_ONCE if has_room and is_short else 1
+
+        def turns(first: Value | int) -> None:
+            for k in range(at_once):
+                turn(first + k if isinstance(first, Value) else self.b.constant(first + k, I64))
+
+        whole, rest = divmod(n, at_once) if n else (0, 0)
+        if whole == 1:
+            turns(0)
+        elif whole:
+            self.b.for_(whole, lambda i: turns(i * at_once if at_once > 1 else i))
+        for i in range(n - rest, n):
+            turn(self.b.constant(i, I64))
 
     def while_(self, stmt: ir.While) -> None:
         b = self.b

@@ -59,7 +59,7 @@ def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
     """
     d = described(plan, lanes, 1)
     in_reverse = plan.method.value.direction == "reverse"
-    back = kernel.pulling_back(d)[0] if in_reverse else None
+    back = kernel.pulling_back(d).text if in_reverse else None
     texts = {"solve": kernel.solving(d)[0], "pull_back": back}
     return {
         name: None if text is None else Kernel(text, name, *kernel.pointers(d, name))

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,15 +11,13 @@ from ...core.moving_jumps import Moving
 from ...fields.ir import Function
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .callback_functions import CallbackFunctions
-from .description import Description
+from .description import Description, size_of, with_gradients
 from .equations import (
     calls_in,
     equations_in,
     evaluated,
     HeldNumbers,
-    size_of,
     translated,
-    with_gradients,
     with_groups,
 )
 from .events_back import Jumps
@@ -26,8 +25,9 @@ from .heap import Heap
 from .loop import Loop
 from .module import Module
 from .numbers import Held, Order
+from .parameter_sums import ParameterSums
 from .queue import Queue
-from .record import Work
+from .record import Blocks, Work
 from .replay import Cotangents, pull_back, Pullback
 from .saved_rows import Outputs
 
@@ -45,7 +45,11 @@ ARRAYS = 3
 
 # Operands of `pull_back` alone, its results, and its memory.
 _GRADIENTS = ("u0", "own", "shared")
-_MEMORY = ("turns", "events", "kept")
+
+
+def _memory(d: Description) -> tuple[str, ...]:
+    """The names of the memory of `pull_back`."""
+    return ("turns", "events", "kept", *(("factors",) if d.sums_in_memory else ()))
 
 
 def _cotangents(d: Description) -> list[str]:
@@ -78,7 +82,7 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
     inputs = len(_inputs(d))
     if name == "solve":
         return inputs, len(_outputs(d))
-    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_MEMORY) + len(_arrays(d))
+    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_memory(d)) + len(_arrays(d))
 
 
 def _share(d: Description) -> tuple[str, ...]:
@@ -183,36 +187,50 @@ def solving(d: Description) -> tuple[str, int]:
 
 
 # Further entries of the `sizes` of `pull_back`: the turns of a segment, and the trajectories of a
-# group. On a GPU, GROUP is how many threads share one sum, which these threads add to in turn; on a
-# CPU, the entries from THREADS on are the lengths of a thread's memory, in the order of `_MEMORY`,
-# and then the bytes of its arrays.
+# group. On a GPU, the entry THREADS is how many threads share one sum, which these threads add to
+# in turn; on a CPU, the entries from THREADS on are the lengths of a thread's memory, in the order
+# of `_memory`. Where the sums of shared parameters are in memory, two more follow: the number of
+# trajectories of a set, and of a block (see `record.Blocks`). The last are the bytes of a thread's
+# arrays, where states are in memory.
 TURNS, GROUP, THREADS = 3, 4, 5
-LENGTHS, ARRAYS_BACKWARDS = range(5, 8), 8
+
+
+class PullingBack(NamedTuple):
+    """The kernel `pull_back`.
+
+    - `text`: its IR.
+    - `checkpoint`: the bytes of a checkpoint.
+    - `factors`: how many numbers of factors a thread collects (see `parameter_sums`).
+    - `arrays`: the bytes of a thread's memory for arrays.
+    """
+
+    text: str
+    checkpoint: int
+    factors: int
+    arrays: int
 
 
 @functools.lru_cache(maxsize=256)
-def pulling_back(d: Description) -> tuple[str, int, int]:
-    """The IR of the kernel `pull_back`, the bytes of one of its checkpoints, and those of a
-    thread's memory for arrays.
+def pulling_back(d: Description) -> PullingBack:
+    """The kernel `pull_back`, which pulls back through all trajectories.
 
     Its operands are those of `solving`, followed by the cotangents of what is saved, the number of
     times that were reached, and, with callbacks, the number of events that happened. Its results
-    are the gradients (see `replay.Cotangents`), and memory for a record: turns, events,
-    checkpoints.
+    are the gradients (see `replay.Cotangents`), memory for a record (turns, events, checkpoints),
+    and for factors.
     """
     module = _module(d)
     real, bytes_ = d.dtype, np.dtype(np.int8)
     given = _cotangents(d)
-    arrays = _arrays(d)
-    names = (*given, *_GRADIENTS, *_MEMORY, *arrays)
-    dtypes = (real, *(I32 for _ in given[1:]), real, real, real, real, I32, bytes_)
-    dtypes = (*dtypes, *(bytes_ for _ in arrays))
-    more = list(zip(names, dtypes, strict=True))
+    names = (*given, *_GRADIENTS, *_memory(d), *_arrays(d))
+    whole = {"kept": bytes_, "events": I32, "arrays": bytes_, **dict.fromkeys(given[1:], I32)}
+    more = [(name, whole.get(name, real)) for name in names]
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
     with module.function("pull_back", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
-        b.heap = frame.heap(ARRAYS_BACKWARDS)
+        blocks = 2 if d.sums_in_memory else 0
+        b.heap = frame.heap(THREADS + len(_memory(d)) + blocks)
         others = frame.others
         held = frame.held(b, d)
         equations = equations_in(b, d)
@@ -223,11 +241,15 @@ def pulling_back(d: Description) -> tuple[str, int, int]:
             told = {"on_begin": on_begin, "functions": _callbacks_in(b, d)}
             return Loop(b, d, equations, held.another(), queue, *given, **told)
 
-        pullback = Pullback(calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
+        work = _work(b, d, frame)
+        sums = None
+        if work.factors is not None:
+            sums = ParameterSums(b, work.factors, others["shared"], n_shared)
+        calls = calls_in(b, d, equations, sums)
+        pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d), sums)
         of_rows, reached, *happened = (others[x] for x in given)
         gradients = [others[x] for x in _GRADIENTS]
         cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)
-        work = _work(b, d, frame)
         kept_size = 0
 
         def run() -> None:
@@ -236,18 +258,26 @@ def pulling_back(d: Description) -> tuple[str, int, int]:
 
         b.if_(work.thread < work.threads, run)
         b.return_()
-    return module.text, kept_size, 0 if b.heap is None else b.heap.size
+    factors, arrays = 0 if sums is None else sums.length, 0 if b.heap is None else b.heap.size
+    return PullingBack(module.text, kept_size, factors, arrays)
 
 
 def _work(b: Builder, d: Description, frame: Frame) -> Work:
     room, group = (b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP))
-    memory = [frame.others[name] for name in _MEMORY]
+    memory = [frame.others[name] for name in _memory(d)]
     zero, one = b.constant(0, I64), b.constant(1, I64)
     if not d.on_gpu:
         first, end, thread = frame.share
-        lengths = [b.cast(frame.sizes.load(i), I64) for i in LENGTHS]
-        memory = [x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)]
-        return Work(first, end, group, group, *memory, room, zero, one)
+        ends = THREADS + len(memory)
+        lengths = [b.cast(frame.sizes.load(i), I64) for i in range(THREADS, ends)]
+        turns, events, kept, *factors = (
+            x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)
+        )
+        work = Work(first, end, group, group, turns, events, kept, room, zero, one)
+        if not factors:
+            return work
+        blocks = Blocks(*(b.cast(frame.sizes.load(i), I64) for i in (ends, ends + 1)))
+        return work._replace(factors=factors[0], blocks=blocks)
     thread, _ = frame.share
     # A group of trajectories is done by the threads that share a sum and memory, THREADS in number.
     # Each of them takes every THREADS-th trajectory of the group.

@@ -47,7 +47,7 @@ def product(
         tile_rows, tile_columns = rows, columns
     else:
         width = max(1, b.lanes) if varies else 1
-        at_once = max(1, _room(b) // (width * dtype.itemsize))
+        at_once = max(1, room(b) // (width * dtype.itemsize))
         tile_rows = min(rows, at_once)
         tile_columns = min(columns, max(1, at_once // tile_rows))
 
@@ -97,7 +97,7 @@ def product(
     )
 
 
-def _room(b: Builder) -> int:
+def room(b: Builder) -> int:
     """The bytes of sums that are accumulated at once. With vectors they take three quarters of the
     registers, and the terms take the others. (With AVX-512 these are 12 rows of 2 vectors: a
     product of 64 rows takes 0.8 times as long as with 2 rows.)"""

@@ -4,6 +4,7 @@ The record has room for one segment of turns. Before each segment, a checkpoint 
 the time loop is kept, from which the segment can be recorded again.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,11 +12,26 @@ import jax
 import numpy as np
 
 from ...solvers.switching import Switching
-from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
+from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
 from .components import each, InMemory
 from .loop import Loop
 from .reading import Memory
 from .saved_rows import Step
+
+
+class Blocks(NamedTuple):
+    """The blocks of trajectories that are summed up one by one: the trajectories fall into sets of
+    so many, and each set into blocks of `size`, the last of which may be smaller."""
+
+    set: Value
+    size: Value
+
+    def range(self, b: Builder, number: Value) -> tuple[Value, Value]:
+        """The first trajectory of a block, and the first after it."""
+        of_set = b.binary("udiv", self.set + self.size - 1, self.size)
+        which = b.binary("udiv", number, of_set)
+        first = which * self.set + (number - which * of_set) * self.size
+        return first, b.minimum(first + self.size, (which + 1) * self.set)
 
 
 class Work(NamedTuple):
@@ -23,6 +39,9 @@ class Work(NamedTuple):
 
     - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
     - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns.
+    - `factors`, `blocks`: where the sums of shared parameters are in memory (see `parameter_sums`),
+        memory for factors, and the blocks that have a sum each; `first` and `end` are then numbers
+        of blocks.
     - `thread`, `threads`: on a GPU, the number of the thread, and how many threads interleave their
         elements in that memory. On a CPU there is one.
     """
@@ -37,6 +56,8 @@ class Work(NamedTuple):
     room: Value
     thread: Value
     threads: Value
+    factors: Buffer | None = None
+    blocks: Blocks | None = None
 
 
 class Turn(NamedTuple):
@@ -46,6 +67,7 @@ class Turn(NamedTuple):
     - `carry`: the method's carry.
     - `t`, `h`: the time and the size; the size is zero if the step was rejected.
     - `t2`: the step's end (see `Description.records_end`).
+    - `stages`: the derivatives at its stages, if they are recorded.
     - `marks`: the marks of the callbacks that acted at the end.
     - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
     """
@@ -57,6 +79,7 @@ class Turn(NamedTuple):
     t2: Any = None
     marks: Sequence[Value] = ()
     is_stiff: Value | None = None
+    stages: Sequence[Sequence[Value]] = ()
 
 
 class Record:
@@ -94,12 +117,13 @@ class Record:
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
+        stages = itertools.chain(*step.attempt.dense) if self.loop.problem.stages else ()
 
         def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
 
         each(step.y, write)
-        for i, x in enumerate((*carried, *ends, step.t, h), self.loop.problem.size):
+        for i, x in enumerate((*stages, *carried, *ends, step.t, h), self.loop.problem.size):
             write(i, x)
         self.turn.set(turn + 1)
 
@@ -117,8 +141,11 @@ class Record:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         is_stiff = numbers.pop().ne(0.0) if p.switches else None
-        state, carry = [*state, *numbers[:size]], numbers[size:]
-        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
+        last = p.size * p.stages + size
+        state, carry = [*state, *numbers[:size]], numbers[last:]
+        stages = [numbers[i : i + size] for i in range(size, last, p.size)]
+        marks = ends[1:]
+        return Turn(state, carry, t, h, *ends[:1], marks=marks, is_stiff=is_stiff, stages=stages)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""

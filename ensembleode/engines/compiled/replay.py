@@ -24,6 +24,7 @@ from .components import built, each_place, places
 from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
+from .parameter_sums import ParameterSums
 from .record import Record, Turn, Work
 from .steps import Calls, Pulled, start_of, step_of, Trace, variables_of, within_of
 
@@ -38,7 +39,8 @@ class Cotangents(NamedTuple):
     - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
         the results; the latter two are the gradients by the parameters.
 
-    On a GPU the trajectories come last, and `shared` is `[number, thread]`, with the sum over each
+    Where the sums of shared parameters are in memory, `shared` is `[block, number]`. On a GPU the
+    trajectories come last, and `shared` is `[number, thread]`, with the sum over each
     thread's trajectories.
     """
 
@@ -59,12 +61,15 @@ class Pullback:
         transposes; the mask has the lanes that count.
     - `n_own`, `n_shared`: how many parameters with cotangents each trajectory has, and all share.
     - `jumps`: the functions of the callbacks, where there are any.
+    - `sums`: where the cotangents of shared parameters are added up in memory; None where `calls`
+        return them.
     """
 
     calls: Callable[[Held, Value], Calls]
     n_own: int
     n_shared: int
     jumps: Jumps | None = None
+    sums: ParameterSums | None = None
 
 
 class Replay:
@@ -254,6 +259,8 @@ class Replay:
         y, t, h = turn.y, turn.t, turn.h
         (to_y2,), to_carry, _ = trace.outputs
         pulled = Pulled(b, trace, p.values, [y, *self._carried(turn.carry), [t], [h]])
+        for stage, values in zip(trace.stages, turn.stages, strict=False):
+            pulled.values[stage[0]] = values
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)
@@ -452,23 +459,25 @@ def pull_back(
     - `alone`: whether a group is a single trajectory, as in the threads of a GPU. Each thread then
         sums its own gradient by shared parameters.
     """
+    in_memory = pullback.sums
     first = b.variable(I64, work.first, of_lanes=False)
-    sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(pullback.n_shared)]
+    n_sums = pullback.n_shared if in_memory is None else 0
+    sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(n_sums)]
     segment = b.variable(I64, 0, of_lanes=False)
     forwards = b.variable(BOOL, True, of_lanes=False)
 
     size = 0
 
-    def one_group() -> None:
+    def one_group(last: Value) -> None:
         nonlocal size
         start = first.get()
-        end = b.minimum(start + work.group, work.end)
+        end = b.minimum(start + work.group, last)
         events: list[Callable] = []
         loop = make_loop(start, end, lambda index, fresh: events[0](index, fresh))
         record = Record(loop, work, alone=alone)
         size = record.checkpoint_size()
         events.append(record.add_event)
-        replay = Replay(b, loop, record, pullback, cotangents, sums if alone else None)
+        replay = Replay(b, loop, record, pullback, cotangents, sums if alone or in_memory else None)
         segment.set(0)
         forwards.set(True)
 
@@ -494,8 +503,37 @@ def pull_back(
         b.do_while(one_segment)
         first.set(start + work.stride)
 
-    b.while_(lambda: first.get() < work.end, one_group)
+    def groups(last: Value) -> None:
+        b.while_(lambda: first.get() < last, lambda: one_group(last))
+
+    if in_memory is None:
+        groups(work.end)
+    else:
+        _by_blocks(b, work, in_memory, first, groups)
     if alone:
         for i, x in enumerate(sums):
             cotangents.shared.store(i * work.threads + work.thread, x.get())
     return size
+
+
+def _by_blocks(
+    b: Builder,
+    work: Work,
+    sums: ParameterSums,
+    first: Variable,
+    groups: Callable[[Value], None],
+) -> None:
+    """Pull back through blocks of trajectories: `groups(end)` does those from `first` to `end`."""
+    block = b.variable(I64, work.first, of_lanes=False)
+
+    def one_block() -> None:
+        number = block.get()
+        assert work.blocks is not None
+        start, end = work.blocks.range(b, number)
+        sums.begin(number)
+        first.set(start)
+        groups(end)
+        sums.end()
+        block.set(number + 1)
+
+    b.while_(lambda: block.get() < work.end, one_block)

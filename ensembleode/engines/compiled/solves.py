@@ -1,10 +1,11 @@
 """The two kernels as functions of arrays. Under `jax.vmap`, a mapped axis becomes more trajectories
 of the same call."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,14 @@ from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan, Result
 from ...fields import parameters_of
+from ...fields.products import is_large
 from ...solvers.switching import Tried
-from ...tracing.program import Program
+from ...tracing.program import equations, Program
 from ..flow import Flow, Known, widened
 from ..results import Left, result_of
 from . import kernel, launch, machine
 from .call import call
-from .description import Description, is_in_memory
-from .equations import size_of, with_gradients
+from .description import Description, is_in_memory, size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
 
@@ -38,6 +39,9 @@ _GROUP, _GROUP_OF_FIXED_STEPS = 4, 1
 # as forwards.
 _VECTORS_BACKWARDS = 2
 _MOST_LANES = 32
+# The largest number of blocks of trajectories whose gradients by shared parameters are summed up
+# one by one in memory.
+_MOST_BLOCKS = 256
 # On a GPU: the least number of turns of a segment (longer segments mean fewer turns run again), and
 # the bytes of the records of all threads. If these don't suffice, fewer threads run.
 _TURNS = 512
@@ -80,20 +84,27 @@ def _threads(plan: Plan, n: int) -> int:
 def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     """The number of lanes of a thread, when `n` trajectories are solved."""
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
-    adaptive = plan.method.value.controller is not None
-    width = width_of(size, dtype, n, here, adaptive=adaptive)
+    crowded = plan.method.value.controller is not None or _has_products(plan.field)
+    width = width_of(size, dtype, n, here, crowded=crowded)
     return min(width, _VECTORS_BACKWARDS * here.lanes(dtype)) if backwards else width
 
 
-def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
+@functools.lru_cache(maxsize=256)
+def _has_products(field: Program) -> bool:
+    """Whether a field has products of matrices that are not written out."""
+    return any(x.primitive.name == "dot_general" and is_large(x) for x in equations(field.jaxpr))
+
+
+def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool = True) -> int:
     """The number of lanes: those of several vectors, which hide each other's latency. There are
     only as many vectors as leave registers free for the state, and no more than there are
     trajectories.
 
-    An adaptive step has so many further numbers that with 16 registers two vectors do better than
-    four (measured by benchmarks/limits.py, with AVX2).
+    **Arguments:** `crowded`: whether there are many numbers besides the state, those of an adaptive
+    step or the sums of a product. With 16 registers two vectors do better than four then (measured
+    by benchmarks/limits.py, with AVX2; a network with 64 neurons takes 0.77 times as long).
     """
-    most = min(4, here.registers // 8) if adaptive else 4
+    most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = fitting[0] if fitting else 1
     widest = min(_MOST_LANES, vectors * here.lanes(dtype))
@@ -201,15 +212,16 @@ def _run(
     name: str,
     operands: list,
     outputs: list,
-    n: int,
+    items: int,
     threads: int,
-    width: int,
+    least: int,
 ) -> list[Any]:
-    """Call a kernel for `n` trajectories; on a CPU, with at most `threads` threads."""
+    """Call a kernel for so many items of work, which are trajectories or blocks of them; on a CPU,
+    with at most `threads` threads, each of which gets at least `least` items."""
     if plan.engine.on_gpu:
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
-    return call(text, name, operands, outputs, items=n, threads=threads, least=width)
+    return call(text, name, operands, outputs, items=items, threads=threads, least=least)
 
 
 def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
@@ -260,14 +272,17 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     """
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, backwards=True)
-    text, checkpoint, arrays = kernel.pulling_back(d)
+    if d.sums_in_memory:
+        # The bits of sums don't depend on how many threads there are, so neither does the width.
+        d = dataclasses.replace(d, width=_width(plan, n // groups, backwards=True))
+    back = kernel.pulling_back(d)
     which = with_gradients(d)
     avals = parameters_of(plan.field)
     own, shared = (size_of(d, part) for part in which)
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
-    threads, sizes, memory = record(d, flow, checkpoint, shared)
+    share = record(d, flow, back, shared)
     rows = cotangent.reshape(n, -1, d.size)
-    sizes += _lengths(d, arrays)
+    sizes = *share.sizes, *_lengths(d, back.arrays)
     operands = _operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     operands += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
@@ -275,9 +290,10 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         none = jnp.zeros(n, jnp.int32)
         operands.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
-    outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
-    outputs += memory + _arrays(d, threads * arrays)
-    results = _run(plan, text, "pull_back", operands, outputs, n, threads, d.width)
+    outputs.append(_array(d, share.sums, max(1, shared)))
+    outputs += share.memory + _arrays(d, share.threads * back.arrays)
+    of_work = share.items, share.threads, share.least
+    results = _run(plan, back.text, "pull_back", operands, outputs, *of_work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
     found = {}
@@ -292,37 +308,64 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     return [to_u0.reshape(n, *plan.state.shape), *(found[i] for i in sorted(found))]
 
 
-def _record_on_cpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
-    """The number of threads, the other sizes (see `kernel.TURNS`), and the memory of the record."""
+class _Share(NamedTuple):
+    """How the work of `pull_back` is shared out.
+
+    - `threads`: the number of threads.
+    - `sizes`: the other sizes (see `kernel.TURNS`).
+    - `memory`: the memory of the record and of factors.
+    - `items`, `least`: how many items of work there are, and how many at least a thread gets.
+    - `sums`: how many sums of shared parameters' cotangents there are.
+    """
+
+    threads: int
+    sizes: tuple[int, ...]
+    memory: list[jax.ShapeDtypeStruct]
+    items: int
+    least: int
+    sums: int
+
+
+def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
     del shared
+    in_memory = d.sums_in_memory
     threads = _threads(flow.plan, flow.n)
-    group = min(flow.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
+    together = flow.n // flow.groups if in_memory else flow.n
+    group = min(together, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
     turn = d.recorded * d.width
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
     segments = -(-most // turns) + 1
     events = (group + 1) * EVENT_CELLS * d.width
-    lengths = turns * turn, events, segments * checkpoint
+    lengths = turns * turn, events, segments * back.checkpoint
+    if not in_memory:
+        memory = _memory(d, *(threads * length for length in lengths))
+        return _Share(threads, (turns, group, *lengths), memory, flow.n, d.width, flow.n)
+    block = group * -(-together // (group * _MOST_BLOCKS))
+    blocks = flow.groups * -(-together // block)
+    threads = min(threads, blocks)
     memory = _memory(d, *(threads * length for length in lengths))
-    return threads, (turns, group, *lengths), memory
+    memory.append(jax.ShapeDtypeStruct((threads * back.factors,), d.dtype))
+    sizes = turns, group, *lengths, back.factors, together, block
+    return _Share(threads, sizes, memory, blocks, 1, blocks)
 
 
-def _record_on_gpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
+def _record_on_gpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
     """`_record_on_cpu` for a GPU. Every thread has memory for one trajectory at a time, and each
     group has as many threads."""
     # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
     segments = -(-most // turns) + 1
-    each = turns * d.recorded, 2 * EVENT_CELLS, segments * checkpoint
+    each = turns * d.recorded, 2 * EVENT_CELLS, segments * back.checkpoint
     bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
     bytes_ += shared * d.dtype.itemsize
     group = flow.n // flow.groups
     of_group = min(group, max(1, _WORKSPACE // bytes_ // flow.groups))
     threads = flow.groups * of_group
     memory = _memory(d, *(size * threads for size in each))
-    return threads, (turns, group, of_group), memory
+    return _Share(threads, (turns, group, of_group), memory, flow.n, 1, threads)
 
 
 def _segment_turns(most: int, least: int) -> int:

@@ -26,6 +26,7 @@ import numpy as np
 from ...fields.equations import called, used
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.method import Equations, Method
+from ...solvers.runge_kutta import RungeKutta
 from .builder import Builder, Value
 from .components import componentwise
 from .operations import operation
@@ -81,11 +82,13 @@ _WITH_MASS = dataclasses.replace(_EQUATIONS, mass=_mass)
 
 
 class Trace(NamedTuple):
-    """A part of a method as equations; `inputs` and `outputs` are trees of variables."""
+    """A part of a method as equations; `inputs` and `outputs` are trees of variables. `stages` has
+    the variables of an explicit method's stages, which may not be among those of the equations."""
 
     eqns: list
     inputs: Any
     outputs: Any
+    stages: tuple = ()
 
     def before(self, wanted: Any) -> list:
         """The equations that the outputs `wanted` depend on."""
@@ -103,16 +106,16 @@ def variables_of(tree: Any) -> list:
     return [x for x in leaves if not isinstance(x, jex.Literal)]
 
 
-def _traced(fn: Callable, *inputs: Any) -> Trace:
+def _traced(fn: Callable, *inputs: Any, has_stages: bool = False) -> Trace:
+    """The trace of a function; with `has_stages` it returns its stages behind the outputs."""
     closed, outputs = jax.make_jaxpr(fn, return_shape=True)(*inputs)
-    jaxpr = closed.jaxpr
+    jaxpr: Any = closed.jaxpr
     assert not closed.consts, closed.consts
     tree = jax.tree.structure(inputs)
-    return Trace(
-        used(jaxpr)[0],
-        tree.unflatten(jaxpr.invars),
-        jax.tree.unflatten(jax.tree.structure(outputs), jaxpr.outvars),
-    )
+    found = jax.tree.unflatten(jax.tree.structure(outputs), jaxpr.outvars)
+    found, stages = (found[:-1], found[-1]) if has_stages else (found, ())
+    wanted = jaxpr.replace(outvars=jax.tree.leaves(found), debug_info=None)
+    return Trace(used(wanted)[0], tree.unflatten(jaxpr.invars), found, stages)
 
 
 def _structs(dtype: np.dtype) -> tuple:
@@ -132,10 +135,12 @@ def step_of(method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool =
         given = carry if method.remembers else method.init(_XP, equations, y, t)
         attempt = method.step(_XP, equations, y, given, t, h)
         dense = method.dense(_XP, equations, y, attempt.dense, t, h) if is_dense else ()
-        return attempt.y2, attempt.carry if method.remembers else (), dense
+        stages = attempt.dense if isinstance(method, RungeKutta) else ()
+        return attempt.y2, attempt.carry if method.remembers else (), dense, stages
 
     carry = jax.eval_shape(lambda y, t: method.init(_XP, _EQUATIONS, y, t), y, number)
-    return _traced(fn, y, carry if method.remembers else (), number, number)
+    carry = carry if method.remembers else ()
+    return _traced(fn, y, carry, number, number, has_stages=True)
 
 
 @functools.lru_cache(maxsize=256)

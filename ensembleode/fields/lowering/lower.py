@@ -1,6 +1,7 @@
 """From a jaxpr to the small language of `ir.py`."""
 
 import collections
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -62,7 +63,8 @@ def lower(
     apart: bool = True,
     most: int = MOST_OPERATIONS,
 ) -> Function:
-    """Lower a function of a state, parameters and the time, whose result is one array.
+    """Lower a function of a state, parameters and the time. Its result are arrays of one dtype, one
+    after the other.
 
     **Arguments:**
 
@@ -78,7 +80,8 @@ def lower(
     """
     check(jaxpr)
     outs: list[Any] = [v.aval for v in jaxpr.outvars]
-    size, dtype = math.prod(outs[0].shape), np.dtype(outs[0].dtype)
+    sizes, dtype = [math.prod(out.shape) for out in outs], np.dtype(outs[0].dtype)
+    size = sum(sizes)
     if not size:
         return Function((), (), 0, dtype, (), ())
     n_consts = len(jaxpr.constvars)
@@ -93,7 +96,6 @@ def lower(
         values.append(loaded(group, start, aval, storage or aval.dtype))
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
     consts, ins = values[:n_consts], [u, *values[n_consts:]]
-    result = Buffer("out", dtype, 0, size)
     scalars = scalarise(jaxpr, most) if apart else None
     if scalars is not None:
         run = Lowering()
@@ -102,10 +104,13 @@ def lower(
         if size <= largest_returned and not run.work:
             return run.function(tuple(exprs), size, dtype)
         if not run.work:
+            result = Buffer("out", dtype, 0, size)
             for i, x in enumerate(exprs):
                 run.emit(Store(result, Index(i), x))
             return run.function((), size, dtype)
     run = Lowering()
-    (du,) = run.evaluate(jaxpr, consts, [*ins, time])
-    run.copy(du, result)
+    starts = itertools.accumulate(sizes, initial=0)
+    results = run.evaluate(jaxpr, consts, [*ins, time])
+    for x, start, n in zip(results, starts, sizes, strict=False):
+        run.copy(x, Buffer("out", dtype, start, n))
     return run.function((), size, dtype)

@@ -8,12 +8,9 @@ import numpy as np
 
 from ..gather_scatter import strides_of
 from ..ir import Assign, Matrix, Op, Product
+from ..products import is_large
 from .passing import aval_of, Lowering, rule
 from .values import BOOL, cast, number, position, stored, Value
-
-
-# A product of matrices with fewer multiplications is written out as loops.
-LEAST_PRODUCT = 64
 
 
 @rule("dot_general")
@@ -25,9 +22,8 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
         [a for a in range(len(x.shape)) if a not in c and a not in b]
         for x, c, b in zip(ins, contracted, batch, strict=True)
     ]
-    inner = math.prod(ins[0].shape[a] for a in contracted[0])
     ins = [cast(x, dtype) for x in ins]
-    if dtype.kind == "f" and not batch[0] and math.prod(aval.shape) * inner >= LEAST_PRODUCT:
+    if dtype.kind == "f" and not batch[0] and is_large(eqn):
         x, y = (run.stored(v) for v in ins)
         left = _matrix(x, free[0], contracted[0], first=False)
         right = _matrix(y, free[1], contracted[1], first=True)

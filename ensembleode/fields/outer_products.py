@@ -1,0 +1,178 @@
+"""Cotangents of parameters as sums of outer products, taken out of the program that computes them.
+
+A weight matrix reaches the state through a product with a vector, so its cotangent at one place is
+an outer product of two vectors, which are far fewer numbers than the matrix has. A program that
+returns the vectors leaves it to its caller to add up the products of many places at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import numpy as np
+
+from ..tracing.program import with_constants
+from .movements import MOVEMENTS
+from .products import layouts
+from .scalarise import inlined
+
+
+class Places(NamedTuple):
+    """The places `start + i * first + j * second` of a matrix in row-major memory."""
+
+    start: int
+    first: int
+    second: int = 0
+
+
+class Term(NamedTuple):
+    """A part of the cotangents: `to[i, j] += sum_c left[i, c] * right[c, j]`, of so many `rows`,
+    `columns` and `inner` numbers. Without `right` it is `to[i, 0] += left[i, 0]`.
+
+    - `to`: places among all the parameters that were taken out, one after the other.
+    - `left`, `right`: places among the numbers that the program returns for them.
+    """
+
+    rows: int
+    columns: int
+    inner: int
+    to: Places
+    left: Places
+    right: Places | None = None
+
+
+class TakenOut(NamedTuple):
+    """A program whose last results are the factors of `terms`, `size` numbers in all, in place of
+    the cotangents of some parameters."""
+
+    jaxpr: jex.Jaxpr
+    terms: tuple[Term, ...]
+    size: int
+
+
+def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
+    """Take out all but the first `kept` numbers of the result of a program, which is one array,
+    joined of others."""
+    inner: Any = inlined(jaxpr)
+    (out,) = inner.outvars
+    made_by: dict[Any, Any] = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
+    joined = made_by[out].invars if made_by[out].primitive.name == "concatenate" else [out]
+    remaining: list[Any] = []
+    found = _Terms(made_by)
+    start = 0
+    for v in joined:
+        size = math.prod(v.aval.shape)
+        if start < kept:
+            assert start + size <= kept, (start, size, kept)
+            remaining.append(v)
+        elif size:
+            found.add(v, start - kept + np.arange(size).reshape(v.aval.shape))
+        start += size
+    arrays = list(found.arrays)
+    changed = inner.replace(outvars=[*remaining, *arrays], debug_info=None)
+    jaxpr = with_constants(changed, inner.constvars, inner.invars)
+    return TakenOut(jaxpr, tuple(found.terms), found.size)
+
+
+class _Terms:
+    """The terms of cotangents as they are found, and the `arrays` that hold their factors."""
+
+    def __init__(self, made_by: dict):
+        self._made_by = made_by
+        self.arrays: dict[Any, int] = {}
+        self.size = 0
+        self.terms: list[Term] = []
+
+    def add(self, v: Any, to: np.ndarray) -> None:
+        """Add a cotangent, whose components go `to` these places."""
+        if not self._split(v, to):
+            assert self._whole(v, to)
+
+    def _start(self, v: Any) -> int:
+        """Where the components of this array begin among the results."""
+        if v not in self.arrays:
+            self.arrays[v] = self.size
+            self.size += math.prod(v.aval.shape)
+        return self.arrays[v]
+
+    def _maker(self, v: Any) -> Any:
+        """The equation that makes this array of arrays of the same dtype; None if there is none."""
+        eqn = None if isinstance(v, jex.Literal) else self._made_by.get(v)
+        if eqn is None or any(x.aval.dtype != v.aval.dtype for x in eqn.invars):
+            return None
+        return eqn
+
+    def _split(self, v: Any, to: np.ndarray) -> bool:
+        """Add a cotangent by the products that it consists of; False if it consists of none."""
+        eqn = self._maker(v)
+        if eqn is None:
+            return False
+        name = eqn.primitive.name
+        if name in _MOVES:
+            return self._split(*_before(eqn, to))
+        if name == "broadcast_in_dim":
+            return isinstance(eqn.invars[0], jex.Literal) and not np.any(eqn.invars[0].val)
+        if name in ("add", "add_any") and all(x.aval.shape == to.shape for x in eqn.invars):
+            before = dict(self.arrays), self.size, list(self.terms)
+            are_split = [self._split(x, to) for x in eqn.invars]
+            others = [x for x, done in zip(eqn.invars, are_split, strict=True) if not done]
+            if any(are_split) and all(self._whole(x, to) for x in others):
+                return True
+            self.arrays, self.size, self.terms = before
+            return False
+        return name == "dot_general" and self._product(eqn, to)
+
+    def _whole(self, v: Any, to: np.ndarray) -> bool:
+        """Add a cotangent as it is; False if its components don't go to places at equal
+        distances."""
+        eqn = self._maker(v)
+        if eqn is not None and eqn.primitive.name in _MOVES and self._whole(*_before(eqn, to)):
+            return True
+        places = _affine(to.reshape(-1, 1))
+        if places is None or isinstance(v, jex.Literal):
+            return False
+        self.terms.append(Term(to.size, 1, 1, places, Places(self._start(v), 1)))
+        return True
+
+    def _product(self, eqn: Any, to: np.ndarray) -> bool:
+        """Add a cotangent that is a product of matrices with fewer numbers than it has."""
+        x, y = eqn.invars
+        left, right = layouts(eqn, x.aval.shape, y.aval.shape)
+        batch, rows, inner = left.shape
+        columns = right.shape[1]
+        if batch != 1 or (rows + columns) * inner > rows * columns:
+            return False
+        places = [_affine(m) for m in (to.reshape(rows, columns), left[0], right[0].T)]
+        if None in places:
+            return False
+        at, of_left, of_right = (p for p in places if p is not None)
+        of_left = of_left._replace(start=of_left.start + self._start(x))
+        of_right = of_right._replace(start=of_right.start + self._start(y))
+        self.terms.append(Term(rows, columns, inner, at, of_left, of_right))
+        return True
+
+
+_MOVES = ("reshape", "squeeze", "transpose")
+
+
+def _before(eqn: Any, to: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The operand of an equation that moves components, and where its components go."""
+    (x,) = eqn.invars
+    numbers = np.arange(to.size).reshape(x.aval.shape)
+    (moved,) = MOVEMENTS[eqn.primitive.name](np, [numbers], eqn.params, ())
+    back = np.empty(to.size, to.dtype)
+    back[np.asarray(moved).reshape(-1)] = to.reshape(-1)
+    return x, back.reshape(x.aval.shape)
+
+
+def _affine(numbers: np.ndarray) -> Places | None:
+    """These numbers as places of a matrix; None if they are not at equal distances."""
+    rows, columns = numbers.shape
+    start = int(numbers[0, 0])
+    first = int(numbers[1, 0]) - start if rows > 1 else 0
+    second = int(numbers[0, 1]) - start if columns > 1 else 0
+    i, j = np.indices(numbers.shape)
+    same = np.array_equal(numbers, start + first * i + second * j)
+    return Places(start, first, second) if same else None
