@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from .fields.jacobian import is_reverse_only
 from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
@@ -130,7 +131,8 @@ class Again(Dense):
                 t = next_time(_XP, t, direction)
                 h = size_within(_XP, t, t2, direction)
             mass = None if self.known.form is None else self.known.form.mass
-            equations = equations_of(field, self._product(), mass)
+            no_forward = method.is_implicit and is_reverse_only(self.known.field)
+            equations = equations_of(field, self._product(), mass, is_reverse_only=no_forward)
             if isinstance(method, Switching):
                 method = method.made_by(_XP, equations, y, t, h, (end,))
             carry = method.init(_XP, equations, y, t)

@@ -22,11 +22,11 @@ class ODEFunction(eqx.Module):
     - `f`: the vector field `f(u, p, t)`, as for [`ODEProblem`][ensembleode.ODEProblem].
     - `mass_matrix`: the constant `M` of the equations `M du/dt = f(u, p, t)`, which is the same for
         all trajectories: a matrix `[n, n]` of known numbers; or its diagonal, in the shape of `u`
-        (for a state that is a pytree, a pytree like it, of numbers or arrays). Rosenbrock methods
-        solve with it, and the implicit methods of a `JuliaAlg`. It may be singular: a row of zeros
-        is an algebraic equation, `0 = f_i`, and a column of zeros is a component that these
-        equations determine (the index must be one). Then the start has to fulfil the algebraic
-        equations to `abstol`: a trajectory whose start doesn't ends with
+        (for a state that is a pytree, tuples among them, a pytree like it, of numbers or arrays).
+        Rosenbrock methods solve with it, and the implicit methods of a `JuliaAlg`. It may be
+        singular: a row of zeros is an algebraic equation, `0 = f_i`, and a column of zeros is a
+        component that these equations determine (the index must be one). Then the start has to
+        fulfil the algebraic equations to `abstol`: a trajectory whose start doesn't ends with
         `ReturnCode.InitialFailure`.
     - `jac`: the Jacobian `jac(u, p, t) -> [n, n]`, the derivative of each component of `f` with
         respect to each component of `u`, written in JAX, in the dtype of `u`. Rosenbrock methods
@@ -122,13 +122,17 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
     if f.mass_matrix is None:
         return None
     value, size = f.mass_matrix.value, math.prod(shape)
+    if isinstance(value, list | tuple) and not _is_like(value, tree):
+        value = _known("mass_matrix", value).value
     if isinstance(value, np.ndarray):
         if value.shape == (size, size):
             matrix = value if tree is None else in_order_of(value, tree.written())
             return mass_matrix_of(matrix.astype(float))
         if value.shape == shape and tree is None:
             return mass_matrix_of(np.diag(value.ravel()).astype(float))
-    elif tree is not None and jtu.tree_structure(value) == tree.structure:
+        if value.shape == (size,) and tree is not None and not any(tree.shapes):
+            return mass_matrix_of(in_order_of(np.diag(value), tree.written()).astype(float))
+    elif tree is not None and _is_like(value, tree):
         leaves = jtu.tree_leaves(value)
         if all(np.shape(x) in ((), s) for x, s in zip(leaves, tree.shapes, strict=True)):
             parts = [np.broadcast_to(x, s) for x, s in zip(leaves, tree.shapes, strict=True)]
@@ -141,6 +145,10 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
     )
 
 
+def _is_like(value: Any, tree: StateTree | None) -> bool:
+    return tree is not None and jtu.tree_structure(value) == tree.structure
+
+
 def in_order_of(matrix: Any, order: np.ndarray) -> Any:
     """The matrix, whose rows and columns belong to the components `order`, with both sorted by
     component."""
@@ -149,10 +157,10 @@ def in_order_of(matrix: Any, order: np.ndarray) -> Any:
 
 
 def _known_tree(name: str, value: Any) -> Static:
-    """The known numbers in a pytree. Lists of numbers, also nested ones, are arrays."""
-    if isinstance(value, list | tuple):
-        return _known(name, value)
+    """The known numbers in a pytree. Lists and tuples of numbers, also nested ones, are arrays."""
     leaves, structure = jtu.tree_flatten(value)
+    if isinstance(value, list | tuple) and not any(map(np.ndim, leaves)):
+        return _known(name, value)
     if jtu.treedef_is_leaf(structure):
         return _known(name, value)
     return Static(jtu.tree_unflatten(structure, [_known(name, x).value for x in leaves]))

@@ -111,6 +111,14 @@ _REVERSE_ONLY = (
     "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both. By default "
     "our own engines, compiled and lanes, have derivatives of any order."
 )
+# The choices that have forward mode.
+_HAVE_FORWARD = ("ReplayAdjoint", "DirectAdjoint", "ForwardDiffSensitivity")
+_RULES = (
+    "this solve needs derivatives in forward mode, of functions that call a jax.custom_vjp "
+    "function, which has none: f, an integrand, a condition or an affect. Write that function with "
+    "jax.custom_jvp, which has both modes. (Gradients by the parameters and the initial state need "
+    "reverse mode only; second derivatives, and derivatives with respect to times, need both.)"
+)
 _FORWARD_ONLY = (
     "this solve is differentiated in reverse mode (grad, jacrev), but "
     "sensealg=ForwardDiffSensitivity() is for forward mode only. Leave sensealg out for reverse "
@@ -133,16 +141,21 @@ def reverse_only(tree: PyTree, name: str) -> PyTree:
 
 
 @contextlib.contextmanager
-def explained(sensealg: Any) -> Iterator[None]:
-    """Within this block, two errors of JAX's get a remedy: that for a reverse-only adjoint where
-    JAX notices it before `reverse_only` does (for a Hessian, in some versions); and that of a
-    `shard_map` of the user's, which checks which values vary over the mesh, while time loops don't
-    declare it."""
+def explained(sensealg: Any, adjoint: str) -> Iterator[None]:
+    """Within this block, two errors of JAX's get a remedy: that of forward mode through a
+    `jax.custom_vjp`, which is a reverse-only adjoint where JAX notices it before `reverse_only`
+    does (for a Hessian, in some versions), or a function of the user's; and that of a `shard_map`
+    of the user's, which checks which values vary over the mesh, while time loops don't declare it.
+
+    **Arguments:** `adjoint`: the name of the adjoint that is used, also if `sensealg` is None.
+    """
     try:
         yield
     except (TypeError, ValueError) as e:
         text = str(e)
         if "forward-mode autodiff (jvp) to a custom_vjp" in text:
+            if adjoint in _HAVE_FORWARD:
+                raise TypeError(_RULES) from e
             raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
         if "varying manual axes" in text or "manual axis types do not match" in text:
             raise TypeError(

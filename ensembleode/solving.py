@@ -218,7 +218,8 @@ def solve(
 
     def planned(engine: str) -> Run:
         count = None if alone else n
-        with sensitivity.explained(sensealg):
+        # (Nothing is differentiated by an adjoint before there is a plan.)
+        with sensitivity.explained(sensealg, "ReplayAdjoint"):
             job, choice = job_for(ens, options, key, count, engine, alg, ensemblealg)
         executor = executor_for(where, job.plan.engine)
         executor.check(job.plan)
@@ -236,7 +237,8 @@ def solve(
     if run.job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
-        with sensitivity.explained(run.job.trajectories.options["sensealg"]):
+        given = run.job.trajectories.options["sensealg"]
+        with sensitivity.explained(given, run.choice.sensealg):
             run = run._replace(job=make_traceable(run.job, ens))
             return _solve_alone(run)[0] if alone else _solve_traced(run)
 

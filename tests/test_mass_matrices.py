@@ -512,9 +512,61 @@ def test_found_starts_within_jit_and_beside_events_and_integrals():
     np.testing.assert_allclose(grad, jax.grad(exact)(x), rtol=1e-7)
 
 
+@pytest.mark.parametrize("mass", [(1.0, np.zeros(2)), np.diag([1.0, 0.0, 0.0])], ids=["own", "one"])
+def test_for_a_state_that_is_a_tuple(mass):
+    f = eo.ODEFunction(lambda u, p, t: (-u[0], u[1] - p * u[0]), mass_matrix=mass)
+    prob = eo.ODEProblem(
+        f, (jnp.ones(()), jnp.array([1.0, 2.0])), (0.0, 1.0), jnp.array([1.0, 2.0])
+    )
+    x, y = eo.solve(prob, eo.Rodas4(), **TIGHT).u
+    np.testing.assert_allclose(x[-1], np.exp(-1), rtol=1e-7)
+    np.testing.assert_allclose(y[-1], np.exp(-1) * np.array([1.0, 2.0]), rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_for_a_tuple_of_numbers():
+    f = eo.ODEFunction(lambda u, p, t: (u[1] - u[0], -u[1]), mass_matrix=(0.0, 1.0))
+    prob = eo.ODEProblem(f, (jnp.ones(()), jnp.ones(())), (0.0, 1.0))
+    sol = eo.solve(prob, eo.Rodas4(), **TIGHT)
+    np.testing.assert_allclose(np.stack(sol.u)[:, -1], np.exp(-1), rtol=1e-7)
+
+
 #
 # Derivatives
 #
+
+
+@jax.custom_vjp
+def square(u):
+    return u**2
+
+
+square.defvjp(lambda u: (u**2, u), lambda u, ct: (2 * u * ct,))
+
+
+@pytest.mark.slow
+def test_of_equations_with_reverse_mode_only():
+    """`x' = -p x` and `z^2 = x`: a start that is found, states within steps, and derivatives by `p`
+    and by the end."""
+
+    def f(u, p, t):
+        return jnp.stack([-p * u[0], square(u)[1] - u[0]])
+
+    f = eo.ODEFunction(f, mass_matrix=[1.0, 0.0])
+    prob = eo.ODEProblem(f, [1.0, 0.7], (0.0, 1.0), 1.3)
+
+    def end(p, t):
+        at = eo.remake(prob, p=p, tspan=(0.0, t))
+        return eo.solve(at, eo.Rodas5P(), initializealg=BROWN, **TIGHT).u[-1, 1]
+
+    found = jax.value_and_grad(end, argnums=(0, 1))(1.3, 1.0)
+    z = np.exp(-0.65)
+    np.testing.assert_allclose([found[0], *found[1]], [z, -0.5 * z, -0.65 * z], rtol=1e-7)
+    start = eo.remake(prob, u0=jnp.ones(2))
+    sol = eo.solve(start, eo.Rodas5P(), save_everystep=True, **TIGHT)
+    np.testing.assert_allclose(sol(0.3), [np.exp(-0.39), np.exp(-0.195)], rtol=1e-6)
+    with pytest.raises(TypeError, match=r"jax\.custom_jvp, which has both modes"):
+        jax.jvp(lambda p: end(p, 1.0), (1.3,), (1.0,))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..fields.jacobian import is_reverse_only
 from ..ground.recent import jit_recent
 from ..initialization import BrownFullBasicInit
 from ..solvers.mass_matrix import MassMatrix
@@ -49,8 +50,35 @@ def _started(
     def equations(z: Any) -> Any:
         return field(numbers[:n], with_algebraic(z), tuple(numbers[n:]), t).reshape(-1)[rows]
 
-    newton = functools.partial(_newton, abstol=init.abstol)
-    return with_algebraic(jax.lax.custom_root(equations, flat[columns], newton, _solved))
+    z = flat[columns]
+    if is_reverse_only(field):
+        return with_algebraic(_root_by_rows(equations, z, init.abstol))
+    newton = functools.partial(_newton, abstol=init.abstol, derivative=jax.jacfwd)
+    return with_algebraic(jax.lax.custom_root(equations, z, newton, _solved))
+
+
+def _root_by_rows(equations: Callable, z: Any, abstol: float) -> Any:
+    """A root of equations that have only derivatives in reverse mode, with derivatives of its own
+    in that mode."""
+    residual, given = jax.closure_convert(equations, z)
+
+    @jax.custom_vjp
+    def root(z: Any, *given: Any) -> Any:
+        newton = functools.partial(_newton, abstol=abstol, derivative=jax.jacrev)
+        return newton(lambda z: residual(z, *given), z)
+
+    def forwards(z: Any, *given: Any) -> tuple:
+        found = root(z, *given)
+        return found, (found, given)
+
+    def backwards(kept: tuple, cotangent: Any) -> tuple:
+        found, given = kept
+        matrix = jax.jacrev(residual)(found, *given)
+        _, pull = jax.vjp(functools.partial(residual, found), *given)
+        return jnp.zeros_like(found), *pull(-jnp.linalg.solve(matrix.T, cotangent))
+
+    root.defvjp(forwards, backwards)
+    return root(z, *given)
 
 
 def _solved(linear: Callable, right: Any) -> Any:
@@ -69,7 +97,7 @@ class _Search:
     nearer: Any
 
 
-def _newton(equations: Callable, z: Any, *, abstol: float) -> Any:
+def _newton(equations: Callable, z: Any, *, abstol: float, derivative: Callable) -> Any:
     shares = 0.5 ** np.arange(_LENGTHS)
 
     def distance(z: Any) -> Any:
@@ -79,7 +107,7 @@ def _newton(equations: Callable, z: Any, *, abstol: float) -> Any:
         return now.nearer & (now.distance > abstol) & (now.steps < _MOST_STEPS)
 
     def step(now: _Search) -> _Search:
-        change = jnp.linalg.solve(jax.jacfwd(equations)(now.z), equations(now.z))
+        change = jnp.linalg.solve(derivative(equations)(now.z), equations(now.z))
         tries = now.z[None] - jnp.asarray(shares, change.dtype)[:, None] * change[None]
         found = jax.vmap(distance)(tries)
         found = jnp.where(jnp.isnan(found), jnp.inf, found)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..fields import staged
-from ..fields.jacobian import coloured
+from ..fields.jacobian import coloured, is_reverse_only
 from ..ode_function import in_order_of
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, with_constants
@@ -129,7 +129,11 @@ def check_jacobian(jac: Program, field: Program) -> None:
 
 
 def _found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: Any) -> Any:
-    """The Jacobian of a field; columns that have no row in common are computed together."""
+    """The Jacobian of a field; columns that have no row in common are computed together. It is
+    computed by rows if the field has only derivatives in reverse mode."""
+    if is_reverse_only(field):
+        by_rows = jax.jacrev(lambda u: field(consts, u, p, t).reshape(-1))(u)
+        return by_rows.reshape(u.size, u.size)
     colours = coloured(mask)
     which = np.asarray(colours)
 
@@ -163,7 +167,11 @@ def _with_integrals(
             flat = [jnp.asarray(x, extension.user.dtype).reshape(-1) for x in leaves]
             return jnp.concatenate(flat)
 
-        return extension.state(product(consts, user, (*p, v), t), jax.jvp(rates, (user,), (v,))[1])
+        if is_reverse_only(integrand):
+            along = jnp.sum(jax.jacrev(rates)(user).reshape(-1, v.size) * v.reshape(1, -1), axis=1)
+        else:
+            along = jax.jvp(rates, (user,), (v,))[1]
+        return extension.state(product(consts, user, (*p, v), t), along)
 
     jaxpr = staged(field, both, state=vector, extra=[vector, *more])
     jaxpr = with_last_as_constants(jaxpr, len(more))

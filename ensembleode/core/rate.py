@@ -9,6 +9,7 @@ import numpy as np
 
 from ..fields import staged
 from ..fields.elimination import factors_of
+from ..fields.jacobian import is_reverse_only
 from ..fields.sparsity import structure
 from ..solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ..tracing.program import Program, program_of
@@ -27,6 +28,7 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
     one."""
     rows, columns = np.array(mass.algebraic_rows, int), np.array(mass.algebraic_columns, int)
     inverse = None if mass.is_singular else mass.inverse().matrix
+    derivative = jax.jacrev if is_reverse_only(field) else jax.jacfwd
     sums = np.zeros((0, 0))
     if inverse is None:
         sums = factors_of(rows_for_pivots(mass, _pattern(field)), mass.size)
@@ -38,9 +40,9 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
         du = f(u, t)
         if inverse is not None:
             return jnp.matmul(jnp.asarray(inverse, u.dtype), du).reshape(u.shape)
-        matrix, by_time = jnp.asarray(mass.matrix, u.dtype), (jnp.ones_like(t),)
-        by_state = jax.jacfwd(lambda u: f(u, t)[rows])(u).reshape(len(rows), -1)
-        moved = jax.jvp(lambda t: f(u, t)[rows], (t,), by_time)[1]
+        matrix = jnp.asarray(mass.matrix, u.dtype)
+        by_state = derivative(lambda u: f(u, t)[rows])(u).reshape(len(rows), -1)
+        moved = derivative(lambda t: f(u, t)[rows])(t)
         # Sums of equations should not lose small ones in the rounding of others.
         size = jax.lax.stop_gradient(jnp.max(jnp.abs(by_state[:, columns]), axis=1))
         by_state, moved = by_state / size[:, None], moved / size

@@ -69,25 +69,30 @@ class Equations:
 
 
 def equations_of(
-    field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
+    field: Callable,
+    product: Callable | None = None,
+    mass: MassMatrix | None = None,
+    *,
+    is_reverse_only: bool = False,
 ) -> Equations:
     """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
     single component.
 
     **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
-    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity.
+    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity. `is_reverse_only`:
+    whether the field has only derivatives in reverse mode.
     """
+    derivative = jax.jacrev if is_reverse_only else jax.jacfwd
 
     def linearise(y: Components, t: Any) -> tuple:
         (u,) = y
         if product is None:
-            jacobian = jax.jacfwd(lambda u: field((u,), t)[0])(u)
+            jacobian = derivative(lambda u: field((u,), t)[0])(u)
         else:
             directions = jnp.eye(u.size, dtype=u.dtype).reshape(-1, *u.shape)
             jacobian = jax.vmap(product, in_axes=(None, None, 0), out_axes=-1)(u, t, directions)
         jacobian = jacobian.reshape(*u.shape, u.size)
-        dfdt = jax.jvp(lambda t: field(y, t), (t,), (jnp.ones_like(t),))[1]
-        return (jacobian,), dfdt
+        return (jacobian,), derivative(lambda t: field(y, t))(t)
 
     def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
         matrix = jacobian[0].reshape(-1, jacobian[0].shape[-1])

@@ -25,6 +25,9 @@ ROUNDINGS = 3
 # An adaptive step is extended to the end from this far before it, in roundings, and as a part of
 # the step.
 REACH, REACH_OF_STEP = 100, 0.01
+# The shortest step at time zero, as a part of the span. It is the same for both precisions, whose
+# numbers near zero are equally fine: from there, a solve can go through any number of decades.
+SHORTEST_AT_ZERO = 2.0**-104
 # A fixed step is not resolved if rounding makes it longer than requested by more than this factor.
 STRETCH = 1.5
 
@@ -118,7 +121,7 @@ def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:
     exponent = ((1 << info.nexp) - 1) << info.nmant
     spacing = xp.bitcast(xp.bitcast(t, integer) & exponent, t.dtype) * info.eps
     # At zero the spacing is so small that it has no use.
-    return xp.maximum(spacing, info.eps**2 * xp.abs(span))
+    return xp.maximum(spacing, SHORTEST_AT_ZERO * xp.abs(span))
 
 
 def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:

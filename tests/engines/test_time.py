@@ -171,6 +171,16 @@ def test_adaptive_solves_far_from_zero(dtype, alg):
     assert (steps >= 0.9 * steps[0]).all(), steps
 
 
+@pytest.mark.parametrize("engine", ["lanes", "compiled"])
+def test_fifteen_decades_in_single_precision(engine):
+    """`u = sqrt(p / (t + p))` falls within times of `p = 1e-4`, and is followed until 1e11."""
+    p, t1 = jnp.float32(1e-4), 1e11
+    prob = eo.ODEProblem(lambda u, p, t: -u / (2 * (t + p)), jnp.ones(1, jnp.float32), (0.0, t1), p)
+    sol = eo.solve(prob, eo.Tsit5(), abstol=1e-12, reltol=1e-4, engine=engine)
+    assert sol.retcode == eo.ReturnCode.Success
+    np.testing.assert_allclose(sol.u[-1], np.sqrt(1e-4 / t1), rtol=1e-3)
+
+
 def test_diffrax_stretches_no_fixed_step():
     """It goes to the end from a hundred roundings away, so it can do less far from zero; then it
     says so."""

@@ -213,6 +213,39 @@ def test_of_integrals_and_events():
     np.testing.assert_allclose(forwards, got, rtol=1e-9)
 
 
+@jax.custom_vjp
+def square(u):
+    return u**2
+
+
+square.defvjp(lambda u: (u**2, u), lambda u, ct: (2 * u * ct,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", [{}, {"jac_prototype": np.eye(2)}, {"jac": "own"}], ids=str)
+def test_of_functions_with_reverse_mode_only(known):
+    """`u' = -p u^2`, so `u = 1 / (1 / u(0) + p t)`, and the integral of `u^2` its fall over `p`."""
+    if "jac" in known:
+        known = {"jac": lambda u, p, t: jnp.diag(-2 * p * u)}
+    f = eo.ODEFunction(lambda u, p, t: -p * square(u), **known)
+    u0 = jnp.array([1.0, 0.5])
+    prob = eo.ODEProblem(f, u0, (0.0, 1.0), 1.3, integrand=lambda u, p, t: square(u))
+
+    def fall(p):
+        how = {"abstol": 1e-10, "reltol": 1e-10}
+        return eo.solve(eo.remake(prob, p=p), eo.Rodas5P(), **how).integral[-1].sum()
+
+    def exact(p):
+        return jnp.sum((u0 - 1 / (1 / u0 + p)) / p)
+
+    np.testing.assert_allclose(
+        jax.value_and_grad(fall)(1.3), jax.value_and_grad(exact)(1.3), rtol=1e-7
+    )
+    plain = eo.remake(prob, integrand=None)
+    sol = eo.solve(plain, eo.Rodas5P(), save_everystep=True, abstol=1e-9, reltol=1e-9)
+    np.testing.assert_allclose(sol(0.3), 1 / (1 / u0 + 0.39), rtol=1e-7)
+
+
 @pytest.mark.slow
 def test_of_a_large_dense_problem():
     """Its equations are solved by loops, and so are their cotangents summed."""
