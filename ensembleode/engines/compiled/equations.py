@@ -175,6 +175,18 @@ class _Linear:
         return jacobian(self.d.field, None if self.d.form is None else self.d.form.product)
 
     @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether the Jacobian is large, and none of its entries is known to be zero."""
+        return self.d.size**2 == len(self.jacobian.pattern) > _MOST_INLINED
+
+    @functools.cached_property
+    def in_arrays(self) -> Jacobian:
+        """The same Jacobian, computed by operations on arrays, which can be pulled back through by
+        loops."""
+        product = None if self.d.form is None else self.d.form.product
+        return jacobian(self.d.field, product, apart=False)
+
+    @functools.cached_property
     def function(self) -> Function:
         """The function that computes the entries of the Jacobian."""
         return translated(self.jacobian.jaxpr, self.d.layout.inputs, "the Jacobian of f")
@@ -210,7 +222,8 @@ def calls_in(
 
     @functools.cache
     def pulled_jacobian() -> Callable:
-        jaxpr = transposed_jacobian(d.field, linear.jacobian, [*own, *shared])
+        made = linear.in_arrays if linear.is_whole else linear.jacobian
+        jaxpr = transposed_jacobian(d.field, made, [*own, *shared])
         return called(jaxpr, ("forward",), "transposed_jacobian", "a derivative of f", 1)
 
     def called(
@@ -262,7 +275,7 @@ def calls_in(
             return linear.solver.solve_transposed(factors, cotangent)
 
         def outer(w: Sequence, x: Sequence) -> list | OuterProducts:
-            if d.size**2 == len(linear.jacobian.pattern) > _MOST_INLINED:
+            if linear.is_whole:
                 return OuterProducts(((w, x),))
             return [w[i] * x[j] for i, j in linear.jacobian.pattern]
 

@@ -112,7 +112,7 @@ class SimplifiedNewton(_StateUnits, diffrax.VeryChord):
 
     def terminate(self, fn, y, args, options, state, tags):
         converged, rate, rest = self._convergence(y, state)
-        left = self.iterations - state.step
+        left = (self.iterations - state.step).astype(rate.dtype)
         slow = ~((rate < 1) & (rest * rate**left < self.kappa))
         return _ended(converged, (state.step >= 2) & ~converged & slow, state)
 
@@ -258,9 +258,20 @@ class Method(diffrax.AbstractESDIRK):
             nsolve = now.nsolve + jnp.where(i > 0, iterations, 0)
             return _Stages(i + 1, f, factors, fs, result, nf, nsolve)
 
-        # The Jacobian of an explicit stage is the identity matrix.
-        explicit = (zero, terms, t0, y0, args, control)
-        factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), explicit)
+        rest: Any = None
+
+        def of_explicit_stage():
+            nonlocal rest
+            # (Its matrix is the identity.)
+            at = jnp.zeros((), dtype), terms, t0, y0, args, control
+            factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), at)
+            return factors
+
+        # These are computed only where there is an explicit stage: a Jacobian and a factorisation
+        # take most of a step's time.
+        shapes = jax.eval_shape(of_explicit_stage)
+        none = jtu.tree_map(jnp.zeros_like, shapes)
+        factors = jax.lax.cond(anew, of_explicit_stage, lambda: none)
         nothing = jnp.array(0)
         begin = _Stages(
             jnp.where(anew, 0, 1), f0, factors, fs, results.successful, nothing, nothing
