@@ -247,22 +247,58 @@ def test_of_functions_with_reverse_mode_only(known):
 
 
 @pytest.mark.slow
-def test_of_a_large_dense_problem():
-    """Its equations are solved by loops, and so are their cotangents summed."""
-    n, h = 14, 1e-4
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize("n", [14, 20])
+def test_of_a_large_dense_problem(n):
+    """Its equations are solved by loops, and so are its cotangents summed. (With 20 components, the
+    Jacobian itself is computed component by component.)"""
+    h, rng = 1e-4, np.random.default_rng(0)
     rates, weights = jnp.logspace(0, 3, n), jnp.asarray(rng.uniform(-1, 1, (n, n)) / n)
+    hit = eo.ContinuousCallback(
+        lambda u, t, i: u[0] - 0.5, lambda i: eo.remake(i, u=i.u * (1 + i.p[1][0, 1]))
+    )
 
     def f(u, p, t):
         return (p[1] @ (u * u)) * jnp.cos(t) - p[0] * u
 
-    def loss(x):
-        p = rates * x[n], weights
-        prob = eo.ODEProblem(f, x[:n], (0.0, 1.0), p)
-        return jnp.sum(eo.solve(prob, eo.Rodas5P(), reltol=1e-10, abstol=1e-10).u[-1] ** 2)
+    def loss(x, **options):
+        u0, rates, weights = x
+        prob = eo.ODEProblem(f, u0, (0.0, 1.0), (rates, weights))
+        options = {"saveat": [0.3, 1.0], "reltol": 1e-10, "abstol": 1e-10, **options}
+        return jnp.sum(eo.solve(prob, eo.Rodas5P(), **options).u ** 2)
 
-    x = jnp.asarray([*rng.uniform(0.5, 1.5, n), 1.0])
-    gradient, of = jax.grad(loss)(x), jax.jit(loss)
-    for i in (0, 5, n):
-        expected = (of(x.at[i].add(h)) - of(x.at[i].add(-h))) / (2 * h)
-        np.testing.assert_allclose(gradient[i], expected, rtol=1e-5, atol=1e-9)
+    given = jnp.asarray(rng.uniform(0.6, 1.5, n)), rates, weights
+    for options in ({}, {"callback": hit}):
+        gradient, of = jax.grad(loss)(given, **options), jax.jit(lambda x, o=options: loss(x, **o))
+        for which, i in ((0, 0), (0, 5), (1, 0), (1, n - 1), (2, (0, 1)), (2, (3, 0)), (2, (7, 9))):
+            ends = []
+            for step in (h, -h):
+                moved = list(given)
+                moved[which] = moved[which].at[i].multiply(1 + step)
+                ends.append(of(tuple(moved)))
+            expected = (ends[0] - ends[1]) / (2 * h * given[which][i])
+            np.testing.assert_allclose(gradient[which][i], expected, rtol=1e-5, atol=1e-8)
+
+
+def test_of_an_ensemble_by_many_parameters():
+    """More than the lanes have variables for: shared ones, and each trajectory's own."""
+    n, rng = 8, np.random.default_rng(0)
+    shared, own = rng.uniform(-1, 1, (n, n)), np.logspace(0, 2, 5)[:, None] * np.ones(n)
+
+    def loss(parameters):
+        weights, rates = parameters
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=(weights, rates[ctx.index]), u0=prob.u0 + 0.1 * ctx.index)
+
+        prob = eo.ODEProblem(lambda u, p, t: p[0] @ jnp.sin(u) - p[1] * u, jnp.ones(n), (0.0, 1.0))
+        ens = eo.EnsembleProblem(eo.remake(prob, p=(weights, rates[0])), prob_func)
+        options = {"trajectories": len(own), "reltol": 1e-6, "abstol": 1e-8}
+        sim = eo.solve(ens, eo.Rosenbrock23(), eo.EnsembleThreads(1), **options)
+        return jnp.sum(sim.u[:, -1] ** 2)
+
+    given = jnp.asarray(shared), jnp.asarray(own)
+    along = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)) * x, given)
+    gradient, of = jax.grad(loss)(given), jax.jit(loss)
+    ends = [of(jax.tree.map(lambda x, dx, h=h: x + h * dx, given, along)) for h in (1e-3, -1e-3)]
+    found = sum(jnp.vdot(x, dx) for x, dx in zip(gradient, along, strict=True))
+    np.testing.assert_allclose(found, (ends[0] - ends[1]) / 2e-3, rtol=1e-4)
