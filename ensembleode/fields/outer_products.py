@@ -71,7 +71,7 @@ def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
             found.add(v, start - kept + np.arange(size).reshape(v.aval.shape))
         start += size
     arrays = list(found.arrays)
-    changed = inner.replace(outvars=[*remaining, *arrays], debug_info=None)
+    changed = inner.replace(outvars=[*remaining, *arrays])
     jaxpr = with_constants(changed, inner.constvars, inner.invars)
     return TakenOut(jaxpr, tuple(found.terms), found.size)
 

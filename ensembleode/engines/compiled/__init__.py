@@ -155,8 +155,8 @@ class Compiled(Closed):
         derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
         if derivative.factors > _MOST_FACTORS:
             return (
-                f"an f whose gradients by what all share are made from {derivative.factors} numbers "
-                "is better solved as arrays."
+                f"an f whose gradients by shared parameters are made from {derivative.factors} "
+                "numbers is better solved as arrays."
             )
         return derivative.refusal
 
