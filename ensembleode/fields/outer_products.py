@@ -71,7 +71,7 @@ def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
             found.add(v, start - kept + np.arange(size).reshape(v.aval.shape))
         start += size
     arrays = list(found.arrays)
-    changed = inner.replace(outvars=[*remaining, *arrays], debug_info=None)
+    changed = inner.replace(outvars=[*remaining, *arrays])
     jaxpr = with_constants(changed, inner.constvars, inner.invars)
     return TakenOut(jaxpr, tuple(found.terms), found.size)
 
@@ -99,8 +99,8 @@ class _Terms:
 
     def _maker(self, v: Any) -> Any:
         """The equation that makes this array of arrays of the same dtype; None if there is none."""
-        eqn = None if isinstance(v, jex.Literal) else self._made_by.get(v)
-        if eqn is None or any(x.aval.dtype != v.aval.dtype for x in eqn.invars):
+        eqn: Any = None if isinstance(v, jex.Literal) else self._made_by.get(v)
+        if eqn is None or any(x.aval.dtype != eqn.outvars[0].aval.dtype for x in eqn.invars):
             return None
         return eqn
 

@@ -31,6 +31,7 @@ from ...core.events import Events
 from ...core.lane import Lane
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
+from ...fields.outer_products import taken_out
 from ...fields.walking import length
 from ...ground.logs import log_once
 from ...tracing.program import Program
@@ -48,15 +49,17 @@ SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
 # benchmarks/engine_limits.py): a large state, an `f` so long that its code leaves the cache, many
-# gradients that are summed over trajectories.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 200, 1500, 100
+# numbers from which the gradients that are summed over trajectories are made at each stage.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 200, 1500, 1100
 
 
 class _Reading(NamedTuple):
-    """The result of translating a field: why it can't be translated, or how long it is."""
+    """The result of translating a field: why it can't be translated, or how long it is; and of a
+    derivative, how many numbers the gradients by shared parameters are made from."""
 
     refusal: str | None
     statements: int = 0
+    factors: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -65,16 +68,20 @@ def _read(field: Program) -> _Reading:
 
 
 @functools.lru_cache(maxsize=1024)
-def _read_derivative(field: Program) -> _Reading:
+def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
     avals = parameters_of(field)
     real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+    own = [i for i in real if is_own[i]]
+    (out,) = field.out_avals
+    kept = math.prod(out.shape) + sum(math.prod(avals[i].shape) for i in own)
     try:
-        jaxpr = transposed(field, real)
+        jaxpr = transposed(field, [*own, *(i for i in real if not is_own[i])])
     except Exception:
         # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
         # solve doesn't need it.
         return _Reading(None)
-    return _read_program(Program(jaxpr, None, ()), "the derivative of f")
+    found = _read_program(Program(jaxpr, None, ()), "the derivative of f")
+    return found._replace(factors=taken_out(jaxpr, kept).size)
 
 
 def _read_program(program: Program, what: str) -> _Reading:
@@ -85,7 +92,7 @@ def _read_program(program: Program, what: str) -> _Reading:
         check(fn)
     except UntranslatableError as e:
         return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
-    return _Reading(None, length(fn.body))
+    return _Reading(None, length(fn.body, by_terms=False))
 
 
 class Compiled(Closed):
@@ -146,15 +153,13 @@ class Compiled(Closed):
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
-        shares = (not own for own in batched.parameters)
-        shared = sum(
-            math.prod(x.shape)
-            for x, is_shared in zip(parameters_of(field), shares, strict=True)
-            if is_shared and jnp.issubdtype(x.dtype, jnp.floating)
-        )
-        if shared > _MOST_SHARED:
-            return f"with {shared} numbers that all share, an f is better solved as arrays."
-        return _read_derivative(field).refusal
+        derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
+        if derivative.factors > _MOST_FACTORS:
+            return (
+                f"an f whose gradients by shared parameters are made from {derivative.factors} "
+                "numbers is better solved as arrays."
+            )
+        return derivative.refusal
 
     def is_stoppable(self) -> bool:
         """True: the loop of a kernel looks at the flag itself."""

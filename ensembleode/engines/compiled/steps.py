@@ -114,7 +114,7 @@ def _traced(fn: Callable, *inputs: Any, has_stages: bool = False) -> Trace:
     tree = jax.tree.structure(inputs)
     found = jax.tree.unflatten(jax.tree.structure(outputs), jaxpr.outvars)
     found, stages = (found[:-1], found[-1]) if has_stages else (found, ())
-    wanted = jaxpr.replace(outvars=jax.tree.leaves(found), debug_info=None)
+    wanted = jaxpr.replace(outvars=jax.tree.leaves(found))
     return Trace(used(wanted)[0], tree.unflatten(jaxpr.invars), found, stages)
 
 
