@@ -24,7 +24,7 @@ from .branches import either
 from .builder import Builder, Value
 from .components import InMemory, numbers_of
 from .description import Description
-from .field import evaluate, evaluate_apart, lowered
+from .field import by_loops, evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
@@ -62,7 +62,7 @@ class HeldNumbers(Numbers):
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
     """The equations of the trajectories in `held`, in the form that `Loop` wants."""
     inputs, what = d.layout.inputs, "f, or a derivative of f,"
-    fn = translated(d.field.jaxpr, inputs, what, by_loops=d.in_memory)
+    fn = translated(d.field.jaxpr, inputs, what, in_memory=d.in_memory)
 
     @functools.cache
     def along() -> Function:
@@ -197,7 +197,7 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
     def pulled(*groups: str) -> Function:
         jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
         inputs = with_groups(d.layout.inputs, *groups)
-        return translated(jaxpr, inputs, "the derivative of f", by_loops=d.in_memory)
+        return translated(jaxpr, inputs, "the derivative of f", in_memory=d.in_memory)
 
     linear = _Linear(b, d)
 
@@ -320,13 +320,14 @@ def with_groups(inputs: Inputs, *groups: str) -> Inputs:
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
-def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, by_loops: bool = False) -> Function:
-    """A function that is returned as a whole, lowered by `field.lowered`.
+def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool = False) -> Function:
+    """A lowered function; `in_memory` says whether states are.
 
     **Raises:** `ValueError` for a program that can't be translated.
     """
     try:
-        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED, by_loops=by_loops)
+        lower = by_loops if in_memory else lowered
+        fn = lower(jaxpr, inputs, _LARGEST_RETURNED)
         check(fn)
     except UntranslatableError as e:
         raise ValueError(
