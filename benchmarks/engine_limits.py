@@ -1,9 +1,10 @@
 """Up to which size the compiled engine is the faster of the two that `engine="auto"` chooses from.
 
-    python benchmarks/engine_limits.py [--only rolls,dense] [--sizes 16,64] [--limit SECONDS]
+    python benchmarks/engine_limits.py [--only rolls,dense] [--sizes 16,64] [--batches 16,4096]
+        [--limit SECONDS]
 
-The ensembles have 256 trajectories, in float64, by Tsit5 at 1e-6: Lorenz 96 written with
-`jnp.roll`; a chain of oscillators, with each component written out and all of them stacked; neurons
+The ensembles are in float64, by Tsit5 at 1e-6: Lorenz 96 written with `jnp.roll`, and with computed
+indices; a chain of oscillators, with each component written out and all of them stacked; neurons
 that are coupled by a dense matrix that all trajectories share; and a network 2 -> W -> 2. Then come
 the gradients of half the sum of squares of the ends, with respect to the initial states of each
 trajectory and to the parameters that all share.
@@ -28,11 +29,13 @@ from common.timing import in_turns, timed
 import ensembleode as eo
 
 
-TRAJECTORIES = 256
-
-
 def rolls(u, p, t):
     return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + p[0]
+
+
+def index(u, p, t):
+    i = jnp.arange(len(u))
+    return (u[(i + 1) % len(u)] - u[(i - 2) % len(u)]) * u[(i - 1) % len(u)] - u + p[0]
 
 
 def stack(u, p, t):
@@ -50,24 +53,25 @@ def network(u, p, t):
     return p[1] @ jnp.tanh(p[0] @ u)
 
 
-def case(name, size):
+def case(name, size, trajectories):
     """The field, the initial states, what all trajectories share, and the end of time."""
     rng = np.random.default_rng(0)
     if name == "network":
         shared = [rng.normal(size=(size, 2)), rng.normal(size=(2, size)) / size]
-        return network, rng.normal(size=(TRAJECTORIES, 2)), shared, 2.0
-    u0 = rng.normal(size=(TRAJECTORIES, size))
+        return network, rng.normal(size=(trajectories, 2)), shared, 2.0
+    u0 = rng.normal(size=(trajectories, size))
     if name == "dense":
         return dense, u0, [rng.normal(size=(size, size)) / size**0.5], 2.0
-    field, value = {"rolls": (rolls, 8.0), "stack": (stack, 1.0)}[name]
+    cases = {"rolls": (rolls, 8.0), "index": (index, 8.0), "stack": (stack, 1.0)}
+    field, value = cases[name]
     return field, u0, [np.array(value)], 1.0
 
 
-def work(name, size, engine, limit):
+def work(name, size, trajectories, engine, limit):
     """Of the solve and of its gradient: nanoseconds, and seconds of the first call."""
     signal.alarm(limit)
     jax.config.update("jax_enable_x64", True)
-    field, u0, shared, end = case(name, size)
+    field, u0, shared, end = case(name, size, trajectories)
 
     def solve(u0, p):
         prob = eo.ODEProblem(field, u0[0], (0.0, end), p)
@@ -102,12 +106,13 @@ def main():
     cases = by_size(
         __file__,
         __doc__,
-        only="rolls,stack,dense,network",
+        only="rolls,index,stack,dense,network",
         sizes="16,32,64,100,200,400",
+        batches="256",
         limit="an engine",
-        columns=["size", *(f"{way}: ns, first" for way in ways)],
+        columns=["size", "trajectories", *(f"{way}: ns, first" for way in ways)],
     )
-    for name, size, cold in cases:
+    for name, size, trajectories, cold in cases:
         found = []
         for engine in ENGINES:
             try:
@@ -119,7 +124,7 @@ def main():
             for i in (0, 1)
             for each in found
         ]
-        print(line([name, size, *cells]), flush=True)
+        print(line([name, size, trajectories, *cells]), flush=True)
 
 
 ENGINES = ("compiled", "lanes")

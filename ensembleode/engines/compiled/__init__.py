@@ -9,6 +9,7 @@ return code, and takes the next trajectory when it has finished one.
     `operations.py`, `products.py`, `reading.py` and `uniformity.py`.
 - `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `replay.py`: the
     time loop's reverse mode, through recorded steps; `steps.py`: the reverse mode of one step.
+    `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
 - `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
     of arrays.
 - `gpu.py`: the same on NVIDIA GPUs, with one thread for each trajectory. `entry.py`, `launch.py`:
@@ -32,14 +33,16 @@ from ...core.lane import Lane
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.outer_products import taken_out
-from ...fields.walking import length
+from ...fields.walking import length, statements
 from ...ground.logs import log_once
 from ...tracing.program import Program
 from ..checks import refusal_of_ours
 from ..closed import Closed
 from . import solves
 from .compiler import available
+from .description import LEAST_IN_MEMORY
 from .equations import transposed
+from .field import by_loops
 from .operations import check
 
 
@@ -48,14 +51,15 @@ SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
-# benchmarks/engine_limits.py): a large state, an `f` so long that its code leaves the cache, many
-# numbers from which the gradients that are summed over trajectories are made at each stage.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 200, 1500, 1100
+# benchmarks/engine_limits.py): an `f` so long that its code leaves the cache, many numbers from
+# which the gradients that are summed over trajectories are made at each stage. Larger states were
+# not measured.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 4000, 1500, 1100
 
 
 class _Reading(NamedTuple):
-    """The result of translating a field: why it can't be translated, or how long it is; and of a
-    derivative, how many numbers the gradients by shared parameters are made from."""
+    """The result of translating a field: why it can't be translated, or how long its code is; and
+    of a derivative, how many numbers the gradients by shared parameters are made from."""
 
     refusal: str | None
     statements: int = 0
@@ -87,12 +91,15 @@ def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
 def _read_program(program: Program, what: str) -> _Reading:
     avals = parameters_of(program)
     inputs = Inputs.laid_out(avals, ["own"] * len(avals))
+    # The loops of a large state stay loops.
+    is_large = any(math.prod(x.aval.shape) >= LEAST_IN_MEMORY for x in program.jaxpr.outvars)
     try:
-        fn = lower(program.jaxpr, inputs)
+        fn = by_loops(program.jaxpr, inputs) if is_large else lower(program.jaxpr, inputs)
         check(fn)
     except UntranslatableError as e:
         return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
-    return _Reading(None, length(fn.body, by_terms=False))
+    size = sum(1 for _ in statements(fn.body)) if is_large else length(fn.body, by_terms=False)
+    return _Reading(None, size)
 
 
 class Compiled(Closed):

@@ -24,7 +24,7 @@ from .branches import either
 from .builder import Builder, Value
 from .components import copied, InMemory, numbers_of
 from .description import Description, size_of, with_gradients
-from .field import evaluate, evaluate_apart, lowered
+from .field import by_loops, evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
@@ -63,7 +63,7 @@ class HeldNumbers(Numbers):
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
     """The equations of the trajectories in `held`, in the form that `Loop` wants."""
     inputs, what = d.layout.inputs, "f, or a derivative of f,"
-    fn = translated(d.field.jaxpr, inputs, what, by_loops=d.in_memory)
+    fn = translated(d.field.jaxpr, inputs, what, in_memory=d.in_memory)
 
     @functools.cache
     def along() -> Function:
@@ -233,11 +233,11 @@ def calls_in(
         are so many states."""
         inputs = with_groups(d.layout.inputs, *groups)
         if sums is None:
-            fn = translated(jaxpr, inputs, what, by_loops=d.in_memory)
+            fn = translated(jaxpr, inputs, what, in_memory=d.in_memory)
             return lambda numbers, t, mask: evaluated(b, fn, numbers, t, mask, name)
         kept = states * d.size + size_of(d, own)
         program = taken_out(jaxpr, kept)
-        fn = translated(program.jaxpr, inputs, what, by_loops=d.in_memory)
+        fn = translated(program.jaxpr, inputs, what, in_memory=d.in_memory)
         collection = sums.collection(name, program, kept)
 
         def call(numbers: HeldNumbers, t: Value, mask: Value) -> tuple:
@@ -347,13 +347,14 @@ def with_groups(inputs: Inputs, *groups: str) -> Inputs:
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
-def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, by_loops: bool = False) -> Function:
-    """A function that is returned as a whole, lowered by `field.lowered`.
+def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool = False) -> Function:
+    """A lowered function; `in_memory` says whether states are.
 
     **Raises:** `ValueError` for a program that can't be translated.
     """
     try:
-        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED, by_loops=by_loops)
+        lower = by_loops if in_memory else lowered
+        fn = lower(jaxpr, inputs, _LARGEST_RETURNED)
         check(fn)
     except UntranslatableError as e:
         raise ValueError(

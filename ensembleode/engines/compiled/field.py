@@ -40,24 +40,26 @@ _MOST_SCALARS = 2
 _CHEAP = 32
 
 
-def lowered(
-    jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int, *, by_loops: bool = False
-) -> ir.Function:
+def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
     """A function lowered by `fields.lower`. Loops over functions such as sines stay loops:
     unrolled, they take long to compile and are no faster.
 
-    **Arguments:** `by_loops`: whether all loops stay loops, so that the code is as long as the
-    program. A program of as many equations as there are scalars is taken apart even so.
-
     **Raises:** `UntranslatableError`.
     """
-    if by_loops:
-        most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
-        return lower(jaxpr, inputs, largest_returned, most=most)
     fn = lower(jaxpr, inputs, largest_returned)
     if walking.dear(fn) <= _MOST_DEAR:
         return fn
     return lower(jaxpr, inputs, largest_returned, apart=False)
+
+
+def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.Function:
+    """A function lowered by `fields.lower`, all of whose loops stay loops, so that its code is as
+    long as the program. A program of as many equations as there are scalars is taken apart even so.
+
+    **Raises:** `UntranslatableError`.
+    """
+    most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
+    return lower(jaxpr, inputs, largest_returned, most=most)
 
 
 def evaluate(

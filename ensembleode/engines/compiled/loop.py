@@ -84,10 +84,9 @@ class Loop:
         self.y = places(b, problem)
         # The numbers of the method's carry, one after the other; or its states.
         carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
-        if problem.in_memory:
-            self.carry = [x for _ in carried for x in places(b, problem)]
-        else:
-            self.carry = [b.variable(dtype, 0) for _ in carried]
+        self.carry: list[Any] = []
+        for _ in carried:
+            self.carry += places(b, problem) if problem.in_memory else [b.variable(dtype, 0)]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
         # Whether the trajectory goes on; if not, `code` says why.
