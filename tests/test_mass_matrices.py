@@ -670,7 +670,7 @@ def test_affects_change_differential_components_alone():
         x, z, w = u
         return jnp.stack([-(w + z) / 2, w**3 - x**3, w + z - 2 * x])
 
-    def end(dose, time, init=BROWN):
+    def end(dose, time, init: Any = BROWN):
         callback = eo.PresetTimeCallback(
             time[None], lambda i: eo.remake(i, u=i.u.at[0].add(dose)), save_positions=(False, True)
         )
