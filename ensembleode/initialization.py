@@ -16,8 +16,12 @@ class BrownFullBasicInit:
     for the algebraic components. It uses Newton's method, which starts from the given algebraic
     components, and whose steps are halved as long as they don't come closer to a solution.
 
-    This is done for each trajectory separately, before its first step, if its initial state is
-    further from the equations than `abstol`. If no solution is found, the trajectory ends with
+    It is done again after each affect of a callback, by thirty whole Newton steps from the
+    algebraic components that the affect left, so an affect changes the differential components
+    alone.
+
+    At the start, this is done for each trajectory separately, if its initial state is further
+    from the equations than `abstol`. If no solution is found, the trajectory ends with
     `ReturnCode.InitialFailure`. The result is a function of the differential components, the
     parameters and the start time, with derivatives of any order, by the implicit function theorem.
     The solution begins with the state that was found, but `sim.u0` is the state that was given.

@@ -145,6 +145,15 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
     )
 
 
+def singular_mass_of(
+    f: Callable, shape: tuple[int, ...], tree: StateTree | None
+) -> MassMatrix | None:
+    """The mass matrix of a vector field with algebraic equations; None if it has none. For the
+    arguments and errors see `mass_of`."""
+    mass = mass_of(f, shape, tree) if isinstance(f, ODEFunction) else None
+    return mass if mass is not None and mass.is_singular else None
+
+
 def _is_like(value: Any, tree: StateTree | None) -> bool:
     return tree is not None and jtu.tree_structure(value) == tree.structure
 

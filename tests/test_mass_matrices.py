@@ -662,6 +662,61 @@ def test_an_affect_that_leaves_the_equations_ends_it():
 
 
 @pytest.mark.slow
+def test_affects_change_differential_components_alone():
+    """`x' = -(w + z) / 2`, `w^3 = x^3` and `w + z = 2 x`: so `x' = -x`, and a dose `d` at the time
+    `s` leaves `d exp(s - 1)`, with derivatives by both."""
+
+    def f(u, p, t):
+        x, z, w = u
+        return jnp.stack([-(w + z) / 2, w**3 - x**3, w + z - 2 * x])
+
+    def end(dose, time, init: Any = BROWN):
+        callback = eo.PresetTimeCallback(
+            time[None], lambda i: eo.remake(i, u=i.u.at[0].add(dose)), save_positions=(False, True)
+        )
+        dae = eo.ODEFunction(f, mass_matrix=[1.0, 0.0, 0.0])
+        prob = eo.ODEProblem(dae, jnp.ones(3), (0.0, 1.0), callback=callback)
+        sol = eo.solve(prob, eo.Rodas5P(), initializealg=init, **TIGHT)
+        return sol.u[-1].sum(), sol.retcode
+
+    x = 2.0, jnp.asarray(0.5)
+    (value, code), grads = jax.value_and_grad(end, argnums=(0, 1), has_aux=True)(*x)
+    fall = 3 * np.exp(-0.5)
+    np.testing.assert_allclose([value, *grads], [3 * np.exp(-1) + 2 * fall, fall, 2 * fall], 1e-7)
+    assert code == eo.ReturnCode.Success
+    assert end(*x, init=None)[1] == eo.ReturnCode.InitialFailure
+
+
+@pytest.mark.slow
+def test_equations_that_jump():
+    """`x' = -z` and `z^3 = p x^3`, where p becomes 8 at the time 0.5: by an affect, which solves
+    for z again."""
+
+    def f(u, p, t):
+        return jnp.stack([-u[1], u[1] ** 3 - p * u[0] ** 3])
+
+    callback = eo.PresetTimeCallback(jnp.array([0.5]), lambda i: eo.remake(i, p=jnp.asarray(8.0)))
+    f = eo.ODEFunction(f, mass_matrix=[1.0, 0.0])
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), jnp.ones(()), callback=callback)
+    sol = eo.solve(prob, eo.Rodas5P(), initializealg=BROWN, **TIGHT)
+    np.testing.assert_allclose(sol.u[-1], np.exp(-1.5) * np.array([1.0, 2.0]), rtol=1e-7)
+
+
+@pytest.mark.slow
+@few()
+def test_linear_equations_that_jump_at_known_times(alg):
+    """`x' = -z`, and `z = x` until the time 0.5, then `z = x + 1`: the first step solves for z."""
+
+    def f(u, p, t):
+        return jnp.stack([-u[1], u[1] - u[0] - jnp.where(t > 0.5, 1.0, 0.0)])
+
+    prob = eo.ODEProblem(eo.ODEFunction(f, mass_matrix=[1.0, 0.0]), jnp.ones(2), (0.0, 1.0))
+    sol = eo.solve(prob, alg, d_discontinuities=[0.5], abstol=1e-8, reltol=1e-6)
+    x = (np.exp(-0.5) + 1) * np.exp(-0.5) - 1
+    np.testing.assert_allclose(sol.u[-1], [x, x + 1], atol=2e-5)
+
+
+@pytest.mark.slow
 def test_stores_tell_mass_matrices_apart(tmp_path):
     def stored(mass, jac=None):
         ens = eo.EnsembleProblem(

@@ -15,9 +15,11 @@ import numpy as np
 from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator, StepLimit
 from ..ground.state_tree import StateTree
 from ..saving_callback import SavingCallback
+from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import is_tracer, Program, program_of, trace, with_constants
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.written_numbers import with_numbers_apart
+from .consistent_start import consistent_again
 from .events import Continuous, Discrete, Events, Jump, Limit, Part
 
 
@@ -30,11 +32,21 @@ class Tracing:
     - `p`: the parameters; the leaves for which `is_number` is true are traced.
     - `t0`: the first time.
     - `f`: the vector field, as the user wrote it.
+    - `mass`: the mass matrix whose algebraic equations are solved again after an affect; None if
+        there is none.
     """
 
     def __init__(
-        self, u: Any, tree: StateTree | None, p: Any, is_number: Callable, t0: Any, f: Callable
+        self,
+        u: Any,
+        tree: StateTree | None,
+        p: Any,
+        is_number: Callable,
+        t0: Any,
+        f: Callable,
+        mass: MassMatrix | None = None,
     ):
+        self.mass = mass
         self.u, self.tree, self.is_number, self.t0, self.f = u, tree, is_number, t0, f
         self.t = jax.ShapeDtypeStruct((), t0.dtype)
         numeric, self.static = eqx.partition(p, is_number)
@@ -161,7 +173,7 @@ class Tracing:
             known = bool(ends) if isinstance(ends, bool | np.bool_) else None
             fails = not known and not jnp.issubdtype(jnp.result_type(ends), jnp.bool_)
             found[:] = [known, tuple(changed), None, fails]
-            parts = [self._vector(after.u, what), *changed.values(), ends]
+            parts = [self._consistent(after, self._vector(after.u, what)), *changed.values(), ends]
             return jnp.concatenate([jnp.asarray(x).astype(u.dtype).reshape(-1) for x in parts])
 
         part = self._part(name, argument, affect, of_arrays, {**self._step, **extras})
@@ -215,6 +227,18 @@ class Tracing:
                 )
             leaves.append(array.astype(aval.dtype).reshape(-1))
         return jnp.concatenate(leaves)
+
+    def _consistent(self, after: Integrator, u: Any) -> Any:
+        """The state after an affect, with its algebraic equations solved again if that is asked
+        for."""
+        if self.mass is None:
+            return u
+
+        def f(u: Any) -> Any:
+            found = self.f(self._given(u.reshape(self.u.shape)), after.p, after.t)
+            return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(found)])
+
+        return consistent_again(f, self.mass, u)
 
     def _changed(self, before: Sequence, p: Any, what: str) -> dict[int, Any]:
         """The leaves of the parameters that an affect has changed, by their index.

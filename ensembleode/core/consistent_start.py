@@ -1,4 +1,4 @@
-"""Initial states that fulfil the algebraic equations of a mass matrix."""
+"""States that fulfil the algebraic equations of a mass matrix, at the start and after affects."""
 
 import dataclasses
 import functools
@@ -12,14 +12,17 @@ import numpy as np
 from ..fields.jacobian import is_reverse_only
 from ..ground.recent import jit_recent
 from ..initialization import BrownFullBasicInit
-from ..solvers.mass_matrix import MassMatrix
+from ..solvers.mass_matrix import MassMatrix, mixing
 from ..tracing.program import Program
 from .lane import Trajectories
+from .rate import solved
 
 
 # The largest number of Newton steps; and how many lengths of each step are tried, each half of the
 # one before.
 _MOST_STEPS, _LENGTHS = 100, 10
+# The number of Newton steps after an affect.
+_STEPS_AFTER = 30
 
 
 def with_consistent_start(every: Trajectories) -> Trajectories:
@@ -28,6 +31,31 @@ def with_consistent_start(every: Trajectories) -> Trajectories:
     if not isinstance(init, BrownFullBasicInit) or mass is None or not mass.is_singular:
         return every
     return every.with_start(functools.partial(_started, every.field, mass, init))
+
+
+def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
+    """The state after an affect, a vector, with its algebraic components replaced by a solution of
+    the algebraic equations near them.
+
+    Newton's method takes a number of whole steps that is known beforehand, in operations that every
+    engine has: so the result has derivatives of any order, in both modes. If it is no solution, the
+    trajectory ends, as it is checked.
+
+    **Arguments:** `f(u)`: the vector field at the time of the affect, a vector.
+    """
+    rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
+    factors = jnp.asarray(mixing(len(rows)), u.dtype)
+
+    def equations(z: Any) -> Any:
+        return f(u.at[columns].set(z))[rows]
+
+    def step(_: Any, z: Any) -> Any:
+        matrix, right = jax.jacfwd(equations)(z), equations(z)
+        size = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix), axis=1))
+        both = jnp.concatenate([matrix, right[:, None]], axis=1) / size[:, None]
+        return z - solved(jnp.matmul(factors, both))
+
+    return u.at[columns].set(jax.lax.fori_loop(0, _STEPS_AFTER, step, u[columns]))
 
 
 @functools.partial(jit_recent, static=3)

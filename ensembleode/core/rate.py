@@ -48,7 +48,7 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
         by_state, moved = by_state / size[:, None], moved / size
         matrix, right = matrix.at[rows].set(by_state), du.at[rows].set(-moved)
         both = jnp.concatenate([matrix, right[:, None]], axis=1)
-        return _solved(jnp.matmul(jnp.asarray(sums, u.dtype), both)).reshape(u.shape)
+        return solved(jnp.matmul(jnp.asarray(sums, u.dtype), both)).reshape(u.shape)
 
     return program_of(staged(field, rate), field.out_tree, rules=True)
 
@@ -57,7 +57,7 @@ def _pattern(field: Program) -> tuple[tuple[int, int], ...]:
     return tuple((int(i), int(j)) for i, j in zip(*np.nonzero(structure(field)), strict=True))
 
 
-def _solved(both: Any) -> Any:
+def solved(both: Any) -> Any:
     """The solution of the equations `[n, n + 1]`, whose last column is the right-hand side, by
     Gauss-Jordan elimination without row exchanges. It consists of operations that every engine
     has."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..callbacks import all_of
 from ..ground.state_tree import StateTree, tree_of
+from ..initialization import BrownFullBasicInit
 from ..numbers import NUMBERS, of_kind, Row
-from ..ode_function import in_order_of, mass_of, ODEFunction, prototype_of
+from ..ode_function import in_order_of, mass_of, ODEFunction, prototype_of, singular_mass_of
 from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_among, SavingCallback
@@ -200,7 +201,10 @@ class Maker:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            tracing = Tracing(u, tree, prob.p, self._is_number, t0, field_of(prob))
+            mass = None
+            if isinstance(self.options["initializealg"], BrownFullBasicInit):
+                mass = singular_mass_of(prob.f, u0.shape, tree)
+            tracing = Tracing(u, tree, prob.p, self._is_number, t0, field_of(prob), mass)
             events = tracing.events(callback, known)
             consts = tuple(tracing.consts)
         self._keep("callback", events, "the computation that a callback does", index)

@@ -150,14 +150,14 @@ def rows_for_pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tup
     for group in connected(depends):
         size, taken = len(group), sum(j in group for i in group for j in depends[i])
         if size > 1 and (size <= _MOST_SUMMED or 3 * taken >= size**2):
-            for i, factors in zip(group, _mixing(size), strict=True):
+            for i, factors in zip(group, mixing(size), strict=True):
                 rows[i] = tuple(
                     (equations[k], float(x)) for k, x in zip(group, factors, strict=True)
                 )
     return tuple(rows)
 
 
-def _mixing(size: int) -> np.ndarray:
+def mixing(size: int) -> np.ndarray:
     """A matrix that is about orthogonal, and otherwise random, but always the same: rounded to
     eight bits, it has the same numbers on every machine."""
     found = np.linalg.qr(np.random.default_rng(size).standard_normal((size, size)))[0]

@@ -232,8 +232,8 @@ def test_of_functions_with_reverse_mode_only(known):
     prob = eo.ODEProblem(f, u0, (0.0, 1.0), 1.3, integrand=lambda u, p, t: square(u))
 
     def fall(p):
-        how = {"abstol": 1e-10, "reltol": 1e-10}
-        return eo.solve(eo.remake(prob, p=p), eo.Rodas5P(), **how).integral[-1].sum()
+        sol = eo.solve(eo.remake(prob, p=p), eo.Rodas5P(), abstol=1e-10, reltol=1e-10)
+        return sol.integral[-1].sum()
 
     def exact(p):
         return jnp.sum((u0 - 1 / (1 / u0 + p)) / p)
