@@ -92,7 +92,8 @@ def _read_program(program: Program, what: str) -> _Reading:
     avals = parameters_of(program)
     inputs = Inputs.laid_out(avals, ["own"] * len(avals))
     # The loops of a large state stay loops.
-    is_large = any(math.prod(x.aval.shape) >= LEAST_IN_MEMORY for x in program.jaxpr.outvars)
+    outs: list[Any] = program.jaxpr.outvars
+    is_large = any(math.prod(x.aval.shape) >= LEAST_IN_MEMORY for x in outs)
     try:
         fn = by_loops(program.jaxpr, inputs) if is_large else lower(program.jaxpr, inputs)
         check(fn)
