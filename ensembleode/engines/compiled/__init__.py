@@ -47,18 +47,21 @@ _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
-# benchmarks/engine_limits.py): a large state, an `f` so long that its code leaves the cache, many
-# numbers from which the gradients that are summed over trajectories are made at each stage.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 200, 1500, 1100
+# benchmarks/engine_limits.py and networks.py): a large state, an `f` so long that its code leaves
+# the cache, many numbers from which the gradients that are summed over trajectories are made at each
+# stage, and many among them that are gradients themselves, not factors of products.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS, _MOST_ALONE = 200, 1500, 1100, 100
 
 
 class _Reading(NamedTuple):
     """The result of translating a field: why it can't be translated, or how long it is; and of a
-    derivative, how many numbers the gradients by shared parameters are made from."""
+    derivative, how many numbers the gradients by shared parameters are made from, and how many of
+    these are `alone` (see `fields.outer_products`)."""
 
     refusal: str | None
     statements: int = 0
     factors: int = 0
+    alone: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,7 +83,8 @@ def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
         # solve doesn't need it.
         return _Reading(None)
     found = _read_program(Program(jaxpr, None, ()), "the derivative of f")
-    return found._replace(factors=taken_out(jaxpr, kept).size)
+    program = taken_out(jaxpr, kept)
+    return found._replace(factors=program.size, alone=program.alone)
 
 
 def _read_program(program: Program, what: str) -> _Reading:
@@ -153,10 +157,10 @@ class Compiled(Closed):
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
         derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
-        if derivative.factors > _MOST_FACTORS:
+        if derivative.factors > _MOST_FACTORS or derivative.alone > _MOST_ALONE:
             return (
                 f"an f whose gradients by shared parameters are made from {derivative.factors} "
-                "numbers is better solved as arrays."
+                f"numbers, {derivative.alone} of them not in products, is better solved as arrays."
             )
         return derivative.refusal
 
