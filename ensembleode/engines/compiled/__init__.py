@@ -51,6 +51,8 @@ _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 # the cache, many numbers from which the gradients that are summed over trajectories are made at each
 # stage, and many among them that are gradients themselves, not factors of products.
 _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS, _MOST_ALONE = 200, 1500, 1100, 100
+# The same for a field with many numbers that all trajectories share.
+_MANY_SHARED, _MOST_COMPONENTS_THEN = 100, 8
 
 
 class _Reading(NamedTuple):
@@ -156,7 +158,15 @@ class Compiled(Closed):
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
-        derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
+        is_own = tuple(map(bool, batched.parameters))
+        shared = sum(
+            math.prod(x.shape)
+            for x, own in zip(parameters_of(field), is_own, strict=True)
+            if not own and jnp.issubdtype(x.dtype, jnp.floating)
+        )
+        if shared > _MANY_SHARED and size > _MOST_COMPONENTS_THEN:
+            return f"{size} components with {shared} shared numbers are better solved as arrays."
+        derivative = _read_derivative(field, is_own)
         if derivative.factors > _MOST_FACTORS or derivative.alone > _MOST_ALONE:
             return (
                 f"an f whose gradients by shared parameters are made from {derivative.factors} "
