@@ -48,8 +48,8 @@ _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
 # benchmarks/engine_limits.py and networks.py): a large state, an `f` so long that its code leaves
-# the cache, many numbers from which the gradients that are summed over trajectories are made at each
-# stage, and many among them that are gradients themselves, not factors of products.
+# the cache, many numbers from which the gradients that are summed over trajectories are made at
+# each stage, and many among them that are gradients themselves, not factors of products.
 _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS, _MOST_ALONE = 200, 1500, 1100, 100
 # The same for a field with many numbers that all trajectories share.
 _MANY_SHARED, _MOST_COMPONENTS_THEN = 100, 8
