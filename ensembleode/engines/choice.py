@@ -80,7 +80,8 @@ def choose(
             reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
         if every.events is None and _has_arrays(alg):
-            reason = reason or candidate.slower(field, state, batched)
+            is_extended = every.extension is not None
+            reason = reason or candidate.slower(field, state, batched, is_extended=is_extended)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)

@@ -64,10 +64,13 @@ class Engine(abc.ABC):
         del events
         return 'it has no callbacks: use engine="compiled", on threads or GPU kernels.'
 
-    def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
         """Why another engine is faster with this field, or is the only one with its derivative;
-        None where neither is so."""
-        del field, state, batched
+        None where neither is so.
+
+        **Arguments:** `is_extended`: whether the state has components behind the user's.
+        """
+        del field, state, batched, is_extended
         return None
 
     def known_times_refusal(self, options: dict) -> str | None:

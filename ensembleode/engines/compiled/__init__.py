@@ -51,19 +51,25 @@ SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
-# benchmarks/engine_limits.py): an `f` so long that its code leaves the cache, many numbers from
-# which the gradients that are summed over trajectories are made at each stage. Larger states were
-# not measured.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 4000, 1500, 1100
+# benchmarks/engine_limits.py and networks.py): a large state, an `f` so long that its code leaves
+# the cache, many numbers from which the gradients that are summed over trajectories are made at
+# each stage, and many among them that are gradients themselves, not factors of products.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS, _MOST_ALONE = 4000, 1500, 1100, 100
+# The same for a field with many numbers that all trajectories share.
+_MANY_SHARED, _MOST_COMPONENTS_THEN = 100, 8
+# The same for states whose steps are written out, whatever their size.
+_MOST_WRITTEN_OUT = 200
 
 
 class _Reading(NamedTuple):
     """The result of translating a field: why it can't be translated, or how long its code is; and
-    of a derivative, how many numbers the gradients by shared parameters are made from."""
+    of a derivative, how many numbers the gradients by shared parameters are made from, and how many
+    of these are `alone` (see `fields.outer_products`)."""
 
     refusal: str | None
     statements: int = 0
     factors: int = 0
+    alone: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -85,7 +91,8 @@ def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
         # solve doesn't need it.
         return _Reading(None)
     found = _read_program(Program(jaxpr, None, ()), "the derivative of f")
-    return found._replace(factors=taken_out(jaxpr, kept).size)
+    program = taken_out(jaxpr, kept)
+    return found._replace(factors=program.size, alone=program.alone)
 
 
 def _read_program(program: Program, what: str) -> _Reading:
@@ -154,18 +161,27 @@ class Compiled(Closed):
                 return reason
         return None
 
-    def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
         """Why another engine is faster with this field, or is the only one with its derivative;
         None where neither is so."""
-        if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
+        most = _MOST_WRITTEN_OUT if is_extended else _MOST_COMPONENTS
+        if (size := math.prod(state.shape)) > most:
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
-        derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
-        if derivative.factors > _MOST_FACTORS:
+        is_own = tuple(map(bool, batched.parameters))
+        shared = sum(
+            math.prod(x.shape)
+            for x, own in zip(parameters_of(field), is_own, strict=True)
+            if not own and jnp.issubdtype(x.dtype, jnp.floating)
+        )
+        if shared > _MANY_SHARED and size > _MOST_COMPONENTS_THEN:
+            return f"{size} components with {shared} shared numbers are better solved as arrays."
+        derivative = _read_derivative(field, is_own)
+        if derivative.factors > _MOST_FACTORS or derivative.alone > _MOST_ALONE:
             return (
                 f"an f whose gradients by shared parameters are made from {derivative.factors} "
-                "numbers is better solved as arrays."
+                f"numbers, {derivative.alone} of them not in products, is better solved as arrays."
             )
         return derivative.refusal
 

@@ -368,6 +368,9 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)
     for result, code in _CODES:
         retcode = jnp.where(sol.result == result, jnp.asarray(code.value, jnp.int8), retcode)
+    unstable = jnp.asarray(ReturnCode.Unstable.value, jnp.int8)
+    # (diffrax takes no step then, and calls that a success.)
+    retcode = jnp.where(jnp.isfinite(lane.t0) & jnp.isfinite(lane.t1), retcode, unstable)
     if saving.mode == "ends":
         # The last state of a failed trajectory is not its state at t1.
         reached = jnp.ones(saving.rows, bool).at[-1].set(retcode == ReturnCode.Success.value)
@@ -390,10 +393,11 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     ys = sol.ys
     overflow = reached & ~jnp.all(jnp.isfinite(ys), axis=tuple(range(1, ys.ndim)))
     reached = reached & ~overflow
-    unstable = jnp.asarray(ReturnCode.Unstable.value, jnp.int8)
     retcode = jnp.where(jnp.any(overflow), unstable, retcode)
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
     u = jnp.where(rows, ys, jnp.nan)
+    # What failed has no derivatives.
+    u = jnp.where(retcode == ReturnCode.Success.value, u, jax.lax.stop_gradient(u))
     inner = None
     if saving.mode == "steps" and keeps(plan):
         inner = within_steps(plan, sol, reached)

@@ -96,7 +96,7 @@ def test_threads_and_collections_change_nothing(options, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_failures_add_nothing(bad):
     """A trajectory that fails contributes zero to the gradients by the weights."""
     u0, p = states(40), weights(2, 9, 7, 2)
