@@ -143,7 +143,9 @@ The options of a solve with the step-size controller that is described by `Dict(
 function control(description)
     name, arguments = Symbol(description["name"]), description["arguments"]
     name in (:PIController, :IController, :PIDController) || error("$name is not a controller.")
-    kind = getproperty(load("OrdinaryDiffEqCore"), name)
+    # The methods' packages have loaded it, and the project need not name it.
+    core = Base.PkgId(Base.UUID("bbf590c4-e513-4bbe-9b18-05decba2e5d8"), "OrdinaryDiffEqCore")
+    kind = getproperty(Base.loaded_modules[core], name)
     constants = (; (Symbol(k) => v for (k, v) in description["options"])...)
     # The constants belong to the controller since OrdinaryDiffEq 7, and to the solve before.
     is_own = name === :PIDController || hasfield(kind, :gamma)

@@ -5,18 +5,37 @@ const FALL_IN_PLACE = described(;
 )
 const FALLING = (; u0 = [5.0, 0.0], own = [10.0 40.0], t1 = 2.5)
 
-bounce(ends) = (; which = 3, condition = "(u[1],)", down = "(0.0, -u[2] / 2, $ends)")
+# The height stays as it was found. With a height of exactly zero, which may differ from that by more
+# than the callback's `abstol`, SciML would take the condition to have no sign as the next step begins,
+# and see no crossing in that step.
+bounce(; ends = 0.0) = (;
+    which = 3, condition = "(u[1],)", down = "(u[1], -u[2] / 2, $ends)"
+)
 
 for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
     place in ("EnsembleSerial", "EnsembleThreads")
 
     @testset "what happens on the way, $how, $place" begin
         run(callbacks; options...) = solved(field, 2; place, callbacks, FALLING..., options...)
+        # The ball bounces after 1 and 2, half as high each time, and in half the time where the
+        # acceleration is four times as large.
+        twice = (; t1 = [2.25, 1.125])
+        out = run(described_callbacks(; continuous = [bounce()]); twice...)
+        @test out.codes == [SUCCESS, SUCCESS] && out.event_count == [2, 2]
+        @test out.event_t[1:2, 1] ≈ [1, 2] && out.event_t[1:2, 2] ≈ [0.5, 1]
+        @test all(==(3), out.event_which[1:2, :]) && all(==(-1), out.event_which[3:4, :])
+        @test all(==(-1), out.event_crossed[1, 1:2, :])
+        @test out.event_before[2, 1:2, 1] ≈ [-10, -5] && out.event_after[2, 1:2, 1] ≈ [5, 2.5]
+        @test all(isnan, out.event_t[3:4, :])
+        # There is room for one event.
+        out = run(described_callbacks(; continuous = [bounce()], room = 1); twice...)
+        @test out.codes == [7, 7] && out.event_count == [1, 1] && out.lengths == [0, 0]
+
         # The affect ends the trajectory (1), or does not converge (2).
-        out = run(described_callbacks(; continuous = [bounce(1.0)]); start = true)
+        out = run(described_callbacks(; continuous = [bounce(; ends = 1.0)]); start = true)
         @test out.codes == [6, 6] && out.event_count == [1, 1] && out.lengths == [2, 2]
         @test out.u[2, 2, :] ≈ [5, 10]
-        out = run(described_callbacks(; continuous = [bounce(2.0)]))
+        out = run(described_callbacks(; continuous = [bounce(; ends = 2.0)]))
         @test out.codes == [8, 8]
 
         # A callback with two conditions that cross zero at the same time.
@@ -36,6 +55,13 @@ for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
         @test out.event_t[1:2, :] == [0.1 0.25; 0.25 0.4]
         @test all(==(2), out.event_count) && all(==(1), out.event_crossed[1, 1:2, :])
         @test all(out.event_after[2, 1:2, :] .> out.event_before[2, 1:2, :])
+
+        # A continuous callback acts before discrete ones, which act in their order.
+        first = (; which = 1, condition = "(u[1] < 1.0 ? 1.0 : 0.0,)", affect = "(7.0, 0.0, 0.0)")
+        second = (; which = 2, condition = "(u[1] == 7.0 ? 1.0 : 0.0,)", affect = "(7.0, 0.0, 1.0)")
+        set = described_callbacks(; continuous = [bounce()], discrete = [first, second])
+        out = run(set; method = "Vern7")
+        @test out.event_which[1:3, :] == [3 3; 1 1; 2 2] && out.codes == [6, 6]
     end
 end
 
@@ -46,6 +72,8 @@ end
     options = (; u0 = [1.0], t1 = 5, abstol = 1e-2, reltol = 1e-2, mode = "steps")
     out = solved(decay, 1; callbacks = described_callbacks(; discrete = [held]), options...)
     @test out.codes == [SUCCESS] && all(>=(0), out.u[1, 1:out.lengths[1], 1])
+    # No state is below zero without the callback either, so that its affect does nothing.
+    @test out.naccept[1] > solved(decay, 1; options...).naccept[1]
 end
 
 @testset "step-size control looks at the first components" begin
@@ -71,6 +99,7 @@ end
     own = [0.3 0.6 0.9]
     out = solved(field, 3; u0 = [0.0], own, d_discontinuities = own, mode = "steps", rows = 40)
     @test all(i -> own[i] in out.t[:, i], 1:3)
+    @test all(==(0), out.nreject)
     @test [out.u[1, out.lengths[i], i] for i in 1:3] ≈ 2 .* vec(own) .- 1 atol = 1e-14
     out = solved(field, 3; u0 = [0.0], own, tstops = [0.3, 0.6, 0.9], mode = "steps", rows = 400)
     @test all(i -> issubset(own, out.t[:, i]), 1:3)
