@@ -148,7 +148,7 @@ function control(description)
     kind = getproperty(Base.loaded_modules[core], name)
     constants = (; (Symbol(k) => v for (k, v) in description["options"])...)
     # The constants belong to the controller since OrdinaryDiffEq 7, and to the solve before.
-    is_own = name === :PIDController || hasfield(kind, :gamma)
+    is_own = name === :PIDController || any(x -> hasfield(kind, x), (:gamma, :basic))
     is_own && return (; controller = Base.invokelatest(kind, arguments...; constants...))
     # Before OrdinaryDiffEq 7 the value of `qmax_first_step` can't be changed.
     constants = Base.structdiff(constants, NamedTuple{(:qmax_first_step,)})

@@ -5,12 +5,11 @@ const FALL_IN_PLACE = described(;
 )
 const FALLING = (; u0 = [5.0, 0.0], own = [10.0 40.0], t1 = 2.5)
 
-# The height stays as it was found. With a height of exactly zero, which may differ from that by more
-# than the callback's `abstol`, SciML would take the condition to have no sign as the next step begins,
-# and see no crossing in that step.
-bounce(; ends = 0.0) = (;
-    which = 3, condition = "(u[1],)", down = "(u[1], -u[2] / 2, $ends)"
-)
+# The height stays as it was found. With a height of exactly zero, which may differ from that by
+# more than the callback's `abstol`, SciML would take the condition to have no sign as the next step
+# begins, and see no crossing in that step.
+bounce(; ends = 0.0) =
+    (; which = 3, condition = "(u[1],)", down = "(u[1], -u[2] / 2, $ends)")
 
 for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
     place in ("EnsembleSerial", "EnsembleThreads")

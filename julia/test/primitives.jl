@@ -185,7 +185,7 @@ const CALLED = setdiff(split("""
         equations = read(joinpath(python, "fields", "equations.py"), String)
         elementwise = split(match(r"ELEMENTWISE = \"\"\"([^\"]*)\"\"\"", equations)[1])
         printer = read(joinpath(python, "engines", "julia", "source.py"), String)
-        table = match(r"_INFIX = \{([^}]*)\}", printer)[1]
+        table = match(r"_INFIX = \{\n(.*?)\n\}"s, printer)[1]
         infix = [m[1] for m in eachmatch(r"\"(\w+)\": \"", table)]
         operators = setdiff([infix; "neg"; "not"; "select_n"], ["div"])
         @test Set(CALLED) == Set([setdiff(elementwise, operators); "truncated"])

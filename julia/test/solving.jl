@@ -122,3 +122,28 @@ robertson(form; in_place = form === storing) = described(;
     end
     @test results[1].u ≈ results[2].u rtol = 1e-5
 end
+
+@testset "step-size controllers" begin
+    function steps(controller)
+        numbers = merge(read_by_solve(Float64, N; NUMBERS..., t1 = 5),
+                        written_by_solve(Float64, N, 2, 1, "ends"))
+        answer = ask("solve", numbers; field = linear(), controller, mode = "ends", start = false,
+                     maxiters = 10_000, trajectories = N, method = named("Tsit5"),
+                     place = Dict("name" => "EnsembleSerial"))
+        @test isempty(answer)
+        return numbers["naccept"], numbers["nreject"]
+    end
+    described_controller(name, arguments; options...) = Dict(
+        "name" => name, "arguments" => arguments,
+        "options" => Dict(string(k) => v for (k, v) in pairs(options)),
+    )
+    constants = (; gamma = 0.9, qmin = 0.2, qmax = 10.0, qmax_first_step = 1e4, qsteady_min = 1.0,
+                 qsteady_max = 1.0)
+    pi(more) =
+        described_controller("PIController", [0.14, 0.08]; constants..., qoldinit = 1e-4, more...)
+    @test steps(pi((;))) == steps(nothing)
+    @test all(steps(pi((; gamma = 0.5)))[1] .> steps(nothing)[1])
+    @test steps(described_controller("IController", []; constants...)) != steps(nothing)
+    pid = described_controller("PIDController", [0.7, -0.4, 0.0]; accept_safety = 0.81)
+    @test steps(pid) != steps(nothing)
+end
