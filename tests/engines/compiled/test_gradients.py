@@ -160,16 +160,21 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
     at other widths."""
     x = numbers()
 
-    def gradient():
-        return jax.grad(lambda x: loss(x, alg, mode, **steps))(x)
+    def gradient(maxiters):
+        # (Another number of steps is another program.)
+        return jax.grad(lambda x: loss(x, alg, mode, maxiters=maxiters, **steps))(x)
 
-    expected = gradient()
+    expected = gradient(10_000)
     for turns, group, width in ((7, 16, 4), (11, 3, 2)):
+        asked = []
         monkeypatch.setattr(solves, "_segment_turns", lambda most, _, turns=turns: min(most, turns))
         monkeypatch.setattr(solves, "_GROUP", group)
         monkeypatch.setattr(solves, "_GROUP_OF_FIXED_STEPS", group)
-        monkeypatch.setattr(solves, "width_of", lambda *_, width=width: width)
-        found = gradient()
+        monkeypatch.setattr(
+            solves, "width_of", lambda *_, width=width, asked=asked, **__: asked.append(0) or width
+        )
+        found = gradient(10_000 + width)
+        assert asked
         for name in ("u0", "own", "t0", "t1"):
             np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
         np.testing.assert_allclose(found["shared"], expected["shared"], rtol=1e-13)
