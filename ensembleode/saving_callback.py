@@ -54,6 +54,7 @@ class Saved(eqx.Module):
         or `[trajectory, row]`.
     - `values`: the values, in the structure that `fn` returned: leaves `[row, ...]` for a problem,
         `[trajectory, row, ...]` for an ensemble; NaN (integers: zero) where a trajectory had ended.
+    - `has_own_times`: whether the times are those of the callback's `saveat`.
     """
 
     t: Any

@@ -44,7 +44,8 @@ U0 = jnp.linspace(0.1, 2.0, STATE)
 
 
 def solve(alg, rates=RATES, shared=SHARED, u0=U0, **options):
-    return eo.solve(ensemble(rates, shared, u0), alg, trajectories=N, **options)
+    options = {"engine": "lanes", "trajectories": N, **options}
+    return eo.solve(ensemble(rates, shared, u0), alg, **options)
 
 
 ON_SEVERAL = [eo.EnsembleThreads(), eo.EnsembleThreads(2), eo.EnsembleGPUArray(devices=2)]
@@ -189,8 +190,7 @@ def test_inside_shard_map_each_shard_is_where_it_is():
     spec = jax.sharding.PartitionSpec("d")
 
     def part(rates):
-        ens = ensemble(rates, SHARED, U0)
-        return eo.solve(ens, eo.EnsembleThreads(), trajectories=len(rates)).u[:, -1]
+        return solve(eo.EnsembleThreads(), rates, trajectories=len(rates)).u[:, -1]
 
     mapped = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     u = jax.jit(mapped)(RATES[:-1])

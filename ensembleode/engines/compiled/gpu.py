@@ -40,8 +40,8 @@ def refusal(plan: Plan) -> str | None:
         return f"runs the methods of the compiled engine, and this is {plan.engine.name!r}."
     if (arrays := len(parameters_of(field))) > _MOST_ARRAYS:
         return (
-            f"takes at most {_MOST_ARRAYS} arrays (each leaf of p, and each array that f closes "
-            f"over), and these are {arrays}: put several into one."
+            f"takes at most {_MOST_ARRAYS} arrays (each leaf of p, each array that f closes over, "
+            f"and one for the numbers written in f), and these are {arrays}: put several into one."
         )
     solver = plan.method.value
     if solver.direction == "reverse" and solver.adjoint != ENGINE.default_sensealg:

@@ -240,7 +240,7 @@ def test_as_many_arrays_as_parameters_of_a_kernel(on_ptx, n):
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index))
     options = {"trajectories": 2, "saveat": 0.5}
     if n == 501:
-        with pytest.raises(ValueError, match=r"at most 500 arrays.*501: put several into one"):
+        with pytest.raises(ValueError, match=r"at most 500 arrays.*502: put several into one"):
             eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), **options)
         return
     for transform in (lambda f: f, jax.grad):
