@@ -221,6 +221,7 @@ def test_errors_name_the_argument():
         solved(jac_prototype=np.eye(2))
 
 
+@pytest.mark.slow
 def test_as_many_entries_beside_a_block_as_it_has_zeros():
     """16 integrals' entries in the place of 16 zeros on the diagonal: they are not taken for it."""
     n = 16

@@ -22,9 +22,9 @@ import xarray
 import zarr
 
 import ensembleode as eo
-from ensembleode import store as store_module
 from ensembleode.core.fingerprint import fingerprint
 from ensembleode.engines.job import job_for
+from ensembleode.store import writing
 
 from .marks import slow_unless
 from .problems import decay, lotka_volterra, scaled
@@ -692,7 +692,7 @@ def test_one_store_by_two_names(tmp_path, where):
         link = tmp_path / "link.zarr"
         link.symlink_to(real)
     for one, other in ((real, link), (link, real)):
-        lock = store_module._locked(one)
+        lock = writing._locked(one)
         with pytest.raises(eo.StoreError, match="another process"):
             eo.solve(ensemble(), **OPTIONS, store=other)
         lock.release()

@@ -144,6 +144,7 @@ def test_a_large_linear_system_and_its_gradient():
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 
 
+@slow
 def test_the_code_does_not_grow_with_the_state(monkeypatch):
     """The kernels of 60 and of 6,000 components differ in numbers alone."""
     solving, described = kernel.solving, []

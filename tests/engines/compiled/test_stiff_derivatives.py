@@ -279,6 +279,7 @@ def test_of_a_large_dense_problem(n):
             np.testing.assert_allclose(gradient[which][i], expected, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_of_an_ensemble_by_many_parameters():
     """More than the lanes have variables for: shared ones, and each trajectory's own."""
     n, rng = 8, np.random.default_rng(0)
