@@ -172,7 +172,7 @@ class _Linear:
 
     @functools.cached_property
     def jacobian(self) -> Jacobian:
-        return jacobian(self.d.field, None if self.d.form is None else self.d.form.product)
+        return self._jacobian()
 
     @functools.cached_property
     def is_whole(self) -> bool:
@@ -183,8 +183,11 @@ class _Linear:
     def in_arrays(self) -> Jacobian:
         """The same Jacobian, computed by operations on arrays, which can be pulled back through by
         loops."""
+        return self._jacobian(apart=False)
+
+    def _jacobian(self, *, apart: bool = True) -> Jacobian:
         product = None if self.d.form is None else self.d.form.product
-        return jacobian(self.d.field, product, apart=False)
+        return jacobian(self.d.field, product, apart=apart)
 
     @functools.cached_property
     def function(self) -> Function:

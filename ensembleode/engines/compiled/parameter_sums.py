@@ -7,11 +7,11 @@ calls times lanes: each number of the sums is read and written once in a long wh
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ...fields.outer_products import TakenOut, Term
 from .builder import Buffer, Builder, I64, Value, Variable
-from .products import room
+from .products import along, room
 from .reading import Memory
 
 
@@ -144,7 +144,7 @@ class _Sum:
         term, b = self.term, self.b
         at_once = max(1, room(b) // (max(1, b.lanes) * self.factors.dtype.itemsize))
         if term.right is None:
-            _along(b, term.rows, at_once, lambda row, n: self._tile(row, n, 0, 1))
+            along(b, term.rows, at_once, lambda row, n: self._tile(row, n, 0, 1))
             return
         tile_rows = max(1, min(term.rows, math.isqrt(at_once)))
         tile_columns = min(term.columns, at_once // tile_rows)
@@ -156,9 +156,9 @@ class _Sum:
                 for start, size in parts:
                     self._tile(first + start, size, column, n_columns)
 
-            _along(b, term.columns, tile_columns, columns)
+            along(b, term.columns, tile_columns, columns)
 
-        _along(b, term.rows, tile_rows * _TILES, rows)
+        along(b, term.rows, tile_rows * _TILES, rows)
 
     def _tile(self, row: Value | int, n_rows: int, column: Value | int, n_columns: int) -> None:
         """Add up some rows and columns, over all calls."""
@@ -195,14 +195,3 @@ class _Sum:
 def _parts(n: int, size: int) -> Iterator[tuple[int, int]]:
     """The starts and sizes of the parts of `n` things."""
     return ((start, min(size, n - start)) for start in range(0, n, size))
-
-
-def _along(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
-    """Run `body(start, size)` for parts of this size in a loop, and for the smaller rest."""
-    whole, rest = divmod(n, size)
-    if whole == 1:
-        body(0, size)
-    elif whole:
-        b.for_(whole, lambda i: body(i * size, size))
-    if rest:
-        body(whole * size, rest)

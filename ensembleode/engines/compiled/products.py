@@ -67,7 +67,7 @@ def product(
                 for s, total in zip(sums, now, strict=True):
                     s.set(total)
 
-            along(terms, _TERMS_AT_ONCE, add)
+            along(b, terms, _TERMS_AT_ONCE, add)
             totals = [s.get() for s in sums]
         for place, total in zip(places, totals, strict=True):
             store(*place, total)
@@ -78,23 +78,25 @@ def product(
         pairs = ((a, c) for a in left for c in right)
         return [b.mul_add(a, c, t) for (a, c), t in zip(pairs, totals, strict=True)]
 
-    def along(n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
-        """Run `body` for parts of this size, and for the smaller rest."""
-        whole, rest = divmod(n, size)
-        if whole == 1:
-            body(0, size)
-        elif whole:
-            b.for_(whole, lambda i: body(i * size, size))
-        if rest:
-            body(whole * size, rest)
-
     along(
+        b,
         rows,
         tile_rows,
         lambda row, n_rows: along(
-            columns, tile_columns, lambda column, n_columns: tile(row, column, n_rows, n_columns)
+            b, columns, tile_columns, lambda column, n_columns: tile(row, column, n_rows, n_columns)
         ),
     )
+
+
+def along(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
+    """Run `body(start, size)` for parts of this size in a loop, and for the smaller rest."""
+    whole, rest = divmod(n, size)
+    if whole == 1:
+        body(0, size)
+    elif whole:
+        b.for_(whole, lambda i: body(i * size, size))
+    if rest:
+        body(whole * size, rest)
 
 
 def room(b: Builder) -> int:
