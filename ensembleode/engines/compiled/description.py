@@ -101,10 +101,9 @@ class Description:
 
     @property
     def recorded(self) -> int:
-        """How many numbers a recorded step has: the state, its `stages`, the
-        carry (unless it is recomputed from the state), the time and the size; if `switches`, which
-        method made it; if `records_end`, the step's end; with callbacks, the marks of those that
-        acted there."""
+        """How many numbers a recorded step has: the state, its `stages`, the carry (unless it is
+        recomputed from the state), the time and the size; if `switches`, which method made it; if
+        `records_end`, the step's end; with callbacks, the marks of those that acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
         return self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2

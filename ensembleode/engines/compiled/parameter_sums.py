@@ -84,8 +84,8 @@ class Collection:
         self.b, self._sums, self._start, self._name = sums.b, sums, start, f"{name}_sums"
         self._terms, self._kept = program.terms, kept
         self._each = (kept + program.size) * max(1, self.b.lanes)
-        room = _COLLECTED // (self._each * sums.factors.dtype.itemsize)
-        self._most = max(1, min(_MOST_CALLS, room))
+        fitting = _COLLECTED // (self._each * sums.factors.dtype.itemsize)
+        self._most = max(1, min(_MOST_CALLS, fitting))
         self.length = self._most * self._each
         self._calls = calls
 
