@@ -27,6 +27,7 @@ from .ensemble import (
     EnsembleSplitThreads as EnsembleSplitThreads,
     EnsembleThreads as EnsembleThreads,
 )
+from .events import Events as Events
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
 from .ground.version import __version__ as __version__
@@ -56,10 +57,8 @@ from .serve.client import (
 from .solution import (
     EnsembleError as EnsembleError,
     EnsembleSolution as EnsembleSolution,
-    Events as Events,
     ODESolution as ODESolution,
     ReturnCode as ReturnCode,
-    Stats as Stats,
 )
 from .solvers import (
     AutoTsit5 as AutoTsit5,
@@ -108,6 +107,7 @@ from .solvers.norms import (
 )
 from .solvers.tableau import Interpolant as Interpolant, Tableau as Tableau
 from .solving import solve as solve
+from .stats import Stats as Stats
 from .store import open_ensemble as open_ensemble, StoreError as StoreError
 from .tools.citation import citation as citation
 from .tools.column_check import check_columns as check_columns, ColumnReport as ColumnReport

@@ -100,7 +100,8 @@ def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integ
 
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or the integrator that an affect gets.
     - `changes`: any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options (`saveat`,
-        `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has.
+        `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has. `None`
+        takes an option away from the problem: `remake(prob, saveat=None)`.
 
     **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown; otherwise the
     errors of `ODEProblem`.
@@ -123,7 +124,8 @@ def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integ
     options = {k: v for k, v in changes.items() if k not in fields}
     check_option_names(options)
     fields |= {k: v for k, v in changes.items() if k in fields}
-    return ODEProblem(**fields, _order=prob._order, **merge(prob.options, options))
+    kept = {k: v for k, v in prob.options.items() if k not in options}
+    return ODEProblem(**fields, _order=prob._order, **merge(kept, options))
 
 
 class EnsembleContext(eqx.Module):

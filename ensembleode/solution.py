@@ -1,6 +1,5 @@
 """The results of a solve."""
 
-import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TYPE_CHECKING, TypeAlias
@@ -13,11 +12,13 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
+from .events import Events, first_events
 from .ground.aside import Aside
 from .ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
 from .ground.state_tree import flattened
 from .saving_callback import Saved
 from .solution_text import text_of_ensemble, text_of_solution
+from .stats import Stats
 from .tracing.program import is_tracer
 
 
@@ -31,62 +32,6 @@ class EnsembleError(RuntimeError):
     def __init__(self, message: str, solution: Any = None):
         super().__init__(message)
         self.solution = solution
-
-
-class Stats(eqx.Module):
-    """The work that a solve took, as counted in SciML.
-
-    - `naccept` accepted and `nreject` rejected steps.
-    - `nf`: evaluations of `f`. For implicit methods they are those in all steps that were tried,
-        without those for Jacobians. None for diffrax's own solvers, except for explicit Runge-Kutta
-        methods.
-    - `njac`: Jacobians of `f`; `nw`: factorisations of the matrix made from one; `nsolve`: solves
-        with its factors. None for explicit methods, for diffrax's own solvers, and with Julia.
-
-    They are arrays over the trajectories (totals, where a `reduction` was given).
-    """
-
-    naccept: Any
-    nreject: Any
-    nf: Any
-    njac: Any = None
-    nw: Any = None
-    nsolve: Any = None
-
-
-COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
-
-
-class Events(eqx.Module):
-    """The events of callbacks, one after another; for several trajectories, these are the first
-    axis.
-
-    - `t [event]`: the times.
-    - `which [event]`: the number of the callback, counted from 0.
-    - `direction [event]`: whether its condition rose (1) or fell (-1) through zero; for a discrete
-        callback it is 1. With a vector callback it has an entry for each of the conditions,
-        `[event, condition]`, which is 0 where a condition did not cross.
-    - `u_before`, `u_after [event, *state]`: the states, in the structure of `u`.
-    - `count []`: the number of events.
-
-    Where a trajectory had fewer events than others, the rest is NaN, and `which` is -1. Callbacks
-    with `save_positions=(False, False)` have no entries.
-    """
-
-    t: Any
-    which: Any
-    direction: Any
-    u_before: PyTree
-    u_after: PyTree
-    count: Any
-
-
-def first_events(events: Events, most: int, *, several: bool) -> Events:
-    """The first `most` events of a trajectory, or of each of several."""
-    part = (slice(None), slice(most)) if several else slice(most)
-    names = ("t", "which", "direction", "u_before", "u_after")
-    cut = {x: getattr(events, x) for x in names}
-    return Events(**jax.tree.map(lambda x: x[part], cut), count=events.count)
 
 
 class EngineChoice(NamedTuple):

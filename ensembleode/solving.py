@@ -35,6 +35,7 @@ from .core.saved_values import rows_apart
 from .engines.compiled.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
+from .events import first_events
 from .executors import executor_for
 from .ground.aside import Aside
 from .ground.logs import log_once
@@ -42,15 +43,9 @@ from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
-from .solution import (
-    COUNTS,
-    EnsembleError,
-    EnsembleSolution,
-    first_events,
-    ODESolution,
-    Stats,
-)
+from .solution import EnsembleError, EnsembleSolution, ODESolution
 from .solvers.norms import AbstractNorm
+from .stats import COUNTS, Stats
 
 
 @jax.disable_jit(False)  # without jit, every step of a loop would be called from Python

@@ -53,7 +53,7 @@ FLOORS = (
     {"tracing"},
     {"ground"},
     {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense", "initialization"},
+    {"numbers", "aliases", "options", "sensitivity", "dense", "initialization", "events", "stats"},
     {"callbacks", "corrections", "ode_function", "saving_callback"},
     {"problem", "solution", "solution_text", "ensemble"},
     {"core"},

@@ -78,6 +78,13 @@ def test_remake_changes_what_it_is_given():
     assert prob.options == {"saveat": 0.1, "abstol": 1e-9}
 
 
+def test_none_takes_an_option_away():
+    prob = decay(saveat=0.1, abstol=1e-9)
+    assert eo.remake(prob, saveat=None).options == {"abstol": 1e-9}
+    assert eo.remake(prob, saveat=None, save_everystep=None, abstol=None).options == {}
+    np.testing.assert_array_equal(eo.solve(eo.remake(prob, saveat=None)).t, [0.0, 1.0])
+
+
 def test_remake_of_f_and_p():
     def other(u, p, t):
         return u

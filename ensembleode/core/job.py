@@ -12,11 +12,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..dense import kept
+from ..events import Events
 from ..ground.aside import Aside
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
 from ..saving_callback import Saved
-from ..solution import COUNTS, EngineChoice, Events, ODESolution, Stats
+from ..solution import EngineChoice, ODESolution
+from ..stats import COUNTS, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from .given import Given

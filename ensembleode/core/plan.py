@@ -12,8 +12,8 @@ import numpy as np
 from ..dense import Again, Dense, Kept, Known
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
-from ..solution import COUNTS
 from ..solvers.mass_matrix import MassMatrix
+from ..stats import COUNTS
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
@@ -180,7 +180,7 @@ class Result(NamedTuple):
     - `length`: the number of times that were reached.
     - `inner [time, node, *state]`: the states within the steps (see `dense.py`); None where they
         were not kept.
-    - The counts are those of `solution.Stats`.
+    - The counts are those of `Stats`.
     - `events`: a `Happened`; None without callbacks whose events are kept.
     """
 
@@ -220,7 +220,7 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
 
     @property
     def counts(self) -> tuple:
-        """The counts, which are those of `solution.Stats`."""
+        """The counts, which are those of `Stats`."""
         return tuple(getattr(self, name) for name in COUNTS)
 
 

@@ -91,7 +91,7 @@ class Engine(abc.ABC):
         return getattr(getattr(method.value, "method", None), "is_implicit", False)
 
     def counts(self, method: Static) -> tuple[str, ...]:
-        """The names of the counts that a result has (see `solution.Stats`)."""
+        """The names of the counts that a result has (see `Stats`)."""
         value = method.value
         of_f = () if value.stages is None else ("nf",)
         ours = getattr(value, "method", None)

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ..events import Events
 from ..ground.retcode import ReturnCode
-from ..solution import COUNTS, EngineChoice, EnsembleSolution, Events, ODESolution, Stats
+from ..solution import EngineChoice, EnsembleSolution, ODESolution
+from ..stats import COUNTS, Stats
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"

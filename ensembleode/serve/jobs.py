@@ -30,8 +30,8 @@ import numpy as np
 from ..ground.files import written_whole
 from ..ground.retcode import ReturnCode
 from ..problem import EnsembleProblem
-from ..solution import COUNTS
 from ..solving import solve
+from ..stats import COUNTS
 from ..store import open_ensemble, StoreError
 from . import wire
 from .ensembles import check_store, digest_of, prob_func_of, specified

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..core.saving import grid, Spacing
+from ..events import Events, first_events
 from ..ground.retcode import ReturnCode
-from ..solution import COUNTS, Events, first_events
+from ..stats import COUNTS
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers
 from .wire import converted, invalid, is_number, over, path_of

@@ -22,7 +22,8 @@ from .. import sensitivity
 from ..core.saving import grid, Spacing
 from ..ground.host import host_call
 from ..ground.retcode import is_successful
-from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
+from ..solution import EngineChoice, EnsembleSolution, ODESolution
+from ..stats import Stats
 from ..tracing.program import is_tracer, Static
 from . import exchange
 

@@ -23,9 +23,11 @@ from ..core.job import compiler_options
 from ..core.plan import NO_CALLBACK
 from ..engines.lanes import ENGINE as LANES
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
+from ..events import Events
 from ..problem import EnsembleProblem, remake
-from ..solution import COUNTS, EnsembleSolution, Events
+from ..solution import EnsembleSolution
 from ..solving import solve
+from ..stats import COUNTS
 from ..tracing.program import equations, is_tracer
 from .registry import Entry, state_of
 

@@ -12,8 +12,9 @@ from ..core.executor import Executor
 from ..core.job import Job
 from ..core.plan import Happened, Outcome
 from ..ensemble import EnsembleAlgorithm
+from ..events import Events
 from ..executors import EXECUTORS
-from ..solution import COUNTS, Events
+from ..stats import COUNTS
 from .registry import is_parameter
 from .solving import Answer, joined, Numbers, Program, Solver
 

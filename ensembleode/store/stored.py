@@ -17,12 +17,14 @@ from ..analysis.labelled import (
 from ..core.job import events_of
 from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
+from ..events import Events
 from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
 from ..saving_callback import Saved
-from ..solution import COUNTS, EngineChoice, EnsembleError, EnsembleSolution, Events, Stats
+from ..solution import EngineChoice, EnsembleError, EnsembleSolution
+from ..stats import COUNTS, Stats
 from .described import described, put_together, Variable
 from .kept_given import known_in
 

@@ -11,7 +11,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.diffrax.implicit import SimplifiedNewton
-from ensembleode.solution import COUNTS
+from ensembleode.stats import COUNTS
 
 from ..marks import slow_unless
 from ..problems import of_benchmarks

@@ -40,7 +40,7 @@ def worker_pids(client):
 
 
 class Killer(threading.Thread):
-    """Kills a worker by `signal` every so often, until it is stopped."""
+    """Kills a worker that has something to do by `signal`, every so often, until it is stopped."""
 
     def __init__(self, client, signal, *, after, every=1e9, most=1):
         super().__init__(daemon=True)
@@ -50,8 +50,11 @@ class Killer(threading.Thread):
     def run(self):
         self.stopped.wait(self.after)
         while not self.stopped.is_set() and self.killed < self.most:
-            workers = self.client.scheduler_info(n_workers=-1)["workers"]
-            for worker in list(workers)[:1]:
+            busy = [worker for worker, tasks in self.client.processing().items() if tasks]
+            if not busy:
+                self.stopped.wait(0.005)
+                continue
+            for worker in busy[:1]:
                 with contextlib.suppress(Exception):
                     pids = self.client.run(os.getpid, workers=[worker])
                     for pid in pids.values():

@@ -62,7 +62,7 @@ def test_a_worker_is_killed(run):
         alg = eo.EnsembleDistributed(client)
         undisturbed = jax.block_until_ready(run(u0, alg))
         before = set(worker_pids(client))
-        with Killer(client, signal.SIGKILL, after=0.3) as killer:
+        with Killer(client, signal.SIGKILL, after=0.05) as killer:
             np.testing.assert_array_equal(run(u0, alg), undisturbed)
             assert killer.killed == 1
         wait_until(lambda: len(worker_pids(client)) == 2)
