@@ -117,7 +117,7 @@ def main():
         for engine in ENGINES:
             try:
                 found.append(cold(engine))
-            except SystemExit:
+            except TimeoutError:
                 found.append(None)
         cells = [
             "" if each is None else f"{each[i][0]:.3g}, {each[i][1]:.3g}"

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -28,12 +29,18 @@ def held(cores):
 
 def apart(script, request, *, cores=None, environment=None):
     """The result of the script's `is_worker` for this request, a list, in a process of its own,
-    held to cores if these are given."""
+    held to cores if these are given.
+
+    **Raises:** `TimeoutError` if the worker was ended by its own alarm; `SystemExit`, with what it
+    wrote, if it failed.
+    """
     command = [sys.executable, script, "--worker", json.dumps(request)]
     environment = {**os.environ, **(environment or {})}
     with held(cores):
         # Some libraries greet on stderr, so that is shown only when something is wrong.
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode == -signal.SIGALRM:
+        raise TimeoutError(f"{script} took longer than its limit")
     if done.returncode:
         sys.exit(done.stderr or f"{script} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
