@@ -17,7 +17,7 @@
 - `staging.py`: traces the other programs that are lowered with a field, such as its derivatives.
 
 The language is printed as source by `engines/julia/source.py` (Julia) and by
-`engines/compiled/field.py` (LLVM IR).
+`engines/compiled/printer.py` (LLVM IR).
 """
 
 from .lowering import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError

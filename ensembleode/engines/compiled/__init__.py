@@ -5,10 +5,12 @@ called from JAX's programs without a copy. Every lane has its own step size, acc
 return code, and takes the next trajectory when it has finished one.
 
 - `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
-- `field.py`: prints the vector field from the small language of `fields`, with the help of
-    `operations.py`, `products.py`, `reading.py` and `uniformity.py`.
-- `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `replay.py`: the
-    time loop's reverse mode, through recorded steps; `steps.py`: the reverse mode of one step.
+- `field.py`: the vector field, evaluated in place or as a function of its own. `printer.py`: prints
+    it from the small language of `fields`, with the help of `operations.py`, `products.py`,
+    `reading.py` and `uniformity.py`.
+- `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `pull_back.py`: the
+    time loop's reverse mode, through recorded turns (`record.py`, `replay.py`); `steps.py`: the
+    reverse mode of one step.
     `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
 - `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
     of arrays.

@@ -26,9 +26,10 @@ from .loop import Loop
 from .module import Module
 from .numbers import Held, Order
 from .parameter_sums import ParameterSums
+from .pull_back import pull_back
 from .queue import Queue
 from .record import Blocks, Work
-from .replay import Cotangents, pull_back, Pullback
+from .replay import Cotangents, Pullback
 from .saved_rows import Outputs
 
 

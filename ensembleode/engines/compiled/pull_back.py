@@ -1,0 +1,114 @@
+"""Pulling cotangents back through trajectories: record and replay, group by group.
+
+The trajectories of a group are solved again, and every turn of the lanes is recorded: where it
+began, and how long the step was (zero where it was rejected). Then the turns are replayed
+backwards. A long record is kept in segments: only where each began is kept on the way forwards, and
+each is solved again before it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .builder import BOOL, Builder, I64, Value, Variable
+from .loop import Loop
+from .parameter_sums import ParameterSums
+from .record import Record, Work
+from .replay import Cotangents, Pullback, Replay
+
+
+def pull_back(
+    b: Builder,
+    make_loop: Callable[[Value, Value, Callable], Loop],
+    work: Work,
+    pullback: Pullback,
+    cotangents: Cotangents,
+    *,
+    alone: bool,
+) -> int:
+    """Pull back through trajectories, group by group; returns the bytes of a checkpoint.
+
+    **Arguments:**
+
+    - `make_loop(first, end, on_begin)`: returns the time loop of a group.
+    - `alone`: whether a group is a single trajectory, as in the threads of a GPU. Each thread then
+        sums its own gradient by shared parameters.
+    """
+    in_memory = pullback.sums
+    first = b.variable(I64, work.first, of_lanes=False)
+    n_sums = pullback.n_shared if in_memory is None else 0
+    sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(n_sums)]
+    segment = b.variable(I64, 0, of_lanes=False)
+    forwards = b.variable(BOOL, True, of_lanes=False)
+
+    size = 0
+
+    def one_group(last: Value) -> None:
+        nonlocal size
+        start = first.get()
+        end = b.minimum(start + work.group, last)
+        events: list[Callable] = []
+        loop = make_loop(start, end, lambda index, fresh: events[0](index, fresh))
+        record = Record(loop, work, alone=alone)
+        size = record.checkpoint_size()
+        events.append(record.add_event)
+        replay = Replay(b, loop, record, pullback, cotangents, sums if alone or in_memory else None)
+        segment.set(0)
+        forwards.set(True)
+
+        def one_segment() -> Value:
+            now = segment.get()
+            b.if_(forwards.get(), lambda: record.keep(now), lambda: record.restore(now))
+            record.fill()
+            more = forwards.get() & loop.goes_on.get()
+
+            def back() -> None:
+                def begin() -> None:
+                    forwards.set(False)
+                    last = record.last.get()
+                    replay.load(last, last >= 0)
+
+                b.if_(forwards.get(), begin)
+                replay.run()
+
+            b.if_(~more, back)
+            segment.set(b.where(more, now + 1, now - 1))
+            return segment.get() >= 0
+
+        b.do_while(one_segment)
+        first.set(start + work.stride)
+
+    def groups(last: Value) -> None:
+        b.while_(lambda: first.get() < last, lambda: one_group(last))
+
+    if in_memory is None:
+        groups(work.end)
+    else:
+        _by_blocks(b, work, in_memory, first, groups)
+    if alone:
+        for i, x in enumerate(sums):
+            cotangents.shared.store(i * work.threads + work.thread, x.get())
+    return size
+
+
+def _by_blocks(
+    b: Builder,
+    work: Work,
+    sums: ParameterSums,
+    first: Variable,
+    groups: Callable[[Value], None],
+) -> None:
+    """Pull back through blocks of trajectories: `groups(end)` does those from `first` to `end`."""
+    block = b.variable(I64, work.first, of_lanes=False)
+
+    def one_block() -> None:
+        number = block.get()
+        assert work.blocks is not None
+        start, end = work.blocks.range(b, number)
+        sums.begin(number)
+        first.set(start)
+        groups(end)
+        sums.end()
+        block.set(number + 1)
+
+    b.while_(lambda: block.get() < work.end, one_block)
