@@ -113,7 +113,7 @@ class Description:
         """Whether the cotangents of parameters that all trajectories share are summed up in memory
         (see `parameter_sums`)."""
         shared = size_of(self, with_gradients(self)[1])
-        return not self.on_gpu and self.events is None and shared > _MOST_VARIABLES
+        return not self.on_gpu and shared > _MOST_VARIABLES
 
     @property
     def stages(self) -> int:

@@ -235,23 +235,7 @@ def calls_in(
         """The function of numbers, the time and the mask that a program is, whose first results
         are so many states."""
         inputs = with_groups(d.layout.inputs, *groups)
-        if sums is None:
-            fn = translated(jaxpr, inputs, what, in_memory=d.in_memory)
-            return lambda numbers, t, mask: evaluated(b, fn, numbers, t, mask, name)
-        kept = states * d.size + size_of(d, own)
-        program = taken_out(jaxpr, kept)
-        fn = translated(program.jaxpr, inputs, what, in_memory=d.in_memory)
-        collection = sums.collection(name, program, kept)
-
-        def call(numbers: HeldNumbers, t: Value, mask: Value) -> tuple:
-            at = b.spread(t), b.spread(mask)
-            found = evaluate_apart(b, fn, name, numbers, *at, result=collection.next())
-            # (Later calls store their results in the same memory.)
-            results = tuple(map(copied, _components(d, found, kept)))
-            collection.add(at[1])
-            return results
-
-        return call
+        return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + size_of(d, own))
 
     def of(held: Held, mask: Value) -> Calls:
         def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
@@ -289,6 +273,40 @@ def calls_in(
         return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer, mass)
 
     return of
+
+
+def pulled_by(
+    b: Builder,
+    d: Description,
+    sums: ParameterSums | None,
+    jaxpr: jex.Jaxpr,
+    inputs: Inputs,
+    name: str,
+    what: str,
+    kept: int,
+) -> Callable[[HeldNumbers, Value, Value], tuple]:
+    """The function of numbers, the time and the mask that a program is whose results, after the
+    first `kept`, are cotangents of shared parameters. With `sums`, these are added there, and only
+    the first are returned.
+
+    **Raises:** `UntranslatableError` that says `what` can't be translated.
+    """
+    if sums is None:
+        fn = translated(jaxpr, inputs, what, in_memory=d.in_memory)
+        return lambda numbers, t, mask: evaluated(b, fn, numbers, t, mask, name)
+    program = taken_out(jaxpr, kept)
+    fn = translated(program.jaxpr, inputs, what, in_memory=d.in_memory)
+    collection = sums.collection(name, program, kept)
+
+    def call(numbers: HeldNumbers, t: Value, mask: Value) -> tuple:
+        at = b.spread(t), b.spread(mask)
+        found = evaluate_apart(b, fn, name, numbers, *at, result=collection.next())
+        # (Later calls store their results in the same memory.)
+        results = tuple(map(copied, _components(d, found, kept)))
+        collection.add(at[1])
+        return results
+
+    return call
 
 
 def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:

@@ -8,16 +8,14 @@ import numpy as np
 
 from ...core import moving_jumps
 from ...core.moving_jumps import Moving
-from ...fields.ir import Function
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .callback_functions import CallbackFunctions
 from .description import Description, size_of, with_gradients
 from .equations import (
     calls_in,
     equations_in,
-    evaluated,
     HeldNumbers,
-    translated,
+    pulled_by,
     with_groups,
 )
 from .events_back import Jumps
@@ -247,7 +245,7 @@ def pulling_back(d: Description) -> PullingBack:
         if work.factors is not None:
             sums = ParameterSums(b, work.factors, others["shared"], n_shared)
         calls = calls_in(b, d, equations, sums)
-        pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d), sums)
+        pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d, sums), sums)
         of_rows, reached, *happened = (others[x] for x in given)
         gradients = [others[x] for x in _GRADIENTS]
         cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)
@@ -289,8 +287,12 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     return Work(start + member, start + group, one, each, *memory, room, thread, used)
 
 
-def _jumps_in(b: Builder, d: Description) -> Jumps | None:
-    """The callbacks, in the form that `replay.Pullback` wants."""
+def _jumps_in(b: Builder, d: Description, sums: ParameterSums | None) -> Jumps | None:
+    """The callbacks, in the form that `replay.Pullback` wants.
+
+    **Arguments:** `sums`: where the cotangents of shared parameters are added up; None where `pull`
+    returns them.
+    """
     functions = _callbacks_in(b, d)
     if functions is None:
         return None
@@ -298,16 +300,19 @@ def _jumps_in(b: Builder, d: Description) -> Jumps | None:
     names: dict[Moving, str] = {}
 
     @functools.cache
-    def lowered(moving: Moving) -> Function:
+    def pulled(moving: Moving) -> Callable:
+        name = names.setdefault(moving, f"transposed_jump{len(names)}")
         jaxpr = moving_jumps.transposed(moving, d.field, (*own, *shared))
         inputs = with_groups(d.layout.inputs, *moving.extras, "forward")
-        return translated(jaxpr, inputs, "the derivative of a condition or an affect")
+        out: Any = jaxpr.outvars[0].aval
+        kept = out.size - size_of(d, shared)
+        what = "the derivative of a condition or an affect"
+        return pulled_by(b, d, sums, jaxpr, inputs, name, what, kept)
 
     def pull(
         moving: Moving, held: Held, y: tuple, t: Value, mask: Value, extras: dict, cotangents: list
     ) -> tuple:
-        name = names.setdefault(moving, f"transposed_jump{len(names)}")
         numbers = HeldNumbers(held, u=cotangents, forward=y, **extras)
-        return evaluated(b, lowered(moving), numbers, t, mask, name)
+        return pulled(moving)(numbers, t, mask)
 
     return Jumps(functions, pull)

@@ -1,5 +1,6 @@
 """Networks whose weights all trajectories share, in the compiled engine."""
 
+import functools
 import itertools
 
 import jax
@@ -125,6 +126,46 @@ def test_methods(alg):
 
     _, expected = jax.jvp(loss, (p,), (direction,))
     _, found = gradient(network, u0, p, "compiled", **saving)
+    along = sum(jax.tree.leaves(jax.tree.map(lambda x, v: jnp.sum(x * v), found, direction)))
+    np.testing.assert_allclose(along, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "alg",
+    [eo.Tsit5(), *(pytest.param(x, marks=pytest.mark.slow) for x in (eo.Rodas5P(), eo.Vern7()))],
+    ids=type,
+)
+def test_callbacks(alg):
+    """Weights that conditions and affects read, too, and by which events move: as along a direction
+    forwards."""
+    u0, p = states(9), weights(2, 10, 2)
+
+    def condition(u, t, integrator):
+        return u[0] - 0.5 * integrator.p[0][1][2] * u[1]
+
+    def kick(integrator):
+        return eo.remake(integrator, u=integrator.u * 0.5 + network(integrator.u, integrator.p, 0))
+
+    def pulse(integrator):
+        return eo.remake(integrator, u=integrator.u + integrator.p[1][1])
+
+    callback = eo.CallbackSet(
+        eo.ContinuousCallback(condition, kick), eo.PresetTimeCallback([0.2], pulse)
+    )
+
+    def loss(p, sensealg=None):
+        prob = eo.ODEProblem(network, u0[0], (0.0, 1.0), p, callback=callback)
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
+        options = {"trajectories": 9, "abstol": 1e-7, "reltol": 1e-7, "saveat": [0.6, 1.0]}
+        sim = eo.solve(ens, alg, engine="compiled", sensealg=sensealg, **options)
+        times = jnp.where(jnp.isfinite(sim.events.t), sim.events.t, 0)
+        return jnp.sum(sim.u**2) + jnp.sum(times), sim.events.count
+
+    found, count = jax.jit(jax.grad(loss, has_aux=True))(p)
+    assert len(np.unique(count)) > 1
+    direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), p)
+    forwards = functools.partial(loss, sensealg=eo.ForwardDiffSensitivity())
+    _, expected, _ = jax.jvp(forwards, (p,), (direction,), has_aux=True)
     along = sum(jax.tree.leaves(jax.tree.map(lambda x, v: jnp.sum(x * v), found, direction)))
     np.testing.assert_allclose(along, expected, rtol=1e-9)
 
