@@ -142,7 +142,9 @@ def by_fit(p, u0, data):
     def run(steps):
         seconds.clear()
         began[0] = time.process_time()
-        eo.fit(of, p, optimizer=optax.adam(RATE), maxiters=steps, callback=each_step)
+        eo.fit(
+            of, p, optimizer=optax.adam(RATE), maxiters=steps, progress=False, callback=each_step
+        )
         return seconds
 
     return run

@@ -15,6 +15,8 @@
     `jacobian.py`: the Jacobian as a program. `elimination.py`: the order in which a sparse matrix
     is factorised.
 - `staging.py`: traces the other programs that are lowered with a field, such as its derivatives.
+    `transposes.py`: those that pull cotangents back through it; `residuals.py`: the same in two
+    parts, of which one runs forwards; `outer_products.py`: cotangents of parameters as products.
 
 The language is printed as source by `engines/julia/source.py` (Julia) and by
 `engines/compiled/printer.py` (LLVM IR).

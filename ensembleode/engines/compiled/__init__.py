@@ -35,6 +35,7 @@ from ...core.lane import Lane
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.outer_products import taken_out
+from ...fields.transposes import transposed
 from ...fields.walking import length, statements
 from ...ground.logs import log_once
 from ...tracing.program import Program
@@ -43,7 +44,6 @@ from ..closed import Closed
 from . import solves
 from .compiler import available
 from .description import LEAST_IN_MEMORY
-from .equations import transposed
 from .field import by_loops
 from .operations import check
 

@@ -13,6 +13,8 @@ from ...core.events import Events
 from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
 from ...fields import parameters_of
+from ...fields.residuals import Split
+from ...fields.transposes import in_two_parts
 from ...solvers.controllers import AbstractController
 from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
@@ -27,6 +29,8 @@ from .stops import known_times
 # Sums of cotangents of more parameters than this are in memory. Fewer are variables of the lanes,
 # which are added to without a call.
 _MOST_VARIABLES = 48
+# More residuals of the field than this are computed again on the way back.
+_MOST_RESIDUALS = 2048
 # A state of at least as many components is an array in memory.
 LEAST_IN_MEMORY = 48
 
@@ -107,6 +111,22 @@ class Description:
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
         return self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
+
+    @property
+    def parts(self) -> Split | None:
+        """The transposed field in two parts, if its residuals are recorded at every stage."""
+        if not self.stages:
+            return None
+        own, shared = with_gradients(self)
+        found = in_two_parts(self.field, (*own, *shared))
+        return None if found is None or found.size > _MOST_RESIDUALS else found
+
+    @property
+    def recorded_of_field(self) -> int:
+        """How many numbers more a recorded step has: for each stage, the derivative and the
+        residuals."""
+        parts = self.parts
+        return 0 if parts is None else self.method.stages * (self.size + parts.size)
 
     @property
     def sums_in_memory(self) -> bool:

@@ -4,22 +4,21 @@ transposes, and the linear equations of implicit methods."""
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 
-from ...fields import Inputs, staged, UntranslatableError
+from ...fields import Inputs, UntranslatableError
 from ...fields.elimination import eliminated
 from ...fields.ir import Function
-from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
+from ...fields.jacobian import Jacobian, jacobian, tangent
 from ...fields.outer_products import taken_out
+from ...fields.transposes import transposed, transposed_jacobian
 from ...fields.walking import length
 from ...solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ...solvers.method import Equations
-from ...tracing.program import Program
 from .branches import either
 from .builder import Builder, Value
 from .components import copied, InMemory, numbers_of
@@ -115,6 +114,28 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
         linear_algebra = linearise, factorise, solve, row_sums
         found = Equations(f, jvp, *linear_algebra, branch=branch)
         return found if d.mass is None else _with_mass(b, d, d.mass, found)
+
+    return of
+
+
+def keeping_in(
+    b: Builder, d: Description, equations: Callable[[Held, Value], Equations]
+) -> Callable[[Held, Value, Callable[[], Memory]], Equations] | None:
+    """The equations whose field also stores its residuals: the next evaluation, the derivative and
+    then the residuals, goes to the memory that the third argument returns. None where residuals
+    are not recorded."""
+    parts = d.parts
+    if parts is None:
+        return None
+    fn = translated(parts.forward, with_groups(d.layout.inputs, "forward"), "f")
+
+    def of(held: Held, mask: Value, place: Callable[[], Memory]) -> Equations:
+        def f(y: tuple, t: Value) -> tuple:
+            numbers, at = HeldNumbers(held, u=y, forward=y), (b.spread(t), b.spread(mask))
+            found = evaluate_apart(b, fn, "field_in_parts", numbers, *at, result=place())
+            return tuple(found[: d.size])
+
+        return dataclasses.replace(equations(held, mask), f=f)
 
     return of
 
@@ -237,10 +258,25 @@ def calls_in(
         inputs = with_groups(d.layout.inputs, *groups)
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + size_of(d, own))
 
+    @functools.cache
+    def pulled_part() -> Callable:
+        parts = d.parts
+        assert parts is not None
+        inputs = with_groups(d.layout.inputs, "forward")
+        starts = itertools.accumulate(map(math.prod, parts.residuals), initial=0)
+        places = [("residuals", start) for start, _ in zip(starts, parts.residuals, strict=False)]
+        inputs = inputs._replace(places=(*inputs.places, *places))
+        kept = d.size + size_of(d, own)
+        of_what = "transposed_part", "the derivative of f"
+        return pulled_by(b, d, sums, parts.backward, inputs, *of_what, kept)
+
     def of(held: Held, mask: Value) -> Calls:
-        def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
-            numbers = HeldNumbers(held, u=cotangent, forward=y)
-            return pulled("forward")(numbers, t, mask)
+        def f(y: tuple, t: Value, cotangent: tuple, residuals: Loaded | None = None) -> tuple:
+            if residuals is None:
+                numbers = HeldNumbers(held, u=cotangent, forward=y)
+                return pulled("forward")(numbers, t, mask)
+            numbers = HeldNumbers(held, u=cotangent, forward=y, residuals=residuals)
+            return pulled_part()(numbers, t, mask)
 
         def jvp(y: tuple, t: Value, dy: tuple, dt: Value, cotangent: tuple) -> tuple:
             numbers = HeldNumbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
@@ -307,60 +343,6 @@ def pulled_by(
         return results
 
     return call
-
-
-def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
-    """The program that pulls a cotangent back through the field. Its state is the cotangent; the
-    field's state is appended to `p`. Its results are the cotangents of the state, and of the
-    constants and parameters numbered `which`.
-
-    **Arguments:** `of_tangent`: whether to pull back through the field's `tangent` instead. The
-    tangents of the state and of the time then follow the state in `p`, and the cotangent of the
-    state's tangent follows the state's in the results.
-    """
-    struct, time = state_and_time(field)
-    if not of_tangent:
-        return _transposed(field, field, which, struct, [])
-
-    def along(consts, u, p, t, du, dt):
-        return tangent_at(field, consts, u, (*p, du, dt), t)
-
-    return _transposed(field, along, which, struct, [struct, time])
-
-
-def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
-    """The program that pulls a cotangent back through the Jacobian of the field, like `transposed`;
-    its state has a cotangent for each of the Jacobian's numbers."""
-    struct, _ = state_and_time(field)
-    size: Any = made.jaxpr.outvars[0].aval
-    return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
-
-
-def _transposed(
-    field: Program, fn: Callable, which: Sequence[int], cotangent: Any, more: Sequence
-) -> jex.Jaxpr:
-    """**Arguments:** `fn(consts, u, p, t, *more)`: the function that is pulled back through; the
-    last of `more`, if any, gets no cotangent."""
-    n = len(field.jaxpr.constvars)
-    struct, _ = state_and_time(field)
-    extra = [struct, *more]
-
-    def pulled(consts, cotangent, p, t):
-        p, (u, *along) = p[: -len(extra)], p[-len(extra) :]
-        numbers = [*consts, *p]
-
-        def at(chosen, u, *du):
-            every = list(numbers)
-            for i, x in zip(which, chosen, strict=True):
-                every[i] = x
-            return fn(every[:n], u, tuple(every[n:]), t, *du, *along[-1:])
-
-        chosen = [numbers[i] for i in which]
-        to_chosen, *to_states = jax.vjp(at, chosen, u, *along[:-1])[1](cotangent)
-        found = (*to_states, *to_chosen)
-        return jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
-
-    return staged(field, pulled, state=cotangent, extra=extra)
 
 
 def with_groups(inputs: Inputs, *groups: str) -> Inputs:

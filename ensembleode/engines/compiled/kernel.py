@@ -15,6 +15,7 @@ from .equations import (
     calls_in,
     equations_in,
     HeldNumbers,
+    keeping_in,
     pulled_by,
     with_groups,
 )
@@ -245,7 +246,8 @@ def pulling_back(d: Description) -> PullingBack:
         if work.factors is not None:
             sums = ParameterSums(b, work.factors, others["shared"], n_shared)
         calls = calls_in(b, d, equations, sums)
-        pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d, sums), sums)
+        keeping = keeping_in(b, d, equations)
+        pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d, sums), sums, keeping)
         of_rows, reached, *happened = (others[x] for x in given)
         gradients = [others[x] for x in _GRADIENTS]
         cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)

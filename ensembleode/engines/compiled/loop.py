@@ -142,7 +142,7 @@ class Loop:
             self.alive.set(self.alive.get() & ~self._stopped())
 
         def turn() -> None:
-            self.turn()
+            self.turn(self.equations)
             if self._stop is not None:
                 b.if_((self.ntried.get() & (_TURNS - 1)).eq(0), look, likely=False)
 
@@ -188,11 +188,14 @@ class Loop:
         self.pool.leave(lambda index: counts.store(index, stopped))
         self.goes_on.set(False)
 
-    def go_on(self) -> Step:
-        """A turn, with the preparation before it and the ends of trajectories after it."""
+    def go_on(self, equations: Callable[[Held, Value], Equations] | None = None) -> Step:
+        """A turn, with the preparation before it and the ends of trajectories after it.
+
+        **Arguments:** `equations`: makes those for the attempt; by default the loop's own do.
+        """
         b = self.b
         b.if_(self.must_refill.get(), self.refill, likely=False)
-        step, verdict = self.turn()
+        step, verdict = self.turn(equations or self.equations)
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
             # Lanes that began together also end together.
@@ -439,9 +442,9 @@ class Loop:
     # A turn
     #
 
-    def turn(self) -> tuple[Step, Verdict]:
+    def turn(self, equations: Callable[[Held, Value], Equations]) -> tuple[Step, Verdict]:
         """One turn, in which every lane tries a step."""
-        step, unresolved = attempt(self)
+        step, unresolved = attempt(self, equations)
         # (This is done here because the stages are still in registers.)
         foreseen = None if self.happening is None else self.happening.foresee(step)
         step, verdict, size = control(self, step, unresolved)

@@ -49,7 +49,7 @@ def pull_back(
         end = b.minimum(start + work.group, last)
         events: list[Callable] = []
         loop = make_loop(start, end, lambda index, fresh: events[0](index, fresh))
-        record = Record(loop, work, alone=alone)
+        record = Record(loop, work, alone=alone, keeping=pullback.keeping)
         size = record.checkpoint_size()
         events.append(record.add_event)
         replay = Replay(b, loop, record, pullback, cotangents, sums if alone or in_memory else None)

@@ -4,18 +4,21 @@ The record has room for one segment of turns. Before each segment, a checkpoint 
 the time loop is kept, from which the segment can be recorded again.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from ...solvers.method import Equations
 from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
 from .components import each, InMemory
 from .loop import Loop
-from .reading import Memory
+from .numbers import Held
+from .reading import Loaded, Memory
 from .saved_rows import Step
 
 
@@ -68,6 +71,7 @@ class Turn(NamedTuple):
     - `t`, `h`: the time and the size; the size is zero if the step was rejected.
     - `t2`: the step's end (see `Description.records_end`).
     - `stages`: the derivatives at its stages, if they are recorded.
+    - `residuals`: those of the field at its stages, or None.
     - `marks`: the marks of the callbacks that acted at the end.
     - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
     """
@@ -80,6 +84,7 @@ class Turn(NamedTuple):
     marks: Sequence[Value] = ()
     is_stiff: Value | None = None
     stages: Sequence[Sequence[Value]] = ()
+    residuals: Sequence[Loaded | None] = ()
 
 
 class Record:
@@ -88,13 +93,20 @@ class Record:
     Turns and events consist of cells, which have an entry for each lane.
 
     - `alone`: whether a group is a single trajectory.
+    - `keeping`: makes equations whose field stores its residuals, where these are recorded (see
+        `equations.keeping_in`).
     """
 
-    def __init__(self, loop: Loop, work: Work, *, alone: bool):
+    def __init__(self, loop: Loop, work: Work, *, alone: bool, keeping: Callable | None = None):
         self.b, self.loop, self.work, self.alone = loop.b, loop, work, alone
-        b = self.b
+        b, problem = self.b, loop.problem
         self.width = max(1, b.lanes)
-        self.numbers = loop.problem.recorded
+        self._of_step = problem.recorded
+        self.numbers = problem.recorded + problem.recorded_of_field
+        self._keeping = keeping
+        # The results of the evaluations of an attempt, and which of these each stage is.
+        self._evaluated: list[tuple[Value, ...]] = []
+        self._evaluation: list[int | None] = []
         self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
@@ -118,6 +130,9 @@ class Record:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
         stages = itertools.chain(*step.attempt.dense) if self.loop.problem.stages else ()
+        firsts = [x[0].name for x in self._evaluated]
+        names = [k[0].name for k in step.attempt.dense] if self._keeping is not None else []
+        self._evaluation = [firsts.index(x) if x in firsts else None for x in names]
 
         def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
@@ -135,7 +150,7 @@ class Record:
             # (On a CPU the cells of a turn lie one after the other.)
             cells = Memory(self.work.turns.offset(self._cell(first)), of_lanes=True)
             state, size = [InMemory(cells, p.size)], 0
-        cells = [self._cell(first + i) for i in range(p.size - size, self.numbers)]
+        cells = [self._cell(first + i) for i in range(p.size - size, self._of_step)]
         *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
@@ -144,8 +159,40 @@ class Record:
         last = p.size * p.stages + size
         state, carry = [*state, *numbers[:size]], numbers[last:]
         stages = [numbers[i : i + size] for i in range(size, last, p.size)]
-        marks = ends[1:]
-        return Turn(state, carry, t, h, *ends[:1], marks=marks, is_stiff=is_stiff, stages=stages)
+        residuals = [None if i is None else self._residuals(turn, i) for i in self._evaluation]
+        more = {"is_stiff": is_stiff, "stages": stages, "residuals": residuals}
+        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], **more)
+
+    #
+    # Evaluations of the field, with what the way back needs of them
+    #
+
+    def _evaluation_of(self, turn: Value, i: int) -> Memory:
+        """The memory for the derivative and the residuals of an evaluation."""
+        p = self.loop.problem
+        cell = self._cell(
+            turn * self.numbers + self._of_step + i * (p.recorded_of_field // p.stages)
+        )
+        return Memory(self.work.turns.offset(cell), of_lanes=True)
+
+    def _residuals(self, turn: Value, i: int) -> Loaded:
+        p = self.loop.problem
+        assert p.parts is not None
+        return Loaded(self._evaluation_of(turn, i).moved(p.size), p.parts.size)
+
+    def _equations(self, held: Held, mask: Value) -> Equations:
+        """The equations for the attempt that is recorded next."""
+        assert self._keeping is not None
+        self._evaluated = []
+        turn = self.turn.get()
+        equations = self._keeping(held, mask, lambda: self._evaluation_of(turn, next(numbers)))
+        numbers = itertools.count()
+
+        def f(y: tuple, t: Value) -> tuple:
+            self._evaluated.append(equations.f(y, t))
+            return self._evaluated[-1]
+
+        return dataclasses.replace(equations, f=f)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""
@@ -250,7 +297,8 @@ class Record:
         self.event.set(0)
 
         def one() -> Value:
-            self.add_turn(self.loop.go_on())
+            equations = None if self._keeping is None else self._equations
+            self.add_turn(self.loop.go_on(equations))
             return self.loop.goes_on.get() & (self.turn.get() < self.work.room)
 
         b.do_while(one)

@@ -61,6 +61,7 @@ class Pullback:
     - `jumps`: the functions of the callbacks, where there are any.
     - `sums`: where the cotangents of shared parameters are added up in memory; None where `calls`
         return them.
+    - `keeping`: see `Record`.
     """
 
     calls: Callable[[Held, Value], Calls]
@@ -68,6 +69,7 @@ class Pullback:
     n_shared: int
     jumps: Jumps | None = None
     sums: ParameterSums | None = None
+    keeping: Callable | None = None
 
 
 class Replay:
@@ -259,6 +261,9 @@ class Replay:
         pulled = Pulled(b, trace, p.values, [y, *self._carried(turn.carry), [t], [h]])
         for stage, values in zip(trace.stages, turn.stages, strict=False):
             pulled.values[stage[0]] = values
+        for stage, found in zip(trace.stages, turn.residuals, strict=False):
+            if found is not None:
+                pulled.residuals[stage[0]] = found
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)

@@ -31,6 +31,8 @@ from .record import EVENT_CELLS
 
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
+# The most bytes of a segment. With residuals of the field, a turn may have a hundred kilobytes.
+_LARGEST_SEGMENT = 2**26
 # On the way back, the number of trajectories of a group for each lane; they share the memory of a
 # segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
 # and more turns run again.
@@ -332,10 +334,11 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     threads = _threads(flow.plan, flow.n)
     together = flow.n // flow.groups if in_memory else flow.n
     group = min(together, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
-    turn = d.recorded * d.width
+    turn = (d.recorded + d.recorded_of_field) * d.width
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
+    turns = min(turns, max(2, _LARGEST_SEGMENT // (turn * d.dtype.itemsize)))
     segments = -(-most // turns) + 1
     events = (group + 1) * EVENT_CELLS * d.width
     lengths = turns * turn, events, segments * back.checkpoint

@@ -30,6 +30,7 @@ from ...solvers.runge_kutta import RungeKutta
 from .builder import Builder, Value
 from .components import componentwise
 from .operations import operation
+from .reading import Loaded
 
 
 # The sizes in the trace of the state, of the entries of a Jacobian, and of the factors of a matrix.
@@ -180,8 +181,9 @@ class Calls(NamedTuple):
 
     - `forwards`: the vector field, its derivative along a tangent, and the operations of implicit
         methods.
-    - `f(y, t, cotangent)`, `jvp(y, t, dy, dt, cotangent)`: return the cotangents of states,
-        followed by those of the parameters.
+    - `f(y, t, cotangent, residuals)`, `jvp(y, t, dy, dt, cotangent)`: return the cotangents of
+        states, followed by those of the parameters. The residuals of the field are None where they
+        were not recorded.
 
     For implicit methods:
 
@@ -220,6 +222,8 @@ class Pulled:
         self.b, self.size, self.trace = b, size, trace
         variables = variables_of(trace.inputs)
         self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
+        # The residuals of the calls whose results these variables are.
+        self.residuals: dict[Any, Loaded] = {}
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
         self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
@@ -346,9 +350,10 @@ class Pulled:
         args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
         if eqn.primitive is _LINEARISE:
             found = list(calls.linearise(*args, whole))
+        elif eqn.primitive is _F:
+            found = list(calls.f(*args, whole[0], self.residuals.get(eqn.outvars[0])))
         else:
-            fn = calls.f if eqn.primitive is _F else calls.jvp
-            found = list(fn(*args, whole[0]))
+            found = list(calls.jvp(*args, whole[0]))
         for x in eqn.invars:
             if x.aval.shape:
                 if self.is_active(x):

@@ -3,6 +3,7 @@ decides on it, and `commit` changes the variables of the lanes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TYPE_CHECKING
 
 import jax
@@ -15,6 +16,7 @@ from ...solvers.time import adaptive_step, fixed_step, size_within
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, Value
 from .components import copied
+from .numbers import Held
 from .saved_rows import Step
 
 
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-def attempt(loop: Loop) -> tuple[Step, Value]:
+def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> tuple[Step, Value]:
     """The step that the known times allow; and, for a fixed step, the lanes where time can't
-    resolve it."""
+    resolve it.
+
+    **Arguments:** `make_equations`: see `Loop`.
+    """
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
@@ -47,7 +52,8 @@ def attempt(loop: Loop) -> tuple[Step, Value]:
     method = loop.now(p.method)
     if loop.switch is not None:
         loop.switch.count(loop.active.get())
-    attempt = method.step(loop.xp, _equations(loop), y, carry, t, size)
+    equations = make_equations(loop.held, _trying(loop))
+    attempt = method.step(loop.xp, equations, y, carry, t, size)
     return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
@@ -58,12 +64,12 @@ def _size(loop: Loop, t: Value, t2: Value) -> Value:
     return t2 - t
 
 
-def _equations(loop: Loop) -> Equations:
-    """The equations for the lanes that try a step."""
+def _trying(loop: Loop) -> Value:
+    """The lanes that try a step."""
     mask = loop.active.get()
     if loop.problem.adaptive and loop.outputs is not None:
         mask = mask | loop.code.get().eq(verdicts.PROBING)
-    return loop.equations(loop.held, mask)
+    return mask
 
 
 def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:

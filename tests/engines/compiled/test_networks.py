@@ -38,7 +38,9 @@ def ends(field, u0, p, engine, threads=1, alg=None, **options):
         lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]),
     )
     where = eo.EnsembleThreads(threads)
-    options = {"trajectories": len(u0), "save_start": False, "engine": engine, **options}
+    if "saveat" not in options:
+        options["save_start"] = False
+    options |= {"trajectories": len(u0), "engine": engine}
     return eo.solve(ens, alg or eo.Tsit5(), where, **options).u
 
 
@@ -263,9 +265,9 @@ def test_networks_at_random(engine, network, dtype, fixed):
     field, size, p = network
     p = jax.tree.map(lambda x: jnp.asarray(x, dtype), p)
     u0 = states(9, size, dtype)
-    options = FIXED if fixed else {"abstol": 1e-4, "reltol": 1e-4}
-    if engine == "diffrax" and not fixed:
-        options = {"abstol": 1e-9, "reltol": 1e-9} if dtype == np.float64 else FIXED
+    # (diffrax takes other adaptive steps, and where an activation has a kink, the derivative of a
+    # step depends on where it is.)
+    options = FIXED if fixed or engine == "diffrax" else {"abstol": 1e-4, "reltol": 1e-4}
     close = {"rtol": 1e-3, "atol": 1e-4} if dtype == np.float32 else {"rtol": 1e-5, "atol": 1e-7}
     found, expected = (ends(field, u0, p, x, **options) for x in ("compiled", engine))
     np.testing.assert_allclose(found, expected, **close)

@@ -1,0 +1,84 @@
+"""Programs that pull cotangents back through a field and through its Jacobian."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from ..tracing.program import Program
+from .jacobian import Jacobian, state_and_time, tangent_at
+from .residuals import Split, split
+from .staging import staged
+
+
+def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
+    """The program that pulls a cotangent back through the field. Its state is the cotangent; the
+    field's state is appended to `p`. Its results are the cotangents of the state, and of the
+    constants and parameters numbered `which`.
+
+    **Arguments:** `of_tangent`: whether to pull back through the field's `tangent` instead. The
+    tangents of the state and of the time then follow the state in `p`, and the cotangent of the
+    state's tangent follows the state's in the results.
+    """
+    struct, time = state_and_time(field)
+    if not of_tangent:
+        return _transposed(field, field, which, struct, [])
+
+    def along(consts, u, p, t, du, dt):
+        return tangent_at(field, consts, u, (*p, du, dt), t)
+
+    return _transposed(field, along, which, struct, [struct, time])
+
+
+def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
+    """The program that pulls a cotangent back through the Jacobian of the field, like `transposed`;
+    its state has a cotangent for each of the Jacobian's numbers."""
+    struct, _ = state_and_time(field)
+    size: Any = made.jaxpr.outvars[0].aval
+    return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
+
+
+def _transposed(
+    field: Program,
+    fn: Callable,
+    which: Sequence[int],
+    cotangent: Any,
+    more: Sequence,
+    *,
+    has_value: bool = False,
+) -> jex.Jaxpr:
+    """**Arguments:** `fn(consts, u, p, t, *more)`: the function that is pulled back through; the
+    last of `more`, if any, gets no cotangent; `has_value`: whether its value is a second result."""
+    n = len(field.jaxpr.constvars)
+    struct, _ = state_and_time(field)
+    extra = [struct, *more]
+
+    def pulled(consts, cotangent, p, t):
+        p, (u, *along) = p[: -len(extra)], p[-len(extra) :]
+        numbers = [*consts, *p]
+
+        def at(chosen, u, *du):
+            every = list(numbers)
+            for i, x in zip(which, chosen, strict=True):
+                every[i] = x
+            return fn(every[:n], u, tuple(every[n:]), t, *du, *along[-1:])
+
+        chosen = [numbers[i] for i in which]
+        value, pullback = jax.vjp(at, chosen, u, *along[:-1])
+        to_chosen, *to_states = pullback(cotangent)
+        found = (*to_states, *to_chosen)
+        joined = jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
+        return (joined, value) if has_value else joined
+
+    return staged(field, pulled, state=cotangent, extra=extra)
+
+
+@functools.lru_cache(maxsize=256)
+def in_two_parts(field: Program, which: tuple[int, ...]) -> Split | None:
+    """`transposed` as a program that is run forwards and one that is run backwards; None where that
+    can't be (see `residuals.split`)."""
+    struct, _ = state_and_time(field)
+    return split(_transposed(field, field, which, struct, [], has_value=True))
