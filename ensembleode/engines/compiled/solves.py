@@ -32,11 +32,12 @@ from .record import EVENT_CELLS
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
 # The most bytes of a segment. With residuals of the field, a turn may have a hundred kilobytes.
-_LARGEST_SEGMENT = 2**26
+# More memory is handed back to the system after each call, and its pages are cleared for the next.
+_LARGEST_SEGMENT = 15_000_000
 # On the way back, the number of trajectories of a group for each lane; they share the memory of a
 # segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
-# and more turns run again.
-_GROUP, _GROUP_OF_FIXED_STEPS = 4, 1
+# and more turns run again. With residuals, a group should fit in one segment.
+_GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
 # On the way back, the number of vectors for each number; a step has several times as many numbers
 # as forwards.
 _VECTORS_BACKWARDS = 2
@@ -333,7 +334,8 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     in_memory = d.sums_in_memory
     threads = _threads(flow.plan, flow.n)
     together = flow.n // flow.groups if in_memory else flow.n
-    group = min(together, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
+    of_lane = _GROUP if d.parts is None else _GROUP_WITH_RESIDUALS
+    group = min(together, d.width * (of_lane if d.controller else _GROUP_OF_FIXED_STEPS))
     turn = (d.recorded + d.recorded_of_field) * d.width
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
