@@ -107,7 +107,7 @@ class Loop:
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
         # With two methods: which one makes the steps.
-        self.switch = Switch(self) if problem.switches else None
+        self.switch: Any = Switch(self) if problem.switches else None
         self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
             # Whether no step of the lane has failed; and the number of failed steps, which is at
@@ -161,9 +161,10 @@ class Loop:
 
     def _run_on_their_own(self) -> None:
         b = self.b
+        go_on = self.go_on if self.parking is None else self._go_on_by_method
 
         def one() -> Value:
-            self._unless_stopped(self.go_on)
+            self._unless_stopped(go_on)
             return self.goes_on.get()
 
         b.do_while(one)
@@ -190,8 +191,18 @@ class Loop:
 
     def go_on(self) -> Step:
         """A turn, with the preparation before it and the ends of trajectories after it."""
+        self.b.if_(self.must_refill.get(), self.refill, likely=False)
+        return self._go_on()
+
+    def _go_on_by_method(self) -> None:
+        """`go_on` where all lanes step with the same one of two methods: each has code of its own,
+        which computes nothing for the other one."""
+        self.b.if_(self.must_refill.get(), self.refill, likely=False)
+        self.switch.by_method(self._go_on)
+
+    def _go_on(self) -> Step:
+        """A turn, and the ends of trajectories."""
         b = self.b
-        b.if_(self.must_refill.get(), self.refill, likely=False)
         step, verdict = self.turn()
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
@@ -274,7 +285,7 @@ class Loop:
 
     def now(self, x: Any) -> Any:
         """A method or a controller, in the mode that the lanes have now."""
-        return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
+        return x if self.switch is None else x.in_mode(self.switch.now())
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
         """The tolerances of the components; where step-size control doesn't look at a component,
