@@ -377,7 +377,7 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
-        if (consistent := is_consistent(self, fresh)) is not None:
+        if (consistent := is_consistent(self, fresh, self.t.get())) is not None:
             inconsistent = wanted & finite & ~consistent
             code = b.where(inconsistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
