@@ -9,9 +9,10 @@ Jacobian has three diagonals. The tables that the limits of the compiled engine 
 
 A process a problem and size, on one core, without caches on disk. `us` is the CPU time of a call,
 the least of several, a trajectory and step tried; `first` is the CPU time of the first call, and
-`wall` what it took. C++ does the same steps with 8 lanes of a fixed step size: the Jacobian, its LU
-without exchanges, in tiles of registers (of three diagonals: Thomas's), eight stages and the norm
-of the error.
+`wall` what it took. `gradient` and what follows are the same for a solve with the gradient of the
+squares of its ends by the initial states and all parameters (dense: n + n^2). C++ does the same
+steps with 8 lanes of a fixed step size: the Jacobian, its LU without exchanges, in tiles of
+registers (of three diagonals: Thomas's), eight stages and the norm of the error.
 """
 
 import ctypes
@@ -56,26 +57,30 @@ def case(name, size):
 
 
 def ours(name, size, limit):
-    """Microseconds a step, the steps, and seconds of the first call: of processor, and in all."""
+    """The steps of a trajectory; and then, for the solve and for the gradient, microseconds a step,
+    and seconds of the first call: of processor, and in all."""
     signal.alarm(limit)
     jax.config.update("jax_enable_x64", True)
     field, u0, shared = case(name, size)
 
-    @jax.jit
     def solve(u0, p):
         prob = eo.ODEProblem(field, u0[0], (0.0, 2.0), p)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
         options = {"abstol": 1e-6, "reltol": 1e-6, "engine": "compiled", "save_start": False}
         sim = eo.solve(ens, eo.Rodas5P(), eo.EnsembleThreads(1), trajectories=len(u0), **options)
-        return jnp.sum(sim.stats.naccept + sim.stats.nreject), sim.u, sim.retcode
+        return jnp.sum(sim.u**2), (jnp.sum(sim.stats.naccept + sim.stats.nreject), sim.retcode)
 
     args = jnp.asarray(u0), [jnp.asarray(x) for x in shared]
-    started = time.perf_counter()
-    first, (steps, _, retcodes) = timed(solve, *args, clock=time.process_time)
-    wall = time.perf_counter() - started
-    if (np.asarray(retcodes) != eo.ReturnCode.Success).any():
-        raise RuntimeError(f"{name} of {size} states failed.")
-    return seconds(lambda: solve(*args)) * 1e6 / int(steps), int(steps) / len(u0), first, wall
+    found = []
+    for fn in (solve, jax.grad(solve, argnums=(0, 1), has_aux=True)):
+        fn, started = jax.jit(fn), time.perf_counter()
+        first, (_, (steps, retcodes)) = timed(fn, *args, clock=time.process_time)
+        wall = time.perf_counter() - started
+        if (np.asarray(retcodes) != eo.ReturnCode.Success).any():
+            raise RuntimeError(f"{name} of {size} states failed.")
+        us = seconds(lambda fn=fn: jax.block_until_ready(fn(*args))) * 1e6 / int(steps)
+        found += us, first, wall
+    return int(steps) / len(u0), *found
 
 
 def seconds(call):
@@ -113,19 +118,20 @@ def work(name, size, limit):
 def main():
     if is_worker(work):
         return
+    first = ["first", "wall"]
     cases = by_size(
         __file__,
         __doc__,
         only="dense,chain",
         sizes="1,2,4,8,12,16,20,30,40,50,60",
         limit="a problem and size",
-        columns=["states", "steps", "us", "C++", "ratio", "first", "wall"],
+        columns=["states", "steps", "us", "C++", "ratio", *first, "gradient", *first],
     )
     for name, size, cold in cases:
-        us, steps, first, wall, hand = cold()
-        cells = ["" if x is None else f"{x:.3g}" for x in (hand, hand and us / hand)]
-        times = [f"{first:.3g}", f"{wall:.3g}"]
-        print(line([name, size, f"{steps:.0f}", f"{us:.3g}", *cells, *times]), flush=True)
+        steps, us, first, wall, *gradient, hand = cold()
+        numbers = us, hand, hand and us / hand, first, wall, *gradient
+        cells = ["" if x is None else f"{x:.3g}" for x in numbers]
+        print(line([name, size, f"{steps:.0f}", *cells]), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ class BrownFullBasicInit:
 
     It is done again after each affect of a callback, by thirty whole Newton steps from the
     algebraic components that the affect left, so an affect changes the differential components
-    alone.
+    alone; and in the same way at `d_discontinuities`, for the equations after the jump (not with
+    `engine="julia"`).
 
     At the start, this is done for each trajectory separately, if its initial state is further
     from the equations than `abstol`. If no solution is found, the trajectory ends with

@@ -716,6 +716,77 @@ def test_linear_equations_that_jump_at_known_times(alg):
     np.testing.assert_allclose(sol.u[-1], [x, x + 1], atol=2e-5)
 
 
+def jumping(at, factor, tspan=(0.0, 1.0)):
+    """`x' = -z` and `z^3 = x^3`; and from the time `at` on, `z^3 = factor^3 x^3`."""
+
+    def f(u, p, t):
+        is_after = (t - p[0]) * (tspan[1] - tspan[0]) > 0
+        return jnp.stack([-u[1], u[1] ** 3 - jnp.where(is_after, p[1] ** 3, 1.0) * u[0] ** 3])
+
+    f = eo.ODEFunction(f, mass_matrix=[1.0, 0.0])
+    p = jnp.stack([jnp.asarray(at), jnp.asarray(factor)])
+    return eo.ODEProblem(f, jnp.ones(2), tspan, p)
+
+
+@few()
+def test_equations_that_jump_at_known_times_are_solved_again(alg):
+    how = {"initializealg": BROWN, "d_discontinuities": [0.5], "abstol": 1e-8, "reltol": 1e-6}
+    sol = eo.solve(jumping(0.5, 2.0), alg, **how)
+    np.testing.assert_allclose(sol.u[-1], np.exp(-1.5) * np.array([1.0, 2.0]), rtol=2e-4)
+    assert sol.events is None
+
+
+@pytest.mark.slow
+def test_equations_that_jump_backwards_and_with_a_callback():
+    """The callback is at the same time, and comes before the jump."""
+    how = {"initializealg": BROWN, "d_discontinuities": [0.5], **TIGHT}
+    alg = eo.Rodas5P()
+    back = eo.solve(jumping(0.5, 2.0, (1.0, 0.0)), alg, **how)
+    np.testing.assert_allclose(back.u[-1], np.exp(1.5) * np.array([1.0, 2.0]), rtol=1e-5)
+
+    def halved(integrator):
+        return eo.remake(integrator, u=integrator.u * jnp.array([0.5, 1.0]))
+
+    both = eo.solve(jumping(0.5, 2.0), alg, callback=eo.PresetTimeCallback([0.5], halved), **how)
+    np.testing.assert_allclose(both.u[-1], np.exp(-1.5) * np.array([0.5, 1.0]), rtol=1e-5)
+    assert both.events is not None
+    assert both.events.which.tolist() == [0]
+    np.testing.assert_allclose(both.events.u_after, 0.5 * both.events.u_before, rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_equations_that_jump_without_a_solution_are_a_return_code():
+    def f(u, p, t):
+        return jnp.stack([-u[1], u[1] ** 2 - jnp.where(t > 0.5, -1.0, 1.0)])
+
+    prob = eo.ODEProblem(eo.ODEFunction(f, mass_matrix=[1.0, 0.0]), jnp.ones(2), (0.0, 1.0))
+    how = {"initializealg": BROWN, "d_discontinuities": [0.5], **TIGHT}
+    sol = eo.solve(prob, eo.Rodas5P(), **how)
+    assert sol.retcode == eo.ReturnCode.InitialFailure
+
+
+@pytest.mark.slow
+def test_gradients_where_equations_jump():
+    """By the time of each trajectory's jump and by its size: `x = exp(-at - factor (1 - at))`."""
+
+    def ends(p):
+        def own(prob, ctx):
+            at = p[ctx.index, :1]
+            return eo.remake(prob, p=p[ctx.index], d_discontinuities=at)
+
+        ens = eo.EnsembleProblem(jumping(0.5, 2.0), own)
+        how = {"initializealg": BROWN, "trajectories": 2, **TIGHT}
+        return eo.solve(ens, eo.Rodas5P(), **how).u[:, -1, 0]
+
+    p = jnp.array([[0.3, 2.0], [0.6, 1.5]])
+    at, factor = p.T
+    exact = jnp.exp(-at - factor * (1 - at))
+    np.testing.assert_allclose(ends(p), exact, rtol=1e-7)
+    gradient = jax.jit(jax.grad(lambda p: ends(p).sum()))(p)
+    expected = exact[:, None] * jnp.stack([factor - 1, at - 1], 1)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_stores_tell_mass_matrices_apart(tmp_path):
     def stored(mass, jac=None):

@@ -15,11 +15,13 @@ import numpy as np
 from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator, StepLimit
 from ..ground.state_tree import StateTree
 from ..saving_callback import SavingCallback
+from ..solvers.arithmetic import ArrayArithmetic
 from ..solvers.mass_matrix import MassMatrix
+from ..solvers.time import next_time
 from ..tracing.program import is_tracer, Program, program_of, trace, with_constants
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.written_numbers import with_numbers_apart
-from .consistent_start import consistent_again
+from .consistent_start import AfterJumps, consistent_again
 from .events import Continuous, Discrete, Events, Jump, Limit, Part
 
 
@@ -129,7 +131,8 @@ class Tracing:
 
         part = self._condition(name, condition, (), is_discrete=True)
         since = self._condition(name, passed, ())
-        jump = self._jump(name, "affect", x.affect, extras={})
+        solves = isinstance(x, AfterJumps)
+        jump = self._jump(name, "affect", x.affect, extras={}, after_jump=solves)
         known = not (is_tracer(times) or is_tracer(self.t0))
         at_start = not known or bool((times == self.t0).any())
         if at_start and jump.ends is not False:
@@ -138,7 +141,8 @@ class Tracing:
                 "time out."
             )
         kept = any(x.save_positions)
-        return Discrete(number, part, jump, x.save_positions, True, at_start, since, kept)
+        how: dict[str, Any] = {"is_kept": kept, "after_jump": solves}
+        return Discrete(number, part, jump, x.save_positions, True, at_start, since, **how)
 
     def _condition(
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False
@@ -155,7 +159,9 @@ class Tracing:
         extras = self._step if is_discrete else {}
         return self._part(name, "condition", condition, of_arrays, extras)
 
-    def _jump(self, name: str, argument: str, affect: Callable, *, extras: dict) -> Jump:
+    def _jump(
+        self, name: str, argument: str, affect: Callable, *, extras: dict, after_jump: bool = False
+    ) -> Jump:
         what, found = f"{argument} of {name}", []
 
         def of_arrays(u, p, extras, t):
@@ -173,7 +179,13 @@ class Tracing:
             known = bool(ends) if isinstance(ends, bool | np.bool_) else None
             fails = not known and not jnp.issubdtype(jnp.result_type(ends), jnp.bool_)
             found[:] = [known, tuple(changed), None, fails]
-            parts = [self._consistent(after, self._vector(after.u, what)), *changed.values(), ends]
+            time = t
+            if after_jump:
+                direction = jnp.where(t < extras["tprev"], -1, 1).astype(t.dtype)
+                later = next_time(ArrayArithmetic(jnp), t, direction)
+                time = t + jax.lax.stop_gradient(later - t)
+            vector = self._consistent(after, time, self._vector(after.u, what))
+            parts = [vector, *changed.values(), ends]
             return jnp.concatenate([jnp.asarray(x).astype(u.dtype).reshape(-1) for x in parts])
 
         part = self._part(name, argument, affect, of_arrays, {**self._step, **extras})
@@ -228,14 +240,14 @@ class Tracing:
             leaves.append(array.astype(aval.dtype).reshape(-1))
         return jnp.concatenate(leaves)
 
-    def _consistent(self, after: Integrator, u: Any) -> Any:
-        """The state after an affect, with its algebraic equations solved again if that is asked
-        for."""
+    def _consistent(self, after: Integrator, t: Any, u: Any) -> Any:
+        """The state after an affect, with its algebraic equations at the time `t` solved again if
+        that is asked for."""
         if self.mass is None:
             return u
 
         def f(u: Any) -> Any:
-            found = self.f(self._given(u.reshape(self.u.shape)), after.p, after.t)
+            found = self.f(self._given(u.reshape(self.u.shape)), after.p, t)
             return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(found)])
 
         return consistent_again(f, self.mass, u)

@@ -1,4 +1,5 @@
-"""States that fulfil the algebraic equations of a mass matrix, at the start and after affects."""
+"""States that fulfil the algebraic equations of a mass matrix, at the start, after affects, and
+where the equations jump."""
 
 import dataclasses
 import functools
@@ -9,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..callbacks import all_of, CallbackSet, PresetTimeCallback
 from ..fields.jacobian import is_reverse_only
 from ..ground.recent import jit_recent
 from ..initialization import BrownFullBasicInit
 from ..solvers.mass_matrix import MassMatrix, mixing
-from ..tracing.program import Program
+from ..tracing.program import is_tracer, Program
 from .lane import Trajectories
 from .rate import solved
 
@@ -31,6 +33,24 @@ def with_consistent_start(every: Trajectories) -> Trajectories:
     if not isinstance(init, BrownFullBasicInit) or mass is None or not mass.is_singular:
         return every
     return every.with_start(functools.partial(_started, every.field, mass, init))
+
+
+class AfterJumps(PresetTimeCallback):
+    """Solves the algebraic equations again where the field jumps, as they are after the jump. It is
+    no event of the solution."""
+
+
+def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSet:
+    """The callbacks, and one that solves the algebraic equations again at these times, `[time]`, at
+    which the field jumps.
+
+    It acts last: what others do at that time belongs to the field before the jump. (A start is
+    consistent with the field there.)
+    """
+    xp: Any = jnp if is_tracer(times) or is_tracer(t0) else np
+    inside = xp.where(times == t0, np.inf, times)
+    last = AfterJumps(inside, lambda integrator: integrator, save_positions=(False, False))
+    return CallbackSet(*all_of(callback), last)
 
 
 def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:

@@ -117,6 +117,7 @@ class Discrete:
     - `is_kept`: whether solutions record its events.
     - `limit`: the limit on the next step.
     - `is_discontinuity`: whether it acts at a jump of the field, and serves only for derivatives.
+    - `after_jump`: whether it solves the algebraic equations as they are after a jump of the field.
     """
 
     which: int
@@ -129,6 +130,7 @@ class Discrete:
     is_kept: bool = True
     limit: Limit | None = None
     is_discontinuity: bool = False
+    after_jump: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,9 @@ class Events:
         sides = [(x.up is None, x.down is None, x.up == x.down) for x in self.continuous]
         held = [(i, *_about_limit(x)) for i, x in enumerate(self.discrete) if x.limit is not None]
         quiet = [i for i, x in enumerate(self.discrete) if x.is_kept != any(x.save_positions)]
-        return ways, acts, sides, *([(held, quiet)] if held or quiet else [])
+        later = [i for i, x in enumerate(self.discrete) if x.after_jump]
+        more = [(held, quiet)] if held or quiet else []
+        return ways, acts, sides, *more, *([later] if later else [])
 
     def slices(self) -> list[tuple[int, Continuous, slice]]:
         """For each continuous callback its number, itself, and the slice of its conditions among

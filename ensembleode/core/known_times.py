@@ -33,9 +33,7 @@ def in_order(
     - `more`: further times, `[time]`.
     - `t0` and `t1`: the ends of the time span.
     """
-    times = _as_array(value, dtype)
-    if times is not None and times.ndim == 2:
-        times = (jnp.asarray(times) if is_tracer(index) else times)[index]
+    times = own_times(value, dtype, index)
     several = [x for x in (times, *more) if x is not None and x.size]
     if not several:
         return None
@@ -50,6 +48,14 @@ def in_order(
         following = next_time(ArrayArithmetic(xp), times, xp.ones_like(times))
         inside = (times >= start) & (following < end)
     return direction * xp.sort(xp.where(inside, times, np.inf).astype(dtype))
+
+
+def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:
+    """The times of one trajectory as they are given, `[time]`, or None: see `in_order`."""
+    times = _as_array(value, dtype)
+    if times is not None and times.ndim == 2:
+        times = (jnp.asarray(times) if is_tracer(index) else times)[index]
+    return times
 
 
 def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:

@@ -20,6 +20,7 @@ from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumb
 from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .callback_tracing import Tracing
+from .consistent_start import with_equations_after_jumps
 from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
 from .given import Given
@@ -29,7 +30,7 @@ from .implicit_form import (
     product_of,
     with_constants_around,
 )
-from .known_times import in_order, scheduled
+from .known_times import in_order, own_times, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
 
@@ -115,10 +116,15 @@ class Maker:
             fn = field_of(prob) if row.option == "f" else options[row.option]
             numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
         t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
-        callback = options["callback"]
+        callback, jumps = options["callback"], own_times(options["d_discontinuities"], dtype, index)
+        mass = None
+        if isinstance(options["initializealg"], BrownFullBasicInit):
+            mass = singular_mass_of(prob.f, u0.shape, tree)
+        if mass is not None and jumps is not None:
+            callback = with_equations_after_jumps(callback, jumps, t0)
         known = scheduled(callback, t0, t1, dtype)
         numbers["callback_consts"] = self._trace_callbacks(
-            callback, known, prob, u0, tree, types, t0, index
+            callback, known, prob, u0, tree, types, t0, mass, index
         )
         self._trace_saving(callback, prob, p, types, dtype, index)
         for row in _STOPS:
@@ -193,7 +199,7 @@ class Maker:
         self._traced[name] = same, (program, consts)
         return consts
 
-    def _trace_callbacks(self, callback, known, prob, u0, tree, types, t0, index) -> tuple:
+    def _trace_callbacks(self, callback, known, prob, u0, tree, types, t0, mass, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
         same = (callback, jtu.tree_structure(prob.p), types, prob.f, *known, *others)
         before, (events, consts) = self._traced.get("callback", ((), (None, ())))
@@ -201,9 +207,6 @@ class Maker:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            mass = None
-            if isinstance(self.options["initializealg"], BrownFullBasicInit):
-                mass = singular_mass_of(prob.f, u0.shape, tree)
             tracing = Tracing(u, tree, prob.p, self._is_number, t0, field_of(prob), mass)
             events = tracing.events(callback, known)
             consts = tuple(tracing.consts)

@@ -18,8 +18,14 @@ def either(
     trees of values. Each function comes with the lanes that need its result, and is not run if
     there are none. In lanes that need neither function, the result is arbitrary.
 
-    If all lanes need `otherwise`, the branches add no cost.
+    If all lanes need `otherwise`, the branches add no cost. Only one of the functions is written
+    where the mask is a constant.
     """
+    if mask.constant is not None:
+        leaves, tree = jax.tree.flatten((then if mask.constant else otherwise)[1]())
+        # (As with branches, these results are not fused with what follows.)
+        variables = [b.variable(x.dtype, x) for x in leaves]
+        return tree.unflatten([x.get() for x in variables])
     start = b.position
     variables: list[Variable] = []
     tree: Any = None

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-def is_consistent(loop: Loop, mask: Value) -> Value | None:
-    """The lanes where the algebraic equations hold, to their absolute tolerances; None where
-    there are none."""
+def is_consistent(loop: Loop, mask: Value, t: Value) -> Value | None:
+    """The lanes where the algebraic equations of the time `t` hold, to their absolute tolerances;
+    None where there are none."""
     b, p = loop.b, loop.problem
     if p.mass is None or not p.mass.is_singular:
         return None
     equations, n = loop.equations(loop.held, mask), p.controlled
     assert equations.algebraic is not None
-    rest = equations.algebraic(equations.f(loop.state(), loop.t.get()))
+    rest = equations.algebraic(equations.f(loop.state(), t))
     return p.norm(b, in_abstol(b, loop.tolerances(loop.held, n), rest[:n])) <= 1.0

@@ -18,6 +18,7 @@ from typing import Any, TYPE_CHECKING
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
 from ...core.moving_jumps import follow
 from ...solvers import verdicts
+from ...solvers.time import next_time
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
@@ -369,7 +370,11 @@ class Happening:
         loop.begin_anew(here)
         if not loop.problem.adaptive:
             loop.set_anchor(here)
-        if (consistent := is_consistent(loop, here)) is not None:
+        t = loop.t.get()
+        for x, marks in self._marks_of():
+            if isinstance(x, Discrete) and x.after_jump:
+                t = self.b.where(marks[0].get().ne(0), next_time(self.b, t, loop.direction), t)
+        if (consistent := is_consistent(loop, here, t)) is not None:
             lost = here & ~consistent
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)

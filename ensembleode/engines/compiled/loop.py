@@ -162,8 +162,14 @@ class Loop:
     def _run_on_their_own(self) -> None:
         b = self.b
 
+        def go_on() -> None:
+            if self.switch is not None and self.parking is not None:
+                self._go_on_by_method(self.switch)
+            else:
+                self.go_on()
+
         def one() -> Value:
-            self._unless_stopped(self.go_on)
+            self._unless_stopped(go_on)
             return self.goes_on.get()
 
         b.do_while(one)
@@ -193,9 +199,19 @@ class Loop:
 
         **Arguments:** `equations`: makes those for the attempt; by default the loop's own do.
         """
+        self.b.if_(self.must_refill.get(), self.refill, likely=False)
+        return self._go_on(equations or self.equations)
+
+    def _go_on_by_method(self, switch: Switch) -> None:
+        """`go_on` where all lanes step with the same one of two methods: each has code of its own,
+        which computes nothing for the other one."""
+        self.b.if_(self.must_refill.get(), self.refill, likely=False)
+        switch.by_method(lambda: self._go_on(self.equations))
+
+    def _go_on(self, equations: Callable[[Held, Value], Equations]) -> Step:
+        """A turn, and the ends of trajectories."""
         b = self.b
-        b.if_(self.must_refill.get(), self.refill, likely=False)
-        step, verdict = self.turn(equations or self.equations)
+        step, verdict = self.turn(equations)
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
             # Lanes that began together also end together.
@@ -277,7 +293,7 @@ class Loop:
 
     def now(self, x: Any) -> Any:
         """A method or a controller, in the mode that the lanes have now."""
-        return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
+        return x if self.switch is None else x.in_mode(self.switch.now())
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
         """The tolerances of the components; where step-size control doesn't look at a component,
@@ -369,7 +385,7 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
-        if (consistent := is_consistent(self, fresh)) is not None:
+        if (consistent := is_consistent(self, fresh, self.t.get())) is not None:
             inconsistent = wanted & finite & ~consistent
             code = b.where(inconsistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...solvers.switching import Switching
@@ -35,6 +36,26 @@ class Switch:
         self._count = b.variable(I32, 0)
         self.stiff, self.switches = b.variable(I32, 0), b.variable(I32, 0)
         self.parking = Parking(loop, self.is_stiff) if parks else None
+        # In code that is for one of the methods: which one.
+        self._known: Value | None = None
+
+    def now(self) -> Value:
+        """Where the Rosenbrock method makes the attempt: a mask, or a constant in code that is for
+        one of the methods."""
+        return self.is_stiff.get() if self._known is None else self._known
+
+    def by_method(self, write: Callable[[], object]) -> None:
+        """Write the code of a turn once for each method, where all lanes have the same one."""
+
+        def known(is_stiff: bool) -> Callable[[], None]:
+            def one() -> None:
+                self._known = self.b.constant(is_stiff, BOOL)
+                write()
+                self._known = None
+
+            return one
+
+        self.b.if_(self.is_stiff.get(), known(True), known(False))
 
     def variables(self) -> list[Variable]:
         """The variables that are kept from turn to turn."""
@@ -49,7 +70,7 @@ class Switch:
 
     def count(self, active: Value) -> None:
         """Count the attempt that the active lanes make."""
-        tried = self.b.spread(active & self.is_stiff.get())
+        tried = self.b.spread(active & self.now())
         self.stiff.set(self.stiff.get() + self.b.cast(tried, I32))
 
     def choose(self, step: Step) -> None:

@@ -32,7 +32,7 @@ def callbacks_as_table(plan: Plan, inputs: Inputs) -> dict[str, Any] | None:
         "room": plan.max_events,
         "longest": events.longest,
         "continuous": [table.continuous(x) for x in events.continuous],
-        "discrete": [table.discrete(x) for x in events.discrete],
+        "discrete": [table.discrete(x) for x in events.discrete if not x.after_jump],
     }
 
 
