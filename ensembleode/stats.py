@@ -14,7 +14,9 @@ class Stats(eqx.Module):
         without those for Jacobians. None for diffrax's own solvers, except for explicit Runge-Kutta
         methods.
     - `njac`: Jacobians of `f`; `nw`: factorisations of the matrix made from one; `nsolve`: solves
-        with its factors. None for explicit methods, for diffrax's own solvers, and with Julia.
+        with its factors. None for explicit methods, for diffrax's own solvers, and for `JuliaAlg`.
+        With `engine="julia"`, OrdinaryDiffEq counts them: in each step of a small system, it
+        computes two Jacobians, and does not count the first solve of a Rodas method.
 
     They are arrays over the trajectories (totals, where a `reduction` was given).
     """

@@ -90,13 +90,16 @@ function Record(mode, first, rows, ens::Trajectories{T}, sol, i) where {T}
     return Record(u, t, length, code, counts(sol), sol.prob.p.happened)
 end
 
-# The counts, with the names of their fields in SciML's statistics.
+# The counts, with the names of their fields in SciML's statistics. A count that is too large for
+# the arrays is the largest number of their type.
 const COUNTS = (;
     naccept = :naccept, nreject = :nreject, nf = :nf, njac = :njacs, nw = :nw, nsolve = :nsolve
 )
 
-counts(sol) =
-    map(name -> sol.stats === nothing ? Int32(0) : Int32(getproperty(sol.stats, name)), COUNTS)
+function counts(sol)
+    of(name) = sol.stats === nothing ? 0 : getproperty(sol.stats, name)
+    return map(name -> Int32(min(of(name), typemax(Int32))), COUNTS)
+end
 
 """Write the saved states to the rows; return the number of rows reached, and the return code."""
 function keep!(u, t, mode, first, ens, sol, i)

@@ -98,7 +98,11 @@ end
     own = [0.3 0.6 0.9]
     out = solved(field, 3; u0 = [0.0], own, d_discontinuities = own, mode = "steps", rows = 40)
     @test all(i -> own[i] in out.t[:, i], 1:3)
-    @test all(==(0), out.nreject)
+    # The last stages of a step onto the jump may be evaluated past it, by the rounding of `t + dt`:
+    # then that step is rejected once. A jump that is not known is found by rejections.
+    @test all(<=(1), out.nreject)
+    blind = solved(field, 3; u0 = [0.0], own, mode = "steps", rows = 400)
+    @test all(>(10), blind.nreject)
     @test [out.u[1, out.lengths[i], i] for i in 1:3] ≈ 2 .* vec(own) .- 1 atol = 1e-14
     out = solved(field, 3; u0 = [0.0], own, tstops = [0.3, 0.6, 0.9], mode = "steps", rows = 400)
     @test all(i -> issubset(own, out.t[:, i]), 1:3)

@@ -90,3 +90,10 @@ end
         @test EnsembleODE.code(retcode) == number
     end
 end
+
+@testset "counts that are too large" begin
+    stats = (; naccept = 5, nreject = 0, nf = 2^40, njacs = 0, nw = 0, nsolve = 0)
+    found = EnsembleODE.counts((; stats))
+    @test (found.naccept, found.nf) === (Int32(5), typemax(Int32))
+    @test EnsembleODE.counts((; stats = nothing)).nf === Int32(0)
+end

@@ -437,10 +437,6 @@ def run(
 
     **Raises:** `subprocess.CalledProcessError` if it fails, `subprocess.TimeoutExpired`.
     """
-    """Run Julia code in a process of its own, with the arguments in `ARGS`.
-
-    **Raises:** `subprocess.CalledProcessError` if it fails.
-    """
     command = [julia.executable, "--startup-file=no", f"--project={julia.project}", *flags]
     # Otherwise PythonCall would install a Python of its own.
     environment = {"JULIA_PYTHONCALL_EXE": sys.executable, **os.environ}
@@ -461,7 +457,6 @@ def run(
 
 def no_juliacall() -> JuliaError:
     """The error where juliacall is not installed."""
-    """The error that says how juliacall is installed."""
     return JuliaError("juliacall is not installed.", f"Run `{_PIP}`, then `{INSTALL}`.")
 
 
@@ -470,7 +465,6 @@ def install_it(by_hand: str = f"set {_EXE} and {_PROJECT} to a Julia that is her
 
     **Arguments:** `by_hand`: what else to do where nothing may be downloaded.
     """
-    """The remedy where something has to be installed."""
     if not offline():
         return f"Run `{INSTALL}`."
     return (

@@ -221,8 +221,8 @@ class InProcess(Session):
                 "engine='julia' needs juliacall: pip install 'ensembleode[julia]', or run Julia in "
                 "a process of its own: ensembleode.julia.start(process=True)."
             ) from e
-        self._end_in_thread(juliacall.CONFIG["lib"])
         main: Any = juliacall.newmodule("ensembleode")
+        self._end_in_thread(juliacall.CONFIG["lib"], main)
         self._thread.idle = _collectable(main)
         try:
             main.seval(environment.loading())
@@ -232,12 +232,20 @@ class InProcess(Session):
         self.threads = int(main.seval("Threads.nthreads(:default)"))
         self._handle = main.seval("EnsembleODE.handle")
 
-    def _end_in_thread(self, lib: Any) -> None:
+    def _end_in_thread(self, lib: Any, main: Any) -> None:
         """Have juliacall end Julia in the thread that started it, for which Julia would wait
         otherwise."""
         end = lib.jl_atexit_hook
         end.argtypes, end.restype = [ctypes.c_int], None
-        lib.jl_atexit_hook = lambda code: self._thread.submit(end, code).result()
+
+        def finish(code: int) -> None:
+            # Python frees Julia's objects after this, too. The function that frees them may have to
+            # be compiled again, as packages were loaded since: now, by freeing one, because other
+            # threads would wait forever for the compiler of a Julia that has ended.
+            main.seval("Ref(0)")
+            end(code)
+
+        lib.jl_atexit_hook = lambda code: self._thread.submit(finish, code).result()
 
     def _answer(self, request: Request) -> str:
         places = {name: {"address": x.ctypes.data} for name, x in request.arrays.items()}

@@ -129,12 +129,16 @@ def test_events(known):
 def test_the_jacobian_of_the_user(alg):
     """A Jacobian that is wrong changes the steps, in the same way as in the compiled engine."""
 
+    def steady(u, p, t):
+        # (For an `f` that depends on the time, Julia's Rosenbrock23 has another error estimate.)
+        return coupled(u, p, jnp.ones_like(t))
+
     def jac(u, p, t):
-        return 0.8 * jax.jacfwd(lambda u: coupled(u, p, t))(u)
+        return 0.5 * jax.jacfwd(lambda u: steady(u, p, t))(u)
 
     prototype = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]])
-    of_f, _ = both(of_coupled(coupled), alg)
-    fs = eo.ODEFunction(coupled, jac=jac), eo.ODEFunction(coupled, jac_prototype=prototype)
+    of_f, _ = both(of_coupled(steady), alg)
+    fs = eo.ODEFunction(steady, jac=jac), eo.ODEFunction(steady, jac_prototype=prototype)
     wrong, right = (both(of_coupled(f), alg) for f in fs)
     has_same_steps(*wrong)
     has_same_steps(*right)

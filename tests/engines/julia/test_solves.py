@@ -620,6 +620,15 @@ def test_juliacall_beside_it():
     assert "juliacall has started Julia in this process already" in done.stderr
 
 
+def test_python_ends_after_julia():
+    """Python frees Julia's objects after Julia has ended. The packages for GPUs replace methods, so
+    that Julia would compile the function that frees them again."""
+    solving = "ends(eo.EnsembleGPUKernel(backend='CPU')); print('done')"
+    done = run_python(textwrap.dedent(OWN) + solving)
+    assert done.stdout.strip().endswith("done"), done.stderr
+    assert done.returncode == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 def test_one_core_and_large_arrays():
     """The arrays have 40 MB each way; a callback that waited for JAX would never return."""
