@@ -1,20 +1,31 @@
-"""Networks whose weights all trajectories share: the compiled engine beside the lanes engine.
+"""Networks whose weights all trajectories share: the compiled engine, lanes, and C++ by hand.
 
     python benchmarks/networks.py [--widths 16,64] [--trajectories 16,256] [--dtype float32]
 
 A network 2 -> W -> W -> 2 with tanh is solved from 0 to 1 by Tsit5, with ten fixed steps and
-adaptively at 1e-5, and differentiated by the states of each trajectory and by all weights. Both
-engines run in turns in one process, on one core, without JAX's cache on disk. A cell has the median
-CPU time in milliseconds, and the CPU time of the first call in seconds.
+adaptively at 1e-5, and differentiated by the states of each trajectory and by all weights. All run
+in turns in one process, on one core, without JAX's cache on disk. C++ (networks.cpp, with g++ or
+$CXX, the better of two widths) has fixed steps only, float32, and multiples of 64 trajectories.
+
+A cell has the median CPU time in milliseconds, and the CPU time of the first call in seconds; that
+of C++ has the time of a solve, and in brackets the ratios of compiled's two times to it. The last
+column is the largest difference of the ends from those of C++.
 """
 
 import argparse
+import contextlib
+import ctypes
+import functools
+import pathlib
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common.report import line
+from common.contenders import Skip
+from common.cpp import library
+from common.processes import held, last_core
+from common.report import line, machine
 from common.timing import in_turns, timed
 
 import ensembleode as eo
@@ -52,6 +63,28 @@ def functions(engine, n, options):
     return {"solve": jax.jit(solve), "gradient": jax.jit(jax.grad(loss, argnums=(0, 1)))}
 
 
+def by_cpp(width, u0, p):
+    """Solves by C++ with vectors of two widths, and where their ends are.
+
+    **Raises:** `Skip` where it doesn't solve this case.
+    """
+    n = len(u0)
+    if u0.dtype != np.float32 or n % 64:
+        raise Skip("float32 and multiples of 64 trajectories")
+    run = library(pathlib.Path(__file__).with_suffix(".cpp")).solve
+    run.restype = None
+    *weights, start = (np.ascontiguousarray(x) for x in (*jax.tree.leaves(p), u0))
+    ends = np.empty((n, 2), np.float32)
+
+    def call(vectors):
+        number, at = ctypes.c_long, lambda x: ctypes.c_void_p(x.ctypes.data)
+        pointers = (ctypes.c_void_p * len(weights))(*(x.ctypes.data for x in weights))
+        steps = number(10), ctypes.c_float(0.1)
+        run(ctypes.c_int(vectors), number(width), pointers, number(n), at(start), *steps, at(ends))
+
+    return {f"C++ {x}": functools.partial(call, x) for x in (2, 4)}, ends
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", default="16,64,128,256")
@@ -62,20 +95,40 @@ def main():
     jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_enable_x64", True)
     ways = [f"{engine}, {what}" for what in ("solve", "gradient") for engine in ENGINES]
-    print(line(["W", "trajectories", "steps", *ways]))
+    about, core = machine("ensembleode", "jax"), last_core()
+    print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
+    print(line(["W", "trajectories", "steps", *ways, "C++", "difference"]))
     for width in map(int, given.widths.split(",")):
         for n in map(int, given.trajectories.split(",")):
             args = case(width, n, given.dtype)
             for name, options in STEPS.items():
-                runs, firsts = {}, {}
-                for engine in ENGINES:
-                    for what, run in functions(engine, n, options).items():
-                        way = f"{engine}, {what}"
-                        firsts[way], _ = timed(run, *args, clock=time.process_time)
-                        runs[way] = lambda run=run, args=args: run(*args)
-                times = in_turns(runs, 200, least=5, budget=given.budget, clock=time.process_time)
-                cells = [f"{1e3 * np.median(times[w]):.3g}, {firsts[w]:.1f}" for w in ways]
-                print(line([width, n, name, *cells]), flush=True)
+                with held(None if core is None else {core}):
+                    found = cells(width, n, args, options, ways, given.budget)
+                print(line([width, n, name, *found]), flush=True)
+
+
+def cells(width, n, args, options, ways, budget):
+    """The cells of a row: of the ways, of C++, and the difference from it."""
+    runs, firsts = {}, {}
+    for engine in ENGINES:
+        for what, run in functions(engine, n, options).items():
+            way = f"{engine}, {what}"
+            firsts[way], found = timed(run, *args, clock=time.process_time)
+            runs[way] = lambda run=run: jax.block_until_ready(run(*args))
+            if way == "compiled, solve":
+                ours = np.asarray(found[:, -1])
+    hand, ends = {}, None
+    if "dt" in options:
+        with contextlib.suppress(Skip):
+            hand, ends = by_cpp(width, *args)
+    times = in_turns(runs | hand, 200, least=5, budget=budget, clock=time.process_time)
+    median = {way: 1e3 * float(np.median(spent)) for way, spent in times.items()}
+    found = [f"{median[way]:.3g}, {firsts[way]:.1f}" for way in ways]
+    if ends is None:
+        return [*found, "", ""]
+    best = min(median[way] for way in hand)
+    ratios = ", ".join(f"{median[f'compiled, {x}'] / best:.2f}" for x in ("solve", "gradient"))
+    return [*found, f"{best:.3g} ({ratios})", f"{np.abs(ours - ends).max():.1e}"]
 
 
 if __name__ == "__main__":
