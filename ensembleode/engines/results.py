@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Int8
 
+from ..core.implicit_form import with_constants_around
 from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
 from ..core.saving import meant
@@ -126,16 +127,23 @@ def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     matrix) is traced."""
     if not isinstance(plan.field, Program):
 
-        def field(u, p, t):
-            return plan.field(lane.consts, u, p, t)
+        def traced(fn, *p):
+            return trace(lambda u, p, t: fn(lane.consts, u, p, t), u0, p, t, rules=True)
 
-        u0 = jnp.asarray(lane.u0)
+        u0, form = jnp.asarray(lane.u0), plan.form
         t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
-        program, consts = trace(field, u0, lane.p, t, rules=True)
+        program, consts = traced(plan.field, *lane.p)
+        if form is not None and form.product is not None:
+            # Both programs have the constants of both.
+            product, more = traced(form.product, *lane.p, u0)
+            first, last = ([(x.shape, x.dtype) for x in xs] for xs in (consts, more))
+            form = form.mapped(lambda _: with_constants_around(product, tuple(first), ()))
+            program = with_constants_around(program, (), tuple(last))
+            consts = [*consts, *more]
         batched = plan.batched._replace(consts=(False,) * len(consts))
         state = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
         changes: dict[str, Any] = {"field": program, "state": state, "controlled": u0.size}
-        plan = dataclasses.replace(plan, batched=batched, **changes)
+        plan = dataclasses.replace(plan, batched=batched, form=form, **changes)
         lane = lane._replace(consts=tuple(consts))
     none = jax.tree.map(lambda _: False, plan.batched)
     return dataclasses.replace(plan, batched=none, width=1), lane

@@ -21,7 +21,7 @@ class Columns(Executor):
 
     def check(self, plan: Plan) -> None:
         """**Raises:** `ValueError` when an option that all columns share differs between
-        trajectories, and for callbacks and an integrand."""
+        trajectories, and for callbacks, an integrand and a mass matrix."""
         if plan.events is not None:
             raise ValueError(
                 "EnsembleColumns solves all trajectories with the same steps, and a callback acts "
@@ -32,6 +32,8 @@ class Columns(Executor):
                 "EnsembleColumns has no integrands: let f return what integrand does as further "
                 "components of the state, or use EnsembleThreads()."
             )
+        if plan.form is not None and plan.form.mass is not None:
+            raise ValueError("EnsembleColumns has no mass_matrix: use EnsembleThreads().")
         for row in but("state", "parameters", "constants", "flag"):
             if getattr(plan.batched, row.name):
                 raise ValueError(
@@ -47,24 +49,31 @@ class Columns(Executor):
 
 
 class _ColumnsField(NamedTuple):
-    """`f` mapped over the columns of a `[*state, trajectory]` array; static and hashable."""
+    """`f`, or a product with its Jacobian, mapped over the columns of a `[*state, trajectory]`
+    array; static and hashable. The parameters and the constants have an axis of trajectories, or
+    None."""
 
     field: Program
-    batched_p: tuple
-    batched_consts: tuple
+    axes_of_p: tuple
+    axes_of_consts: tuple
 
     def __call__(self, consts, u, p, t):
-        in_axes = (axes(self.batched_consts), -1, axes(self.batched_p), None)
+        in_axes = (self.axes_of_consts, -1, self.axes_of_p, None)
         return jax.vmap(self.field, in_axes=in_axes, out_axes=-1)(consts, u, p, t)
 
 
 @jit_recent
 def _solve(plan, lanes, indices, repeat, key, output_consts):
     n = indices.shape[0]
-    batched = plan.batched
+    batched, form = plan.batched, plan.form
+    of_p, of_consts = axes(batched.p), axes(batched.consts)
+    if form is not None:
+        # The direction, the last of a product's parameters, is a matrix like the state.
+        form = form.mapped(lambda x: _ColumnsField(x, (*of_p, -1), of_consts))
     matrix_plan = dataclasses.replace(
         plan,
-        field=_ColumnsField(plan.field, batched.p, batched.consts),
+        field=_ColumnsField(plan.field, of_p, of_consts),
+        form=form,
         batched=jax.tree.map(lambda _: False, batched),
         output=None,
     )

@@ -146,6 +146,32 @@ def test_the_jacobian_of_the_user(alg):
     np.testing.assert_allclose(right[0].u, of_f.u, rtol=1e-10)
 
 
+@pytest.mark.parametrize("factor", [on_julia(1.0), on_julia(0.5)])
+def test_the_jacobian_of_the_user_in_columns(factor):
+    """It is mapped over the columns, with the constants that it closes over."""
+    matrix = jnp.array([[-1.0, 2.0], [-2.0, 0.0]])
+
+    def steps_and_ends(known):
+        def jac(u, p, t):
+            return factor * p * matrix * jnp.cos(u)[None]
+
+        def f(u, p, t):
+            return p * jnp.matmul(matrix, jnp.sin(u))
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, u0=prob.u0 * ctx.sim_id, p=1.0 + 0.3 * ctx.index)
+
+        f = eo.ODEFunction(f, jac=jac) if known else f
+        prob = eo.ODEProblem(f, jnp.array([1.0, 0.3]), (0.0, 1.0), 1.0)
+        ens, how = eo.EnsembleProblem(prob, prob_func), {"trajectories": 3, "engine": "julia"}
+        sim = eo.solve(ens, eo.Rodas5P(), eo.EnsembleColumns(), **how)
+        return int(sim.stats.naccept[0]), np.asarray(sim.u[:, -1])
+
+    (steps, ends), (expected, exact) = steps_and_ends(True), steps_and_ends(False)
+    assert steps == expected if factor == 1.0 else steps > 2 * expected
+    np.testing.assert_allclose(ends, exact, rtol=1e-12 if factor == 1.0 else 1e-3)
+
+
 @pytest.mark.parametrize(
     "name", [on_julia("Rodas5P()"), on_julia("FBDF()"), on_julia("Kvaerno5()")]
 )
