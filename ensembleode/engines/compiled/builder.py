@@ -401,14 +401,10 @@ class Builder(PlainArithmetic):
         bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
         return f"{type_} {bits.name}"
 
-    def sum_of_lanes(self, x: Value) -> Value:
-        """The sum of a vector's entries as a scalar: the first half of them is added to the second,
-        and so on."""
-        return self.sums_of_lanes([x])[0]
-
     def sums_of_lanes(self, xs: Sequence[Value]) -> list[Value]:
-        """`sum_of_lanes` of several vectors, which takes fewer instructions than one by one: halves
-        of two vectors are put into one vector before they are added."""
+        """The sum of each vector's entries as a scalar: the first half of them is added to the
+        second, and so on. Halves of two vectors are put into one vector before they are added,
+        which takes fewer instructions than one vector after the other."""
         vectors, entries = list(xs), xs[0].lanes
         if not entries:
             return vectors

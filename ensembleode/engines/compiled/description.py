@@ -107,10 +107,12 @@ class Description:
     def recorded(self) -> int:
         """How many numbers a recorded step has: the state, its `stages`, the carry (unless it is
         recomputed from the state), the time and the size; if `switches`, which method made it; if
-        `records_end`, the step's end; with callbacks, the marks of those that acted there."""
+        `records_end`, the step's end; with callbacks, the marks of those that acted there; and last
+        an `evaluation` for each stage."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
+        step = self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
+        return step + self.stages * self.evaluation
 
     @property
     def parts(self) -> Split | None:
@@ -122,11 +124,11 @@ class Description:
         return None if found is None or found.size > _MOST_RESIDUALS else found
 
     @property
-    def recorded_of_field(self) -> int:
-        """How many numbers more a recorded step has: for each stage, the derivative and the
-        residuals."""
+    def evaluation(self) -> int:
+        """How many numbers are recorded of an evaluation of the field: the derivative and the
+        residuals; none where no residuals are recorded."""
         parts = self.parts
-        return 0 if parts is None else self.method.stages * (self.size + parts.size)
+        return 0 if parts is None else self.size + parts.size
 
     @property
     def sums_in_memory(self) -> bool:

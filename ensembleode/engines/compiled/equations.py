@@ -325,7 +325,7 @@ def pulled_by(
     first `kept`, are cotangents of shared parameters. With `sums`, these are added there, and only
     the first are returned.
 
-    **Raises:** `UntranslatableError` that says `what` can't be translated.
+    **Raises:** `ValueError` that says `what` can't be translated.
     """
     if sums is None:
         fn = translated(jaxpr, inputs, what, in_memory=d.in_memory)

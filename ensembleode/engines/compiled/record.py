@@ -4,7 +4,6 @@ The record has room for one segment of turns. Before each segment, a checkpoint 
 the time loop is kept, from which the segment can be recorded again.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -101,12 +100,12 @@ class Record:
         self.b, self.loop, self.work, self.alone = loop.b, loop, work, alone
         b, problem = self.b, loop.problem
         self.width = max(1, b.lanes)
-        self._of_step = problem.recorded
-        self.numbers = problem.recorded + problem.recorded_of_field
+        self.numbers = problem.recorded
+        # Where the evaluations begin among them.
+        self._evaluations = problem.recorded - problem.stages * problem.evaluation
         self._keeping = keeping
-        # The results of the evaluations of an attempt, and which of these each stage is.
-        self._evaluated: list[tuple[Value, ...]] = []
-        self._evaluation: list[int | None] = []
+        # How many evaluations an attempt has. The first stage is none if it comes from the carry.
+        self._evaluated = 0
         self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
@@ -130,9 +129,6 @@ class Record:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
         stages = itertools.chain(*step.attempt.dense) if self.loop.problem.stages else ()
-        firsts = [x[0].name for x in self._evaluated]
-        names = [k[0].name for k in step.attempt.dense] if self._keeping is not None else []
-        self._evaluation = [firsts.index(x) if x in firsts else None for x in names]
 
         def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
@@ -150,7 +146,7 @@ class Record:
             # (On a CPU the cells of a turn lie one after the other.)
             cells = Memory(self.work.turns.offset(self._cell(first)), of_lanes=True)
             state, size = [InMemory(cells, p.size)], 0
-        cells = [self._cell(first + i) for i in range(p.size - size, self._of_step)]
+        cells = [self._cell(first + i) for i in range(p.size - size, self._evaluations)]
         *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
@@ -159,7 +155,8 @@ class Record:
         last = p.size * p.stages + size
         state, carry = [*state, *numbers[:size]], numbers[last:]
         stages = [numbers[i : i + size] for i in range(size, last, p.size)]
-        residuals = [None if i is None else self._residuals(turn, i) for i in self._evaluation]
+        residuals = [None] * (p.stages - self._evaluated)
+        residuals += [self._residuals(turn, i) for i in range(self._evaluated)]
         more = {"is_stiff": is_stiff, "stages": stages, "residuals": residuals}
         return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], **more)
 
@@ -169,10 +166,8 @@ class Record:
 
     def _evaluation_of(self, turn: Value, i: int) -> Memory:
         """The memory for the derivative and the residuals of an evaluation."""
-        p = self.loop.problem
-        cell = self._cell(
-            turn * self.numbers + self._of_step + i * (p.recorded_of_field // p.stages)
-        )
+        number = self._evaluations + i * self.loop.problem.evaluation
+        cell = self._cell(turn * self.numbers + number)
         return Memory(self.work.turns.offset(cell), of_lanes=True)
 
     def _residuals(self, turn: Value, i: int) -> Loaded:
@@ -183,16 +178,13 @@ class Record:
     def _equations(self, held: Held, mask: Value) -> Equations:
         """The equations for the attempt that is recorded next."""
         assert self._keeping is not None
-        self._evaluated = []
-        turn = self.turn.get()
-        equations = self._keeping(held, mask, lambda: self._evaluation_of(turn, next(numbers)))
-        numbers = itertools.count()
+        turn, self._evaluated = self.turn.get(), 0
 
-        def f(y: tuple, t: Value) -> tuple:
-            self._evaluated.append(equations.f(y, t))
-            return self._evaluated[-1]
+        def place() -> Memory:
+            self._evaluated += 1
+            return self._evaluation_of(turn, self._evaluated - 1)
 
-        return dataclasses.replace(equations, f=f)
+        return self._keeping(held, mask, place)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""

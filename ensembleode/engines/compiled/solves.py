@@ -31,8 +31,9 @@ from .record import EVENT_CELLS
 
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
-# The most bytes of a segment. With residuals of the field, a turn may have a hundred kilobytes.
-# More memory is handed back to the system after each call, and its pages are cleared for the next.
+# The most bytes of a segment: with residuals of the field, or a large state, a turn may have a
+# hundred kilobytes. More memory is handed back to the system after each call, and its pages are
+# cleared for the next.
 _LARGEST_SEGMENT = 15_000_000
 # On the way back, the number of trajectories of a group for each lane; they share the memory of a
 # segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
@@ -336,7 +337,7 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     together = flow.n // flow.groups if in_memory else flow.n
     of_lane = _GROUP if d.parts is None else _GROUP_WITH_RESIDUALS
     group = min(together, d.width * (of_lane if d.controller else _GROUP_OF_FIXED_STEPS))
-    turn = (d.recorded + d.recorded_of_field) * d.width
+    turn = d.recorded * d.width
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))

@@ -61,6 +61,15 @@ def same(found, expected, compare=np.testing.assert_array_equal, **tolerance):
         compare(x, y, **tolerance)
 
 
+def direction_like(p):
+    return jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), p)
+
+
+def along(direction, gradient):
+    """The derivative along a direction, from the gradient."""
+    return sum(map(jnp.vdot, jax.tree.leaves(direction), jax.tree.leaves(gradient)))
+
+
 def test_gradient_is_that_of_the_steps():
     """By the weights and the states: that of JAX through the same fixed steps."""
     u0, p = states(7), weights(2, 12, 2)
@@ -121,15 +130,14 @@ def test_methods(alg):
     u0, p = states(5), weights(2, 9, 7, 2)
     saving = {"saveat": jnp.linspace(0.1, 0.5, 4), "abstol": 1e-7, "reltol": 1e-7, "alg": alg}
     forwards = {"sensealg": eo.ForwardDiffSensitivity(), **saving}
-    direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), p)
+    direction = direction_like(p)
 
     def loss(p):
         return jnp.sum(ends(network, u0, p, "compiled", **forwards) ** 2)
 
     _, expected = jax.jvp(loss, (p,), (direction,))
     _, found = gradient(network, u0, p, "compiled", **saving)
-    along = sum(jax.tree.leaves(jax.tree.map(lambda x, v: jnp.sum(x * v), found, direction)))
-    np.testing.assert_allclose(along, expected, rtol=1e-9)
+    np.testing.assert_allclose(along(direction, found), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -165,11 +173,10 @@ def test_callbacks(alg):
 
     found, count = jax.jit(jax.grad(loss, has_aux=True))(p)
     assert len(np.unique(count)) > 1
-    direction = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), p)
+    direction = direction_like(p)
     forwards = functools.partial(loss, sensealg=eo.ForwardDiffSensitivity())
     _, expected, _ = jax.jvp(forwards, (p,), (direction,), has_aux=True)
-    along = sum(jax.tree.leaves(jax.tree.map(lambda x, v: jnp.sum(x * v), found, direction)))
-    np.testing.assert_allclose(along, expected, rtol=1e-9)
+    np.testing.assert_allclose(along(direction, found), expected, rtol=1e-9)
 
 
 @pytest.mark.slow
