@@ -78,7 +78,7 @@ TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
-# On the CPU, EnsembleGPUArray is EnsembleThreads(1). (Columns are the lanes engine's.)
+# On the CPU, EnsembleGPUArray is EnsembleThreads(1).
 QUICK = ("serial", "threads", "columns", "kernel", "distributed")
 
 

@@ -48,8 +48,8 @@ def choose(
     def unfit(candidate):
         reason = candidate.refusal(alg, options, state.dtype, ensemblealg)
         columns = isinstance(ensemblealg, EnsembleColumns)
-        if reason is None and columns and not candidate.solves_columns:
-            reason = "it solves trajectories one by one, not as the columns of a matrix."
+        if reason is None and columns:
+            reason = candidate.columns_refusal(alg, options, state, batched)
         if reason is None and has_known_times:
             reason = candidate.known_times_refusal(options)
         if reason is None and every.extension is not None:

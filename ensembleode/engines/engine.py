@@ -16,7 +16,6 @@ class Engine(abc.ABC):
     - `name`: the name that `engine=` takes.
     - `default_sensealg`: the name of the adjoint that is used without `sensealg`.
     - `chunked`: whether the engine splits a large ensemble into chunks itself.
-    - `solves_columns`: whether it can solve the matrix of all states as one state.
     - `shares_work`: whether it shares a batch out to `plan.threads` threads of the CPU itself, and
         needs no devices for that.
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
@@ -30,7 +29,6 @@ class Engine(abc.ABC):
     name: ClassVar[str]
     default_sensealg: ClassVar[str]
     chunked: ClassVar[bool] = False
-    solves_columns: ClassVar[bool] = True
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
@@ -77,6 +75,12 @@ class Engine(abc.ABC):
         """Why, with these options, this engine's steps can't end on known times (`tstops`,
         `d_discontinuities`); None when they can."""
         del options
+        return None
+
+    def columns_refusal(self, alg: Any, options: dict, state: Any, batched: Lane) -> str | None:
+        """Why this engine can't step all trajectories together, as the columns of a matrix; None
+        when it can."""
+        del alg, options, state, batched
         return None
 
     @abc.abstractmethod

@@ -11,6 +11,9 @@ from ..core.interrupts import finished
 from ..core.job import axes, finish_lanes, Job
 from ..core.lane import Lane
 from ..core.plan import Outcome, Plan, Result
+from ..engines import columns
+from ..engines.compiled import Compiled
+from ..ground import cpu_devices
 from ..ground.recent import jit_recent
 from ..numbers import but, of_kind
 from ..tracing.program import Program
@@ -44,7 +47,8 @@ class Columns(Executor):
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         lanes = job.trajectories.lanes(indices, repeat)
-        args = (job.plan, lanes, indices, repeat, job.key, job.output_consts)
+        plan = dataclasses.replace(job.plan, threads=cpu_devices.threads())
+        args = (plan, lanes, indices, repeat, job.key, job.output_consts)
         return finished(job, _solve, *args)
 
 
@@ -77,9 +81,13 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
         batched=jax.tree.map(lambda _: False, batched),
         output=None,
     )
-    result = plan.engine.integrate(matrix_plan, _as_matrix(lanes, batched.u0, n))
-    columns = Result(*[None] * len(result))._replace(u=-1, inner=-1)
-    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts, columns)
+    matrix = _as_matrix(lanes, batched.u0, n)
+    if isinstance(plan.engine, Compiled):
+        result = columns.solve(plan, lanes, matrix_plan, matrix, n)
+        return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
+    result = plan.engine.integrate(matrix_plan, matrix)
+    where = Result(*[None] * len(result))._replace(u=-1, inner=-1)
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts, where)
 
 
 def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:

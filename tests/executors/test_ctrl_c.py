@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.engines.compiled import column_step
 from ensembleode.executors.distributed.dispatch import Batch, dispatch
 from ensembleode.executors.distributed.pools import ExecutorPool
 
@@ -182,9 +183,11 @@ def test_those_that_wait_for_another_method():
     assert ((np.asarray(sim.stats.nw) > 0) == (np.arange(N) % 2 == 1))[done].all()
 
 
-@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize("engine", ["compiled", "lanes", slow_unless(False, "diffrax")])
 def test_columns(engine):
     how = {**OPTIONS, "engine": engine}
+    if engine == "compiled":
+        how["maxiters"] = column_step.MOST_STEPS
     expected = eo.solve(columns(1.0), eo.Tsit5(), eo.EnsembleColumns(), **how)
     got = interrupted(lambda: eo.solve(columns(), eo.Tsit5(), eo.EnsembleColumns(), **how)).solution
     assert (got.retcode == eo.ReturnCode.Default).all()

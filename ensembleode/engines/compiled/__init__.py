@@ -14,6 +14,7 @@ return code, and takes the next trajectory when it has finished one.
     `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
 - `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
     of arrays.
+- `column_step.py`: one step of all columns of a matrix, for `engines/columns.py`.
 - `gpu.py`: the same on NVIDIA GPUs, with one thread for each trajectory. `entry.py`, `launch.py`:
     from a kernel to a launch by XLA; `ptxas.py`: the registers and memory that a kernel takes
     there.
@@ -38,10 +39,12 @@ from ...fields.outer_products import taken_out
 from ...fields.transposes import transposed
 from ...fields.walking import length, statements
 from ...ground.logs import log_once
+from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Program
 from ..checks import refusal_of_ours
 from ..closed import Closed
 from . import solves
+from .column_step import MOST_STEPS, NORMS
 from .compiler import available
 from .description import LEAST_IN_MEMORY
 from .field import by_loops
@@ -120,7 +123,6 @@ class Compiled(Closed):
     solved = staticmethod(solves.solve)
     rows = staticmethod(solves.rows)
     pull_back = staticmethod(solves.pull_back)
-    solves_columns = False
     shares_work = True
     numbers_apart = True
     has_mass_matrices = True
@@ -151,6 +153,21 @@ class Compiled(Closed):
     def extended_refusal(self, options: dict) -> str | None:
         """None: every solve with these options can be extended."""
         del options
+        return None
+
+    def columns_refusal(self, alg: Any, options: dict, state: Any, batched: Lane) -> str | None:
+        """Why this engine can't step all trajectories together, as the columns of a matrix; None
+        when it can."""
+        if not isinstance(alg.method, RungeKutta):
+            return "its EnsembleColumns have explicit Runge-Kutta methods only."
+        if not isinstance(options["internalnorm"], NORMS | None):
+            return "its EnsembleColumns have RMSNorm() and MaxNorm() only."
+        if batched.d_discontinuities is not None:
+            return "its EnsembleColumns have no d_discontinuities."
+        if options["maxiters"] > MOST_STEPS:
+            return f"its EnsembleColumns remember the times of all steps, {MOST_STEPS:,} at most."
+        if (size := math.prod(state.shape)) >= LEAST_IN_MEMORY:
+            return f"its EnsembleColumns have fewer than {LEAST_IN_MEMORY} components, not {size}."
         return None
 
     def events_refusal(self, events: Events) -> str | None:

@@ -20,7 +20,7 @@ import functools
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -77,6 +77,7 @@ def call(
     items: int | None = None,
     threads: int = 1,
     least: int = 1,
+    in_place: Mapping[int, int] | None = None,
 ) -> list[Array]:
     """The `outputs` that a function of a module writes.
 
@@ -92,16 +93,22 @@ def call(
         to `end`. It is called until all items are done, by threads of XLA and by the calling
         thread; `thread`, which is less than `threads`, says by which. Each call gets at least
         `least` items, and a multiple of `least` in all calls but the last.
+    - `in_place`: for each operand that is changed in place, its number and that of the output which
+        is the changed array; the function leaves the pointer to the operand alone.
     - `operands`: arrays of the dtypes that the function reads, which nothing checks.
 
     **Raises:** `CompileError` when the program is compiled; `TypeError` for operands that are no
     JAX arrays and would change their dtype when converted.
     """
+    changed = tuple((in_place or {}).items())
     if items is not None:
         operands = [np.array([items, threads, least], np.int32), *operands]
+        changed = tuple((i + 1, j) for i, j in changed)
     kernel = Kernel(text, name, len(operands), len(outputs), chosen(), items is not None)
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in outputs)
-    return _call_p.bind(*map(_of_same_dtype, operands), kernel=kernel, avals=avals)
+    return _call_p.bind(
+        *map(_of_same_dtype, operands), kernel=kernel, avals=avals, in_place=changed
+    )
 
 
 def _of_same_dtype(x: Any) -> Array:
@@ -246,17 +253,17 @@ _call_p = jex.Primitive("ensembleode_kernel")
 _call_p.multiple_results = True
 
 
-@functools.partial(jit_recent, static=2)
-def _called(kernel, avals, *operands):
-    return _call_p.bind(*operands, kernel=kernel, avals=avals)
+@functools.partial(jit_recent, static=3)
+def _called(kernel, avals, in_place, *operands):
+    return _call_p.bind(*operands, kernel=kernel, avals=avals, in_place=in_place)
 
 
 @jax.disable_jit(False)
-def _run(*operands, kernel, avals):
-    return _called(kernel, avals, *operands)
+def _run(*operands, kernel, avals, in_place):
+    return _called(kernel, avals, in_place, *operands)
 
 
-def _lower(ctx, *operands, kernel, avals):
+def _lower(ctx, *operands, kernel, avals, in_place):
     try:
         held = register([kernel])
     except CompileError as e:
@@ -269,7 +276,8 @@ def _lower(ctx, *operands, kernel, avals):
         _serialised.update(held)
     else:
         module.add_keepalive(held)
-    return jax.ffi.ffi_lowering(kernel.target)(ctx, *operands)
+    aliases = dict(in_place) or None
+    return jax.ffi.ffi_lowering(kernel.target, operand_output_aliases=aliases)(ctx, *operands)
 
 
 def _jvp(primals, tangents, *, kernel, **_):

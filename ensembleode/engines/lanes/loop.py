@@ -194,7 +194,18 @@ def running(state: State) -> Any:
 def advance(plan: Plan, field: Callable, chunk: Lane, state: State) -> tuple[State, Step]:
     """Try one step in every active lane: attempt it, judge it, and commit the result."""
     tried = _attempt(plan, field, chunk, state)
-    state, step = _commit(plan, chunk, state, *_control(plan, chunk, state, tried))
+    return decide(plan, field, chunk, state, tried, _quality(plan, chunk, state, tried.attempt))
+
+
+def decide(
+    plan: Plan, field: Callable, chunk: Lane, state: State, tried: "Tried", quality: Any
+) -> tuple[State, Step]:
+    """Judge a step that was tried, and commit the result.
+
+    **Arguments:** `quality`: for an adaptive step the square of the norm of its scaled error, for a
+    fixed step whether it is sound.
+    """
+    state, step = _commit(plan, chunk, state, *_control(plan, chunk, state, tried, quality))
     if state.stops is None:
         return state, step
     return _go_on(plan, field, chunk, state, state.stops, step), step
@@ -219,7 +230,7 @@ def _go_on(
     return state._replace(t=t, carry=carry, stops=stops)
 
 
-class _Tried(NamedTuple):
+class Tried(NamedTuple):
     """A step before it is judged. `size` is its nominal size, positive; `h` is its signed size, and
     `t2` its end. `unresolved` has the lanes where time can't resolve the step; None for an adaptive
     step."""
@@ -231,9 +242,25 @@ class _Tried(NamedTuple):
     unresolved: Any
 
 
-def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
-    """A step that ends at the latest where the stretch of time does."""
-    t, y, active = state.t, state.y, state.active
+def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> "Tried":
+    """A step of the method."""
+    equations, method = equations_of(field), plan.method.value.method
+
+    def step(t2: Any, h: Any) -> Attempt:
+        del t2
+        return method.step(LANES, equations, state.y, state.carry, state.t, h)
+
+    return attempt_with(plan, chunk, state, step)
+
+
+def attempt_with(
+    plan: Plan, chunk: Lane, state: State, step: Callable[[Any, Any], Attempt]
+) -> "Tried":
+    """A step that ends at the latest where the stretch of time does.
+
+    **Arguments:** `step(t2, h)`: attempts it up to `t2`, with the signed size `h`.
+    """
+    t, active = state.t, state.active
     tstop, stops = chunk.t1 + jnp.zeros_like(t), state.stops
     anchor, number = chunk.t0, state.tries
     if stops is not None:
@@ -260,31 +287,37 @@ def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
     if unresolved is not None:
         # The state becomes NaN there, which ends the lane.
         h = jnp.where(unresolved, jnp.nan, h)
-    attempt = plan.method.value.method.step(LANES, equations_of(field), y, state.carry, t, h)
-    return _Tried(size, h, t2, attempt, unresolved)
+    return Tried(size, h, t2, step(t2, h), unresolved)
 
 
-def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step, Verdict, Any]:
+def _quality(plan: Plan, chunk: Lane, state: State, attempt: Attempt) -> Any:
+    """What decides on a step: see `decide`."""
+    if plan.method.value.adaptive:
+        # For derivatives of the solution, the sizes of steps are constants.
+        at = jax.lax.stop_gradient((attempt, state.y))
+        return squared_error(LANES, _norm_of(plan), _tolerances_of(chunk), *at)
+    sound = _are_finite(plan, attempt.y2)
+    return sound if attempt.failed is None else sound & ~attempt.failed
+
+
+def _control(
+    plan: Plan, chunk: Lane, state: State, tried: Tried, quality: Any
+) -> tuple[Step, Verdict, Any]:
     """The verdict on the step, and the number of failures."""
     t, y, active = state.t, state.y, state.active
     size, h, t2, attempt, unresolved = tried
     controller = plan.method.value.controller
     if controller is None:
-        sound, failures = _are_finite(plan, attempt.y2), None
-        if attempt.failed is not None:
-            sound = sound & ~attempt.failed
-        verdict = verdicts.judge_fixed(LANES, sound, unresolved, active, size)
+        failures = None
+        verdict = verdicts.judge_fixed(LANES, quality, unresolved, active, size)
     else:
         assert state.memory is not None
-        # For derivatives of the solution, the sizes of steps are constants.
-        at = jax.lax.stop_gradient((attempt, y))
-        squared = squared_error(LANES, _norm_of(plan), _tolerances_of(chunk), *at)
         tstop = chunk.t1 if state.stops is None else state.stops.tstop
         times = verdicts.Times(t, t2, tstop, chunk.t1 - chunk.t0)
         before, is_first = state.memory, state.naccept == 0
         bounds = _bounds_of(chunk)
         verdict = verdicts.judge(
-            LANES, controller, bounds, times, size, squared, before, active, is_first
+            LANES, controller, bounds, times, size, quality, before, active, is_first
         )
         verdict, failures = verdicts.counted(LANES, verdict, state.failures, size, times.span)
         # A rejected step ends where it began.
@@ -328,9 +361,15 @@ def counted(count: Any, here: Any) -> Any:
     return count + here.astype(count.dtype)
 
 
-def conclude(plan: Plan, field: Callable, chunk: Lane, state: State) -> State:
+def conclude(
+    plan: Plan, field: Callable, chunk: Lane, state: State, probe: Callable | None = None
+) -> State:
     """The variables with the return codes decided: those of lanes that were stopped while going on,
-    and those of lanes that take another turn first to find out."""
+    and those of lanes that take another turn first to find out.
+
+    **Arguments:** `probe(state)`: returns the attempt of such a turn; by default a `Tried` is made
+    here.
+    """
     code, tol = jnp.where(state.active, verdicts.STOPPED, state.code), _tolerances_of(chunk)
     if not plan.method.value.adaptive:
         return state._replace(code=code)
@@ -338,7 +377,8 @@ def conclude(plan: Plan, field: Callable, chunk: Lane, state: State) -> State:
     code = verdicts.code_of_end(LANES, code, finite)
 
     def probed():
-        tried = _attempt(plan, field, chunk, state._replace(h=verdicts.PROBE * state.h))
+        longer = state._replace(h=verdicts.PROBE * state.h)
+        tried = _attempt(plan, field, chunk, longer) if probe is None else probe(longer)
         first, abstol = functools.partial(first_of, count=plan.controlled), tol.abstol
         if isinstance(abstol, tuple):
             abstol = first(abstol)

@@ -1,0 +1,164 @@
+"""The kernel that tries one step for all columns of a matrix, with the same time and step size.
+
+Numbers of columns lie side by side: `[number, column]`, with as many columns as fill whole vectors
+of lanes. Each vector of columns is stepped while its stages are in registers, so all that goes
+through memory is what a step begins with and what it leaves.
+"""
+
+import functools
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ...fields.walking import length
+from ...solvers.method import Attempt
+from ...solvers.norms import MaxNorm, RMSNorm
+from ...solvers.step_size import scaled, Tolerances
+from .builder import BOOL, Buffer, Builder, I32, I64, Value
+from .description import Description
+from .equations import equations_in, translated
+from .kernel import Frame
+from .module import Module
+
+
+# Further entries of `sizes`: the number of columns that there is room for.
+COLUMNS = 3
+# The entries of `now`: the time and the signed size of the step.
+T, H = range(2)
+# The entries of `places`: which of the two halves of `both` holds the columns; and the first and
+# the last row (this excluded) that lie in the step.
+HALF, FIRST, END = range(3)
+
+# The norms that are made of a number for each column.
+NORMS = RMSNorm | MaxNorm
+
+# For derivatives, the times of as many accepted steps as `maxiters` are kept.
+MOST_STEPS = 2**20
+
+
+def carried(d: Description) -> int:
+    """How many numbers of a column go from step to step: its state and the method's carry."""
+    return d.size + len(jtu.tree_leaves(d.carry_like))
+
+
+def operations(d: Description) -> int:
+    """About how many operations an evaluation of the field takes."""
+    return length(translated(d.field.jaxpr, d.layout.inputs, "f").body)
+
+
+def measures(d: Description) -> int:
+    """How many numbers a step leaves of each column for the decision on it."""
+    return len(d.method.tableau.errors) if d.adaptive else 1  # type: ignore[union-attr]
+
+
+@functools.lru_cache(maxsize=256)
+def stepping(d: Description) -> str:
+    """The IR of the kernel `step`, for the columns from `first` to `end`.
+
+    Its operands are those of `kernel.solving`, followed by `now`, `places`, and the arrays that it
+    changes in place. Its results are these arrays, and the measures.
+
+    - `both [half, number, column]`: in one half the columns before the step, their states followed
+        by their carries; the other half becomes those after it.
+    - `rows [row, component, column]`: the saved states, of which those in the step are written.
+        Where only ends are saved there are none.
+    - `measures [measure, column]`: for an adaptive step the column's part in the norm of each error
+        estimate; for a fixed step a number that is zero if the state after it is finite.
+    """
+    module = Module(d.width, has_fma=d.has_fma)
+    given = ["now", "places", "both_before", "rows_before"]
+    names = [*given, "both", "rows", "measures"]
+    more = [(name, I32 if name == "places" else d.dtype) for name in names]
+    with module.function("step", Frame.parameters(d, names), linkage="external") as b:
+        frame = Frame(b, d, more)
+        columns = _Columns(b, d, frame)
+        first, end, _ = frame.share
+        at = b.variable(I64, first, of_lanes=False)
+
+        def one() -> None:
+            columns.step(at.get())
+            at.set(at.get() + max(1, b.lanes))
+
+        b.while_(lambda: at.get() < end, one)
+        b.return_()
+    return module.text
+
+
+class _Columns:
+    """The numbers that all columns share, and the step of some of them."""
+
+    def __init__(self, b: Builder, d: Description, frame: Frame):
+        self.b, self.d, self.frame = b, d, frame
+        self.held = frame.held(b, d)
+        self.equations = equations_in(b, d)
+        self.room = b.cast(frame.sizes.load(COLUMNS), I64)
+        now, places = frame.others["now"], frame.others["places"]
+        self.t, self.h = now.load(T), now.load(H)
+        half, self.first, self.end = (b.cast(places.load(i), I64) for i in (HALF, FIRST, END))
+        self.old, self.new = half * carried(d), (1 - half) * carried(d)
+        self.everywhere = b.constant(True, BOOL, of_lanes=True)
+
+    def step(self, at: Value) -> None:
+        """Step the columns from number `at` on, one in each lane."""
+        b, d, method = self.b, self.d, self.d.method
+        # The lanes behind the last column repeat it.
+        self.held.take(b.minimum(b.lane_numbers() + at, self.frame.n - 1), self.everywhere)
+        both = self.frame.others["both"]
+
+        def load(number: int) -> Value:
+            return both.load_lanes((self.old + number) * self.room + at)
+
+        numbers = [load(i) for i in range(carried(d))]
+        y, rest = tuple(numbers[: d.size]), numbers[d.size :]
+        carry = jtu.tree_unflatten(jtu.tree_structure(d.carry_like), rest)
+        equations = self.equations(self.held, self.everywhere)
+        attempt = method.step(b, equations, y, carry, self.t, self.h)
+        for i, x in enumerate((*attempt.y2, *jtu.tree_leaves(attempt.carry))):
+            both.store_lanes((self.new + i) * self.room + at, x)
+        for i, x in enumerate(self._measures(y, attempt)):
+            self.frame.others["measures"].store_lanes(self.room * i + at, x)
+        self._save(at, equations, y, attempt)
+
+    def _measures(self, y: tuple, attempt: Attempt) -> list[Value]:
+        b, d = self.b, self.d
+        if not d.adaptive:
+            return [b.total(tuple(x * 0.0 for x in attempt.y2))]
+        tol = Tolerances(*(self._tolerance(name) for name in Tolerances._fields))
+        return [self._part(scaled(b, tol, x, y, attempt.y2)) for x in attempt.error]
+
+    def _tolerance(self, name: str) -> tuple:
+        return tuple(self.held.number(name, c) for c in range(self.d.size))
+
+    def _part(self, values: tuple) -> Value:
+        """A column's part in a norm: the sum of squares, or the largest magnitude."""
+        b = self.b
+        if isinstance(self.d.norm, MaxNorm):
+            return b.largest(tuple(map(abs, values)))
+        return b.total(tuple(x * x for x in values))
+
+    def _save(self, at: Value, equations: Any, y: tuple, attempt: Attempt) -> None:
+        """Save the rows that lie in the step."""
+        b, d, rows = self.b, self.d, self.frame.others["rows"]
+
+        def write(row: Value, u: tuple) -> None:
+            for c, x in enumerate(u):
+                rows.store_lanes((row * d.size + c) * self.room + at, x)
+
+        def within() -> None:
+            h = (self.t, self.h)
+            dense = d.method.dense(b, equations, y, attempt.dense, *h)
+            row = b.variable(I64, self.first, of_lanes=False)
+            times: Buffer | None = self.frame.times
+            assert times is not None
+
+            def one() -> None:
+                theta = (times.load(row.get()) - self.t) / self.h
+                write(row.get(), d.method.interpolate(b, y, dense, self.h, theta))
+                row.set(row.get() + 1)
+
+            b.while_(lambda: row.get() < self.end, one)
+
+        if d.saving.mode == "times":
+            b.if_(self.first < self.end, within)
+        elif d.saving.mode == "steps":
+            b.if_(self.first < self.end, lambda: write(self.first, attempt.y2))

@@ -1,0 +1,209 @@
+"""EnsembleColumns in compiled code: the steps of the lanes engine, their derivatives, and the same
+bits by any number of threads."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines import columns
+from ensembleode.ground import cpu_devices
+
+from ..marks import slow_unless
+
+
+def lorenz(u, p, t):
+    x, y, z = u
+    sigma, rho = p
+    return jnp.stack([sigma * (y - x), x * (rho - z) - y, x * y - 8 / 3 * z])
+
+
+def columns_of(n, tspan=(0.0, 1.0), dtype=jnp.float64):
+    u0 = jnp.array([1.0, 0.5, 2.0], dtype)
+    prob = eo.ODEProblem(lorenz, u0, tspan, (dtype(10.0), dtype(28.0)))
+    shift = jnp.arange(n, dtype=dtype) / n
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=prob.u0 + shift[ctx.index], p=(prob.p[0], 20 + shift[ctx.index]))
+
+    return eo.EnsembleProblem(prob, prob_func)
+
+
+def solved(ens, n, engine="compiled", alg=None, **options):
+    how = {"trajectories": n, "engine": engine, **options}
+    return eo.solve(ens, alg or eo.Tsit5(), eo.EnsembleColumns(), **how)
+
+
+WAYS = {
+    "ends": {},
+    "times": {"saveat": jnp.array([0.0, 0.0, 0.25, 0.251, 0.2511, 1.0])},
+    "every step": {"save_everystep": True},
+    "every step but the start": {"save_everystep": True, "save_start": False},
+    "fixed": {"adaptive": False, "dt": 0.013, "saveat": 0.1},
+    "largest": {"internalnorm": eo.MaxNorm()},
+    "by component": {"abstol": jnp.array([1e-3, 1e-9, 1e-6]), "reltol": 1e-5},
+    "known times": {"tstops": [0.3, 0.7001], "saveat": 0.25},
+    "too few": {"maxiters": 12, "saveat": 0.05},
+    "without the last stage carried": {"alg": eo.RK4(), "adaptive": False, "dt": 0.02},
+    "several estimates": {"alg": eo.Dopri8(), "saveat": 0.1},
+    "evaluations for dense output": {"alg": eo.Vern7(), "saveat": 0.1},
+    "shortest": {"dtmin": 0.05, "reltol": 1e-12, "abstol": 1e-12},
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "n"),
+    [
+        slow_unless((n == 21) == (way != "fixed"), way, n)
+        for way in WAYS
+        for n in (1, 2, 3, 21)
+        if n == 21 or way in ("times", "fixed")
+    ],
+)
+def test_the_steps_of_the_lanes_engine(way, n):
+    ens, options = columns_of(n), WAYS[way]
+    got, expected = (solved(ens, n, engine, **options) for engine in ("compiled", "lanes"))
+    for count in ("naccept", "nreject", "nf"):
+        np.testing.assert_array_equal(getattr(got.stats, count), getattr(expected.stats, count))
+    np.testing.assert_array_equal(got.retcode, expected.retcode)
+    np.testing.assert_allclose(got.t, expected.t, rtol=1e-12)
+    np.testing.assert_allclose(got.u, expected.u, rtol=1e-10)
+
+
+def test_single_precision_and_backwards():
+    ens = columns_of(9, (0.3, 0.0), jnp.float32)
+    options = {"saveat": jnp.array([0.25, 0.2, 0.0], jnp.float32), "reltol": 1e-4}
+    got, expected = (solved(ens, 9, engine, **options) for engine in ("compiled", "lanes"))
+    assert got.u.dtype == np.float32
+    np.testing.assert_array_equal(got.stats.naccept, expected.stats.naccept)
+    np.testing.assert_allclose(got.u, expected.u, rtol=1e-3)
+
+
+@pytest.mark.parametrize("how", [{}, {"adaptive": False, "dt": 0.01}])
+@pytest.mark.parametrize("engine", ["compiled", "lanes"])
+def test_return_codes(engine, how):
+    """u' = u^2 has no solution beyond t = 1; each column gets the code of the matrix."""
+    prob = eo.ODEProblem(lambda u, p, t: u * u, jnp.array([1.0]), (0.0, 2.0))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index)))
+    sim = solved(ens, 3, engine, saveat=0.25, **how)
+    assert (sim.retcode == eo.ReturnCode.Unstable).all()
+    assert np.isfinite(np.asarray(sim.u)[:, 0]).all()
+    assert np.isnan(np.asarray(sim.u)[:, -1]).all()
+
+
+def test_the_same_bits_by_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(columns, "_WORTH_SHARING", 0)
+    monkeypatch.setattr(columns, "_VECTORS", 1)
+    found = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(cpu_devices, "threads", lambda threads=threads: threads)
+        found.append(np.asarray(solved(columns_of(150), 150, saveat=0.1).u))
+    assert (found[0] == found[1]).all()
+    assert (found[0] == found[2]).all()
+
+
+def loss_of(begin, end, engine):
+    """A function of shifts of the initial states, the end, own and shared parameters, and the saved
+    times."""
+
+    @jax.jit
+    def loss(x):
+        prob = eo.ODEProblem(lorenz, jnp.ones(3) + x[0], (begin, end + x[1]))
+        weights = jnp.arange(5) / 5
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=(10 + x[2], 20 + x[3] * weights[ctx.index]))
+
+        times = jnp.stack([(begin + end) / 2 + x[4], end + x[1]])
+        options = {"saveat": times, "reltol": 1e-9, "abstol": 1e-9, "maxiters": 512}
+        u = solved(eo.EnsembleProblem(prob, prob_func), 5, engine, **options).u
+        return jnp.sum(jnp.sin(u))
+
+    return loss
+
+
+SHIFTS = jnp.array([0.1, 0.02, 0.3, 0.4, 0.01])
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0.0, 1.0), slow_unless(False, 0.15, 0.0)])
+def test_gradients(begin, end):
+    loss, h = loss_of(begin, end, "compiled"), 1e-5
+    slopes = [(loss(SHIFTS + h * e) - loss(SHIFTS - h * e)) / (2 * h) for e in jnp.eye(5)]
+    np.testing.assert_allclose(jax.grad(loss)(SHIFTS), jnp.stack(slopes), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_gradients_are_those_of_the_lanes_engine_and_of_forward_mode():
+    loss, of_lanes = (loss_of(0.0, 1.0, engine) for engine in ("compiled", "lanes"))
+    found = jax.grad(loss)(SHIFTS)
+    np.testing.assert_allclose(found, jax.grad(of_lanes)(SHIFTS), rtol=1e-9)
+    along = jax.jvp(loss, (SHIFTS,), (jnp.ones(5),))[1]
+    np.testing.assert_allclose(along, found.sum(), rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_second_derivatives_and_vmap():
+    def loss(x):
+        prob = eo.ODEProblem(lorenz, jnp.ones(3) * x[0], (0.0, 0.5), (10.0, x[1]))
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index))
+        return jnp.sum(solved(ens, 3, saveat=0.25, reltol=1e-9, abstol=1e-9, maxiters=512).u)
+
+    x = jnp.array([1.0, 28.0])
+    hessian, h = jax.hessian(loss)(x), 1e-4
+    slopes = [(jax.grad(loss)(x + h * e) - jax.grad(loss)(x - h * e)) / (2 * h) for e in jnp.eye(2)]
+    np.testing.assert_allclose(hessian, jnp.stack(slopes), rtol=1e-5)
+    several = jnp.stack([x, 1.1 * x, 0.9 * x])
+    for of in (loss, jax.grad(loss)):
+        each = jnp.stack([of(y) for y in several])
+        np.testing.assert_allclose(jax.vmap(of)(several), each, rtol=1e-12)
+
+
+@pytest.mark.parametrize("width", [8, slow_unless(False, 64)])
+def test_a_network_with_shared_weights(width):
+    def f(u, p, t):
+        w1, b, w2 = p
+        return w2 @ jnp.tanh(w1 @ u + b)
+
+    key1, key2, key3 = jax.random.split(jax.random.key(0), 3)
+    p = jax.random.normal(key1, (width, 2)), jnp.zeros(width), jax.random.normal(key2, (2, width))
+    starts = jax.random.normal(key3, (33, 2))
+
+    def loss(p, engine):
+        prob = eo.ODEProblem(f, starts[0], (0.0, 1.0), p)
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index]))
+        return jnp.mean(solved(ens, 33, engine, saveat=0.25, maxiters=256).u ** 2)
+
+    of_compiled, of_lanes = (
+        jax.tree.leaves(jax.value_and_grad(loss)(p, engine)) for engine in ("compiled", "lanes")
+    )
+    for a, b in zip(of_compiled, of_lanes, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+class MeanNorm(eo.AbstractNorm):
+    def __call__(self, xp, values):
+        return xp.mean(tuple(xp.abs(x) for x in values))
+
+
+@pytest.mark.parametrize(
+    ("refused", "options"),
+    [
+        ("explicit Runge-Kutta methods", {"alg": eo.Rodas5P()}),
+        ("RMSNorm", {"internalnorm": MeanNorm()}),
+        ("d_discontinuities", {"d_discontinuities": [0.5]}),
+        ("1,048,576", {"maxiters": 10**7}),
+    ],
+)
+def test_refusals_name_what_is_missing(refused, options):
+    with pytest.raises(ValueError, match=refused):
+        solved(columns_of(2), 2, **options)
+
+
+def test_others_are_left_to_the_lanes_engine():
+    sim = solved(columns_of(2), 2, engine="auto", d_discontinuities=[0.5])
+    assert sim.engine.name == "lanes"
+    large = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(64), (0.0, 1.0))
+    sim = solved(eo.EnsembleProblem(large), 2, engine="auto")
+    assert sim.engine.name == "lanes"
+    assert solved(columns_of(2), 2, engine="auto").engine.name == "compiled"
