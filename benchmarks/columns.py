@@ -16,18 +16,17 @@ the largest difference of the ends from those of Vern9 at 1e-12, relative to the
 """
 
 import argparse
+import functools
+import itertools
 import os
 import sys
-
-
-TWO = "--two-threads" in sys.argv
-if not TWO:
-    # (XLA reads this when it starts.)
-    flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false"
-
-import functools
 import time
+
+
+# (XLA reads this when it starts.)
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+    "" if "--two-threads" in sys.argv else " --xla_cpu_multi_thread_eigen=false"
+)
 
 import diffrax
 import jax
@@ -44,6 +43,10 @@ jax.config.update("jax_enable_x64", True)
 import ensembleode as eo  # noqa: E402
 
 
+TWO = "--two-threads" in sys.argv
+HEADER = ("problem", "N", "way", "error", "forward", "gradient", "first", "its gradient")
+
+
 def network(u, p, t):
     (w1, b1), (w2, b2), (w3, b3) = p
     return w3 @ jnp.tanh(w2 @ jnp.tanh(w1 @ u + b1) + b2) + b3
@@ -53,18 +56,17 @@ def weights(width):
     rng, sizes = np.random.default_rng(0), (2, width, width, 2)
     return [
         (jnp.asarray(rng.normal(size=(m, n)) / np.sqrt(n), jnp.float32), jnp.zeros(m, jnp.float32))
-        for n, m in zip(sizes, sizes[1:], strict=False)
+        for n, m in itertools.pairwise(sizes)
     ]
 
 
 def problem(name, n):
-    """The field, the initial states, the parameters, and how the parameters depend on the
-    trajectory; and the end and the tolerance."""
+    """The field, the initial states, the parameters, and whether each trajectory has its own of
+    these; and the end and the tolerance."""
     if name == "Lorenz":
-        rhos = jnp.linspace(20.0, 28.0, n)
-        return lorenz, jnp.ones((n, 3)), (10.0, rhos, 8 / 3), (None, 0, None), 5.0, 1e-6
+        return lorenz, jnp.ones((n, 3)), jnp.linspace(20.0, 28.0, n), True, 5.0, 1e-6
     starts = jnp.asarray(np.random.default_rng(1).normal(size=(n, 2)), jnp.float32)
-    return network, starts, weights(int(name)), None, 1.0, 1e-5
+    return network, starts, weights(int(name)), False, 1.0, 1e-5
 
 
 def by_engine(name, n, engine, ensemblealg, alg=None, tol=None):
@@ -73,8 +75,7 @@ def by_engine(name, n, engine, ensemblealg, alg=None, tol=None):
     prob = eo.ODEProblem(f, u0[0], (0.0, end))
 
     def prob_func(u0, p, prob, ctx):
-        of_one = p if own is None else (p[0], p[1][ctx.index], p[2])
-        return eo.remake(prob, u0=u0[ctx.index], p=of_one)
+        return eo.remake(prob, u0=u0[ctx.index], p=p[ctx.index] if own else p)
 
     def ends(u0, p):
         ens = eo.EnsembleProblem(prob, functools.partial(prob_func, u0, p))
@@ -90,7 +91,7 @@ def by_hand(name, n):
     controller = diffrax.PIDController(rtol=tol, atol=tol)
 
     def ends(u0, p):
-        term = diffrax.ODETerm(lambda t, u, p: jax.vmap(f, (0, own, None))(u, p, t))
+        term = diffrax.ODETerm(lambda t, u, p: jax.vmap(f, (0, 0 if own else None, None))(u, p, t))
         given = term, diffrax.Tsit5(), 0.0, end, None, u0, p
         return diffrax.diffeqsolve(*given, stepsize_controller=controller).ys[-1]
 
@@ -143,9 +144,7 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     print(machine(*PEERS))
-    print(
-        header(("problem", "N", "way", "error", "forward", "gradient", "first", "its gradient"), 3)
-    )
+    print(header(HEADER, 3))
     report = []
     for name in options.problems:
         for n in options.trajectories:
@@ -162,5 +161,5 @@ if __name__ == "__main__":
     if TWO:
         main()
     else:
-        with held(last_core()):
+        with held({last_core()}):
             main()
