@@ -28,15 +28,13 @@ from .compiled import column_step
 from .compiled.call import call
 from .compiled.numbers import operands_of
 from .compiled.solves import described
-from .compiled.stopping import stopped
 from .derivatives import differentiable
 from .lanes.chunks import chunk_of
-from .lanes.loop import attempt_with, conclude, decide, running, start, State, Tried
+from .lanes.loop import attempt_with, conclude, decide, start, State, Tried
+from .lanes.solves import run
 from .results import for_one, Left, result_of, with_times
 
 
-# The number of turns after which the flag that stops the loop is read.
-_TURNS = 256
 # A thread gets at least this many vectors of columns, and threads share an attempt of at least this
 # many operations on vectors: asking for help takes some microseconds.
 _VECTORS, _WORTH_SHARING = 4, 50_000
@@ -58,7 +56,9 @@ def solve(plan: Plan, lanes: Lane, matrix_plan: Plan, matrix: Lane, n: int) -> R
     """
     solver = plan.method.value
     fixed = jax.lax.stop_gradient((lanes, matrix))
-    found = _unmapped(functools.partial(_stepped, plan, matrix_plan, n))(*fixed)
+    stepped = functools.partial(_stepped, plan, matrix_plan, n)
+    # Under `vmap` it runs once for each entry.
+    found = jax.custom_batching.sequential_vmap(stepped)(*fixed)
     result = _by_trajectory(plan, found.result, n)
     if solver.adaptive:
         plan, lanes = _with_steps(plan, lanes, found.ends)
@@ -66,11 +66,6 @@ def solve(plan: Plan, lanes: Lane, matrix_plan: Plan, matrix: Lane, n: int) -> R
     if solver.direction == "forward":
         result = sensitivity.forward_only(result)
     return with_times(plan, lanes, result)
-
-
-def _unmapped(fn: Any) -> Any:
-    """`fn`, which under `vmap` runs once for each entry."""
-    return jax.custom_batching.sequential_vmap(fn)
 
 
 def _by_trajectory(plan: Plan, result: Result, n: int) -> Result:
@@ -125,27 +120,7 @@ def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -
     steps = _Steps(plan, one, lanes, chunk, n)
     turn = steps.first(begun)
 
-    def body(turn: _Turn) -> _Turn:
-        return steps.turn(at, turn)
-
-    def going(turn: _Turn) -> Any:
-        return running(turn.state)
-
-    if chunk.stop is None:
-        turn = jax.lax.while_loop(going, body, turn)
-    else:
-
-        def turns(carry: Any) -> Any:
-            first, _ = carry
-
-            def soon(turn: _Turn) -> Any:
-                return going(turn) & (turn.state.tries - first.state.tries < _TURNS)
-
-            turn = jax.lax.while_loop(soon, body, first)
-            return turn, stopped(chunk.stop, turn.state.tries)
-
-        carry = turn, stopped(chunk.stop, turn.state.tries)
-        turn, _ = jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)
+    turn = run(functools.partial(steps.turn, at), turn, lambda turn: turn.state, chunk.stop)
     state = turn.state._replace(y=(steps.states(turn.both, turn.half),))
     state = conclude(one, at, chunk, state, functools.partial(steps.probe, turn))
     return Stepped(result_of(one, numbers, steps.left(turn, state)), turn.ends)
@@ -183,7 +158,7 @@ class _Steps:
         at_start = jnp.arange(len(rows), dtype=row.dtype) < row
         rows = jnp.where(at_start[:, None, None], u0, rows)
         far = jnp.sign(self.chunk.t1 - self.chunk.t0) * jnp.inf
-        ends = jnp.full(self.plan.maxiters if self.d.adaptive else 1, far, d.dtype)
+        ends = jnp.full(self.plan.maxiters, far, d.dtype)
         bare = state._replace(y=(), carry=())
         return _Turn(bare, both, rows, jnp.zeros((), jnp.int32), row, ends)
 
@@ -236,14 +211,12 @@ class _Steps:
         tried = attempt_with(self.one, self.chunk, state, step)
         both, rows, measures = found
         quality = self._quality(measures)
-        state, tried = decide(self.one, at, self.chunk, state, tried, quality)
-        accepted = tried.accepted[0] if self.d.adaptive else jnp.asarray(True)
-        half = jnp.where(accepted, 1 - turn.half, turn.half)
+        state, taken = decide(self.one, at, self.chunk, state, tried, quality)
+        accepted, i = taken.accepted[0], turn.state.naccept[0]
+        # A fixed step that fails leaves NaN.
+        half = jnp.where(accepted | (not self.d.adaptive), 1 - turn.half, turn.half)
         row = jnp.where(accepted, last, turn.row)
-        ends = turn.ends
-        if self.d.adaptive:
-            i = turn.state.naccept[0]
-            ends = ends.at[i].set(jnp.where(accepted, _only(tried.t2), ends[i]), mode="drop")
+        ends = turn.ends.at[i].set(jnp.where(accepted, _only(taken.t2), turn.ends[i]), mode="drop")
         return _Turn(state, both, rows, half, row, ends)
 
     def _last_row(self, turn: _Turn, t2: Any) -> Any:

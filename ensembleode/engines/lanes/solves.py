@@ -1,6 +1,7 @@
 """Solves over lanes, chunk by chunk, from start to end."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,7 @@ from ...fields.lanes.field import LaneField
 from ..compiled.stopping import stopped
 from ..results import Left, result_of
 from .chunks import chunk_of, in_chunks, lane_field, merged, width_in
-from .loop import advance, conclude, running, start
+from .loop import advance, conclude, running, start, State
 from .saved_rows import first_output, lane_first, save
 from .stops import has_jumps
 
@@ -77,25 +78,9 @@ def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: A
         state, step = advance(plan, at, chunk, state)
         return state, out if out is None else save(plan, field, chunk, step, out)
 
-    def going(carry):
-        return running(carry[0])
-
-    def turns(carry):
-        first, _ = carry
-
-        def soon(carry):
-            return going(carry) & (carry[0].tries - first[0].tries < _TURNS)
-
-        carry = jax.lax.while_loop(soon, body, first)
-        return carry, stopped(chunk.stop, carry[0].tries)
-
     state = start(plan, at, chunk, mask)
     carry = state, first_output(plan, field, chunk, state)
-    if chunk.stop is None:
-        state, out = jax.lax.while_loop(going, body, carry)
-    else:
-        carry = carry, stopped(chunk.stop, state.tries)
-        (state, out), _ = jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)
+    state, out = run(body, carry, lambda carry: carry[0], chunk.stop)
     state = conclude(plan, at, chunk, state)
     if out is None:
         u, t, count = lane_first(field.join(state.y))[:, None], None, state.naccept
@@ -106,3 +91,24 @@ def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: A
         restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
     counts = state.code.astype(jnp.int8), state.naccept, state.ntried, restarts
     return result_of(plan, eqx.combine(every, shared), Left(u, t, count, *counts))
+
+
+def run(body: Callable, carry: Any, state_of: Callable[[Any], State], stop: Any) -> Any:
+    """Take turns of the loop until no lane goes on, or until the flag is set (see `Lane.stop`)."""
+
+    def going(carry):
+        return running(state_of(carry))
+
+    def turns(carry):
+        first, _ = carry
+
+        def soon(carry):
+            return going(carry) & (state_of(carry).tries - state_of(first).tries < _TURNS)
+
+        carry = jax.lax.while_loop(soon, body, first)
+        return carry, stopped(stop, state_of(carry).tries)
+
+    if stop is None:
+        return jax.lax.while_loop(going, body, carry)
+    both = carry, stopped(stop, state_of(carry).tries)
+    return jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, both)[0]
