@@ -73,6 +73,42 @@ def test_in_control_flow():
     np.testing.assert_array_equal(y, 2 * x + 1)
 
 
+# Adds to one entry of an array, which the caller hands over in place.
+TOUCH = """
+define void @touch(ptr %i, ptr %before, ptr %x, ptr %old) {
+  %at = load i64, ptr %i
+  %entry = getelementptr double, ptr %x, i64 %at
+  %value = load double, ptr %entry
+  %more = fadd double %value, 1.0
+  store double %more, ptr %entry
+  store double %value, ptr %old
+  ret void
+}
+"""
+
+
+def test_in_place():
+    """The operand keeps its value where it is used again; a loop changes the same array."""
+
+    def touch(i, x):
+        outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((), x.dtype)]
+        return call(TOUCH, "touch", [i, x], outputs, in_place={1: 0})
+
+    x, i = numbers(), jnp.int64(3)
+    for run in (touch, jax.jit(touch)):
+        y, old = run(i, x)
+        np.testing.assert_array_equal(x, numbers())
+        np.testing.assert_array_equal(y, numbers().at[3].add(1))
+        assert old == 3
+    both = jax.jit(lambda x: (touch(i, x)[0], touch(i + 1, x)[0], x))(x)
+    np.testing.assert_array_equal(both[0] + both[1] - both[2], numbers().at[3:5].add(1))
+    looped = jax.jit(lambda x: jax.lax.fori_loop(0, N, lambda i, x: touch(i, x)[0], x))(x)
+    np.testing.assert_array_equal(looped, numbers() + 1)
+    of_loop = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: touch(i, x)[0], x))
+    # The loop gets a copy of its own, and makes none itself.
+    assert of_loop.lower(x).compile().as_text().count(f"f64[{N}]{{0}} copy(") == 1
+
+
 def test_nothing_is_copied():
     def where(x):
         return call(WHERE, "where", [x], [jax.ShapeDtypeStruct((2,), jnp.int64)])[0]
