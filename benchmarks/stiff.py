@@ -22,9 +22,9 @@ for the median of the trajectories that reached it, against Rodas5P at 1e-12. Th
 the least times for such an error, interpolated between the tolerances, and in brackets their ratios
 to that of `Rodas5P`.
 
-`--gradients` prints the time of the gradient of a sum of all ends with respect to all rate
-constants, divided by the time of the sum, and the difference of the gradient from finite
-differences, at 1e-10.
+`--gradients` prints the times of the gradient of a sum of all ends with respect to all rate
+constants, by `ReplayAdjoint` and by `GaussAdjoint`, divided by the time of the sum, and the
+differences of these gradients from finite differences, at 1e-10.
 
 `--first` prints the seconds of first calls in processes of their own, without caches on disk, for
 100 trajectories, then for 1,000.
@@ -248,29 +248,34 @@ def show(found, skipped):
 
 
 def gradients(name, n, seconds):
-    """Microseconds for a trajectory of the sum of weighted ends and of its gradient, at 1e-6; and
-    the difference of the gradient from finite differences, at 1e-10."""
+    """Microseconds for a trajectory of the sum of weighted ends and of its gradients, at 1e-6; and
+    the differences of the gradients from finite differences, at 1e-10."""
     problem = CASES[name]
     constants = constants_of(problem, n)[1:]
     exact, _ = exact_ends(name, constants[:1])
     weights = jnp.cos(jnp.arange(exact.shape[1])) / exact[0]
 
-    def loss(constants, reltol, abstol):
+    def loss(constants, reltol, abstol, sensealg=None):
         task = task_of(problem, constants, reltol, abstol)
-        options = {"alg": eo.Rodas5P(), "maxiters": 10**5}
+        options = {"alg": eo.Rodas5P(), "maxiters": 10**5, "sensealg": sensealg}
         sim = solution(task, jnp.asarray(task.u0), constants, **options)
         return jnp.sum(sim.u[:, -1] @ weights)
 
-    forward, both, p = jax.jit(loss), jax.jit(jax.value_and_grad(loss)), jnp.asarray(constants)
-    at = tolerances(name, 1e-6)
-    turns = {"forward": lambda: forward(p, *at), "gradient": lambda: both(p, *at)}
+    by_gauss = functools.partial(loss, sensealg=eo.GaussAdjoint())
+    forward, p, at = jax.jit(loss), jnp.asarray(constants), tolerances(name, 1e-6)
+    both, gauss = (jax.jit(jax.value_and_grad(x)) for x in (loss, by_gauss))
+    turns = {
+        "forward": lambda: forward(p, *at),
+        "gradient": lambda: both(p, *at),
+        "gauss": lambda: gauss(p, *at),
+    }
     in_turns(turns, 1)  # compiles
     spent = in_turns(turns, 100, least=3, budget=seconds, clock=time.process_time)
     row = {which: min(each) / n * 1e6 for which, each in spent.items()}
     tight = 1e-10, 1e-10 * ABSTOL.get(name, 1e-2)
     few = p[:1]
-    _, found = both(few, *tight)
-    found = np.asarray(found)[0] * constants[0]  # by their logarithms
+    # (By their logarithms.)
+    found = [np.asarray(x(few, *tight)[1])[0] * constants[0] for x in (both, gauss)]
     moves = np.eye(constants.shape[1])[:, None]
 
     def differences(h):
@@ -278,18 +283,22 @@ def gradients(name, n, seconds):
         return np.array([(up - down) / (2 * h) for up, down in values])
 
     expected = (4 * differences(5e-5) - differences(1e-4)) / 3
-    row["error"] = float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
+    for which, x in zip(("error", "error_gauss"), found, strict=True):
+        row[which] = float(np.max(np.abs(x - expected)) / np.max(np.abs(expected)))
     return row
 
 
 def gradient_table(names, n, seconds):
-    print(header(("", "forward, us", "gradient, us", "ratio", "error")))
+    columns = "forward, us", "gradient, us", "ratio", "error", "Gauss, us", "ratio", "error"
+    print(header(("", *columns)))
     report = {}
     for name in names:
         report[name] = row = gradients(name, n, seconds)
-        cells = f"{row['forward']:.3g}", f"{row['gradient']:.3g}"
-        ratio = f"{row['gradient'] / row['forward']:.2f}"
-        print(line((name, *cells, ratio, f"{row['error']:.0e}")), flush=True)
+        cells = [name, f"{row['forward']:.3g}"]
+        for which, error in (("gradient", "error"), ("gauss", "error_gauss")):
+            ratio = f"{row[which] / row['forward']:.2f}"
+            cells += [f"{row[which]:.3g}", ratio, f"{row[error]:.0e}"]
+        print(line(tuple(cells)), flush=True)
     return report
 
 

@@ -213,7 +213,7 @@ def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
     )
 
 
-def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
+def polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     """The polynomial at the fraction `x` of a step, by Lagrange's formula from the nearer end, at
     which it is exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
@@ -336,7 +336,7 @@ def _at(dense: Dense, found: _Found, deriv: int) -> Any:
 
         def at(t):
             x = (t - step.t) / jnp.where(has_length, step.h, 1)
-            return jax.tree.map(functools.partial(_polynomial, x), step.start, inner, step.end)
+            return jax.tree.map(functools.partial(polynomial, x), step.start, inner, step.end)
 
         for _ in range(deriv):
             at = _derivative(at)
@@ -353,7 +353,7 @@ def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> 
         inner = _inner(dense, step, has_length)
 
         def at(x):
-            return jax.tree.map(functools.partial(_polynomial, x), step.start, inner, step.end)
+            return jax.tree.map(functools.partial(polynomial, x), step.start, inner, step.end)
 
         return jax.vmap(at)(jnp.arange(points, dtype=times.dtype) / points)
 

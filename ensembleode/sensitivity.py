@@ -31,19 +31,27 @@ class ReplayAdjoint(SensitivityAlgorithm):
 
 
 class GaussAdjoint(SensitivityAlgorithm):
-    """The continuous adjoint along the forward solution, with Gauss-Legendre quadrature for the
-    parameters, in the lanes engine.
+    """The continuous adjoint along the forward solution. The gradient is accurate to the
+    tolerances, but not exact. Reverse mode only.
 
-    The steps are recorded as for `ReplayAdjoint`. The adjoint ODE is then integrated back over each
-    step, along its dense output, with the method of the solve. The gradient is accurate to the
-    tolerances, but not exact. Parameters cost a few products in each step, however many stages the
-    method has. Reverse mode only.
+    **Explicit methods**, in the lanes engine: the steps are recorded as for `ReplayAdjoint`. The
+    adjoint ODE is then integrated back over each step, along its dense output, with the method of
+    the solve. Parameters cost a few products in each step, however many stages the method has.
 
-    Explicit methods only. Where a problem is stiff, the adjoint falls off within a small part of a
-    recorded step, which a quadrature over the step doesn't see, so it is refused for methods for
-    stiff problems: `ReplayAdjoint` is their adjoint.
+    **Rosenbrock methods**, and those that switch to one, in the compiled engine on CPUs: where a
+    problem is stiff, the adjoint falls off after each saved time within a small part of a recorded
+    step. So the adjoint ODE is solved back from saved time to saved time along the dense output,
+    with the method and `reltol` of the solve, in steps of its own. What is followed down to a
+    hundredth of `reltol`, component by component, is what a change of the state by its own size
+    changes in the loss; where the state is near zero, its size is `abstol / reltol`. The integrals
+    of the parameters are as accurate as these steps. If the adjoint of a trajectory can't be solved
+    within `maxiters` steps between two saved times, its gradient is NaN. There is room for
+    `maxiters` steps of some trajectories at a time, and memory is taken for the steps that were
+    made. Fixed steps, callbacks, integrands, mass matrices and `EnsembleGPUKernel` are refused:
+    `ReplayAdjoint` has them all.
 
-    Source: Norcliffe and Deisenroth, "Faster training of neural ODEs using Gauss-Legendre
+    Sources: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B; for
+    explicit methods, Norcliffe and Deisenroth, "Faster training of neural ODEs using Gauss-Legendre
     quadrature", TMLR 2023.
     """
 

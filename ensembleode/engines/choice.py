@@ -55,9 +55,9 @@ def choose(
         if reason is None and every.extension is not None:
             reason = candidate.extended_refusal(options)
         if reason is None and every.events is not None:
-            reason = candidate.events_refusal(every.events)
-        if reason is None and has_mass and not candidate.has_mass_matrices:
-            reason = 'it has no mass_matrix: use engine="compiled".'
+            reason = candidate.events_refusal(every.events, options)
+        if reason is None and has_mass:
+            reason = candidate.mass_refusal(options)
         return reason
 
     if engine != "auto":

@@ -21,7 +21,6 @@ class Engine(abc.ABC):
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
     - `closed`: whether its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives.py`).
-    - `has_mass_matrices`: whether it solves with mass matrices, by methods that can.
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
         then another number compiles nothing, and the bits are the same.
     """
@@ -33,7 +32,6 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
-    has_mass_matrices: ClassVar[bool] = False
 
     @abc.abstractmethod
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
@@ -57,9 +55,16 @@ class Engine(abc.ABC):
             "let f return what integrand does as further components of the state."
         )
 
-    def events_refusal(self, events: Events) -> str | None:
-        """Why this engine can't solve with these callbacks; None when it can."""
-        del events
+    def mass_refusal(self, options: dict) -> str | None:
+        """Why, with these options, this engine can't solve with a mass matrix, by methods that can;
+        None when it can."""
+        del options
+        return 'it has no mass_matrix: use engine="compiled".'
+
+    def events_refusal(self, events: Events, options: dict) -> str | None:
+        """Why, with these options, this engine can't solve with these callbacks; None when it
+        can."""
+        del events, options
         return 'it has no callbacks: use engine="compiled", on threads or GPU kernels.'
 
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:

@@ -70,7 +70,7 @@ _ADJOINTS = {
     "ForwardDiffSensitivity": ["griewank2008"],
     "ForwardMode": ["griewank2008"],
     "BacksolveAdjoint": ["chen2018"],
-    "GaussAdjoint": ["norcliffe2023"],
+    "GaussAdjoint": ["chen2018", "norcliffe2023"],
     "InterpolatingAdjoint": ["ma2021"],
     "forward sensitivities or InterpolatingAdjoint": ["griewank2008", "ma2021"],
 }

@@ -66,6 +66,7 @@ def test_the_engine_and_the_adjoint():
         "verner2010",
         "hairer1993",
         "gustafsson1991",
+        "chen2018",
         "norcliffe2023",
     ]
 

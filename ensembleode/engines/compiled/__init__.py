@@ -13,7 +13,7 @@ return code, and takes the next trajectory when it has finished one.
     reverse mode of one step.
     `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
 - `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
-    of arrays.
+    of arrays. `gauss_adjoint.py`: the adjoint ODE of methods for stiff problems.
 - `column_step.py`: one step of all columns of a matrix, for `engines/columns.py`.
 - `gpu.py`: the same on NVIDIA GPUs, with one thread for each trajectory. `entry.py`, `launch.py`:
     from a kernel to a launch by XLA; `ptxas.py`: the registers and memory that a kernel takes
@@ -43,7 +43,8 @@ from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Program
 from ..checks import refusal_of_ours
 from ..closed import Closed
-from . import solves
+from ..flow import Flow, Known
+from . import gauss_adjoint, solves
 from .column_step import MOST_STEPS, NORMS
 from .compiler import available
 from .description import LEAST_IN_MEMORY
@@ -51,7 +52,7 @@ from .field import by_loops
 from .operations import check
 
 
-# The choices of `sensealg` that this engine has.
+# The choices of `sensealg` that this engine has for every method.
 SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
@@ -115,6 +116,13 @@ def _read_program(program: Program, what: str) -> _Reading:
     return _Reading(None, size)
 
 
+def _refused_by_gauss(options: dict, what: str) -> str | None:
+    """Why a solve with `what` can't be differentiated by these options; None when it can."""
+    if isinstance(options["sensealg"], sensitivity.GaussAdjoint):
+        return f"sensealg=GaussAdjoint() has no {what} in this engine."
+    return None
+
+
 class Compiled(Closed):
     """Small systems as one loop of machine code, on CPUs."""
 
@@ -122,10 +130,15 @@ class Compiled(Closed):
     default_sensealg = "ReplayAdjoint"
     solved = staticmethod(solves.solve)
     rows = staticmethod(solves.rows)
-    pull_back = staticmethod(solves.pull_back)
     shares_work = True
     numbers_apart = True
-    has_mass_matrices = True
+
+    @staticmethod
+    def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+        """See `Closed`."""
+        is_gauss = flow.plan.method.value.adjoint == "GaussAdjoint"
+        pull_back = gauss_adjoint.pull_back if is_gauss else solves.pull_back
+        return pull_back(flow, lanes, known, cotangent)
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
@@ -135,8 +148,11 @@ class Compiled(Closed):
         if reason := refusal_of_ours(self.name, alg, options, dtype):
             return reason
         sensealg = options["sensealg"]
-        if sensealg is not None and not isinstance(sensealg, SENSEALGS):
+        is_gauss = isinstance(sensealg, sensitivity.GaussAdjoint) and alg.method.is_implicit
+        if sensealg is not None and not isinstance(sensealg, SENSEALGS) and not is_gauss:
             return f"sensealg={type(sensealg).__name__}() is of other engines."
+        if options["adaptive"] is False and (reason := _refused_by_gauss(options, "fixed steps")):
+            return reason
         if jax.default_backend() != "cpu" and not isinstance(ensemblealg, EnsembleGPUKernel):
             return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."
         return None
@@ -151,9 +167,9 @@ class Compiled(Closed):
         return _read(field).refusal
 
     def extended_refusal(self, options: dict) -> str | None:
-        """None: every solve with these options can be extended."""
-        del options
-        return None
+        """Why, with these options, this engine can't integrate further components along; None when
+        it can."""
+        return _refused_by_gauss(options, "integrands")
 
     def columns_refusal(self, alg: Any, options: dict, state: Any, batched: Lane) -> str | None:
         """Why this engine can't step all trajectories together, as the columns of a matrix; None
@@ -170,8 +186,15 @@ class Compiled(Closed):
             return f"its EnsembleColumns have fewer than {LEAST_IN_MEMORY} components, not {size}."
         return None
 
-    def events_refusal(self, events: Events) -> str | None:
-        """Why this engine can't solve with these callbacks; None when it can."""
+    def mass_refusal(self, options: dict) -> str | None:
+        """Why, with these options, this engine can't solve with a mass matrix; None when it can."""
+        return _refused_by_gauss(options, "mass matrices")
+
+    def events_refusal(self, events: Events, options: dict) -> str | None:
+        """Why, with these options, this engine can't solve with these callbacks; None when it
+        can."""
+        if reason := _refused_by_gauss(options, "callbacks"):
+            return reason
         for part in events.parts:
             if part.program.jaxpr.effects:
                 return "a condition or an affect of a callback has effects, such as printing."

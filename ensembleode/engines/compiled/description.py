@@ -59,6 +59,8 @@ class Description:
     - `form`: what implicit methods need besides the field; None where they need nothing.
     - `in_memory`: whether a state is an array in memory, with loops over its components (see
         `components.py`), instead of a variable for each component.
+    - `inner`: where every step is saved, whether the states at its inner nodes are saved, too (see
+        `dense.inner_nodes`).
     - `width`: the number of lanes.
     - `has_fma`: whether the machine has fused operations.
     - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
@@ -79,6 +81,7 @@ class Description:
     events: Events | None = None
     form: ImplicitForm | None = None
     in_memory: bool = False
+    inner: bool = False
 
     @property
     def size(self) -> int:

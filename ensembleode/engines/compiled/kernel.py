@@ -74,7 +74,8 @@ def _outputs(d: Description) -> list[str]:
     """The results of `solve`."""
     times = ["out_t"] if d.saving.mode == "steps" else []
     marks = ["out_marks"] if d.events is not None else []
-    return ["out_u", *times, *marks, "out_counts", *_arrays(d)]
+    inner = ["out_inner"] if d.inner else []
+    return ["out_u", *times, *marks, "out_counts", *inner, *_arrays(d)]
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
@@ -172,7 +173,8 @@ def solving(d: Description) -> tuple[str, int]:
         queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
         results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
-        outputs = Outputs(*results, frame.room, others.get("out_marks"))
+        more = frame.room, others.get("out_marks"), others.get("out_inner")
+        outputs = Outputs(*results, *more)
         given = frame.times, outputs, frame.rows, frame.maxiters
         functions = _callbacks_in(b, d)
         equations = equations_in(b, d)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.events import EVENT_ROWS
+from ...dense import inner_nodes
 from ...solvers.method import Attempt, Method
 from .builder import Buffer, Builder, I64, Value, Variable
 from .components import arithmetic, each
@@ -26,6 +27,8 @@ class Outputs(NamedTuple):
         it, and its time as the first component.
     - `marks [trajectory, event, 1 + longest]`: which callback an event belongs to, and how each of
         its conditions crossed zero (1 for a discrete callback).
+    - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step that
+        ends in a row, where these are saved.
     """
 
     u: Buffer
@@ -34,6 +37,7 @@ class Outputs(NamedTuple):
     n: Value
     room: Value | None = None
     marks: Buffer | None = None
+    inner: Buffer | None = None
 
 
 class Step(NamedTuple):
@@ -172,12 +176,30 @@ class SavedRows:
         self._write_time(row, here, t)
         self.row.set(row + self.b.cast(here, I64))
 
+    def _write_inner(self, step: Step, equations: Any) -> None:
+        """Write the states at the inner nodes of a step, with the next row."""
+        p, method, row = self.problem, step.method, self.row.get()
+        here = step.accepted & (row < self.n)
+        at, nodes = (step.y, step.attempt.dense, step.t, step.h), inner_nodes(p.method.degree)
+        dense = method.dense(self.xp, equations(self.held, here), *at)
+        for i, theta in enumerate(nodes):
+            first, size = (row * len(nodes) + i) * p.size, self.n * len(nodes) * p.size
+            u = method.interpolate(self.xp, step.y, dense, step.h, theta)
+
+            def write(c: Any, x: Value, first: Value = first, size: Value = size) -> None:
+                place = self.order.place(self.held.index.get(), first + c, size)
+                self._outputs.inner.scatter(place, here, x)
+
+            each(u, write)
+
     def within(self, step: Step, direction: Value, equations: Any, occupied: Variable) -> None:
         """Save the rows whose times lie in a step; `equations` is that of `Loop`."""
         b, p = self.b, self.problem
         if self.row is None:
             return
         if p.saving.mode == "steps":
+            if p.inner:
+                self._write_inner(step, equations)
             self.write_step(step.accepted, step.t2, step.attempt.y2)
             return
 

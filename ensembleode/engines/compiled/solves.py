@@ -16,6 +16,8 @@ from ...core.events import EVENT_ROWS
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan, Result
+from ...core.saving import Saving
+from ...dense import inner_nodes
 from ...fields import parameters_of
 from ...fields.products import is_large
 from ...solvers.switching import Tried
@@ -165,12 +167,8 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
     if events is not None:
         marks = max(1, room * (1 + events.longest))
         outputs.append(_array(d, n, marks, np.dtype(np.int32)))
-    outputs.append(jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32))
-    threads = n if d.on_gpu else _threads(plan, n)
-    text, arrays = kernel.solving(d)
-    operands = _operands(d, plan, lanes, mask, saved, *_lengths(d, arrays))
-    results = outputs + _arrays(d, threads * arrays)
-    found = _run(plan, text, "solve", operands, results, n, threads, d.width)
+    outputs.append(_counts(d, n))
+    found = _run(plan, *_to_solve(d, plan, lanes, mask, outputs))
     *found, counts = found[: len(outputs)]
     u, *more = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, saved + room * EVENT_ROWS, *plan.state.shape)
@@ -188,6 +186,48 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
         _happened(plan, u[:, saved:], more[-1], counted["events"]) if room else None,
     )
     return result_of(plan, lanes, left)
+
+
+def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list) -> tuple:
+    """The arguments of `_run` for the kernel `solve` with these outputs."""
+    n = len(mask)
+    threads = n if d.on_gpu else _threads(plan, n)
+    text, arrays = kernel.solving(d)
+    operands = _operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(d, arrays))
+    results = outputs + _arrays(d, threads * arrays)
+    return text, "solve", operands, results, n, threads, d.width
+
+
+def _counts(d: Description, n: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32)
+
+
+class Steps(NamedTuple):
+    """The steps of trajectories. What was not reached is uninitialised.
+
+    - `t [trajectory, row]`, `u [trajectory, row, component]`: where steps begin and end.
+    - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step that
+        ends in a row (see `dense.inner_nodes`).
+    - `rows [trajectory]`: how many rows were reached.
+    """
+
+    t: Any
+    u: Any
+    inner: Any
+    rows: Any
+
+
+def steps(plan: Plan, lanes: Lane, mask: Any) -> Steps:
+    """Every step of the wanted trajectories, without callbacks, on a CPU."""
+    n, rows = len(mask), plan.maxiters + 1
+    plan = dataclasses.replace(plan, saving=Saving("steps", True, rows))
+    d = dataclasses.replace(described(plan, lanes, n), inner=True)
+    nodes = len(inner_nodes(d.method.degree))
+    outputs = [_array(d, n, rows * d.size), _array(d, n, rows), _counts(d, n)]
+    outputs.append(_array(d, n, rows * nodes * d.size))
+    u, t, counts, inner, *_ = _run(plan, *_to_solve(d, plan, lanes, mask, outputs))
+    u, inner = u.reshape(n, rows, d.size), inner.reshape(n, rows, nodes, d.size)
+    return Steps(t, u, inner, counts[3])
 
 
 def _saved_rows(plan: Plan) -> int:

@@ -60,7 +60,7 @@ def refusal(alg: Any, options: dict) -> str | None:
     """Why this engine can't run `alg` with these options; None when it can."""
     sensealg = options["sensealg"]
     if isinstance(sensealg, sensitivity.ReplayAdjoint | sensitivity.GaussAdjoint):
-        return f"sensealg={type(sensealg).__name__}() is one of the lanes engine."
+        return f"sensealg={type(sensealg).__name__}() is one of this library's own engines."
     if isinstance(alg, ODESolver):
         if "diffrax" in alg.engines:
             return None

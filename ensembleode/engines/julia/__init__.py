@@ -57,7 +57,6 @@ class Julia(Engine):
 
     name = "julia"
     default_sensealg = "forward sensitivities or InterpolatingAdjoint"
-    has_mass_matrices = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on a state of this dtype; None when
@@ -75,9 +74,13 @@ class Julia(Engine):
         """Why this engine can't step onto known times with these options; None when it can."""
         return refusal_backwards(options)
 
-    def events_refusal(self, events: Events) -> None:
+    def mass_refusal(self, options: dict) -> None:
+        """None: every solve with these options can have a mass matrix."""
+        del options
+
+    def events_refusal(self, events: Events, options: dict) -> None:
         """None, as Julia has all of the callbacks."""
-        del events
+        del events, options
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """The solver with its options.

@@ -1,0 +1,289 @@
+"""The continuous adjoint of methods for stiff problems: the adjoint ODE, solved backwards with the
+solve's own method and tolerances.
+
+The adjoint ODE is `lambda' = -(df/du)^T lambda`, from the last saved time to `t0`. At each saved
+time lambda jumps by the cotangent of the state there. The cotangent of the parameters is the
+integral of `(df/dp)^T lambda` (Chen et al., "Neural ordinary differential equations", NeurIPS 2018,
+appendix B). The state is that of the dense output of the forward steps.
+
+Where a problem is stiff, lambda falls off after each jump within a small part of a forward step, so
+the steps back are steps of their own, with step-size control of their own: the adjoint of an
+ensemble is an ensemble again, whose field looks up the forward step that a time is in. It is solved
+from saved time to saved time. The integrals are components that step-size control doesn't look at,
+like those of an integrand.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...core.lane import Lane
+from ...core.plan import Plan
+from ...core.saving import Saving
+from ...dense import inner_nodes, polynomial
+from ...fields import parameters_of
+from ...ground.retcode import ReturnCode
+from ...numbers import of_kind
+from ...solvers.arithmetic import ArrayArithmetic
+from ...solvers.time import next_time
+from ...tracing.program import Program, trace
+from ..along import is_there, where
+from ..flow import Flow, Known, own_of, real_of
+from ..results import each
+from . import solves
+
+
+# Trajectories are done in parts, whose forward steps have about this much room. The room is for
+# `maxiters` steps; memory is taken only for those that were made.
+_ROOM = 2**29
+# The least number of trajectories of a part, enough for the lanes of a thread or two.
+_LEAST = 32
+# The size of the adjoint, in parts of the relative tolerance, below which it isn't followed.
+_BELOW = 1e-2
+
+
+def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+    """See `closed.Closed`. The cotangents of a trajectory whose adjoint can't be solved are NaN.
+
+    **Raises:** `NotImplementedError` for derivatives by the times at which the field jumps.
+    """
+    plan, n = flow.plan, flow.n
+    if plan.events is not None:
+        raise NotImplementedError(
+            "d_discontinuities depend on what this solve is differentiated by, which "
+            "sensealg=GaussAdjoint() takes for constants: pass ReplayAdjoint(), which has that "
+            "derivative, or jax.lax.stop_gradient(times)."
+        )
+    there = is_there(flow, known)
+    size = _part(plan)
+
+    def of(which: Any) -> list:
+        mine = jax.tree.map(lambda x, own: x[which] if own else x, lanes, plan.batched)
+        first = jnp.arange(len(which)) <= which - which[0]  # (what fills up repeats the last)
+        return _through(plan, mine, there[which] & first[:, None], cotangent[which])
+
+    if n <= size:
+        found = _through(plan, lanes, there, cotangent)
+    else:
+        parts = -(-n // size)
+        which = np.minimum(np.arange(parts * size), n - 1).reshape(parts, size)
+        found = [x.reshape(-1, *x.shape[2:])[:n] for x in jax.lax.map(of, jnp.asarray(which))]
+    u0, *parameters = found
+
+    def summed(x: Any, is_own: bool) -> Any:
+        return x if is_own else where(known.ok, x).reshape(flow.groups, -1, *x.shape[1:]).sum(1)
+
+    return [u0, *map(summed, parameters, own_of(plan))]
+
+
+def _part(plan: Plan) -> int:
+    """How many trajectories are done at a time."""
+    nodes = len(inner_nodes(plan.method.value.method.degree))
+    numbers = math.prod(plan.state.shape) * (1 + nodes) + 1
+    return max(_LEAST, _ROOM // ((plan.maxiters + 1) * numbers * plan.state.dtype.itemsize))
+
+
+def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
+    """The cotangents of the initial states and of the real parameters, one for each trajectory,
+    from those of the rows that are `there`, `[trajectory, row]`."""
+    n, dtype, size = len(there), plan.state.dtype, math.prod(plan.state.shape)
+    steps = solves.steps(plan, lanes, there.any(1))
+    t0, t1 = (each(getattr(lanes, x), getattr(plan.batched, x), n) for x in ("t0", "t1"))
+    match plan.saving.mode:
+        case "ends":
+            times = t1[:, None]
+        case "times":
+            times = each(lanes.saveat, plan.batched.saveat, n)
+        case "steps":
+            times = steps.t if plan.saving.start else steps.t[:, 1:]
+    direction = jnp.where(t1 < t0, -1, 1).astype(dtype)
+    # (The tables come last: a kernel that copies small numbers makes room up to the last of these.)
+    forward = direction, steps.rows, steps.t, steps.u, steps.inner
+    tolerances = _Tolerances(*(_of_components(plan, lanes, x) for x in ("abstol", "reltol")))
+    back, consts = _back_plan(plan, forward)
+    flat, rows = cotangent.reshape(n, there.shape[1], -1), jnp.sum(there, axis=1, dtype=jnp.int32)
+
+    def at(x: Any, row: Any) -> Any:
+        return jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False)
+
+    def one(i: Any, y: Any) -> Any:
+        row = jnp.max(rows) - 1 - i
+        here, start = at(there, row), at(times, row)
+        y = y.at[:, :size].add(where(here, at(flat, row)))
+        adjoint = y[:, :size]
+        end = jnp.where(row > 0, at(times, jnp.maximum(row - 1, 0)), t0)
+        moves = here & jnp.any(adjoint != 0, axis=1)
+        u = jax.vmap(_state_at)(*forward, start)
+        abstol, reltol = tolerances.of_adjoint(adjoint, u)
+        numbers = _back_numbers(plan, lanes, forward, start, end)
+        numbers = numbers._replace(consts=tuple(consts), u0=y, abstol=abstol, reltol=reltol)
+        found = solves.solve(back, numbers, moves)
+        arrived = found.retcode == ReturnCode.Success.value
+        return jnp.where(moves[:, None], jnp.where(arrived[:, None], found.u[:, 0], jnp.nan), y)
+
+    y = jnp.zeros((n, *back.state.shape), dtype)
+    y = jax.lax.fori_loop(0, jnp.max(rows), one, y)
+    avals = parameters_of(plan.field)
+    found, start = [], size
+    for aval in (avals[i] for i in real_of(plan)):
+        end = start + math.prod(aval.shape)
+        found.append(y[:, start:end].reshape(n, *aval.shape).astype(aval.dtype))
+        start = end
+    return [y[:, :size].reshape(n, *plan.state.shape), *found]
+
+
+def _of_components(plan: Plan, lanes: Lane, name: str) -> Any:
+    """A tolerance of the solve: `[trajectory or 1, component or 1]`."""
+    x = jnp.asarray(getattr(lanes, name), plan.state.dtype)
+    return x.reshape(x.shape[0] if getattr(plan.batched, name) else 1, -1)
+
+
+class _Tolerances(NamedTuple):
+    """The tolerances of the forward solve."""
+
+    abstol: Any
+    reltol: Any
+
+    def of_adjoint(self, adjoint: Any, u: Any) -> tuple[Any, Any]:
+        """The tolerances of the adjoint from a saved time on, for its value there.
+
+        A component of the adjoint has the reciprocal unit of that of the state `u`. So components
+        are compared by what a change of the state by its own size changes in the loss, and what is
+        far below the largest such change doesn't count. (A state may pass through zero: it is then
+        of the size that the tolerances regard as such, or, for the largest change, of no size but
+        for roundings, which is the side of safety.)
+        """
+        usual = self.reltol > 0
+        floor = jnp.where(usual, self.abstol / jnp.where(usual, self.reltol, 1), 1)
+        changes, size = jnp.abs(adjoint), jnp.abs(u) + floor
+        least_size = jnp.maximum(jnp.abs(u), jnp.finfo(u.dtype).eps * size)
+        largest = jnp.max(changes * least_size, axis=1, keepdims=True)
+        least = jnp.where(usual, self.reltol, self.abstol).min(1, keepdims=True)
+        most = jnp.max(changes, axis=1, keepdims=True)
+        abstol = _BELOW * least * jnp.minimum(largest / size, most)
+        return abstol, jnp.broadcast_to(self.reltol.min(1), len(adjoint))
+
+
+def _back_plan(plan: Plan, forward: tuple) -> tuple[Plan, list]:
+    """The plan of the adjoint, and the constants of its field.
+
+    **Arguments:** `forward`: the arguments of `_state_at` but for the time, for each trajectory.
+    """
+    assert isinstance(plan.field, Program)
+    structs = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in forward)
+    program, consts = _adjoint_of(plan.field, structs)
+    (state,) = program.out_avals
+    own = plan.batched
+    given = {
+        "p": (*own.parameters, True, *(True for _ in forward)),
+        **dict.fromkeys(("u0", "t0", "t1", "abstol", "reltol"), True),
+        **{x: getattr(own, x) if getattr(own, x) is None else True for x in _STOPS},
+    }
+    plan = dataclasses.replace(
+        plan,
+        field=program,
+        state=jax.ShapeDtypeStruct(state.shape, state.dtype),
+        saving=Saving("ends", False, 1),
+        batched=own._replace(consts=(False,) * len(consts), **_NOT_GIVEN, **given),
+        beside=(),
+        tree=None,
+        form=None,
+    )
+    return plan, consts
+
+
+def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, start: Any, end: Any) -> Lane:
+    """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
+    the constants.
+
+    Its time is the distance from an origin, the start, where it falls off: late times themselves
+    don't resolve that. Where `f` jumps, the times to its left and right have to be exact, and the
+    origin is zero.
+    """
+    direction = forward[0]
+    jumps = lanes.d_discontinuities
+    origin = start if jumps is None else jnp.zeros_like(start)
+
+    def passed(t: Any) -> Any:
+        of, by = (x.reshape(-1, *(1,) * (t.ndim - 1)) for x in (origin, direction))
+        return by * (of - t)
+
+    def stops(name: str) -> Any:
+        times = getattr(lanes, name)
+        if times is None:
+            return None
+        times = each(times, getattr(plan.batched, name), len(start))[:, ::-1]
+        if name == "d_discontinuities":
+            # The time of a jump itself is on the side of earlier times.
+            times = next_time(_XP, times, direction[:, None])
+        return passed(times)
+
+    return lanes._replace(
+        p=(*lanes.parameters, origin, *forward),
+        t0=passed(start),
+        t1=passed(end),
+        **{x: stops(x) for x in _STOPS},
+        **_NOT_GIVEN,
+    )
+
+
+_XP: Any = ArrayArithmetic(jnp)
+_STOPS = [x.name for x in of_kind("stops")]
+# Options that are for the forward solve alone.
+_NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop": None}
+
+
+@functools.lru_cache(maxsize=256)
+def _adjoint_of(field: Program, forward: tuple) -> tuple[Program, list]:
+    """The field of the adjoint and of the integrals of parameters, and its constants. Its
+    parameters are all numbers of the original field, followed by the origin of its time, and those
+    of the `forward` solve."""
+    avals = parameters_of(field)
+    n = len(field.jaxpr.constvars)
+    real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+    (out,) = field.out_avals
+
+    def backwards(y: Any, p: tuple, passed: Any) -> Any:
+        numbers, origin, forward = p
+        direction = forward[0]
+        t = origin - direction * passed
+
+        def at(u: Any, *reals: Any) -> Any:
+            every = list(numbers)
+            for i, x in zip(real, reals, strict=True):
+                every[i] = x
+            return field(every[:n], u, tuple(every[n:]), t)
+
+        u = _state_at(*forward, t).reshape(out.shape)
+        _, pullback = jax.vjp(at, u, *(numbers[i] for i in real))
+        found = pullback(y[: out.size].reshape(out.shape))
+        return direction * jnp.concatenate([x.ravel().astype(out.dtype) for x in found])
+
+    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+    size = out.size + sum(avals[i].size for i in real)
+    state = jax.ShapeDtypeStruct((size,), out.dtype)
+    aval: Any = field.jaxpr.invars[-1].aval
+    t = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return trace(backwards, state, (structs, t, forward), t, rules=True)
+
+
+def _state_at(direction: Any, rows: Any, times: Any, u: Any, inner: Any, t: Any) -> Any:
+    """The state at a time, from the steps of one trajectory (see `solves.Steps`). Where two steps
+    meet, it is that of the earlier one, which ends there."""
+
+    def parted(bounds: tuple) -> tuple:
+        first, end = bounds
+        middle = (first + end) // 2
+        after = direction * (t - times[middle]) > 0
+        return jnp.where(after, middle, first), jnp.where(after, end, middle)
+
+    # The first row of the step is in [first, end).
+    whole = jnp.zeros_like(rows), rows - 1
+    row, _ = jax.lax.while_loop(lambda bounds: bounds[1] - bounds[0] > 1, parted, whole)
+    start, h = times[row], times[row + 1] - times[row]
+    return polynomial((t - start) / h, u[row], inner[row + 1], u[row + 1])
