@@ -1,6 +1,7 @@
 """A step of training a neural ODE, and where its time goes.
 
     python benchmarks/training.py [--width W ...] [--trajectories N] [--steps S] [--json FILE]
+    python benchmarks/training.py --equal-error [--width W ...] [--trajectories N] [--steps S]
 
 A network 2 -> W -> W -> 2 with tanh is fitted to trajectories of Lotka-Volterra, measured at 41
 times, with Adam. The ways to make a step, all in float32 and at the tolerances 1e-5:
@@ -17,6 +18,11 @@ All run in one process, with one thread each, and take turns by blocks of steps,
 from the same parameters (torchdiffeq goes on; `gradient` and `loss` stay at the first ones). The
 milliseconds are the median CPU time. `error` is that of the gradient, relative to its norm; the
 reference is Vern9 at 1e-12 in float64. `first` is the first call in seconds.
+
+With `--equal-error`, `eo.solve` and diffrax are compared at tolerances at which they are equally
+far off: each has the loosest one at which the root mean square of the errors of all states is at
+most a target. The targets are the error of `solve` at 1e-5 and that of diffrax on the matrix at
+1e-5. They take turns by single calls of the loss and of its gradient.
 """
 
 import argparse
@@ -32,13 +38,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import diffrax
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
 from common.contenders import imported, Skip
 from common.report import header, line, machine, PEERS, write_json
-from common.timing import timed
+from common.timing import in_turns, timed
 
 import ensembleode as eo
 
@@ -46,6 +51,7 @@ import ensembleode as eo
 TIMES, TOL = np.linspace(0.0, 4.0, 41), 1e-5
 RATE = 1e-3
 BLOCKS = 5
+MATRIX = "diffrax, matrix"
 
 
 def network(width):
@@ -78,39 +84,38 @@ def measured(n):
     return u0, np.asarray(eo.solve(ens, eo.Tsit5(), trajectories=n, saveat=TIMES).u)
 
 
-def by_solve(u0, data, alg=None, tol=TOL):
-    """The loss of `(p, u0, data)` by `eo.solve`."""
-
-    def loss(p, u0, data):
-        prob = eo.ODEProblem(neural, u0[0], (0.0, TIMES[-1]), p)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
-        how = {"saveat": TIMES, "abstol": tol, "reltol": tol, "trajectories": len(data)}
-        sim = eo.solve(ens, alg or eo.Tsit5(), eo.EnsembleThreads(1), **how)
-        return jnp.mean((sim.u - data) ** 2)
-
-    return functools.partial(loss, u0=u0, data=data)
+def ours(p, u0, tol, alg=None):
+    """The states `[n, time, 2]` by `eo.solve`."""
+    prob = eo.ODEProblem(neural, u0[0], (0.0, TIMES[-1]), p)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
+    how = {"saveat": TIMES, "abstol": tol, "reltol": tol, "trajectories": len(u0)}
+    return eo.solve(ens, alg or eo.Tsit5(), eo.EnsembleThreads(1), **how).u
 
 
-def by_diffrax(u0, data, *, matrix):
-    def solved(u0, p):
-        return diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, u, p: neural(u, p, t)),
-            diffrax.Tsit5(),
-            0.0,
-            TIMES[-1],
-            None,
-            u0,
-            p,
-            saveat=diffrax.SaveAt(ts=jnp.asarray(TIMES, u0.dtype)),
-            stepsize_controller=diffrax.PIDController(rtol=TOL, atol=TOL),
-        ).ys
+def _by_diffrax(p, u0, tol):
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, u, p: neural(u, p, t)),
+        diffrax.Tsit5(),
+        0.0,
+        TIMES[-1],
+        None,
+        u0,
+        p,
+        saveat=diffrax.SaveAt(ts=jnp.asarray(TIMES, u0.dtype)),
+        stepsize_controller=diffrax.PIDController(rtol=tol, atol=tol),
+    ).ys
 
-    def loss(p):
-        if matrix:
-            return jnp.mean((jnp.transpose(solved(u0.T, p), (2, 0, 1)) - data) ** 2)
-        return jnp.mean((jax.vmap(lambda u0: solved(u0, p))(u0) - data) ** 2)
 
-    return loss
+def vmapped(p, u0, tol):
+    return jax.vmap(lambda u0: _by_diffrax(p, u0, tol))(u0)
+
+
+def on_matrix(p, u0, tol):
+    return jnp.transpose(_by_diffrax(p, u0.T, tol), (2, 0, 1))
+
+
+def loss(p, u0, data, solve=ours, tol=TOL):
+    return jnp.mean((solve(p, u0, tol) - data) ** 2)
 
 
 def adam_step(loss):
@@ -128,7 +133,6 @@ def adam_step(loss):
 
 def by_fit(p, u0, data):
     """Returns a function that takes one step of a fit, which goes on until the process ends."""
-    loss = by_solve(None, None)
     seconds = []
     began = [time.process_time()]
 
@@ -139,7 +143,7 @@ def by_fit(p, u0, data):
         return False
 
     def of(p):
-        return loss.func(p, u0, data)
+        return loss(p, u0, data)
 
     def run(steps):
         seconds.clear()
@@ -214,36 +218,47 @@ def by_torch(p, u0, data):
 
 
 def flat(gradient):
-    return np.asarray(jax.flatten_util.ravel_pytree(gradient)[0], np.float64)
+    return np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(gradient)])
 
 
-def reference(p, u0, data):
+def exactly(function, *args):
+    """The result of a function of such arguments, in float64, as NumPy arrays."""
     with jax.enable_x64(True):
-        p, u0, data = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (p, u0, data))
-        return flat(jax.jit(jax.grad(by_solve(u0, data, eo.Vern9(), 1e-12)))(p))
+        args = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), args)
+        return jax.tree.map(np.asarray, jax.jit(function)(*args))
+
+
+TIGHT = {"solve": functools.partial(ours, alg=eo.Vern9()), "tol": 1e-12}
+
+
+def case(width, n):
+    """The weights, the starts and what was measured, in float64."""
+    with jax.enable_x64(True):
+        return network(width), *measured(n)
+
+
+def single(x):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), x)
 
 
 def table(width, n, steps):
-    exact = network(width)
-    with jax.enable_x64(True):
-        u0, data = measured(n)
-    wanted = reference(exact, u0, data)
-    p, u0, data = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (exact, u0, data))
+    exact = case(width, n)
+    wanted = flat(exactly(jax.grad(functools.partial(loss, **TIGHT)), *exact))
+    p, u0, data = single(exact)
     losses = {
-        "by hand": by_solve(u0, data),
-        "diffrax": by_diffrax(u0, data, matrix=False),
-        "diffrax, matrix": by_diffrax(u0, data, matrix=True),
+        name: functools.partial(loss, u0=u0, data=data, solve=solve)
+        for name, solve in {"by hand": ours, "diffrax": vmapped, MATRIX: on_matrix}.items()
     }
     rows, blocks = {}, {"fit": by_fit(p, u0, data)}
-    for name, loss in losses.items():
-        step, begin = adam_step(loss)
+    for name, of in losses.items():
+        step, begin = adam_step(of)
         blocks[name] = by_hand(step, begin, p)
         first, _ = timed(step, p, begin(p))
-        found = flat(jax.jit(jax.grad(loss))(p))
+        found = flat(jax.jit(jax.grad(of))(p))
         rows[name] = {"first": first, "error": distance(found, wanted)}
-    ours = losses["by hand"]
-    blocks["gradient"] = repeated(functools.partial(jax.jit(jax.value_and_grad(ours)), p))
-    blocks["loss"] = repeated(functools.partial(jax.jit(ours), p))
+    by_us = losses["by hand"]
+    blocks["gradient"] = repeated(functools.partial(jax.jit(jax.value_and_grad(by_us)), p))
+    blocks["loss"] = repeated(functools.partial(jax.jit(by_us), p))
     skipped = {}
     try:
         step, gradient = by_torch(p, u0, data)
@@ -265,7 +280,7 @@ def distance(found, wanted):
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
-ORDER = ("fit", "by hand", "gradient", "loss", "diffrax", "diffrax, matrix", "torchdiffeq")
+ORDER = ("fit", "by hand", "gradient", "loss", "diffrax", MATRIX, "torchdiffeq")
 
 
 def show(width, rows, skipped):
@@ -282,19 +297,90 @@ def show(width, rows, skipped):
         print(f"- without {name}: {why}")
 
 
+def at_equal_error(width, n, calls):
+    """Rows of a target, a way, its tolerance and error, and the milliseconds of the loss and of its
+    gradient."""
+    exact = case(width, n)
+    tight = functools.partial(TIGHT["solve"], tol=TIGHT["tol"])
+    wanted = exactly(tight, *exact[:2])
+    p, u0, data = single(exact)
+    ways = {"solve": ours, "diffrax, vmapped": vmapped, MATRIX: on_matrix}
+    errors, losses = {}, {}
+
+    def error(solved, tol):
+        found = np.asarray(solved(p, u0, np.float32(tol)), np.float64)
+        return float(np.sqrt(np.mean((found - wanted) ** 2)))
+
+    for name, solve in ways.items():
+        errors[name] = functools.partial(error, jax.jit(solve))
+        of = functools.partial(loss, solve=solve)
+        losses[name] = jax.jit(of), jax.jit(jax.value_and_grad(of))
+    rows = []
+    for first in ("solve", MATRIX):
+        target = errors[first](TOL)
+        found = {name: loosest(error, target) for name, error in errors.items()}
+        runs = {}
+        for name, (tol, _) in found.items():
+            for what, run in zip(("loss", "gradient"), losses[name], strict=True):
+                runs[name, what] = functools.partial(run, p, u0, data, tol=np.float32(tol))
+                jax.block_until_ready(runs[name, what]())
+        spent = in_turns(runs, calls, clock=time.process_time)
+        ms = {key: 1e3 * float(np.median(seconds)) for key, seconds in spent.items()}
+        rows += [
+            {"target": first, "way": x, "tol": tol, "error": e, "loss": ms[x, "loss"]}
+            | {"gradient": ms[x, "gradient"]}
+            for x, (tol, e) in found.items()
+        ]
+    return rows
+
+
+def loosest(error, target):
+    """The loosest tolerance with at most this error, to 3%, and its error; where there is none, as
+    roundings are larger, the tolerance with the least error."""
+    seen, tols = {}, 10.0 ** np.arange(-2, -7.6, -0.25)
+    for loose, tol in itertools.pairwise(tols):
+        seen[tol] = error(tol)
+        if seen[tol] <= target:
+            while loose > 1.03 * tol:
+                middle = np.sqrt(loose * tol)
+                seen[middle] = error(middle)
+                if seen[middle] <= target:
+                    tol = middle
+                else:
+                    loose = middle
+            return tol, seen[tol]
+    return min(seen.items(), key=lambda x: x[1])
+
+
+def show_equal_error(width, rows):
+    print(f"\n### 2 -> {width} -> {width} -> 2, at equal error\n")
+    print(header(["error of", "", "tolerance", "error", "loss, ms", "gradient, ms", "to `solve`"]))
+    base = {row["target"]: row for row in rows if row["way"] == "solve"}
+    for row in rows:
+        ratios = (f"{row[x] / base[row['target']][x]:.2f}" for x in ("loss", "gradient"))
+        error, tol = f"{row['error']:.2e}", f"{row['tol']:.2e}"
+        times = f"{row['loss']:.2f}", f"{row['gradient']:.2f}", ", ".join(ratios)
+        print(line([f"{row['target']} at 1e-5", row["way"], tol, error, *times]), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--width", type=int, nargs="+", default=[16, 64, 128])
     parser.add_argument("--trajectories", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=20, help="of a block")
+    parser.add_argument("--steps", type=int, default=20, help="of a block, or calls")
+    parser.add_argument("--equal-error", action="store_true", help="compare solve and diffrax so")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     options = parser.parse_args()
     about = machine(*PEERS, "optax", "torch", "torchdiffeq")
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}")
     everything = {"machine": about, "tables": []}
     for width in options.width:
-        rows, skipped = table(width, options.trajectories, options.steps)
-        show(width, rows, skipped)
+        if options.equal_error:
+            rows = at_equal_error(width, options.trajectories, options.steps)
+            show_equal_error(width, rows)
+        else:
+            rows, skipped = table(width, options.trajectories, options.steps)
+            show(width, rows, skipped)
         everything["tables"].append([width, rows])
     if options.json:
         write_json(options.json, everything)

@@ -40,5 +40,9 @@ def _version_of(module: str) -> str | None:
     place = os.path.realpath(file or "")
     if not any(place.startswith(os.path.join(os.path.realpath(x), "")) for x in folders):
         return None
-    names = importlib.metadata.packages_distributions().get(top, ())
+    names = _distributions().get(top, ())
     return ", ".join(sorted({importlib.metadata.version(x) for x in names})) or None
+
+
+# (Reading the files of all installed packages takes half a second.)
+_distributions = functools.cache(importlib.metadata.packages_distributions)

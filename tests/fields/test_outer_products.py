@@ -66,11 +66,14 @@ def test_terms_add_up_to_cotangents(name):
     program, consts = trace(field, u, p, t, rules=True)
     jaxpr = transposed(program, range(len(jax.tree.leaves(p))))
     args = [*consts, jnp.asarray(cotangent), *jax.tree.leaves(p), u, t]
-    n = len(consts)
-    (expected,) = jax.core.eval_jaxpr(jaxpr, args[:n], *args[n:])
-
     found = taken_out(jaxpr, size)
-    results = jax.core.eval_jaxpr(found.jaxpr, args[:n], *args[n:])
+
+    @jax.jit
+    def evaluated(args):
+        n, both = len(consts), (jaxpr, found.jaxpr)
+        return [jax.core.eval_jaxpr(x, args[:n], *args[n:]) for x in both]
+
+    (expected,), results = evaluated(args)
     flat = np.concatenate([np.ravel(x) for x in results])
     np.testing.assert_allclose(flat[:size], expected[:size], rtol=1e-12)
     factors, sums = flat[size:], np.zeros(len(expected) - size)

@@ -7,7 +7,7 @@ calls times lanes: each number of the sums is read and written once in a long wh
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...fields.outer_products import TakenOut, Term
 from .builder import Buffer, Builder, I64, Value, Variable
@@ -24,6 +24,9 @@ _MOST_CALLS = 64
 # How many tiles of rows are gone through for the same columns, while the factors of the columns are
 # in the nearest cache.
 _TILES = 4
+# How many terms one function adds up. (LLVM's NewGVN ends the process at a function with a hundred
+# such loops, one after the other: each `p` of as many leaves has them.)
+_TERMS = 32
 
 
 class ParameterSums:
@@ -111,22 +114,28 @@ class Collection:
 
     def add_up(self) -> None:
         """Add the products of the collected factors to the sums."""
-        b, name = self.b, self._name
-        if not b.module.has(name):
-            parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
-            with b.module.function(name, parameters, attributes="noinline") as inside:
-                dtype = self._sums.factors.dtype
-                # (A register at a time: the tiles of sums are squarer.)
-                inside.lanes = min(b.lanes, current().lanes(dtype))
-                parts = max(1, b.lanes) // max(1, inside.lanes)
-                factors, sums = (Buffer(inside, f"%{x}", dtype) for x in ("factors", "sums"))
-                calls = inside.parameter("%calls", I64)
-                for term in self._terms:
-                    _Sum(inside, term, factors, calls, self._each, self._kept, sums, parts).write()
-                inside.return_()
+        b = self.b
         factors, to = self._sums.factors.offset(self._start), self._sums.sums
-        b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, ptr {to.base})")
+        for start in range(0, len(self._terms), _TERMS):
+            name = f"{self._name}_{start}"
+            if not b.module.has(name):
+                self._write(name, self._terms[start : start + _TERMS])
+            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, ptr {to.base})")
         self._calls.set(0)
+
+    def _write(self, name: str, terms: Sequence[Term]) -> None:
+        """Write the function that adds some of the terms to the sums."""
+        b, dtype = self.b, self._sums.factors.dtype
+        parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
+        with b.module.function(name, parameters, attributes="noinline") as inside:
+            # (A register at a time: the tiles of sums are squarer.)
+            inside.lanes = min(b.lanes, current().lanes(dtype))
+            parts = max(1, b.lanes) // max(1, inside.lanes)
+            factors, sums = (Buffer(inside, f"%{x}", dtype) for x in ("factors", "sums"))
+            calls = inside.parameter("%calls", I64)
+            for term in terms:
+                _Sum(inside, term, factors, calls, self._each, self._kept, sums, parts).write()
+            inside.return_()
 
 
 class _Sum:

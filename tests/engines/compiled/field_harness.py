@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 import llvmlite.binding as llvm
 import numpy as np
 
+from ensembleode.engines.compiled import compiler
 from ensembleode.engines.compiled.builder import BOOL, Buffer, Builder
 from ensembleode.engines.compiled.field import evaluate, evaluate_apart
 from ensembleode.engines.compiled.module import Module
@@ -156,20 +157,22 @@ def _machine() -> Any:
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),
-        opt=1,
+        opt=0,  # (half the time of 1, and the same results)
         jit=True,
     )
 
 
-def compiled(text: str, level: int = 1) -> Any:
-    """An engine, which has to be kept. (Of little effort: tests are for what is computed.)"""
+def compiled(text: str) -> Any:
+    """An engine, which has to be kept. (By the compiler's own passes, and with little effort at the
+    instructions: tests are for what is computed.)"""
     module = llvm.parse_assembly(text)
     module.verify()
     machine = _machine()  # (which the engine takes)
-    tuning = llvm.create_pipeline_tuning_options(speed_level=level)
-    tuning.slp_vectorization = tuning.loop_vectorization = tuning.loop_unrolling = False
-    passes = llvm.create_pass_builder(machine, tuning)
-    passes.getModulePassManager().run(module, passes)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    passes = llvm.create_new_module_pass_manager()
+    for name in compiler._PASSES:
+        getattr(passes, f"add_{name}_pass")()
+    passes.run(module, builder)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     return engine
@@ -226,14 +229,13 @@ class Kernels:
         width: int,
         way: str = "inline",
         masks: np.ndarray | None = None,
-        level: int = 1,
     ):
         self.fields, self.width, self.way, self.masks = fields, width, way, masks
         self.keys = [list(f.arrays) for f in fields]
         self.module = Module(width)
         for i in range(len(fields)):
             self._write(i)
-        self.engine = compiled(self.module.text, level)
+        self.engine = compiled(self.module.text)
 
     def _write(self, i: int) -> None:
         field, keys = self.fields[i], self.keys[i]

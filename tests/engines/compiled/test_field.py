@@ -276,8 +276,8 @@ def control_one_by_one():
     return results(control_fields(), 1)
 
 
-def results(fields, width, way="inline", masks=None, level=1):
-    kernels = Kernels(list(fields.values()), width, way, masks, level)
+def results(fields, width, way="inline", masks=None):
+    kernels = Kernels(list(fields.values()), width, way, masks)
     return {name: kernels(i) for i, name in enumerate(fields)}
 
 

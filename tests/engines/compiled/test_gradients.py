@@ -242,6 +242,21 @@ def test_nothing_to_differentiate_by():
     np.testing.assert_allclose(jax.grad(value)(jnp.ones(2)), np.exp(-1), rtol=1e-7)
 
 
+def test_many_arrays_that_trajectories_share():
+    """More than LLVM takes as so many loops in one function."""
+    p = {str(i): jnp.array(0.01 * (i % 7)) for i in range(120)}
+    prob = eo.ODEProblem(lambda u, p, t: -sum(p.values()) * u, jnp.ones(1), (0.0, 0.5), p)
+
+    def total(p):
+        options = {"adaptive": False, "dt": 0.25, "engine": "compiled"}
+        return jnp.sum(eo.solve(eo.remake(prob, p=p), eo.Euler(), **options).u)
+
+    # The end is (1 - dt s)^2, where s is the sum.
+    wanted = -0.5 * (1 - 0.25 * sum(p.values()))
+    for found in jax.grad(total)(p).values():
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
 def test_arrays_without_numbers():
     """A parameter may be empty, of each trajectory or of all."""
 

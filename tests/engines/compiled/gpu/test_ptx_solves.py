@@ -1,9 +1,11 @@
 """Whole solves and gradients by the PTX that a GPU would get, launched as XLA would. The results
-have the same bits as those of the CPU's kernels, since both round in the same places."""
+have the same bits as those of the CPU's kernels, since both round in the same places. (Only the
+sums of the cotangents of many shared parameters have another order on a CPU.)"""
 
 import dataclasses
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ import ensembleode as eo
 from ensembleode.engines.compiled import launch, machine, solves
 
 from ....marks import slow_unless
-from ....problems import failing, lorenz
+from ....problems import failing, lorenz, mlp, network
 from ...lanes.test_problems import ensemble as ensemble_of, PROBLEMS
 from ...methods import SOLVERS
 from . import test_gradients
@@ -233,16 +235,18 @@ def test_loops(on_ptx):
     same(numbers(got), numbers(expected))
 
 
-@pytest.mark.parametrize("n", [slow_unless(False, 500), 501])
+@pytest.mark.parametrize("n", [slow_unless(False, 499), 500])
 def test_as_many_arrays_as_parameters_of_a_kernel(on_ptx, n):
+    """The numbers written in `f`, here `n`, are one array more."""
     p = {str(i): jnp.array(0.1 * (i % 7)) for i in range(n)}
     prob = eo.ODEProblem(lambda u, p, t: -u * sum(p.values()) / n, jnp.ones(1), (0.0, 1.0), p)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index))
     options = {"trajectories": 2, "saveat": 0.5}
-    if n == 501:
-        with pytest.raises(ValueError, match=r"at most 500 arrays.*502: put several into one"):
+    if n == 500:
+        with pytest.raises(ValueError, match=r"at most 500 arrays.*501: put several into one"):
             eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), **options)
         return
+    before = len(on_ptx)
     for transform in (lambda f: f, jax.grad):
 
         def total(u0, *a, **k):
@@ -251,6 +255,8 @@ def test_as_many_arrays_as_parameters_of_a_kernel(on_ptx, n):
             return jnp.sum(sim.u)
 
         same(*by_ptx(lambda *a, t=transform, f=total, **k: t(f)(prob.u0, *a, **k)))
+    # (What an assembler takes, at eight bytes each.)
+    assert all(call.code.count(".param .u64") <= 4352 // 8 for call in on_ptx[before:])
 
 
 QUICK_PROBLEMS = {("forced", False), ("pendulum", True)}
@@ -321,17 +327,20 @@ def test_every_function(on_ptx, dtype):
 @pytest.mark.parametrize("arch", ARCHS, indirect=True)
 def test_architectures(on_ptx, arch):
     """Later ones have instructions that earlier ones haven't."""
-    for ens in (as_single(ensemble_of(PROBLEMS["mlp"])), rising_lorenz(np.float32)):
+    # (A network with so few weights that a CPU adds up their cotangents as a GPU does.)
+    net = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 2.0), network(width=8))
+    for ens in (as_single(eo.EnsembleProblem(net)), rising_lorenz(np.float32)):
 
-        def loss(p, alg, ens=ens, **options):
-            ens = eo.EnsembleProblem(eo.remake(ens.prob, p=p))
-            sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=3, saveat=0.5, **options)
-            return jnp.sum(sim.u**2)
+        def solve(p, alg, ens=ens, **options):
+            ens = eo.EnsembleProblem(eo.remake(ens.prob, p=p), ens.prob_func)
+            return eo.solve(ens, eo.Tsit5(), alg, trajectories=3, saveat=0.5, **options)
 
-        import equinox as eqx
+        def loss(p, *a, solve=solve, **options):
+            return jnp.sum(solve(p, *a, **options).u ** 2)
 
-        got, expected = by_ptx(lambda *a, ens=ens, **k: eqx.filter_grad(loss)(ens.prob.p, *a, **k))
-        same(got, expected)
+        p = ens.prob.p
+        same(*by_ptx(lambda *a, p=p, solve=solve, **k: numbers(solve(p, *a, **k))))
+        same(*by_ptx(lambda *a, p=p, loss=loss, **k: eqx.filter_grad(loss)(p, *a, **k)))
 
 
 #
@@ -368,6 +377,34 @@ def test_gradients(on_ptx, name, dtype):
     got, expected = by_ptx(lambda *a, **k: derivative(loss)(x, *a, **GRADIENTS[name], **k))
     same(got, expected)
     assert float(jnp.abs(got["shared"]).min()) > 0
+
+
+@pytest.mark.slow
+def test_cotangents_of_many_shared_parameters(on_ptx):
+    """A CPU adds them up in memory, in another order."""
+    weights = jax.random.uniform(jax.random.key(0), (2, 30, 2), np.float32, 0.1, 0.5)
+    x = {"u0": jnp.array([1.0, 0.5], np.float32), "p": (weights[0], weights[1].T)}
+    trajectories, steps, stages = 3, 5, 4
+
+    def final(x, *a, **options):
+        prob = eo.ODEProblem(lambda u, p, t: p[1] @ jnp.tanh(p[0] @ u), x["u0"], (0.0, 0.5), x["p"])
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index))
+        )
+        how = {"trajectories": trajectories, "adaptive": False, "dt": 0.1}
+        sim = eo.solve(ens, eo.RK4(), *a, **how, **options)
+        return jnp.sum(sim.u[:, -1]), (sim.u, sim.retcode, dataclasses.astuple(sim.stats))
+
+    (got, solved), (expected, solved_here) = by_ptx(
+        lambda *a, **k: jax.grad(final, has_aux=True)(x, *a, **k)
+    )
+    same((got["u0"], solved), (expected["u0"], solved_here))
+    # Weights, slopes, cotangents and the coefficients of RK4 are positive, and so are all terms. A
+    # sum of n of them, in any order, is off by n times half of eps, relative to the sum.
+    n = trajectories * steps * stages
+    for a, b in zip(got["p"], expected["p"], strict=True):
+        assert (b > 0).all()
+        np.testing.assert_allclose(a, b, rtol=n * np.finfo(np.float32).eps)
 
 
 @pytest.mark.slow
