@@ -41,10 +41,11 @@ class GaussAdjoint(SensitivityAlgorithm):
     **Rosenbrock methods**, and those that switch to one, in the compiled engine on CPUs: where a
     problem is stiff, the adjoint falls off after each saved time within a small part of a recorded
     step. So the adjoint ODE is solved back from saved time to saved time along the dense output,
-    with the method and `reltol` of the solve, in steps of its own. What is followed down to a
-    hundredth of `reltol`, component by component, is what a change of the state by its own size
-    changes in the loss; where the state is near zero, its size is `abstol / reltol`. The integrals
-    of the parameters are as accurate as these steps. If the adjoint of a trajectory can't be solved
+    with the method and `reltol` of the solve, in steps of its own, none of which passes over more
+    than about a thirty-second part of the forward steps. Each of its components has an absolute
+    tolerance that depends on the size of the state's component (where that is near zero,
+    `abstol / reltol` counts as its size), such that the units of neither matter. The integrals of
+    the parameters are as accurate as these steps. If the adjoint of a trajectory can't be solved
     within `maxiters` steps between two saved times, its gradient is NaN. There is room for
     `maxiters` steps of some trajectories at a time, and memory is taken for the steps that were
     made. Fixed steps, callbacks, integrands, mass matrices and `EnsembleGPUKernel` are refused:

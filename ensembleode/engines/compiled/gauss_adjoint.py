@@ -28,7 +28,6 @@ from ...core.saving import Saving
 from ...dense import inner_nodes, polynomial
 from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
-from ...numbers import of_kind
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.time import next_time
 from ...tracing.program import Program, trace
@@ -45,6 +44,9 @@ _ROOM = 2**29
 _LEAST = 32
 # The size of the adjoint, in parts of the relative tolerance, below which it isn't followed.
 _BELOW = 1e-2
+# No step back passes over more than about this part of the forward steps. Otherwise it could pass
+# over a jump of the solution, where these are short, without an evaluation that sees it.
+_PARTS = 32
 
 
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
@@ -106,6 +108,8 @@ def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
     forward = direction, steps.rows, steps.t, steps.u, steps.inner
     tolerances = _Tolerances(*(_of_components(plan, lanes, x) for x in ("abstol", "reltol")))
     back, consts = _back_plan(plan, forward)
+    last, parts = jnp.maximum(steps.rows - 1, 0), jnp.arange(_PARTS, dtype=steps.rows.dtype)
+    ends = jnp.take_along_axis(steps.t, last[:, None] * parts[None] // _PARTS, axis=1)
     flat, rows = cotangent.reshape(n, there.shape[1], -1), jnp.sum(there, axis=1, dtype=jnp.int32)
 
     def at(x: Any, row: Any) -> Any:
@@ -120,7 +124,7 @@ def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
         moves = here & jnp.any(adjoint != 0, axis=1)
         u = jax.vmap(_state_at)(*forward, start)
         abstol, reltol = tolerances.of_adjoint(adjoint, u)
-        numbers = _back_numbers(plan, lanes, forward, start, end)
+        numbers = _back_numbers(plan, lanes, forward, ends, start, end)
         numbers = numbers._replace(consts=tuple(consts), u0=y, abstol=abstol, reltol=reltol)
         found = solves.solve(back, numbers, moves)
         arrived = found.retcode == ReturnCode.Success.value
@@ -181,8 +185,8 @@ def _back_plan(plan: Plan, forward: tuple) -> tuple[Plan, list]:
     own = plan.batched
     given = {
         "p": (*own.parameters, True, *(True for _ in forward)),
-        **dict.fromkeys(("u0", "t0", "t1", "abstol", "reltol"), True),
-        **{x: getattr(own, x) if getattr(own, x) is None else True for x in _STOPS},
+        **dict.fromkeys(("u0", "t0", "t1", "abstol", "reltol", "tstops"), True),
+        "d_discontinuities": None if own.d_discontinuities is None else True,
     }
     plan = dataclasses.replace(
         plan,
@@ -197,13 +201,15 @@ def _back_plan(plan: Plan, forward: tuple) -> tuple[Plan, list]:
     return plan, consts
 
 
-def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, start: Any, end: Any) -> Lane:
+def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, ends: Any, start: Any, end: Any) -> Lane:
     """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
     the constants.
 
     Its time is the distance from an origin, the start, where it falls off: late times themselves
     don't resolve that. Where `f` jumps, the times to its left and right have to be exact, and the
     origin is zero.
+
+    **Arguments:** `ends`: times of forward steps that no step back goes beyond.
     """
     direction = forward[0]
     jumps = lanes.d_discontinuities
@@ -213,27 +219,25 @@ def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, start: Any, end: Any)
         of, by = (x.reshape(-1, *(1,) * (t.ndim - 1)) for x in (origin, direction))
         return by * (of - t)
 
-    def stops(name: str) -> Any:
-        times = getattr(lanes, name)
-        if times is None:
-            return None
-        times = each(times, getattr(plan.batched, name), len(start))[:, ::-1]
-        if name == "d_discontinuities":
-            # The time of a jump itself is on the side of earlier times.
-            times = next_time(_XP, times, direction[:, None])
-        return passed(times)
+    def given(name: str) -> Any:
+        return each(getattr(lanes, name), getattr(plan.batched, name), len(start))
 
+    stops = [ends] if lanes.tstops is None else [ends, given("tstops")]
+    if jumps is not None:
+        # The time of a jump itself is on the side of earlier times.
+        jumps = next_time(_XP, given("d_discontinuities"), direction[:, None])
+        jumps = jnp.sort(passed(jumps), axis=1)
     return lanes._replace(
         p=(*lanes.parameters, origin, *forward),
         t0=passed(start),
         t1=passed(end),
-        **{x: stops(x) for x in _STOPS},
+        tstops=jnp.sort(passed(jnp.concatenate(stops, axis=1)), axis=1),
+        d_discontinuities=jumps,
         **_NOT_GIVEN,
     )
 
 
 _XP: Any = ArrayArithmetic(jnp)
-_STOPS = [x.name for x in of_kind("stops")]
 # Options that are for the forward solve alone.
 _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop": None}
 

@@ -124,6 +124,26 @@ def test_of_the_test_set_by_its_constants(name, tol, accuracy):
 
 
 @slow
+@pytest.mark.parametrize("below", [1.0, 1e-1, 1e-2, 1e-3])
+def test_no_step_back_passes_over_a_jump(monkeypatch, below):
+    """The Oregonator's jumps are much shorter than the time between them. Whatever the steps back
+    are, and so where they end, none misses one."""
+    monkeypatch.setattr(gauss_adjoint, "_BELOW", below)
+    jax.clear_caches()
+    problem = of_benchmarks("common.ivp_test_set").PROBLEMS["OREGO"]
+    weights = jnp.cos(jnp.arange(3)) / jnp.asarray(problem.published)
+
+    def loss(logarithms, sensealg, tol):
+        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
+        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
+        options = {"reltol": tol, "abstol": tol * 1e-2, "sensealg": sensealg}
+        return weights @ eo.solve(prob, eo.Rodas5P(), **options).u[-1]
+
+    at = jnp.zeros(len(problem.constants))
+    close(jax.grad(loss)(at, GAUSS, 1e-4), jax.grad(loss)(at, REPLAY, 1e-10), 1e-2)
+
+
+@slow
 def test_through_the_jumps_of_van_der_pol():
     """(Each jump multiplies what was wrong before it.)"""
 
@@ -144,11 +164,11 @@ def test_through_the_jumps_of_van_der_pol():
 
 @slow
 @pytest.mark.parametrize(
-    ("alg", "order"), [(eo.Rodas5P(), 0.7), (eo.Rodas4(), 0.7), (eo.Rosenbrock23(), 0.5)], ids=str
+    ("alg", "order"), [(eo.Rodas5P(), 0.7), (eo.Rodas4(), 0.7), (eo.Rosenbrock23(), 0.35)], ids=str
 )
 def test_it_converges_with_the_tolerance(alg, order):
     expected = jax.grad(of_forced)(OF_FORCED, sensealg=REPLAY, tol=1e-12)
-    first = 1e-3 if order < 0.6 else 1e-5
+    first = 1e-3 if order < 0.5 else 1e-5
     errors = []
     for tol in (first, first * 1e-3):
         found = jax.grad(of_forced)(OF_FORCED, alg, tol=tol)
