@@ -16,7 +16,7 @@ from ensembleode.core.executor import Executor
 
 ROOT = str(pathlib.Path(eo.__file__).parent)
 # The primitive of the loop, and the function that binds it.
-LOOPS = {"compiled": ("ensembleode_kernel", "call"), "lanes": ("while", "solve_chunk")}
+LOOPS = {"compiled": ("ensembleode_kernel", "call"), "lanes": ("while", "_solve_chunk")}
 
 
 def is_record(x: Any) -> bool:

@@ -31,7 +31,7 @@ from .compiled.solves import described
 from .derivatives import differentiable
 from .lanes.chunks import chunk_of
 from .lanes.loop import attempt_with, conclude, decide, start, State, Tried
-from .lanes.solves import run
+from .lanes.solves import turns
 from .results import for_one, Left, result_of, with_times
 
 
@@ -120,7 +120,8 @@ def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -
     steps = _Steps(plan, one, lanes, chunk, n)
     turn = steps.first(begun)
 
-    turn = run(functools.partial(steps.turn, at), turn, lambda turn: turn.state, chunk.stop)
+    body = functools.partial(steps.turn, at)
+    turn = jax.lax.while_loop(*turns(body, lambda turn: turn.state, chunk.stop), turn)
     state = turn.state._replace(y=(steps.states(turn.both, turn.half),))
     state = conclude(one, at, chunk, state, functools.partial(steps.probe, turn))
     return Stepped(result_of(one, numbers, steps.left(turn, state)), turn.ends)

@@ -42,10 +42,7 @@ def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
     wanted = in_chunks(jnp.asarray(mask), chunks, width)
     wanted = wanted & jnp.asarray(np.arange(chunks * width).reshape(chunks, width) < n)
 
-    def one(numbers):
-        each, mask = numbers
-        return solve_chunk(plan, field, each, shared, mask)
-
+    one = functools.partial(_solve_chunk, plan, field, shared)
     if chunks > 1:
         result = jax.lax.map(one, (every, wanted))
     else:
@@ -60,11 +57,12 @@ def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
     return u[:, -1:] if plan.saving.mode == "ends" else u
 
 
-def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: Any) -> Result:
+def _solve_chunk(plan: Plan, field: LaneField, shared: Lane, numbers: tuple) -> Result:
     """The result of a chunk, whose lanes are all integrated to their ends.
 
-    **Arguments:** `every`: the numbers that differ between lanes, with the lanes first.
+    **Arguments:** `numbers`: those that differ between lanes, with the lanes first, and the mask.
     """
+    every, mask = numbers
     chunk = chunk_of(plan, field, every, shared, len(mask))
     if plan.method.value.direction != "forward":
         # The barrier gives the same bits, whatever the program has done with these numbers
@@ -80,7 +78,7 @@ def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: A
 
     state = start(plan, at, chunk, mask)
     carry = state, first_output(plan, field, chunk, state)
-    state, out = run(body, carry, lambda carry: carry[0], chunk.stop)
+    state, out = jax.lax.while_loop(*turns(body, lambda carry: carry[0], chunk.stop), carry)
     state = conclude(plan, at, chunk, state)
     if out is None:
         u, t, count = lane_first(field.join(state.y))[:, None], None, state.naccept
@@ -93,22 +91,22 @@ def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: A
     return result_of(plan, eqx.combine(every, shared), Left(u, t, count, *counts))
 
 
-def run(body: Callable, carry: Any, state_of: Callable[[Any], State], stop: Any) -> Any:
-    """Take turns of the loop until no lane goes on, or until the flag is set (see `Lane.stop`)."""
+def turns(body: Callable, state_of: Callable[[Any], State], stop: Any) -> tuple[Callable, Callable]:
+    """The condition and the body of a loop that takes turns until no lane goes on, or until the
+    flag is set (see `Lane.stop`)."""
 
     def going(carry):
         return running(state_of(carry))
 
-    def turns(carry):
-        first, _ = carry
+    if stop is None:
+        return going, body
+
+    def some(carry):
+        first = state_of(carry).tries
 
         def soon(carry):
-            return going(carry) & (state_of(carry).tries - state_of(first).tries < _TURNS)
+            return going(carry) & (state_of(carry).tries - first < _TURNS)
 
-        carry = jax.lax.while_loop(soon, body, first)
-        return carry, stopped(stop, state_of(carry).tries)
+        return jax.lax.while_loop(soon, body, carry)
 
-    if stop is None:
-        return jax.lax.while_loop(going, body, carry)
-    both = carry, stopped(stop, state_of(carry).tries)
-    return jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, both)[0]
+    return lambda carry: going(carry) & ~stopped(stop, state_of(carry).tries), some
