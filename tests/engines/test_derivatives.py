@@ -167,6 +167,17 @@ def test_what_is_translated_has_a_derivative():
     assert found == ELSEWHERE
 
 
+@pytest.mark.parametrize(("size", "is_slower"), [(2000, False), (2001, True)])
+def test_large_tables_of_each_trajectory_are_kept_as_arrays(size, is_slower):
+    """Their cotangents would be a variable for each number."""
+    field, table = lambda u, p, t: p[0][jnp.int64(100 * t)] - u, jnp.ones(size)
+    program, state, nothing = traced(field, jnp.ones(2), [table])
+    own = nothing._replace(p=(True,))
+    assert own.parameters == (*nothing.consts, True)
+    reason = compiled.ENGINE.slower(program, state, own, is_extended=False)
+    assert bool(reason and "each trajectory's own" in reason) == is_slower
+
+
 def assert_gradients(field, u0, p, atol=1e-7):
     """Those of solves by default, of a field each component of whose result depends on the same
     component of the state, are what differences say; which engine it was."""
