@@ -7,6 +7,7 @@ import sys
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import ensembleode as eo
@@ -32,6 +33,21 @@ def lotka_volterra(u, p, t):
 
 def lorenz(u, p, t):
     return jnp.array([p[0] * (u[1] - u[0]), u[0] * (p[1] - u[2]) - u[1], u[0] * u[1] - p[2] * u[2]])
+
+
+ROBERTSON = np.array([0.04, 1e4, 3e7])
+
+
+def robertson(u, p, t):
+    """Three reactions, with the rates `p`; `ROBERTSON` are the usual ones."""
+    x, y, z = u
+    a, b, c = p
+    return jnp.stack([b * y * z - a * x, a * x - b * y * z - c * y**2, c * y**2])
+
+
+def forced(u, p, t):
+    """A component that follows a cosine, and one that drives it and dies away."""
+    return jnp.stack([p[0] * (jnp.cos(p[1] * t) - u[0]) + u[1], -p[2] * u[1] ** 3])
 
 
 def mlp(u, p, t):

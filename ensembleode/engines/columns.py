@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .. import sensitivity
-from ..core.interrupts import NEVER
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..fields.lanes.field import LaneField
@@ -26,8 +24,7 @@ from ..solvers.norms import MaxNorm
 from ..tracing.program import Program, Static
 from .compiled import column_step
 from .compiled.call import call
-from .compiled.numbers import operands_of
-from .compiled.solves import described
+from .compiled.solves import described, operands
 from .derivatives import differentiable
 from .lanes.chunks import chunk_of
 from .lanes.loop import attempt_with, conclude, decide, start, State, Tried
@@ -40,7 +37,7 @@ from .results import for_one, Left, result_of, with_times
 _VECTORS, _WORTH_SHARING = 4, 50_000
 
 
-class Stepped(NamedTuple):
+class _Stepped(NamedTuple):
     """The result of the time loop, with an axis of one trajectory, the matrix; and the ends of the
     accepted steps, infinitely far behind the last one."""
 
@@ -109,22 +106,20 @@ class _Turn(NamedTuple):
     ends: Any
 
 
-def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -> Stepped:
+def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -> _Stepped:
     one, numbers = for_one(matrix_plan, matrix)
     assert isinstance(one.field, Program)
     none = (False,) * len(numbers.consts), (False,) * len(numbers.p)
     field = LaneField(one.field, one.state, *none, form=(False, 0))
     chunk = chunk_of(one, field, jax.tree.map(lambda _: None, numbers), numbers, 1)
     at = functools.partial(field, chunk.p)
-    begun = start(one, at, chunk, jnp.ones(1, bool))
     steps = _Steps(plan, one, lanes, chunk, n)
-    turn = steps.first(begun)
-
+    turn = steps.first(start(one, at, chunk, jnp.ones(1, bool)))
     body = functools.partial(steps.turn, at)
     turn = jax.lax.while_loop(*turns(body, lambda turn: turn.state, chunk.stop), turn)
     state = turn.state._replace(y=(steps.states(turn.both, turn.half),))
-    state = conclude(one, at, chunk, state, functools.partial(steps.probe, turn))
-    return Stepped(result_of(one, numbers, steps.left(turn, state)), turn.ends)
+    state = conclude(one, chunk, state, functools.partial(steps.probe, turn))
+    return _Stepped(result_of(one, numbers, steps.left(turn, state)), turn.ends)
 
 
 class _Steps:
@@ -134,16 +129,14 @@ class _Steps:
     """
 
     def __init__(self, plan: Plan, one: Plan, lanes: Lane, chunk: Lane, n: int):
-        self.plan, self.one, self.lanes, self.chunk, self.n = plan, one, lanes, chunk, n
+        self.plan, self.one, self.chunk, self.n = plan, one, chunk, n
         self.d = d = described(dataclasses.replace(plan, threads=1), lanes, n)
         self.room = -(-n // d.width) * d.width
         self.text = column_step.stepping(d)
         self.saved_rows = 0 if plan.saving.mode == "ends" else plan.saving.rows
-        sizes = np.array([n, self.saved_rows, plan.maxiters, self.room], np.int32)
-        operands = [sizes, np.ones(1, bool), NEVER, *operands_of(plan, lanes, on_gpu=False)]
-        if d.saving.mode == "times":
-            operands.append(jnp.asarray(chunk.saveat, d.dtype))
-        self.operands = operands
+        self.operands = operands(d, plan, lanes, jnp.ones(n, bool), self.saved_rows, self.room)
+        work = column_step.operations(d) * d.method.stages * (self.room // d.width)
+        self.threads = plan.threads if work >= _WORTH_SHARING else 1
 
     def first(self, state: State) -> _Turn:
         """What there is at the start."""
@@ -183,42 +176,31 @@ class _Steps:
         d = self.d
         now = jnp.stack([_only(state.t), _only(h)]).astype(d.dtype)
         places = jnp.stack([turn.half, turn.row, last]).astype(jnp.int32)
-        operands = [*self.operands, now, places, turn.both, turn.rows]
+        given = [*self.operands, now, places, turn.both, turn.rows]
         measures = jax.ShapeDtypeStruct((column_step.measures(d), self.room), d.dtype)
-        outputs = [*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[-2:]), measures]
-        changed = {len(operands) - 2: 0, len(operands) - 1: 1}
-        vectors = self.room // d.width
-        least = d.width * min(vectors, _VECTORS)
-        shared = {"items": self.room, "threads": self._threads(), "least": least}
-        return tuple(call(self.text, "step", operands, outputs, **shared, in_place=changed))
-
-    def _threads(self) -> int:
-        plan, d = self.plan, self.d
-        work = column_step.operations(d) * d.method.stages * (self.room // d.width)
-        return plan.threads if work >= _WORTH_SHARING else 1
+        outputs = [*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[-2:]), measures]
+        changed = {len(given) - 2: 0, len(given) - 1: 1}
+        least = min(self.room, d.width * _VECTORS)
+        shared = {"items": self.room, "threads": self.threads, "least": least}
+        return tuple(call(self.text, "step", given, outputs, **shared, in_place=changed))
 
     def turn(self, at: Any, turn: _Turn) -> _Turn:
         """One turn, which tries a step."""
         state = turn.state
-        found: Any = None
-        last: Any = None
 
         def step(t2: Any, h: Any) -> Attempt:
-            nonlocal found, last
             last = self._last_row(turn, _only(t2))
-            found = self.attempt(turn, state, h, last)
-            return Attempt((), (), (), ())
+            return Attempt((), (), (), (*self.attempt(turn, state, h, last), last))
 
         tried = attempt_with(self.one, self.chunk, state, step)
-        both, rows, measures = found
-        quality = self._quality(measures)
-        state, taken = decide(self.one, at, self.chunk, state, tried, quality)
-        accepted, i = taken.accepted[0], turn.state.naccept[0]
+        both, rows, measures, last = tried.attempt.dense
+        after, taken = decide(self.one, at, self.chunk, state, tried, self._quality(measures))
+        accepted, i = taken.accepted[0], state.naccept[0]
         # A fixed step that fails leaves NaN.
         half = jnp.where(accepted | (not self.d.adaptive), 1 - turn.half, turn.half)
         row = jnp.where(accepted, last, turn.row)
         ends = turn.ends.at[i].set(jnp.where(accepted, _only(taken.t2), turn.ends[i]), mode="drop")
-        return _Turn(state, both, rows, half, row, ends)
+        return _Turn(after, both, rows, half, row, ends)
 
     def _last_row(self, turn: _Turn, t2: Any) -> Any:
         """The row behind those that lie in a step to `t2`."""

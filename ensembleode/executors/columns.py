@@ -47,8 +47,8 @@ class Columns(Executor):
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         lanes = job.trajectories.lanes(indices, repeat)
-        plan = dataclasses.replace(job.plan, threads=cpu_devices.threads())
-        args = (plan, lanes, indices, repeat, job.key, job.output_consts)
+        job = job.replan(threads=cpu_devices.threads())
+        args = (job.plan, lanes, indices, repeat, job.key, job.output_consts)
         return finished(job, _solve, *args)
 
 

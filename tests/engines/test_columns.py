@@ -11,21 +11,18 @@ from ensembleode.engines import columns
 from ensembleode.ground import cpu_devices
 
 from ..marks import slow_unless
-
-
-def lorenz(u, p, t):
-    x, y, z = u
-    sigma, rho = p
-    return jnp.stack([sigma * (y - x), x * (rho - z) - y, x * y - 8 / 3 * z])
+from ..problems import lorenz
 
 
 def columns_of(n, tspan=(0.0, 1.0), dtype=jnp.float64):
     u0 = jnp.array([1.0, 0.5, 2.0], dtype)
-    prob = eo.ODEProblem(lorenz, u0, tspan, (dtype(10.0), dtype(28.0)))
+    prob = eo.ODEProblem(lorenz, u0, tspan, (dtype(10.0), dtype(28.0), dtype(8 / 3)))
     shift = jnp.arange(n, dtype=dtype) / n
 
     def prob_func(prob, ctx):
-        return eo.remake(prob, u0=prob.u0 + shift[ctx.index], p=(prob.p[0], 20 + shift[ctx.index]))
+        return eo.remake(
+            prob, u0=prob.u0 + shift[ctx.index], p=(prob.p[0], 20 + shift[ctx.index], prob.p[2])
+        )
 
     return eo.EnsembleProblem(prob, prob_func)
 
@@ -122,7 +119,7 @@ def loss_of(begin, end, engine):
         weights = jnp.arange(5) / 5
 
         def prob_func(prob, ctx):
-            return eo.remake(prob, p=(10 + x[2], 20 + x[3] * weights[ctx.index]))
+            return eo.remake(prob, p=(10 + x[2], 20 + x[3] * weights[ctx.index], 8 / 3))
 
         times = jnp.stack([(begin + end) / 2 + x[4], end + x[1]])
         options = {"saveat": times, "reltol": 1e-9, "abstol": 1e-9, "maxiters": 512}
@@ -154,7 +151,7 @@ def test_gradients_are_those_of_the_lanes_engine_and_of_forward_mode():
 @pytest.mark.slow
 def test_second_derivatives_and_vmap():
     def loss(x):
-        prob = eo.ODEProblem(lorenz, jnp.ones(3) * x[0], (0.0, 0.5), (10.0, x[1]))
+        prob = eo.ODEProblem(lorenz, jnp.ones(3) * x[0], (0.0, 0.5), (10.0, x[1], 8 / 3))
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index))
         return jnp.sum(solved(ens, 3, saveat=0.25, reltol=1e-9, abstol=1e-9, maxiters=512).u)
 

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 from ...fields.walking import length
 from ...solvers.method import Attempt
 from ...solvers.norms import MaxNorm, RMSNorm
-from ...solvers.step_size import scaled, Tolerances
+from ...solvers.step_size import scaled
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .description import Description
 from .equations import equations_in, translated
@@ -41,6 +41,7 @@ def carried(d: Description) -> int:
     return d.size + len(jtu.tree_leaves(d.carry_like))
 
 
+@functools.lru_cache(maxsize=256)
 def operations(d: Description) -> int:
     """About how many operations an evaluation of the field takes."""
     return length(translated(d.field.jaxpr, d.layout.inputs, "f").body)
@@ -123,11 +124,8 @@ class _Columns:
         b, d = self.b, self.d
         if not d.adaptive:
             return [b.total(tuple(x * 0.0 for x in attempt.y2))]
-        tol = Tolerances(*(self._tolerance(name) for name in Tolerances._fields))
+        tol = self.held.tolerances(d.size)
         return [self._part(scaled(b, tol, x, y, attempt.y2)) for x in attempt.error]
-
-    def _tolerance(self, name: str) -> tuple:
-        return tuple(self.held.number(name, c) for c in range(self.d.size))
 
     def _part(self, values: tuple) -> Value:
         """A column's part in a norm: the sum of squares, or the largest magnitude."""
@@ -145,8 +143,7 @@ class _Columns:
                 rows.store_lanes((row * d.size + c) * self.room + at, x)
 
         def within() -> None:
-            h = (self.t, self.h)
-            dense = d.method.dense(b, equations, y, attempt.dense, *h)
+            dense = d.method.dense(b, equations, y, attempt.dense, self.t, self.h)
             row = b.variable(I64, self.first, of_lanes=False)
             times: Buffer | None = self.frame.times
             assert times is not None

@@ -21,4 +21,4 @@ def is_consistent(loop: Loop, mask: Value, t: Value) -> Value | None:
     equations, n = loop.equations(loop.held, mask), p.controlled
     assert equations.algebraic is not None
     rest = equations.algebraic(equations.f(loop.state(), t))
-    return p.norm(b, in_abstol(b, loop.tolerances(loop.held, n), rest[:n])) <= 1.0
+    return p.norm(b, in_abstol(b, loop.held.tolerances(n), rest[:n])) <= 1.0

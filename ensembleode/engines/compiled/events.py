@@ -224,7 +224,7 @@ class Happening:
         """For each component that step-size control looks at, how far it may be below zero."""
         loop = self.loop
         if limit.tolerance is None:
-            return loop.tolerances(loop.held, loop.problem.controlled).abstol
+            return loop.held.tolerances(loop.problem.controlled).abstol
         return self.part_at(limit.tolerance, loop.state(), loop.t.get(), mask)
 
     def _act_continuous(self, step: Step, met: Value, jumped: Variable) -> None:

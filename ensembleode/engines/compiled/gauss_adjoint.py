@@ -110,13 +110,14 @@ def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
     back, consts = _back_plan(plan, forward)
     last, parts = jnp.maximum(steps.rows - 1, 0), jnp.arange(_PARTS, dtype=steps.rows.dtype)
     ends = jnp.take_along_axis(steps.t, last[:, None] * parts[None] // _PARTS, axis=1)
-    flat, rows = cotangent.reshape(n, there.shape[1], -1), jnp.sum(there, axis=1, dtype=jnp.int32)
+    flat = cotangent.reshape(n, there.shape[1], -1)
+    rows = jnp.max(jnp.sum(there, axis=1, dtype=jnp.int32))
 
     def at(x: Any, row: Any) -> Any:
         return jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False)
 
     def one(i: Any, y: Any) -> Any:
-        row = jnp.max(rows) - 1 - i
+        row = rows - 1 - i
         here, start = at(there, row), at(times, row)
         y = y.at[:, :size].add(where(here, at(flat, row)))
         adjoint = y[:, :size]
@@ -131,14 +132,9 @@ def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
         return jnp.where(moves[:, None], jnp.where(arrived[:, None], found.u[:, 0], jnp.nan), y)
 
     y = jnp.zeros((n, *back.state.shape), dtype)
-    y = jax.lax.fori_loop(0, jnp.max(rows), one, y)
+    y = jax.lax.fori_loop(0, rows, one, y)
     avals = parameters_of(plan.field)
-    found, start = [], size
-    for aval in (avals[i] for i in real_of(plan)):
-        end = start + math.prod(aval.shape)
-        found.append(y[:, start:end].reshape(n, *aval.shape).astype(aval.dtype))
-        start = end
-    return [y[:, :size].reshape(n, *plan.state.shape), *found]
+    return solves.taken_apart(y, [plan.state, *(avals[i] for i in real_of(plan))])
 
 
 def _of_components(plan: Plan, lanes: Lane, name: str) -> Any:

@@ -9,7 +9,6 @@ Each lane has a return code, `code`, which is `GOING` until the end of its traje
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,12 +16,12 @@ import numpy as np
 
 from ...solvers import verdicts
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, Tolerances
+from ...solvers.step_size import initial_step
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .callback_functions import CallbackFunctions
-from .components import arithmetic, built, each, places, total
+from .components import arithmetic, each, places, total
 from .consistency import is_consistent
 from .description import Description
 from .events import Happening
@@ -295,22 +294,6 @@ class Loop:
         """A method or a controller, in the mode that the lanes have now."""
         return x if self.switch is None else x.in_mode(self.switch.now())
 
-    def tolerances(self, held: Held, components: int) -> Tolerances:
-        """The tolerances of the components; where step-size control doesn't look at a component,
-        its tolerance is arbitrary."""
-        controlled = self.problem.controlled
-
-        def of(name: str) -> tuple:
-            if not self.problem.in_memory:
-                return tuple(
-                    held.number(name, c if c < controlled else 0) for c in range(components)
-                )
-            if held.size(name) == 1:
-                return (held.number(name),)
-            return tuple(built(self.b, self.problem, lambda c: c, partial(held.element, name)))
-
-        return Tolerances(of("abstol"), of("reltol"))
-
     def bounds(self, held: Held) -> StepBounds:
         has = self.problem.has
         return StepBounds(*(held.number(x) if has(x) else None for x in StepBounds._fields))
@@ -354,7 +337,7 @@ class Loop:
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
 
-        at = t, y, f(y, t), span, self.tolerances(held, p.size)
+        at = t, y, f(y, t), span, held.tolerances(p.size)
         order, dtmax = p.method.order, self.bounds(held).dtmax
         return carry, initial_step(self.xp, norm, self._power_of_ten, f, *at, order, dtmax)
 
@@ -506,7 +489,7 @@ class Loop:
             return ended
         n = p.controlled
         probed = verdicts.code_of_probe(
-            self.xp, self.tolerances(self.held, n), step.y[:n], step.attempt.y2[:n]
+            self.xp, self.held.tolerances(n), step.y[:n], step.attempt.y2[:n]
         )
         code = b.where(before.eq(verdicts.PROBING), probed, code)
         self.code.set_where(ended, code)

@@ -6,6 +6,7 @@ trajectory has its own, or the leaf itself where all share it. On a GPU the traj
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TYPE_CHECKING
@@ -19,6 +20,7 @@ from ...core.plan import Plan
 from ...fields import Inputs
 from ...ground.keys import raw
 from ...numbers import but, of_kind
+from ...solvers.step_size import Tolerances
 from .builder import Buffer, Builder, I64, Value, Variable
 from .components import built
 from .reading import Memory
@@ -195,6 +197,22 @@ class Held:
         i = self.layout.find(name)
         assert i is not None, name
         return self._element(i, component)
+
+    def tolerances(self, components: int) -> Tolerances:
+        """The tolerances of the components; where step-size control doesn't look at a component,
+        its tolerance is arbitrary."""
+        b, d = self.b, self.problem
+
+        def of(name: str) -> tuple:
+            if not d.in_memory:
+                return tuple(
+                    self.number(name, c if c < d.controlled else 0) for c in range(components)
+                )
+            if self.size(name) == 1:
+                return (self.number(name),)
+            return tuple(built(b, d, lambda c: c, functools.partial(self.element, name)))
+
+        return Tolerances(of("abstol"), of("reltol"))
 
     def u0(self, index: Value, fresh: Value) -> list[Any]:
         """The initial states of these trajectories in the lanes `fresh`; zero in the others."""

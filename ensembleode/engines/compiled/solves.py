@@ -4,7 +4,7 @@ of the same call."""
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -193,9 +193,9 @@ def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list)
     n = len(mask)
     threads = n if d.on_gpu else _threads(plan, n)
     text, arrays = kernel.solving(d)
-    operands = _operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(d, arrays))
+    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(d, arrays))
     results = outputs + _arrays(d, threads * arrays)
-    return text, "solve", operands, results, n, threads, d.width
+    return text, "solve", given, results, n, threads, d.width
 
 
 def _counts(d: Description, n: int) -> jax.ShapeDtypeStruct:
@@ -289,18 +289,19 @@ def _trajectories_first(d: Description, x: Any) -> Any:
     return x.T if d.on_gpu else x
 
 
-def _operands(
+def operands(
     d: Description, plan: Plan, lanes: Lane, mask: Any, rows: int, *more: int
 ) -> list[Any]:
+    """The operands that all kernels of trajectories have; `more` are further sizes."""
     sizes = np.array([len(mask), rows, plan.maxiters, *more], np.int32)
     stop = [] if d.on_gpu else [NEVER if lanes.stop is None else lanes.stop]
-    operands = [sizes, mask, *stop, *operands_of(plan, lanes, on_gpu=d.on_gpu)]
+    found = [sizes, mask, *stop, *operands_of(plan, lanes, on_gpu=d.on_gpu)]
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)
-        operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
+        found.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
     if d.events is not None:
-        operands.append(np.array([plan.max_events], np.int32))
-    return operands
+        found.append(np.array([plan.max_events], np.int32))
+    return found
 
 
 #
@@ -327,29 +328,35 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     share = record(d, flow, back, shared)
     rows = cotangent.reshape(n, -1, d.size)
     sizes = *share.sizes, *_lengths(d, back.arrays)
-    operands = _operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
-    operands += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
+    given = operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
+    given += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
         happened = known.happened
         none = jnp.zeros(n, jnp.int32)
-        operands.append(none if happened is None else happened.astype(jnp.int32))
+        given.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
     outputs += share.memory + _arrays(d, share.threads * back.arrays)
     of_work = share.items, share.threads, share.least
-    results = _run(plan, back.text, "pull_back", operands, outputs, *of_work)
+    results = _run(plan, back.text, "pull_back", given, outputs, *of_work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
     found = {}
     for part, flat in zip(which, (to_own, to_shared), strict=True):
-        start = 0
-        for i in part:
-            end = start + math.prod(avals[i].shape)
-            # The number of trajectories is spelled out instead of -1, as an array may be empty.
-            each = flat[:, start:end].reshape(flat.shape[0], *avals[i].shape)
-            found[i] = each.astype(avals[i].dtype)
-            start = end
+        found |= dict(zip(part, taken_apart(flat, [avals[i] for i in part]), strict=True))
     return [to_u0.reshape(n, *plan.state.shape), *(found[i] for i in sorted(found))]
+
+
+def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
+    """The arrays whose numbers are the columns of `flat`, one after the other: `[row, ...]`."""
+    found, start = [], 0
+    for aval in avals:
+        end = start + math.prod(aval.shape)
+        # The number of rows is spelled out instead of -1, as an array may be empty.
+        each = flat[:, start:end].reshape(flat.shape[0], *aval.shape)
+        found.append(each.astype(aval.dtype))
+        start = end
+    return found
 
 
 class _Share(NamedTuple):

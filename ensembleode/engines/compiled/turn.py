@@ -82,7 +82,7 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
             sound = sound & ~attempt.failed
         verdict = verdicts.judge_fixed(b, sound, unresolved, active, loop.h.get())
         return step._replace(accepted=verdict.accepted), verdict, None
-    tol = loop.tolerances(loop.held, p.controlled)
+    tol = loop.held.tolerances(p.controlled)
     squared = squared_error(loop.xp, p.norm, tol, attempt, step.y, p.controlled)
     before = tuple(x.get() for x in loop.memory)
     size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))

@@ -193,7 +193,7 @@ def running(state: State) -> Any:
 
 def advance(plan: Plan, field: Callable, chunk: Lane, state: State) -> tuple[State, Step]:
     """Try one step in every active lane: attempt it, judge it, and commit the result."""
-    tried = _attempt(plan, field, chunk, state)
+    tried = attempt(plan, field, chunk, state)
     return decide(plan, field, chunk, state, tried, _quality(plan, chunk, state, tried.attempt))
 
 
@@ -242,7 +242,7 @@ class Tried(NamedTuple):
     unresolved: Any
 
 
-def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> "Tried":
+def attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> "Tried":
     """A step of the method."""
     equations, method = equations_of(field), plan.method.value.method
 
@@ -361,14 +361,11 @@ def counted(count: Any, here: Any) -> Any:
     return count + here.astype(count.dtype)
 
 
-def conclude(
-    plan: Plan, field: Callable, chunk: Lane, state: State, probe: Callable | None = None
-) -> State:
+def conclude(plan: Plan, chunk: Lane, state: State, probe: Callable[[State], Tried]) -> State:
     """The variables with the return codes decided: those of lanes that were stopped while going on,
     and those of lanes that take another turn first to find out.
 
-    **Arguments:** `probe(state)`: returns the attempt of such a turn; by default a `Tried` is made
-    here.
+    **Arguments:** `probe`: tries the step of such a turn.
     """
     code, tol = jnp.where(state.active, verdicts.STOPPED, state.code), _tolerances_of(chunk)
     if not plan.method.value.adaptive:
@@ -377,8 +374,7 @@ def conclude(
     code = verdicts.code_of_end(LANES, code, finite)
 
     def probed():
-        longer = state._replace(h=verdicts.PROBE * state.h)
-        tried = _attempt(plan, field, chunk, longer) if probe is None else probe(longer)
+        tried = probe(state._replace(h=verdicts.PROBE * state.h))
         first, abstol = functools.partial(first_of, count=plan.controlled), tol.abstol
         if isinstance(abstol, tuple):
             abstol = first(abstol)

@@ -15,7 +15,7 @@ from ...fields.lanes.field import LaneField
 from ..compiled.stopping import stopped
 from ..results import Left, result_of
 from .chunks import chunk_of, in_chunks, lane_field, merged, width_in
-from .loop import advance, conclude, running, start, State
+from .loop import advance, attempt, conclude, running, start, State
 from .saved_rows import first_output, lane_first, save
 from .stops import has_jumps
 
@@ -79,7 +79,7 @@ def _solve_chunk(plan: Plan, field: LaneField, shared: Lane, numbers: tuple) -> 
     state = start(plan, at, chunk, mask)
     carry = state, first_output(plan, field, chunk, state)
     state, out = jax.lax.while_loop(*turns(body, lambda carry: carry[0], chunk.stop), carry)
-    state = conclude(plan, at, chunk, state)
+    state = conclude(plan, chunk, state, functools.partial(attempt, plan, at, chunk))
     if out is None:
         u, t, count = lane_first(field.join(state.y))[:, None], None, state.naccept
     else:

@@ -11,22 +11,12 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.compiled import gauss_adjoint
 
-from ...problems import of_benchmarks
+from ...problems import forced, of_benchmarks, ROBERTSON, robertson
 
 
 slow = pytest.mark.slow
 GAUSS, REPLAY = eo.GaussAdjoint(), eo.ReplayAdjoint()
-RATES = jnp.array([0.04, 1e4, 3e7])
-
-
-def robertson(u, p, t):
-    x, y, z = u
-    a, b, c = p
-    return jnp.stack([b * y * z - a * x, a * x - b * y * z - c * y**2, c * y**2])
-
-
-def forced(u, p, t):
-    return jnp.stack([p[0] * (jnp.cos(p[1] * t) - u[0]) + u[1], -p[2] * u[1] ** 3])
+RATES = jnp.asarray(ROBERTSON)
 
 
 def relaxed(u, p, t):
@@ -321,7 +311,7 @@ square.defvjp(lambda u: (u**2, u), lambda u, ct: (2 * u * ct,))
 
 
 @slow
-@pytest.mark.parametrize("known", [{}, {"jac": lambda u, p, t: jnp.diag(-2 * p * u)}], ids=str)
+@pytest.mark.parametrize("known", [{}, {"jac": lambda u, p, t: jnp.diag(-2 * p * u)}])
 def test_of_what_is_known_of_f(known):
     """`u' = -p u^2`, so `u = 1 / (1 / u(0) + p t)`."""
     f, u0 = eo.ODEFunction(lambda u, p, t: -p * square(u), **known), jnp.array([1.0, 0.5])

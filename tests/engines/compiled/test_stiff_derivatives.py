@@ -8,20 +8,10 @@ import pytest
 
 import ensembleode as eo
 
-from ...problems import of_benchmarks
+from ...problems import forced, of_benchmarks, ROBERTSON, robertson
 
 
-RATES, SCALE = np.array([0.04, 1e4, 3e7]), jnp.array([1.0, 1e3, 0.5])
-
-
-def robertson(u, p, t):
-    x, y, z = u
-    a, b, c = p
-    return jnp.stack([b * y * z - a * x, a * x - b * y * z - c * y**2, c * y**2])
-
-
-def forced(u, p, t):
-    return jnp.stack([p[0] * (jnp.cos(p[1] * t) - u[0]) + u[1], -p[2] * u[1] ** 3])
+SCALE = jnp.array([1.0, 1e3, 0.5])
 
 
 def by_differences(fn, x, h):
@@ -36,7 +26,7 @@ def by_differences(fn, x, h):
 
 
 def end(factors, alg, tol, tspan=(0.0, 50.0), **options):
-    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), tspan, RATES * factors)
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), tspan, ROBERTSON * factors)
     options = {"reltol": tol, "abstol": tol * 1e-4, "maxiters": 10**5, **options}
     return eo.solve(prob, alg, **options)
 
@@ -182,7 +172,7 @@ def test_in_steps_much_longer_than_the_adjoint_lasts(alg):
 
 
 def test_continuous_adjoints_are_refused_with_the_remedy():
-    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.asarray(RATES))
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.asarray(ROBERTSON))
     for alg in (eo.Rosenbrock23(), eo.Rodas5P(), eo.AutoTsit5(eo.Rosenbrock23())):
         backsolve = [(eo.BacksolveAdjoint(), engine) for engine in ("auto", "compiled", "lanes")]
         for sensealg, engine in (*backsolve, (eo.GaussAdjoint(), "lanes")):
