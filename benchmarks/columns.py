@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from common.processes import held, last_core
 from common.report import header, line, machine, PEERS, write_json
-from common.tasks import lorenz
+from common.tasks import lorenz, tanh_network
 from common.timing import in_turns, timed
 
 
@@ -45,11 +45,6 @@ import ensembleode as eo  # noqa: E402
 
 TWO = "--two-threads" in sys.argv
 HEADER = ("problem", "N", "way", "error", "forward", "gradient", "first", "its gradient")
-
-
-def network(u, p, t):
-    (w1, b1), (w2, b2), (w3, b3) = p
-    return w3 @ jnp.tanh(w2 @ jnp.tanh(w1 @ u + b1) + b2) + b3
 
 
 def weights(width):
@@ -66,7 +61,7 @@ def problem(name, n):
     if name == "Lorenz":
         return lorenz, jnp.ones((n, 3)), jnp.linspace(20.0, 28.0, n), True, 5.0, 1e-6
     starts = jnp.asarray(np.random.default_rng(1).normal(size=(n, 2)), jnp.float32)
-    return network, starts, weights(int(name)), False, 1.0, 1e-5
+    return tanh_network, starts, weights(int(name)), False, 1.0, 1e-5
 
 
 def by_engine(name, n, engine, ensemblealg, alg=None, tol=None):

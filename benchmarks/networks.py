@@ -26,6 +26,7 @@ from common.contenders import Skip
 from common.cpp import library
 from common.processes import held, last_core
 from common.report import line, machine
+from common.tasks import tanh_network
 from common.timing import in_turns, timed
 
 import ensembleode as eo
@@ -33,11 +34,6 @@ import ensembleode as eo
 
 ENGINES = "compiled", "lanes"
 STEPS = {"fixed": {"adaptive": False, "dt": 0.1}, "adaptive": {"abstol": 1e-5, "reltol": 1e-5}}
-
-
-def network(u, p, t):
-    (w1, b1), (w2, b2), (w3, b3) = p
-    return w3 @ jnp.tanh(w2 @ jnp.tanh(w1 @ u + b1) + b2) + b3
 
 
 def case(width, n, dtype):
@@ -52,7 +48,7 @@ def functions(engine, n, options):
     """The solve and its gradient."""
 
     def solve(u0, p):
-        prob = eo.ODEProblem(network, u0[0], (0.0, 1.0), p)
+        prob = eo.ODEProblem(tanh_network, u0[0], (0.0, 1.0), p)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
         given = {"trajectories": n, "save_start": False, "engine": engine, **options}
         return eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(1), **given).u

@@ -75,6 +75,12 @@ def lorenz_task(n, dtype, t1, *, tol=None, **options):
     return Task(lorenz, u0, rhos, ("p",), n, t1, **options)
 
 
+def tanh_network(u, p, t):
+    """A network 2 -> W -> W -> 2 with tanh, whose layers are `p`."""
+    (w1, b1), (w2, b2), (w3, b3) = p
+    return w3 @ jnp.tanh(w2 @ jnp.tanh(w1 @ u + b1) + b2) + b3
+
+
 def network_task(n, dtype, t1, *, scale=1.0, **options):
     """A neural ODE 2 -> 50 -> 2 (tanh), whose trajectories share the weights."""
     key = jax.random.key(0)
