@@ -14,20 +14,21 @@ _OF_WEIGHTS = 64
 
 
 class Reach(NamedTuple):
-    """The largest weights in the distance from the end of a step of size `h`. The distance is at
-    most `|y2 - y| + sum_i(of_errors_i |error_i|) + of_stages |h| sum_i(|k_i|)`, component by
-    component, where the `error_i` are the estimates and the `k_i` the stages of the step."""
+    """How far the states within a step of size `h` are from its end, component by component: at
+    most `of_error |error| + of_stages |h| max_i(|k_i|)`, where the `error` is the first estimate of
+    the step, and the k_i are these `stages`."""
 
-    of_errors: tuple[float, ...]
+    of_error: float
     of_stages: float
+    stages: tuple[int, ...]
 
 
 def reach(method: Method, points: Sequence[float], dtype: Any, *, has_errors: bool) -> Reach | None:
     """The reach of a method's dense output at points of a step.
 
     At a point, the state of a Runge-Kutta method differs from that at the end by
-    `h sum_i((w_i - b_i) k_i)`. The weights are taken apart into a share of the change from end to
-    end, the multiple of the errors that fits the rest best, and what remains.
+    `h sum_i((w_i - b_i) k_i)`. A multiple of the error estimate is taken out of the weights, such
+    that one stage drops out: the one for which the weights of the others are least.
 
     **Arguments:** `points`: from zero to one; `dtype`: that of the state, whose rounding errors are
         added; `has_errors`: whether the step has error estimates.
@@ -38,17 +39,26 @@ def reach(method: Method, points: Sequence[float], dtype: Any, *, has_errors: bo
     if not isinstance(method, RungeKutta) or method.tableau.interpolant.extra_c:
         return None
     tableau = method.tableau
-    weights = np.array(tableau.interpolant.weights)
-    known = np.zeros((1 + len(tableau.errors) * has_errors, len(weights)))
-    for row, found in zip(known, (tableau.b, *tableau.errors), strict=False):
-        row[: len(found)] = found
-    ends, errors = known[0], known[1:]
-    thetas = np.array(points)
-    at = np.array([[polynomial(tuple(w), x) for w in weights] for x in thetas])
-    rest = at - thetas[:, None] * ends
-    of_errors = rest @ np.linalg.pinv(errors)
-    rest = np.abs(rest - of_errors @ errors)
-    most = np.abs(of_errors).max(0)
-    sizes = np.abs(weights).sum(1) + np.abs(ends) + most @ np.abs(errors)
-    rest += sizes * (_OF_WEIGHTS * np.finfo(dtype).eps)
-    return Reach(tuple(most.tolist()), float(rest.max()))
+    coefficients = np.array(tableau.interpolant.weights)
+    b, error = np.zeros((2, len(coefficients)))
+    b[: len(tableau.b)] = tableau.b
+    if has_errors:
+        error[: len(tableau.errors[0])] = tableau.errors[0]
+    weights = np.array([[polynomial(tuple(w), x) for w in coefficients] for x in points]) - b
+    sizes = np.abs(coefficients).sum(1) + np.abs(b)
+
+    def without(j: int | None) -> Reach:
+        """The reach with this stage dropped."""
+        multiples = np.zeros(len(weights)) if j is None else weights[:, j] / error[j]
+        most = np.abs(multiples).max()
+        rounding = (sizes + most * np.abs(error)) * (_OF_WEIGHTS * np.finfo(dtype).eps)
+        rest = np.abs(weights - multiples[:, None] * error) + rounding
+        stages = tuple(i for i in range(len(b)) if i != j)
+        if j is not None:
+            # What rounding leaves of the stage is bounded by the error and the other stages.
+            left = rounding[j] / abs(error[j])
+            rest, most = rest + left * np.abs(error), most + left
+        return Reach(float(most), float(rest[:, list(stages)].sum(1).max()), stages)
+
+    dropped = [*np.flatnonzero(error).tolist()] or [None]
+    return min(map(without, dropped), key=lambda x: x.of_stages)

@@ -30,7 +30,7 @@ from .builder import BOOL, Builder, Value
 # than twice the largest number of operations in a row.
 ROUNDINGS = 256
 _MOST_OPERATIONS = 120
-# Radii are multiplied by this in the end, because they are rounded themselves.
+# The radii of inputs are multiplied by this, because all radii are rounded themselves.
 SLACK = 1.02
 
 
@@ -324,7 +324,7 @@ def _comparison(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
     radii = [x.radius for x in xs if x.radius is not None]
     return _none_where(
         b,
-        abs(x1.centre - x2.centre) > functools.reduce(operator.add, radii) * SLACK,
+        abs(x1.centre - x2.centre) > functools.reduce(operator.add, radii),
         radii[0].dtype,
     )
 
@@ -336,7 +336,7 @@ def _none_where(b: Builder, known: Value, dtype: np.dtype) -> Value:
 @_rule("sign")
 def _sign(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
     (x,) = xs
-    return _none_where(b, abs(x.centre) > x.rounded() * SLACK, dtype)
+    return _none_where(b, abs(x.centre) > x.rounded(), dtype)
 
 
 @_rule("and not or xor")

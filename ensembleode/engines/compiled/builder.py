@@ -10,7 +10,8 @@ the same bits at every width and with every version of LLVM, wherever there are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TYPE_CHECKING
 
@@ -290,6 +291,30 @@ class Builder(PlainArithmetic):
             # NaN has to win, whichever operand it is.
             largest = self.where((x > largest) | x.ne(x), x, largest)
         return largest
+
+    def largest_magnitude(self, components: Components) -> Value:
+        """The largest absolute value. Where some are NaN, it is NaN or that of the others."""
+        first = components[0]
+        each = 64 // first.dtype.itemsize
+        if not self.module.has_range or first.lanes % each or not first.lanes:
+            return functools.reduce(self.maximum, map(abs, components))
+        parts = [
+            functools.reduce(self._range, [self._shuffled(x, x, places) for x in components])
+            for places in (range(i, i + each) for i in range(0, first.lanes, each))
+        ]
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self._shuffled(x, y, range(2 * x.lanes)) for x, y in pairs]
+        return parts[0]
+
+    def _range(self, x: Value, y: Value) -> Value:
+        """The larger magnitude in each lane of two registers, by AVX-512."""
+        type_, mask, kind = x.type, f"i{x.lanes}", "pd" if x.dtype == F64 else "ps"
+        name = f"llvm.x86.avx512.mask.range.{kind}.512"
+        self.module.declare(name, f"{type_} @{name}({type_}, {type_}, i32, {type_}, {mask}, i32)")
+        # 11: the larger magnitude, without its sign; -1: in all lanes; 4: rounded as always.
+        options = f"i32 11, {type_} zeroinitializer, {mask} -1, i32 4"
+        return self.pure(f"call {type_} @{name}({x}, {y}, {options})", x.dtype, x.lanes)
 
     #
     # Functions

@@ -62,7 +62,7 @@ class Description:
     - `inner`: where every step is saved, whether the states at its inner nodes are saved, too (see
         `dense.inner_nodes`).
     - `width`: the number of lanes.
-    - `has_fma`: whether the machine has fused operations.
+    - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
     - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
         the number of the thread, and how many threads there are.
     """
@@ -77,6 +77,7 @@ class Description:
     own_times: bool
     width: int
     has_fma: bool = True
+    has_range: bool = False
     on_gpu: bool = False
     events: Events | None = None
     form: ImplicitForm | None = None

@@ -12,7 +12,7 @@ Source: OrdinaryDiffEq's DiffEqBase (`callbacks.jl`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
@@ -23,7 +23,7 @@ from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
 from .consistency import is_consistent
-from .quiet import Foreseen, Quiet
+from .quiet import Quiet
 from .root_finding import Looks, Search
 from .saved_rows import Step
 from .step_limits import hold
@@ -116,29 +116,24 @@ class Happening:
         """The conditions at the start of the step."""
         return [x.get() for x in self.values] or self.conditions(step.y, step.t, step.accepted)
 
-    def arrive(self, step: Step, end: Sequence[Value]) -> None:
-        """Keep the conditions at the end of the step, where the next step starts. Events that act
-        evaluate them again."""
-        for variable, x in zip(self.values, end, strict=False):
-            variable.set_where(step.accepted, x)
-
     #
     # Where a step meets an event
     #
 
-    def foresee(self, step: Step) -> Foreseen | None:
-        """What is known of the events of a step that has just been attempted."""
-        return self._quiet.foresee(step) if self._quiet is not None else None
-
     def locate(
-        self, step: Step, verdict: Verdict, foreseen: Foreseen | None
+        self, step: Step, verdict: Verdict, commit: Callable[[Step, Verdict], None]
     ) -> tuple[Step, Verdict]:
         """The step, cut at its earliest event if it has one, and the verdict with the size of the
-        next step adapted to that."""
+        next step adapted to that.
+
+        **Arguments:** `commit`: goes on to the end of a step, by a verdict. It is written twice, so
+        that steps without events run no code that joins theirs with what a search finds.
+        """
         b, loop = self.b, self.loop
         for x in self.marks:
             x.set(0)
         if not self.events.continuous:
+            commit(step, verdict)
             return step, verdict
         dtype, y2 = loop.problem.dtype, step.attempt.y2
         t2 = b.variable(dtype, step.t2)
@@ -148,20 +143,50 @@ class Happening:
 
         def look(at: Looks) -> None:
             self._search(step, at, t2, end, next_h, lost)
+            attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
+            cut = step._replace(t2=t2.get(), attempt=attempt)
+            commit(cut, verdict._replace(next_h=next_h.get(), lost=lost.get()))
 
         if self._quiet is None:
             look(Looks())
+        elif self._quiet.unforeseen:
+            look(Looks(self._loud(step, self._quiet, []), self._quiet.unforeseen))
         else:
-            assert foreseen is not None
-            found, quiet = self._quiet.look(step, foreseen, [x.get() for x in self.values])
-            loud = b.any(step.accepted & ~quiet) | self.recent.get()
-            if self._quiet.unforeseen:
-                look(Looks(loud, self._quiet.unforeseen))
-            else:
-                b.if_(loud, lambda: look(Looks()), lambda: self.arrive(step, found), likely=False)
+            found = [b.variable(dtype, 0) for _ in self.values]
+            loud = self._loud(step, self._quiet, found)
+
+            def quiet() -> None:
+                self.arrive(step, [x.get() for x in found])
+                commit(step, verdict)
+
+            b.if_(loud, lambda: look(Looks()), quiet, likely=False)
         attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
         step = step._replace(t2=t2.get(), attempt=attempt)
         return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
+
+    def _loud(self, step: Step, quiet: Quiet, found: Sequence[Variable]) -> Value:
+        """Whether any lane may have an event in the step. The conditions at its end are set as
+        `found`, if that has places for them.
+
+        This is a block of its own, although nearly all steps are accepted. So LLVM doesn't mix it
+        with what is before it, for which there are too few registers already."""
+        b = self.b
+        loud = b.variable(BOOL, self.recent.get(), of_lanes=False)
+
+        def ask() -> None:
+            ends, known = quiet.look(step, [x.get() for x in self.values])
+            for variable, x in zip(found, ends, strict=False):
+                variable.set(x)
+            loud.set(loud.get() | b.any(step.accepted & ~known))
+
+        b.if_(b.any(step.accepted), ask, likely=True)
+        return loud.get()
+
+    def arrive(self, step: Step, end: Sequence[Value]) -> None:
+        """Keep the conditions at the end of the step, where the next step starts. Events that act
+        evaluate them again."""
+        for variable, x in zip(self.values, end, strict=False):
+            variable.set_where(step.accepted, x)
 
     def _search(
         self,

@@ -138,7 +138,7 @@ class Frame:
 
 
 def _module(d: Description) -> Module:
-    return Module(d.width, is_gpu=d.on_gpu, has_fma=d.has_fma)
+    return Module(d.width, is_gpu=d.on_gpu, has_fma=d.has_fma, has_range=d.has_range)
 
 
 def _place_of(d: Description) -> dict[str, str]:

@@ -7,6 +7,7 @@ Each lane has a return code, `code`, which is `GOING` until the end of its traje
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -444,13 +445,12 @@ class Loop:
     def turn(self, equations: Callable[[Held, Value], Equations]) -> tuple[Step, Verdict]:
         """One turn, in which every lane tries a step."""
         step, unresolved = attempt(self, equations)
-        # (This is done here because the stages are still in registers.)
-        foreseen = None if self.happening is None else self.happening.foresee(step)
         step, verdict, size = control(self, step, unresolved)
-        if self.happening is not None:
-            step, verdict = self.happening.locate(step, verdict, foreseen)
-        commit(self, step, verdict, size)
-        if self.happening is not None:
+        if self.happening is None:
+            commit(self, size, step, verdict)
+        else:
+            on = functools.partial(commit, self, size)
+            step, verdict = self.happening.locate(step, verdict, on)
             self.happening.act(step)
         if self.stops is not None:
             self._pass_stops(step, self.stops)

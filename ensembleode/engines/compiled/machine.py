@@ -27,6 +27,7 @@ class Machine:
     - `registers`: the number of vector registers; on a GPU, the number of 32-bit registers of a
         thread.
     - `has_fma`: whether a product and a sum are one instruction, rounded once.
+    - `has_range`: whether the larger of two magnitudes is one instruction (that of AVX-512).
     """
 
     name: str
@@ -36,6 +37,7 @@ class Machine:
     vector_bytes: int
     registers: int
     has_fma: bool
+    has_range: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -80,11 +82,16 @@ def host() -> Machine:
 
 
 def of_x86(has: dict[str, bool]) -> dict:
-    """The fields of an x86 CPU with these features: its vectors, and whether it has `fma`."""
+    """The fields of an x86 CPU with these features: its vectors, and what instructions it has."""
     wide = has.get("avx512f", False)
     fused = wide or has.get("fma", False)
     size = 64 if wide else 32 if has.get("avx", False) else 16
-    return {"vector_bytes": size, "registers": 32 if wide else 16, "has_fma": fused}
+    return {
+        "vector_bytes": size,
+        "registers": 32 if wide else 16,
+        "has_fma": fused,
+        "has_range": wide and has.get("avx512dq", False),
+    }
 
 
 _current: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machine", default=None)

@@ -17,13 +17,22 @@ class Module:
     - `width`: the number of lanes; with one lane, values are scalars.
     - `is_gpu`: whether the module is for a GPU, where a function may be a kernel.
     - `has_fma`: whether a fused product and sum is as fast as the two operations.
+    - `has_range`: whether `largest_magnitude` may use AVX-512.
     """
 
-    def __init__(self, width: int, *, is_gpu: bool = False, has_fma: bool = True):
+    def __init__(
+        self,
+        width: int,
+        *,
+        is_gpu: bool = False,
+        has_fma: bool = True,
+        has_range: bool = False,
+    ):
         assert width >= 1
         assert width == 1 or not is_gpu
         self.lanes = width if width > 1 else 0
         self.width, self.is_gpu, self.has_fma = width, is_gpu, has_fma
+        self.has_range = has_range
         self._declared: dict[str, str] = {}
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}

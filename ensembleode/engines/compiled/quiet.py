@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,11 +25,6 @@ from .saved_rows import Step
 
 if TYPE_CHECKING:
     from .loop import Loop
-
-
-# For each callback that looks within steps: its bounded conditions at the end of the step, and
-# whether each of them is too far from zero to reach it within the step. None for other callbacks.
-Foreseen: TypeAlias = list[tuple[list[Value], list[Value]] | None]
 
 
 class Quiet:
@@ -76,54 +71,41 @@ class Quiet:
         """The components of the conditions of which something is foreseen."""
         return () if self._within is None else self._functions.bounded(x.conditions)
 
-    def foresee(self, step: Step) -> Foreseen:
-        """What is known of an attempted step, for the callbacks that look within steps."""
-        of_state = functools.cache(functools.partial(self._of_state, step))
-        of_time = functools.partial(self._of_time, step)
-        at = self._loop.held, step.attempt.y2, step.t2, step.accepted
-
-        def known(x: Continuous) -> tuple[list[Value], list[Value]]:
-            if not self._bounded(x):
-                return [], []
-            balls = self._functions.balls(x.conditions, *at, of_state, of_time)
-            far = [c.ne(0.0) if r is None else abs(c) > r * SLACK for c, r in balls]
-            return [c for c, _ in balls], far
-
-        return [known(x) if x.interp_points > 2 else None for x in self._events.continuous]
-
-    def look(
-        self, step: Step, foreseen: Foreseen, low: Sequence[Value]
-    ) -> tuple[list[Value], Value]:
+    def look(self, step: Step, low: Sequence[Value]) -> tuple[list[Value], Value]:
         """The conditions at the end of the step, without those that are `unforeseen`; and the lanes
         in whose step none of them has an event.
 
         **Arguments:** `low`: the conditions at the start of the step, if `asks_for_start`.
         """
+        of_state = functools.cache(functools.partial(self._of_state, step))
+        of_time = functools.partial(self._of_time, step)
         at = self._loop.held, step.attempt.y2, step.t2, step.accepted
-        ends, every = [], []
-        for (_, x, places), known in zip(self._events.slices(), foreseen, strict=True):
-            if known is None:
+        ends, quiet = [], []
+        for _, x, places in self._events.slices():
+            if x.interp_points <= 2:
                 found = self._functions(x.conditions, *at, {})
                 # (A step is looked at if the product underflows.)
-                pairs = zip(low[places], found, strict=True)
-                known = list(found), [y * z > 0.0 for y, z in pairs]
-            ends += known[0]
-            every += known[1]
-        return ends, self._loop.b.spread(functools.reduce(operator.and_, every))
+                quiet += [y * z > 0.0 for y, z in zip(low[places], found, strict=True)]
+                ends += found
+            elif self._bounded(x):
+                balls = self._functions.balls(x.conditions, *at, of_state, of_time)
+                quiet += [c.ne(0.0) if r is None else abs(c) > r for c, r in balls]
+                ends += [c for c, _ in balls]
+        return ends, self._loop.b.spread(functools.reduce(operator.and_, quiet))
 
     def _of_state(self, step: Step, c: int) -> Value:
         """The largest distance of component `c` from its value at the end of the step, at the
         points that would be looked at."""
-        attempt, weights = step.attempt, self._within
-        assert weights is not None
-        stages = functools.reduce(operator.add, (abs(stage[c]) for stage in attempt.dense))
-        total = self._rounded(attempt.y2[c]) + abs(attempt.y2[c] - step.y[c])
-        for error, weight in zip(attempt.error, weights.of_errors, strict=False):
-            total = abs(error[c]) * weight + total
-        return stages * (abs(step.h) * weights.of_stages) + total
+        attempt, within = step.attempt, self._within
+        assert within is not None
+        total = self._rounded(attempt.y2[c])
+        if within.of_error:
+            total = abs(attempt.error[0][c]) * (within.of_error * SLACK) + total
+        largest = self._loop.b.largest_magnitude([attempt.dense[i][c] for i in within.stages])
+        return largest * (abs(step.h) * (within.of_stages * SLACK)) + total
 
     def _of_time(self, step: Step) -> Value:
-        return abs(step.t2 - step.t) + self._rounded(step.t2)
+        return abs(step.t2 - step.t) * SLACK + self._rounded(step.t2)
 
     def _rounded(self, x: Value) -> Value:
         info = np.finfo(x.dtype)

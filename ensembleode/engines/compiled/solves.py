@@ -44,7 +44,7 @@ _GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
 # On the way back, the number of vectors for each number; a step has several times as many numbers
 # as forwards.
 _VECTORS_BACKWARDS = 2
-_MOST_LANES = 32
+MOST_LANES = 32
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
 # one by one in memory.
 _MOST_BLOCKS = 256
@@ -57,7 +57,7 @@ _WORKSPACE = 2**30
 def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> Description:
     """The description of the kernel that solves `n` trajectories or, with `backwards`, pulls back
     through them."""
-    solver, on_gpu = plan.method.value, plan.engine.on_gpu
+    solver, on_gpu, here = plan.method.value, plan.engine.on_gpu, machine.current()
     assert isinstance(plan.field, Program)
     return Description(
         plan.field,
@@ -70,7 +70,8 @@ def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> De
         layout_of(plan, lanes),
         bool(plan.batched.saveat),
         1 if on_gpu else _width(plan, -(-n // _threads(plan, n)), backwards=backwards),
-        on_gpu or machine.current().has_fma,
+        on_gpu or here.has_fma,
+        here.has_range,
         on_gpu,
         plan.events,
         plan.form,
@@ -113,7 +114,7 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: b
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = fitting[0] if fitting else 1
-    widest = min(_MOST_LANES, vectors * here.lanes(dtype))
+    widest = min(MOST_LANES, vectors * here.lanes(dtype))
     return min(widest, 2 ** math.ceil(math.log2(max(1, n))))
 
 

@@ -93,7 +93,7 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
     return step._replace(accepted=verdict.accepted), verdict, size
 
 
-def commit(loop: Loop, step: Step, verdict: Verdict, size: Any) -> None:
+def commit(loop: Loop, size: Any, step: Step, verdict: Verdict) -> None:
     """Save the rows within the step, and go on to its end in the lanes that accept it."""
     b, p = loop.b, loop.problem
     loop.saved.within(step, loop.direction, loop.equations, loop.occupied)
@@ -123,11 +123,20 @@ def commit(loop: Loop, step: Step, verdict: Verdict, size: Any) -> None:
         loop.ntried.set(tries + 1)
         loop.alive.set(loop.alive.get() & ~arrived)
         return
-    loop.t.set_where(accepted, step.t2)
-    for variable, x in zip(loop.y, step.attempt.y2, strict=True):
-        variable.set_where(accepted, x)
-    for variable, x in zip(loop.carry, jax.tree.leaves(step.attempt.carry), strict=True):
-        variable.set_where(accepted, x)
+
+    def arrive() -> None:
+        loop.t.set_where(accepted, step.t2)
+        for variable, x in zip(loop.y, step.attempt.y2, strict=True):
+            variable.set_where(accepted, x)
+        for variable, x in zip(loop.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+            variable.set_where(accepted, x)
+
+    if loop.happening is None:
+        # Nearly every step is accepted in some lane. But in a block of its own, LLVM doesn't mix
+        # this with the step, for which there are too few registers already.
+        b.if_(b.any(accepted), arrive, likely=True)
+    else:
+        arrive()
     loop.active.set(active & ~((accepted & arrived) | verdict.lost))
     if p.adaptive:
         for variable, x in zip(loop.memory, verdict.memory, strict=True):

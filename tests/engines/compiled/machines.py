@@ -11,7 +11,7 @@ LEVELS = {
     "x86-64": {},
     "x86-64-v2": {},
     "x86-64-v3": {"avx": True, "fma": True},
-    "x86-64-v4": {"avx": True, "fma": True, "avx512f": True},
+    "x86-64-v4": {"avx": True, "fma": True, "avx512f": True, "avx512dq": True},
 }
 
 
@@ -65,4 +65,5 @@ def masked(machine: Machine, *features: str) -> Machine:
         vector_bytes=size,
         registers=32 if size == 64 else 16,
         has_fma=machine.has_fma and not {"avx", "fma"} & set(features),
+        has_range=machine.has_range and size == 64,
     )

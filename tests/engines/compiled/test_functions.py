@@ -19,6 +19,7 @@ from ensembleode.engines.compiled.functions import (
     HIGHEST_ORDER,
     integer_pow,
 )
+from ensembleode.engines.compiled.machine import host
 from ensembleode.engines.compiled.module import Module
 
 from ...marks import slow_unless
@@ -72,6 +73,24 @@ def test_a_million_results_are_within_two_units_in_the_last_place(name, dtype):
     many = 20_000 if name in ("erf", "erfc", "erf_inv", "lgamma", "digamma") else 1_000_000
     args = points(name, dtype, many, seed=1)
     assert_accurate(name, args, on_arrays(name, dtype)(*args))
+
+
+@pytest.mark.parametrize("width", [1, 4, 16, 32])
+@pytest.mark.parametrize("dtype", [DOUBLE, SINGLE], ids=str)
+def test_the_largest_magnitude(dtype, width):
+    """In one instruction where the machine has it, also for vectors of several registers."""
+
+    def largest(b, *xs):
+        b.module.has_range = host().has_range
+        return b.largest_magnitude(xs)
+
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(3, 100)).astype(dtype)
+    xs[:, :3] = [[-np.inf, 0.0, -1.0], [2.0, -0.0, 1.0], [-2.0, 0.0, 0.0]]
+    function = OnArrays(largest, dtype, 3, width)
+    np.testing.assert_array_equal(function(*xs), np.abs(xs).max(0))
+    uses = host().has_range and width * dtype.itemsize >= 64
+    assert ("vrange" in function.code.assembly) == uses
 
 
 @ON_X86

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import root_finding
+from ensembleode.engines.compiled import root_finding, solves
 
 from ...marks import slow_unless
 
@@ -19,8 +19,7 @@ def kicked(integrator):
     return eo.remake(integrator, u=0.9 * integrator.u + 0.05)
 
 
-# The largest number of lanes.
-N, LANES = 97, 16
+N, LANES = 97, solves.MOST_LANES
 
 
 def component(u, level, t):
