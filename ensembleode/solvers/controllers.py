@@ -147,7 +147,7 @@ class _Clipped(AbstractController):
         size."""
         steady = self.qsteady_max or 1.0
         holds = steady != 1
-        factor = self.gamma * exp2(xp, power, by_sum=holds)
+        factor = self.gamma * exp2(xp, power)
         most = xp.where(is_first, np.float32(self.qmax_first_step), np.float32(self.qmax))
         factor = xp.maximum(xp.minimum(factor, most), self.qmin)
         if not holds:

@@ -28,25 +28,19 @@ def log2(xp: Arithmetic, x: Any) -> Any:
     return xp.cast(whole, np.float32) + s * (a * s + b) / (s + c)
 
 
-def exp2(xp: Arithmetic, x: Any, *, by_sum: bool = False) -> Any:
+def exp2(xp: Arithmetic, x: Any) -> Any:
     """Two to the power of a float32, up to rounding, by a Taylor polynomial about the nearest whole
-    number.
-
-    **Arguments:** `by_sum`: whether the nearest whole number is found by adding a number so large
-    that the sum has no digits after the point. That takes less time than a conversion, which LLVM
-    makes lane by lane, but rounds halves differently. Explicit methods don't use it, so that their
-    steps keep their bits.
-    """
+    number."""
     x = xp.minimum(xp.maximum(x, -126.0), 126.0)
-    large = x + (_LARGE if by_sum else 0.5)
-    whole = large - _LARGE if by_sum else xp.floor(large)
+    whole = xp.floor(x + 0.5)
     rest = x - whole
     # In pairs, and pairs of pairs, which don't have to wait for each other.
     pairs = [b * rest + a for a, b in zip(TAYLOR[::2], TAYLOR[1::2], strict=True)]
     square = rest * rest
     low, high = pairs[1] * square + pairs[0], pairs[3] * square + pairs[2]
     value = high * (square * square) + low
-    last_bits = xp.bitcast(large, np.int32) if by_sum else xp.cast(whole, np.int32)
+    # (LLVM makes a conversion to integers lane by lane.)
+    last_bits = xp.bitcast(whole + _LARGE, np.int32)
     scale = xp.bitcast((last_bits + 127) << 23, np.float32)
     return value * scale
 
