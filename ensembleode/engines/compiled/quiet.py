@@ -101,7 +101,8 @@ class Quiet:
         total = self._rounded(attempt.y2[c])
         if within.of_error:
             total = abs(attempt.error[0][c]) * (within.of_error * SLACK) + total
-        largest = self._loop.b.largest_magnitude([attempt.dense[i][c] for i in within.stages])
+        stages = tuple(attempt.dense[i][c] for i in within.stages)
+        largest = self._loop.b.largest_magnitude(stages)
         return largest * (abs(step.h) * (within.of_stages * SLACK)) + total
 
     def _of_time(self, step: Step) -> Value:
