@@ -95,7 +95,7 @@ FITS = {
     "TANH": Fit(
         lambda z: (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z,
         (0, 0.090001, 8),
-        (0, 0.090001, 3),
+        None,
         lambda z: z,
     ),
     # 2 atanh(s) = 2 s + s^3 p(s^2), with 1 + f = (1 + s) / (1 - s) between sqrt(1/2) and sqrt(2)
@@ -223,6 +223,28 @@ def polynomial(function: Callable, low: float, high: float, terms: int) -> list:
         return coefficients
 
 
+# tanh x = x p(x^2) / q(x^2) in single precision, up to a number from where on it is one; p and q
+# have this degree.
+TANH_TOP, TANH_DEGREE = 9.011, 4
+
+
+def tanh_quotient() -> tuple[list, list]:
+    """Through the hyperbolic tangent at the Chebyshev points of the interval; q(0) is one."""
+    n = TANH_DEGREE
+    with mp.workdps(DIGITS):
+        size = 2 * n + 1
+        rows, values = mp.matrix(size, size), mp.matrix(size, 1)
+        for i in range(size):
+            x = mp.mpf(TANH_TOP) * (1 - mp.cos(mp.pi * (2 * i + 1) / (2 * size))) / 2
+            values[i] = mp.tanh(x) / x
+            for j in range(n + 1):
+                rows[i, j] = x ** (2 * j)
+            for j in range(1, n + 1):
+                rows[i, n + j] = -values[i] * x ** (2 * j)
+        found = list(mp.lu_solve(rows, values))
+        return found[: n + 1], [mp.mpf(1), *found[n + 1 :]]
+
+
 def error(fit: Fit, coefficients: list, low: float, high: float) -> float:
     """The logarithm to base two of the greatest relative error that it makes in the result."""
     with mp.workdps(DIGITS):
@@ -275,8 +297,8 @@ def _constant_lines(name: str) -> list[str]:
 
 def _written(name: str, rows: list[list]) -> str:
     lines = []
-    for row in rows:
-        if lines:
+    for i, row in enumerate(rows):
+        if i:
             lines.append("    ;")
         numbers = " ".join(repr(float(c)) for c in row)
         lines += textwrap.wrap(numbers, 100, initial_indent=" " * 4, subsequent_indent=" " * 4)
@@ -296,10 +318,12 @@ def _fraction(digits: str, bits: int = 256) -> Fraction:
 
 
 '''
-HEAD = '''"""Coefficients of polynomials, constant first, for double and single precision.
+HEAD = '''"""Coefficients of polynomials, constant term first, for double and single precision.
 
-Each goes through its function at the Chebyshev points of its interval, computed in 60 digits by
-`tests/engines/compiled/fits.py`, where the functions and the intervals stand.
+Each polynomial, and the one quotient of two, interpolates its function at the Chebyshev points of
+an interval.
+`tests/engines/compiled/fits.py` computes them with 60 digits, and lists the functions and the
+intervals.
 """
 
 import numpy as np
@@ -308,9 +332,9 @@ from ..builder import F32, F64
 
 
 def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
-    """Those of doubles, and after a semicolon those of singles, where they are used."""
+    """The coefficients for doubles, if any, and after a semicolon those for singles, if any."""
     rows = zip((F64, F32), text.split(";"), strict=False)
-    return {dtype: tuple(map(float, row.split())) for dtype, row in rows}
+    return {dtype: tuple(map(float, row.split())) for dtype, row in rows if row.strip()}
 
 
 '''
@@ -326,6 +350,9 @@ def main():
             rows.append(polynomial(fit.function, *interval))
             print(name, dtype, round(error(fit, rows[-1], *interval[:2]), 1), file=sys.stderr)
         parts.append(_written(name, rows))
+    above, below = tanh_quotient()
+    parts += [_written("TANH_ABOVE", [[], above]), _written("TANH_BELOW", [[], below])]
+    parts.append(f"# From here on tanh is one in single precision.\nONE_FROM = {TANH_TOP}")
     here = pathlib.Path(__file__).resolve()
     place = here.parents[3] / "ensembleode/engines/compiled/functions"
     (place / "coefficients.py").write_text(HEAD + "\n".join(parts) + "\n")

@@ -1,6 +1,7 @@
 """Coefficients of polynomials, constant term first, for double and single precision.
 
-Each polynomial interpolates its function at the Chebyshev points of an interval.
+Each polynomial, and the one quotient of two, interpolates its function at the Chebyshev points of
+an interval.
 `tests/engines/compiled/fits.py` computes them with 60 digits, and lists the functions and the
 intervals.
 """
@@ -11,9 +12,9 @@ from ..builder import F32, F64
 
 
 def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
-    """The coefficients for doubles, and after a semicolon those for singles, if any."""
+    """The coefficients for doubles, if any, and after a semicolon those for singles, if any."""
     rows = zip((F64, F32), text.split(";"), strict=False)
-    return {dtype: tuple(map(float, row.split())) for dtype, row in rows}
+    return {dtype: tuple(map(float, row.split())) for dtype, row in rows if row.strip()}
 
 
 EXP = _coefficients("""
@@ -46,8 +47,6 @@ COSH = _coefficients("""
 TANH = _coefficients("""
     -0.3333333333333333 0.13333333333329464 -0.053968253959210524 0.02186948773003135
     -0.008863200175623462 0.003591283434130177 -0.0014445896172417003 0.0005109241641793741
-    ;
-    -0.3333328612837666 0.13323873315753404 -0.05113264596569202
 """)
 LOG = _coefficients("""
     0.666666666666667 0.3999999999989949 0.2857142862598255 0.22222211133642084 0.18182889209266595
@@ -148,3 +147,14 @@ DIGAMMA = _coefficients("""
     0.08333333333333333 -0.008333333333331664 0.003968253965999701 -0.004166665501516724
     0.007575459920369056 -0.02105106090803768 0.08002337465354925 -0.2994253706194389
 """)
+TANH_ABOVE = _coefficients("""
+    ;
+    0.9999999999032185 0.13383653210450366 0.003498105397806426 2.0626890005717205e-05
+    1.3339037805680266e-08
+""")
+TANH_BELOW = _coefficients("""
+    ;
+    1.0 0.4671698444093729 0.025888133220612324 0.00032887126016334763 7.778429173525147e-07
+""")
+# From here on tanh is one in single precision.
+ONE_FROM = 9.011

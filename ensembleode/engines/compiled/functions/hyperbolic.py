@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..builder import Builder, Value
-from .coefficients import COSH, SINH, TANH
+from ..builder import Builder, F32, Value
+from .coefficients import COSH, ONE_FROM, SINH, TANH, TANH_ABOVE, TANH_BELOW
 from .constants import LN2
 from .exponential import limits, power, power_of_two, reduce, scale
 from .formats import format_of
 from .logarithms import log_of_sum, with_limits
 from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
-from .polynomials import polynomial
+from .polynomials import horner, polynomial
 
 
 def _both(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
@@ -48,7 +48,16 @@ def cosh(b: Builder, x: Value) -> Value:
 
 def tanh(b: Builder, x: Value) -> Value:
     """e / (e + 2) with e = exp(2 |x|) - 1. If p is defined by exp(2 |x|) = 2^k (1 + p), then e is
-    2^k p + (2^k - 1). Near zero, where rounding errors would add up, it is a polynomial."""
+    2^k p + (2^k - 1). Near zero, where rounding errors would add up, it is a polynomial.
+
+    In single precision, the activations of networks, it is a quotient of two polynomials, which
+    takes half as many operations. Its error is up to 5.3 units in the last place.
+    """
+    if x.dtype == F32:
+        bounded = _limited(b, x, ONE_FROM)
+        square = bounded * bounded
+        above = bounded * horner(b, square, TANH_ABOVE)
+        return _limited(b, above / horner(b, square, TANH_BELOW), 1.0)
     fmt = format_of(x)
     size = abs(x)
     bounded = b.minimum((fmt.digits / 2 + 2) * float(LN2), size)  # tanh is one for larger x
@@ -58,6 +67,11 @@ def tanh(b: Builder, x: Value) -> Value:
     square = x * x
     near = b.mul_add(size * square, polynomial(b, square, TANH), size)
     return b.copysign(b.where(size < 0.3, near, e / (e + 2.0)), x)
+
+
+def _limited(b: Builder, x: Value, most: float) -> Value:
+    """The number of this size at most that is nearest; NaN stays."""
+    return b.minimum(most, b.maximum(-most, x))
 
 
 def asinh(b: Builder, x: Value) -> Value:

@@ -23,3 +23,13 @@ def polynomial(b: Builder, x: Value, coefficients: Mapping[np.dtype, Sequence[fl
         if len(row) > 1:
             power = power * power
     return row[0]
+
+
+def horner(b: Builder, x: Value, coefficients: Mapping[np.dtype, Sequence[float]]) -> Value:
+    """`polynomial` by Horner's scheme, with the fewest operations and the smaller rounding errors,
+    where there is enough else to do while each waits for the one before."""
+    *rest, last = coefficients[x.dtype]
+    total = b.constant(last, x.dtype)
+    for c in reversed(rest):
+        total = b.mul_add(total, x, c)
+    return total
