@@ -44,7 +44,10 @@ _GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
 # On the way back, the number of vectors for each number; a step has several times as many numbers
 # as forwards.
 _VECTORS_BACKWARDS = 2
-MOST_LANES = 32
+# The largest number of lanes. With adaptive steps, lanes wait for one another, so there are half as
+# many. (By benchmarks/limits.py, in float32 with AVX-512: with 64 lanes, Lorenz takes 0.73 times as
+# long as with 32 by fixed steps, and 1.05 times by adaptive ones.)
+MOST_LANES = 64
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
 # one by one in memory.
 _MOST_BLOCKS = 256
@@ -114,7 +117,7 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: b
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = fitting[0] if fitting else 1
-    widest = min(MOST_LANES, vectors * here.lanes(dtype))
+    widest = min(MOST_LANES // (2 if crowded else 1), vectors * here.lanes(dtype))
     return min(widest, 2 ** math.ceil(math.log2(max(1, n))))
 
 
