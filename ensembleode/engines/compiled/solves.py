@@ -42,8 +42,10 @@ _LARGEST_SEGMENT = 15_000_000
 # and more turns run again. With residuals, a group should fit in one segment.
 _GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
 # On the way back, the number of vectors for each number; a step has several times as many numbers
-# as forwards.
-_VECTORS_BACKWARDS = 2
+# as forwards. The products of a network have enough to do with one vector, and its lanes wait for
+# fewer others: for 16 to 256 neurons, adaptive gradients take 0.81, 0.80, 0.90, 0.82 and 0.96 times
+# as long, those of fixed steps 0.95, 0.94, 0.99, 1.05 and 1.05 (by benchmarks/networks.py).
+_VECTORS_BACKWARDS, _VECTORS_OF_PRODUCTS_BACKWARDS = 2, 1
 # The largest number of lanes. With adaptive steps, lanes wait for one another, so there are half as
 # many. (By benchmarks/limits.py, in float32 with AVX-512: with 64 lanes, Lorenz takes 0.73 times as
 # long as with 32 by fixed steps, and 1.05 times by adaptive ones.)
@@ -94,9 +96,13 @@ def _threads(plan: Plan, n: int) -> int:
 def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     """The number of lanes of a thread, when `n` trajectories are solved."""
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
-    crowded = plan.method.value.controller is not None or _has_products(plan.field)
+    has_products = _has_products(plan.field)
+    crowded = plan.method.value.controller is not None or has_products
     width = width_of(size, dtype, n, here, crowded=crowded)
-    return min(width, _VECTORS_BACKWARDS * here.lanes(dtype)) if backwards else width
+    if not backwards:
+        return width
+    vectors = _VECTORS_OF_PRODUCTS_BACKWARDS if has_products else _VECTORS_BACKWARDS
+    return min(width, vectors * here.lanes(dtype))
 
 
 @functools.lru_cache(maxsize=256)
