@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .flow import Flow, own_of, widened
+from .flow import Flow, widened
 from .primitives import bend_p, bind, pull_p, push_p, solve_p, unpack
 
 
@@ -54,7 +54,7 @@ def batch(prim: Any, operands, axes, *, flow):
         found = [x.reshape(size, -1, *x.shape[1:]) for x in outs]
     else:
         found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
-        for x, was, now in zip(outs[1:], own_of(flow.plan), own_of(wide.plan), strict=True):
+        for x, was, now in zip(outs[1:], flow.own, wide.own, strict=True):
             if now and not was:
                 # Shared within each entry of the mapped axis, but not between them: summed over the
                 # trajectories of each group.

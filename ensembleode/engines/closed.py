@@ -29,9 +29,9 @@ class Closed(Engine):
         rows for each event that there is room for: the state before it, the state after it, and its
         time as the first component. The rows of other trajectories are arbitrary.
     - `pull_back(flow, lanes, known, cotangent)`: turns the cotangents of the rows into those of the
-        initial states and of the real parameters. There is one cotangent for each trajectory, or
-        one for each group where all trajectories share a parameter. The cotangents of trajectories
-        that failed are arbitrary.
+        initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
+        cotangent for each trajectory, or one for each group where all trajectories share a
+        parameter. The cotangents of trajectories that failed are arbitrary.
     - `moves_steps`: whether `ForwardDiffSensitivity()` also differentiates the step sizes.
     - `has_jumps`: whether the engine solves with callbacks.
     """

@@ -33,12 +33,11 @@ from .flow import (
     Flow,
     is_zero,
     Known,
-    own_of,
+    real_of,
     reals_of,
     stacked,
-    unaugmented,
     with_own,
-    with_reals,
+    with_wanted,
 )
 from .primitives import (
     bend_p,
@@ -68,8 +67,9 @@ def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, 
     v0 = ad.instantiate_zeros(v0)
     if not is_zero(dlanes.t0):
         v0 = v0 - times_rate(start_rate(flow, lanes, known), each_t0(flow, dlanes.t0))
-    moved = [None if is_zero(x) else own for x, own in zip(reals, own_of(flow.plan), strict=True)]
-    return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not is_zero(x))]
+    own = reals_of(flow.plan, flow.plan.batched)
+    moved = [None if is_zero(x) else bool(o) for x, o in zip(reals, own, strict=True)]
+    return flow.with_moved(moved, groups=1, wanted=()), [v0, *(x for x in reals if not is_zero(x))]
 
 
 def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lane, Lane]:
@@ -100,12 +100,6 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     return flow.with_moved((*flow.moved, None), plan=plan), lanes, dlanes
 
 
-def _without_jumps(found: Sequence, flow: Flow) -> list:
-    """The cotangents of the flow's own numbers, without that of the times of jumps if it
-    follows."""
-    return list(found[: len(numbers_avals(flow))])
-
-
 def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> Any:
     """The tangent of `rows`, the result of `solve`."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
@@ -128,19 +122,19 @@ def _pull_dot(
     more: list = []
     if dtimes is not None and not is_zero(dtimes):
         # J^T c at the saved states, and how it changes with the parameters of f.
-        (rows,) = bind(solve_p, flow.with_moved(groups=1), lanes, known)
+        (rows,) = bind(solve_p, flow.with_moved(groups=1, wanted=()), lanes, known)
         args = _by_group(flow, lanes)
 
-        def along(rows, reals):
-            return row_rates(*_of_groups(flow, lanes, reals), known, rows)
+        def along(rows, wanted):
+            return row_rates(*_of_groups(flow, lanes, wanted), known, rows)
 
         by = times_rate(from_rows(flow, known, c), at_times(flow, dtimes))
-        at_rows, to_reals = jax.vjp(along, rows, args)[1](by)
+        at_rows, to_wanted = jax.vjp(along, rows, args)[1](by)
         dc = at_rows + ad.instantiate_zeros(dc)
-        more.append([None, *to_reals])
+        more.append([None, *to_wanted])
     if moving is not None:
         with_v, v = moving
-        with_v = with_v.with_moved(with_v.moved, groups=flow.groups)
+        with_v = with_v.with_moved(with_v.moved, groups=flow.groups, wanted=flow.wanted)
         w = ad.instantiate_zeros(dc)
         more.append(bind(bend_p, with_v, lanes, known, c, *v, w))
     elif not is_zero(dc):
@@ -148,13 +142,13 @@ def _pull_dot(
     if not is_zero(dlanes.t0):
         to_u0 = pulled()[0]
 
-        def leaving(u0, reals):
-            here, numbers = _of_groups(flow, lanes, reals)
+        def leaving(u0, wanted):
+            here, numbers = _of_groups(flow, lanes, wanted)
             return start_rate(here, numbers._replace(u0=u0), known)
 
         by = -times_rate(to_u0, each_t0(flow, dlanes.t0))
-        to_u0, to_reals = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
-        more.append([to_u0, *to_reals])
+        to_u0, to_wanted = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
+        more.append([to_u0, *to_wanted])
     found: list = [None] * len(numbers_avals(flow))
     for xs in more:
         found = list(map(_sum, found, xs))
@@ -167,26 +161,27 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _by_group(flow: Flow, lanes: Lane) -> list:
-    """The real parameters, with a leading axis of groups on those that all trajectories share."""
+    """The `wanted` parameters, with a leading axis of groups on those that all trajectories
+    share."""
     k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
-        for x, own in zip(reals_of(flow.plan, lanes), own_of(flow.plan), strict=True)
+        for x, own in zip(flow.wanted_of(lanes), flow.own, strict=True)
     ]
 
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
     """The flow and its numbers with these parameters, which may differ between groups."""
-    k, own = flow.groups, own_of(flow.plan)
+    k, own = flow.groups, flow.own
     if k == 1:
-        reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
-        return flow, with_reals(flow.plan, lanes, reals)
-    reals = [
+        values = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
+        return flow, with_wanted(flow, lanes, values)
+    values = [
         x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(by_group, own, strict=True)
     ]
     plan = flow.plan
-    batched = with_reals(plan, plan.batched, [True] * len(own))
-    lanes = with_reals(plan, lanes, reals)
+    batched = with_wanted(flow, plan.batched, [True] * len(own))
+    lanes = with_wanted(flow, lanes, values)
     return flow.with_moved(plan=dataclasses.replace(plan, batched=batched)), lanes
 
 
@@ -235,9 +230,8 @@ def _pull_jvp(primals, tangents, *, flow):
     lanes, known, c = unpack(flow, primals)
     dlanes, _, dc = unpack(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
-    jumping, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
-    found = _pull_dot(jumping, dlanes, dc, lanes, known, c, lambda: outs)
-    return outs, _without_jumps(found, flow)
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
+    return outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs)
 
 
 def _bend_jvp(primals, tangents, *, flow):
@@ -250,7 +244,6 @@ def _bend_jvp(primals, tangents, *, flow):
         with_v, dv = _linear(flow, dv)
         dw = ad.instantiate_zeros(dw)
         return outs, bind(bend_p, with_v, lanes, known, c, *dv, dw)
-    given = flow
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     wide, both = augmented(flow, lanes, v)
     c2 = jnp.stack([w, c], axis=2)
@@ -262,7 +255,7 @@ def _bend_jvp(primals, tangents, *, flow):
     moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
     to_u0 = ad.Zero(numbers_avals(flow)[0]) if is_zero(u0) else u0[:, 0]
-    return outs, _without_jumps([to_u0, *unaugmented(flow, wide, parameters)], given)
+    return outs, [to_u0, *parameters]
 
 
 #
@@ -275,26 +268,33 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     `bend` are linear."""
     z0, *zs = cts
     k = flow.groups
-    moved, found = [], []
-    for z, own in zip(zs, own_of(flow.plan), strict=True):
-        moved.append(None if is_zero(z) else own or k > 1)
+    flags, found = dict.fromkeys(real_of(flow.plan.field)), []
+    for i, z, own in zip(flow.wanted, zs, flow.own, strict=True):
         if not is_zero(z):
+            flags[i] = own or k > 1
             found.append(z if own else z[0] if k == 1 else jnp.repeat(z, flow.n // k, axis=0))
-    return flow.with_moved(moved, groups=1), [ad.instantiate_zeros(z0), *found]
+    moved = list(flags.values())
+    return flow.with_moved(moved, groups=1, wanted=()), [ad.instantiate_zeros(z0), *found]
 
 
 def _to_tangents(
-    flow: Flow, prim: Any, lanes: Lane, known: Known, *others: Any, like: Flow
+    flow: Flow, prim: Any, lanes: Lane, known: Known, *others: Any, v: Sequence, like: Flow
 ) -> list:
-    """Cotangents of the tangents of `like`: one for each trajectory, or their sum."""
-    wanted = [bool(m) for m in like.moved]
-    flow, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, wanted)
+    """Cotangents of `v`, the tangents of `like`: one for each trajectory, or their sum. None for
+    those that are known, and those of parameters without a tangent aren't computed at all."""
+    v0, *rest = map(ad.is_undefined_primal, v)
+    are_asked = iter(rest)
+    asked = {
+        i: m
+        for i, m in zip(real_of(flow.plan.field), like.moved, strict=True)
+        if m is not None and next(are_asked)
+    }
+    flow = dataclasses.replace(flow, groups=1, wanted=tuple(asked))
+    flow, lanes = with_own(flow, lanes, list(asked.values()))
     to_u0, *found = bind(prim, flow, lanes, known, *others)
-    out = [to_u0]
-    for x, own, m in zip(found, own_of(flow.plan), like.moved, strict=True):
-        if m is not None:
-            out.append(x if m else x.sum(0) if own else x[0])
-    return out
+    own = zip(found, flow.own, asked.values(), strict=True)
+    left = iter([x if m else x.sum(0) if o else x[0] for x, o, m in own])
+    return [to_u0 if v0 else None, *(next(left) if is_asked else None for is_asked in rest)]
 
 
 def _push_transpose(cts, *operands, flow):
@@ -302,13 +302,8 @@ def _push_transpose(cts, *operands, flow):
     fixed = [None] * (len(operands) - len(v))
     if is_zero(cts[0]):
         return [*fixed, *(None for _ in v)]
-    found = _to_tangents(flow.with_moved(), pull_p, lanes, known, cts[0], like=flow)
-    return [*fixed, *_where_undefined(v, found)]
-
-
-def _where_undefined(operands: Sequence, found: Sequence) -> list:
-    pairs = zip(operands, found, strict=True)
-    return [x if ad.is_undefined_primal(operand) else None for operand, x in pairs]
+    found = _to_tangents(flow.with_moved(), pull_p, lanes, known, cts[0], v=v, like=flow)
+    return [*fixed, *found]
 
 
 def _pull_transpose(cts, *operands, flow):
@@ -329,8 +324,7 @@ def _bend_transpose(cts, *operands, flow):
     to_v: list = [None] * len(v)
     if any(map(ad.is_undefined_primal, v)):
         none = jnp.zeros_like(c)
-        found = _to_tangents(with_z, bend_p, lanes, known, c, *z, none, like=flow)
-        to_v = _where_undefined(v, found)
+        to_v = _to_tangents(with_z, bend_p, lanes, known, c, *z, none, v=v, like=flow)
     to_w = None
     if ad.is_undefined_primal(w):
         (to_w,) = bind(push_p, with_z, lanes, known, *z)

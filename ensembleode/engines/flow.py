@@ -52,6 +52,8 @@ class Flow:
         its own sum of the gradients with respect to shared parameters.
     - `moved`: for each real parameter, None if it has no tangent, and otherwise whether each
         trajectory has its own tangent. The initial state always has a tangent for each.
+    - `wanted`: the numbers of those real parameters, among the field's constants and parameters,
+        whose cotangents `pull` and `bend` compute, besides that of the initial state.
     - `tree`: the structure of the numbers (a `Lane`) and of the `Known`.
     """
 
@@ -59,10 +61,21 @@ class Flow:
     n: int
     groups: int = 1
     moved: tuple[bool | None, ...] = ()
+    wanted: tuple[int, ...] = ()
     tree: Any = None
 
     def with_moved(self, moved: Sequence[bool | None] = (), **changes: Any) -> "Flow":
         return dataclasses.replace(self, moved=tuple(moved), tree=None, **changes)
+
+    def wanted_of(self, lanes: Lane) -> list:
+        """The `wanted` parameters among the numbers of trajectories."""
+        every = lanes.parameters
+        return [every[i] for i in self.wanted]
+
+    @property
+    def own(self) -> list[bool]:
+        """For each of the `wanted` parameters, whether it differs between trajectories."""
+        return list(map(bool, self.wanted_of(self.plan.batched)))
 
     def __repr__(self) -> str:
         return f"Flow({self.plan.field}, n={self.n})"
@@ -73,9 +86,9 @@ class Flow:
 #
 
 
-def real_of(plan: Plan) -> list[int]:
+def real_of(field: Any) -> list[int]:
     """The indices of those constants and parameters of the field that are real numbers."""
-    avals = parameters_of(plan.field)
+    avals = parameters_of(field)
     return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
 
 
@@ -83,35 +96,30 @@ def reals_of(plan: Plan, lanes: Lane) -> list:
     """The real parameters among the numbers of trajectories; or their flags or tangents, in a Lane
     of these."""
     every = lanes.parameters
-    return [every[i] for i in real_of(plan)]
+    return [every[i] for i in real_of(plan.field)]
 
 
-def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
-    """The numbers of trajectories with their real parameters replaced by these."""
+def with_wanted(flow: Flow, lanes: Lane, values: Sequence) -> Lane:
+    """The numbers of trajectories with the `wanted` parameters replaced by these."""
     every = list(lanes.parameters)
-    for i, x in zip(real_of(plan), reals, strict=True):
+    for i, x in zip(flow.wanted, values, strict=True):
         every[i] = x
     return lanes.with_parameters(every)
 
 
-def own_of(plan: Plan) -> list[bool]:
-    """For each real parameter, whether it differs between trajectories."""
-    return list(map(bool, reals_of(plan, plan.batched)))
-
-
 def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
-    """The flow and its numbers, with the parameters marked in `own` given to each trajectory
-    separately."""
-    plan, was = flow.plan, own_of(flow.plan)
+    """The flow and its numbers, with those `wanted` parameters that are marked in `own` given to
+    each trajectory separately."""
+    plan, was = flow.plan, flow.own
     wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
     if wanted == was:
         return flow, lanes
-    reals = [
+    values = [
         each(x, before or not now, flow.n)
-        for x, now, before in zip(reals_of(plan, lanes), wanted, was, strict=True)
+        for x, now, before in zip(flow.wanted_of(lanes), wanted, was, strict=True)
     ]
-    lanes = with_reals(plan, lanes, reals)
-    plan = dataclasses.replace(plan, batched=with_reals(plan, plan.batched, wanted))
+    lanes = with_wanted(flow, lanes, values)
+    plan = dataclasses.replace(plan, batched=with_wanted(flow, plan.batched, wanted))
     return dataclasses.replace(flow, plan=plan), lanes
 
 
@@ -210,10 +218,11 @@ _NO_TANGENT = (
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
-    """The flow JF and its numbers, which are those of F and their tangents."""
+    """The flow JF and its numbers, which are those of F and their tangents. Of these, JF wants the
+    cotangents that F does: the cotangent of a tangent isn't needed, as `bend` is linear in it."""
     v0, *tangents = v
     plan = flow.plan
-    flags = zip(real_of(plan), flow.moved, strict=True)
+    flags = zip(real_of(plan.field), flow.moved, strict=True)
     which = tuple(i for i, m in flags if m is not None)
     own = (*plan.batched.parameters, *(m for m in flow.moved if m is not None))
     program, consts = _field_with_tangents(plan.field, which)
@@ -237,7 +246,8 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
         p=(*lanes.parameters, *tangents),
         consts=tuple(consts),
     )
-    return flow.with_moved(plan=wide), lanes
+    wanted = tuple(len(consts) + i for i in flow.wanted)
+    return flow.with_moved(plan=wide, wanted=wanted), lanes
 
 
 def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
@@ -250,15 +260,6 @@ def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> La
         # The constants come from derivative rules, and have no tangents.
         consts=tuple(ad.Zero(a.to_tangent_aval()) for a in consts),
     )
-
-
-def unaugmented(flow: Flow, wide: Flow, parameters: Sequence) -> list:
-    """The entries of `parameters`, which has one for each real parameter of JF, that belong to the
-    real parameters of F."""
-    # The constants, which come from derivative rules, are first.
-    consts = len(wide.plan.batched.consts)
-    start = sum(i < consts for i in real_of(wide.plan))
-    return list(parameters[start : start + len(flow.moved)])
 
 
 def stacked(a: Any, b: Any, axis: int) -> Any:

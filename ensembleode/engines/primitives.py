@@ -8,6 +8,10 @@ the field F extended by a tangent:
     pull[F](x; c)        DS(x)^T c                         kernel `pull_back` of F
     bend[F](x, c; v, w)  DS(x)^T w + (D^2 S(x) v)^T c      kernel `pull_back` of JF, its primal half
 
+`pull` and `bend` compute their results for the initial state and for the parameters that are
+wanted (see `flow.Flow`): those whose tangents a `push` or `bend` has that is transposed. So what
+JAX knows to be constant costs nothing on the way back.
+
 The primitives are linear in the operands after the `;`. They are closed: the derivative of each is
 one of them, for F or for JF, and so is each transpose (the transpose of `bend` with respect to v is
 `bend`, as second derivatives are symmetric). Batching makes more trajectories. JF is not traced
@@ -40,7 +44,7 @@ from ..core.lane import Lane
 from ..fields import parameters_of
 from ..ground.recent import jit_recent
 from .along import is_there, rows_of, where
-from .flow import augmented, Flow, Known, own_of, real_of, unaugmented
+from .flow import augmented, Flow, Known
 
 
 def half(rows: Any, i: int) -> Any:
@@ -67,8 +71,8 @@ def _pull(flow: Flow, lanes: Lane, known: Known, c: Any) -> list:
     # The cotangents of rows that were not reached may be NaN.
     c = where(is_there(flow, known), c)
     u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, c)
-    own = own_of(flow.plan)
-    parameters = [where(known.ok, x) if o else x for x, o in zip(parameters, own, strict=True)]
+    own = zip(parameters, flow.own, strict=True)
+    parameters = [where(known.ok, x) if is_own else x for x, is_own in own]
     return [where(known.ok, u0), *parameters]
 
 
@@ -76,7 +80,7 @@ def _bend(flow: Flow, lanes: Lane, known: Known, c: Any, *rest: Any) -> list:
     *v, w = rest
     wide, both = augmented(flow, lanes, v)
     u0, *parameters = _pull(wide, both, known, jnp.stack([w, c], axis=2))
-    return [u0[:, 0], *unaugmented(flow, wide, parameters)]
+    return [u0[:, 0], *parameters]
 
 
 def rows_avals(flow: Flow) -> list:
@@ -85,13 +89,13 @@ def rows_avals(flow: Flow) -> list:
 
 
 def numbers_avals(flow: Flow) -> list:
-    """The abstract values of the numbers' cotangents; a number that all trajectories share has one
-    for each group."""
-    plan = flow.plan
-    avals = [parameters_of(plan.field)[i] for i in real_of(plan)]
-    lead = [flow.n if own else flow.groups for own in own_of(plan)]
+    """The abstract values of the cotangents of the initial state and of the `wanted` parameters; a
+    number that all trajectories share has one for each group."""
+    plan, avals = flow.plan, parameters_of(flow.plan.field)
+    lead = [flow.n if own else flow.groups for own in flow.own]
     parameters = [
-        jax.core.ShapedArray((k, *a.shape), a.dtype) for k, a in zip(lead, avals, strict=True)
+        jax.core.ShapedArray((k, *avals[i].shape), avals[i].dtype)
+        for k, i in zip(lead, flow.wanted, strict=True)
     ]
     return [jax.core.ShapedArray((flow.n, *plan.state.shape), plan.state.dtype), *parameters]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...core.events import Events
@@ -22,6 +21,7 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Switching
 from ...tracing.program import Program
+from ..flow import real_of
 from .numbers import Layout
 from .stops import known_times
 
@@ -62,6 +62,7 @@ class Description:
     - `inner`: where every step is saved, whether the states at its inner nodes are saved, too (see
         `dense.inner_nodes`).
     - `width`: the number of lanes.
+    - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
     - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
         the number of the thread, and how many threads there are.
@@ -76,6 +77,7 @@ class Description:
     layout: Layout
     own_times: bool
     width: int
+    wanted: tuple[int, ...] = ()
     has_fma: bool = True
     has_range: bool = False
     on_gpu: bool = False
@@ -137,9 +139,10 @@ class Description:
     @property
     def sums_in_memory(self) -> bool:
         """Whether the cotangents of parameters that all trajectories share are summed up in memory
-        (see `parameter_sums`)."""
-        shared = size_of(self, with_gradients(self)[1])
-        return not self.on_gpu and shared > _MOST_VARIABLES
+        (see `parameter_sums`). All of them decide, whichever are wanted, as this also decides how a
+        step is recorded."""
+        _, shared = _own_and_shared(self, real_of(self.field))
+        return not self.on_gpu and size_of(self, shared) > _MOST_VARIABLES
 
     @property
     def stages(self) -> int:
@@ -194,12 +197,15 @@ class Description:
 
 
 def with_gradients(d: Description) -> tuple[list[int], list[int]]:
-    """The indices of the constants and parameters of the field that have gradients: first those
-    that each trajectory has for itself, then those that all trajectories share."""
+    """The indices of the constants and parameters of the field whose cotangents are computed: first
+    those that each trajectory has for itself, then those that all trajectories share."""
+    return _own_and_shared(d, d.wanted)
+
+
+def _own_and_shared(d: Description, which: Sequence[int]) -> tuple[list[int], list[int]]:
     found: dict[str, list[int]] = {"own": [], "shared": []}
-    for i, aval in enumerate(parameters_of(d.field)):
-        if jnp.issubdtype(aval.dtype, jnp.floating):
-            found[d.layout.inputs.places[i][0]].append(i)
+    for i in which:
+        found[d.layout.inputs.places[i][0]].append(i)
     return found["own"], found["shared"]
 
 

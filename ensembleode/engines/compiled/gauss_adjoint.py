@@ -32,7 +32,7 @@ from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.time import next_time
 from ...tracing.program import Program, trace
 from ..along import is_there, where
-from ..flow import Flow, Known, own_of, real_of
+from ..flow import Flow, Known
 from ..results import each
 from . import solves
 
@@ -67,10 +67,10 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     def of(which: Any) -> list:
         mine = jax.tree.map(lambda x, own: x[which] if own else x, lanes, plan.batched)
         first = jnp.arange(len(which)) <= which - which[0]  # (what fills up repeats the last)
-        return _through(plan, mine, there[which] & first[:, None], cotangent[which])
+        return _through(flow, mine, there[which] & first[:, None], cotangent[which])
 
     if n <= size:
-        found = _through(plan, lanes, there, cotangent)
+        found = _through(flow, lanes, there, cotangent)
     else:
         parts = -(-n // size)
         which = np.minimum(np.arange(parts * size), n - 1).reshape(parts, size)
@@ -80,7 +80,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     def summed(x: Any, is_own: bool) -> Any:
         return x if is_own else where(known.ok, x).reshape(flow.groups, -1, *x.shape[1:]).sum(1)
 
-    return [u0, *map(summed, parameters, own_of(plan))]
+    return [u0, *map(summed, parameters, flow.own)]
 
 
 def _part(plan: Plan) -> int:
@@ -90,9 +90,10 @@ def _part(plan: Plan) -> int:
     return max(_LEAST, _ROOM // ((plan.maxiters + 1) * numbers * plan.state.dtype.itemsize))
 
 
-def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
-    """The cotangents of the initial states and of the real parameters, one for each trajectory,
+def _through(flow: Flow, lanes: Lane, there: Any, cotangent: Any) -> list:
+    """The cotangents of the initial states and of the `wanted` parameters, one for each trajectory,
     from those of the rows that are `there`, `[trajectory, row]`."""
+    plan = flow.plan
     n, dtype, size = len(there), plan.state.dtype, math.prod(plan.state.shape)
     steps = solves.steps(plan, lanes, there.any(1))
     t0, t1 = (each(getattr(lanes, x), getattr(plan.batched, x), n) for x in ("t0", "t1"))
@@ -107,7 +108,7 @@ def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
     # (The tables come last: a kernel that copies small numbers makes room up to the last of these.)
     forward = direction, steps.rows, steps.t, steps.u, steps.inner
     tolerances = _Tolerances(*(_of_components(plan, lanes, x) for x in ("abstol", "reltol")))
-    back, consts = _back_plan(plan, forward)
+    back, consts = _back_plan(flow, forward)
     last, parts = jnp.maximum(steps.rows - 1, 0), jnp.arange(_PARTS, dtype=steps.rows.dtype)
     ends = jnp.take_along_axis(steps.t, last[:, None] * parts[None] // _PARTS, axis=1)
     flat = cotangent.reshape(n, there.shape[1], -1)
@@ -134,7 +135,7 @@ def _through(plan: Plan, lanes: Lane, there: Any, cotangent: Any) -> list:
     y = jnp.zeros((n, *back.state.shape), dtype)
     y = jax.lax.fori_loop(0, rows, one, y)
     avals = parameters_of(plan.field)
-    return solves.taken_apart(y, [plan.state, *(avals[i] for i in real_of(plan))])
+    return solves.taken_apart(y, [plan.state, *(avals[i] for i in flow.wanted)])
 
 
 def _of_components(plan: Plan, lanes: Lane, name: str) -> Any:
@@ -169,14 +170,15 @@ class _Tolerances(NamedTuple):
         return abstol, jnp.broadcast_to(self.reltol.min(1), len(adjoint))
 
 
-def _back_plan(plan: Plan, forward: tuple) -> tuple[Plan, list]:
+def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
     """The plan of the adjoint, and the constants of its field.
 
     **Arguments:** `forward`: the arguments of `_state_at` but for the time, for each trajectory.
     """
+    plan = flow.plan
     assert isinstance(plan.field, Program)
     structs = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in forward)
-    program, consts = _adjoint_of(plan.field, structs)
+    program, consts = _adjoint_of(plan.field, flow.wanted, structs)
     (state,) = program.out_avals
     own = plan.batched
     given = {
@@ -239,13 +241,12 @@ _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop":
 
 
 @functools.lru_cache(maxsize=256)
-def _adjoint_of(field: Program, forward: tuple) -> tuple[Program, list]:
-    """The field of the adjoint and of the integrals of parameters, and its constants. Its
+def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tuple[Program, list]:
+    """The field of the adjoint and of the integrals of `wanted` parameters, and its constants. Its
     parameters are all numbers of the original field, followed by the origin of its time, and those
     of the `forward` solve."""
     avals = parameters_of(field)
     n = len(field.jaxpr.constvars)
-    real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
     (out,) = field.out_avals
 
     def backwards(y: Any, p: tuple, passed: Any) -> Any:
@@ -253,19 +254,19 @@ def _adjoint_of(field: Program, forward: tuple) -> tuple[Program, list]:
         direction = forward[0]
         t = origin - direction * passed
 
-        def at(u: Any, *reals: Any) -> Any:
+        def at(u: Any, *chosen: Any) -> Any:
             every = list(numbers)
-            for i, x in zip(real, reals, strict=True):
+            for i, x in zip(wanted, chosen, strict=True):
                 every[i] = x
             return field(every[:n], u, tuple(every[n:]), t)
 
         u = _state_at(*forward, t).reshape(out.shape)
-        _, pullback = jax.vjp(at, u, *(numbers[i] for i in real))
+        _, pullback = jax.vjp(at, u, *(numbers[i] for i in wanted))
         found = pullback(y[: out.size].reshape(out.shape))
         return direction * jnp.concatenate([x.ravel().astype(out.dtype) for x in found])
 
     structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-    size = out.size + sum(avals[i].size for i in real)
+    size = out.size + sum(avals[i].size for i in wanted)
     state = jax.ShapeDtypeStruct((size,), out.dtype)
     aval: Any = field.jaxpr.invars[-1].aval
     t = jax.ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -59,9 +59,11 @@ _TURNS = 512
 _WORKSPACE = 2**30
 
 
-def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> Description:
-    """The description of the kernel that solves `n` trajectories or, with `backwards`, pulls back
-    through them."""
+def described(
+    plan: Plan, lanes: Lane, n: int, *, wanted: tuple[int, ...] | None = None
+) -> Description:
+    """The description of the kernel that solves `n` trajectories or, for the cotangents that are
+    `wanted` (see `flow.Flow`), pulls back through them."""
     solver, on_gpu, here = plan.method.value, plan.engine.on_gpu, machine.current()
     assert isinstance(plan.field, Program)
     return Description(
@@ -74,7 +76,8 @@ def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> De
         plan.saving._replace(rows=0),
         layout_of(plan, lanes),
         bool(plan.batched.saveat),
-        1 if on_gpu else _width(plan, -(-n // _threads(plan, n)), backwards=backwards),
+        1 if on_gpu else _width(plan, -(-n // _threads(plan, n)), backwards=wanted is not None),
+        wanted or (),
         on_gpu or here.has_fma,
         here.has_range,
         on_gpu,
@@ -326,7 +329,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     and of events), `[trajectory, row, *state]`.
     """
     plan, n, groups = flow.plan, flow.n, flow.groups
-    d = described(plan, lanes, n, backwards=True)
+    d = described(plan, lanes, n, wanted=flow.wanted)
     if d.sums_in_memory:
         # The bits of sums don't depend on how many threads there are, so neither does the width.
         d = dataclasses.replace(d, width=_width(plan, n // groups, backwards=True))

@@ -3,7 +3,7 @@ has derivatives of any order; a continuous adjoint only has the first, in revers
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,7 +16,7 @@ from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields.lanes.field import LaneField
 from ..along import where
-from ..flow import Flow, Known, own_of, reals_of, with_own, with_reals
+from ..flow import Flow, Known, with_own, with_wanted
 from .chunks import chunk_of, lane_field, merged, width_in
 from .continuous_adjoints import backsolve, gauss
 from .loop import lanes_of
@@ -38,7 +38,7 @@ class Found(NamedTuple):
 
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     """See `closed.Closed`."""
-    own = own_of(flow.plan)
+    own = flow.own
     if flow.groups == 1:
         return _pulled_back(flow, lanes, known, cotangent)
     alone, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, [True] * len(own))
@@ -61,9 +61,10 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         saved = SavedRows(result.u, result.t, result.length)
     field = lane_field(plan)
     width = width_in(plan, field, flow.n)
-    own, reals = own_of(plan), reals_of(plan, lanes)
-    every = [lanes.u0, *(x for x, o in zip(reals, own, strict=True) if o)]
-    shared = [x for x, o in zip(reals, own, strict=True) if not o]
+    own, wanted = flow.own, flow.wanted_of(lanes)
+    every = [lanes.u0, *(x for x, o in zip(wanted, own, strict=True) if o)]
+    shared = [x for x, o in zip(wanted, own, strict=True) if not o]
+    moving = tuple(i in flow.wanted for i in range(len(lanes.parameters)))
     fixed_every, fixed_shared = eqx.partition(lanes, plan.batched)
     order, back, ok = _by_cost(solver.adaptive, width, steps, known.ok)
 
@@ -82,13 +83,13 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
             u0, *each = every
             each, rest = iter(each), iter(shared)
             lane = eqx.combine(fixed, fixed_shared)._replace(u0=u0)
-            lane = with_reals(plan, lane, [next(each if o else rest) for o in own])
+            lane = with_wanted(flow, lane, [next(each if o else rest) for o in own])
             lane, rest = eqx.partition(lane, plan.batched)
             chunk = chunk_of(plan, field, lane, rest, width)
-            return (chunk.u0, eqx.filter(chunk.p, eqx.is_inexact_array)), chunk
+            return (chunk.u0, eqx.filter(chunk.p, moving)), chunk
 
         _, pullback, chunk = jax.vjp(numbers_of, here, shared, has_aux=True)
-        grads, room = _through_chunk(plan, field, chunk, ok, where(ok, c), saved_here, room)
+        grads, room = _through_chunk(plan, field, chunk, moving, ok, where(ok, c), saved_here, room)
         # If no lane succeeded, all numbers are those of a lane that failed.
         some = jnp.any(ok)
         grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
@@ -131,10 +132,10 @@ def _by_cost(adaptive: bool, width: int, steps: Any, ok: Any) -> tuple:
     return jnp.minimum(order, n - 1).reshape(shape), back[:n], succeeded.reshape(shape)
 
 
-def _wide(field: LaneField, args: Any, width: int) -> tuple[Wide, Callable]:
-    """The field's arguments widened for differentiation, and a function that pulls their cotangents
-    back to the arguments as they were."""
-    real, rest = eqx.partition(args, eqx.is_inexact_array)
+def _wide(field: LaneField, args: Any, moving: Sequence[bool], width: int) -> tuple[Wide, Callable]:
+    """The field's arguments widened for differentiation by those that are `moving`, and a function
+    that pulls their cotangents back to the arguments as they were."""
+    real, rest = eqx.partition(args, moving)
     flags = zip(real, field.batched, field.deciding, strict=True)
     has_lanes = tuple(
         jax.tree.map(lambda x, b=b, d=d: b or (x.ndim == 0 and not d), arg) for arg, b, d in flags
@@ -154,13 +155,14 @@ def _through_chunk(
     plan: Plan,
     field: LaneField,
     chunk: Lane,
+    moving: Sequence[bool],
     ok: Any,
     cotangent: Any,
     saved: SavedRows | None,
     room: Any,
 ) -> tuple:
-    """The cotangents of the initial states and of the real arguments, from the cotangent of the
-    rows.
+    """The cotangents of the initial states and of the arguments that are `moving`, from the
+    cotangent of the rows.
 
     **Arguments:** `saved`: the saved states, where they are needed.
     """
@@ -168,7 +170,7 @@ def _through_chunk(
     rows = cotangent
     if plan.saving.mode == "ends":
         at_end, rows = field.split(jnp.moveaxis(cotangent[:, 0], 0, -1)), None
-    wide, narrow = _wide(field, chunk.p, lanes_of(chunk))
+    wide, narrow = _wide(field, chunk.p, moving, lanes_of(chunk))
     replay = Replay(plan, field, chunk, ok, saved, rows, at_end, wide)
     at_u0, grad_args, room = _ADJOINTS[plan.method.value.adjoint](replay, room)
     (grad_args,) = narrow(grad_args)

@@ -85,7 +85,8 @@ class Wide(NamedTuple):
     field computes (such as the predicate of a `lax.cond`), which stay single, so that the field
     takes the same branch as forwards.
 
-    - `args`: the real arguments; None in the place of the others, which are in `rest`.
+    - `args`: the arguments whose cotangents are wanted; None in the place of the others, which are
+        in `rest`.
     - `has_lanes`: which of `args` have an axis of lanes.
     """
 
