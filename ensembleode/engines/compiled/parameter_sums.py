@@ -98,7 +98,7 @@ class ParameterSums:
 
     def take(self, mask: Value, write: Callable[[Value, Value, Value], None]) -> None:
         """Take the sums out of the lanes of the mask, whose sums begin anew:
-        `write(lane, number, sum)` is called for each."""
+        `write(lane, number, sum)` is called for each. The code of all calls has been written."""
         if not self.n_own:
             return
         b, width = self.b, max(1, self.b.lanes)
@@ -109,7 +109,8 @@ class ParameterSums:
             of_lane = [self.memory.offset(lane + start) for start in self._layers]
 
             def one(i: Value) -> None:
-                write(lane, i, functools.reduce(operator.add, [x.load(i * width) for x in of_lane]))
+                found = [x.load(i * width) for x in of_lane] or [zero]
+                write(lane, i, functools.reduce(operator.add, found))
                 for x in of_lane:
                     x.store(i * width, zero)
 

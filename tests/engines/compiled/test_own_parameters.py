@@ -107,6 +107,13 @@ def test_code_does_not_grow_with_the_numbers(monkeypatch):
     assert large < 1.1 * small < 10_000
 
 
+def test_numbers_that_are_not_used():
+    x = numbers(lambda u, p, t: -p[1] * u)
+    _, (found,), shared = gradient(lambda u, p, t: -p[1] * u, x, **FIXED, save_start=False)
+    np.testing.assert_array_equal(found, np.zeros((N, 60)))
+    assert shared < 0
+
+
 def kicked():
     """Callbacks that read each trajectory's own numbers."""
     return eo.CallbackSet(
