@@ -5,14 +5,15 @@
 
 The ensembles are in float64, by Tsit5 at 1e-6: Lorenz 96 written with `jnp.roll`, and with computed
 indices; a chain of oscillators, with each component written out and all of them stacked; neurons
-that are coupled by a dense matrix that all trajectories share; and a network 2 -> W -> 2. Then come
-the gradients of half the sum of squares of the ends, with respect to the initial states of each
-trajectory and to the parameters that all share.
+that are coupled by a dense matrix that all trajectories share; a network 2 -> W -> 2; and, with
+numbers of each trajectory's own, a network 2 -> W -> W -> 2 (`networks`), and an oscillator that is
+driven by a table of so many numbers (`tables`). Then come the gradients of half the sum of squares
+of the ends, with respect to the initial states of each trajectory and to the parameters.
 
 Each ensemble and engine has a process of its own, on one core, without caches on disk. `ns` is the
-least CPU time of several calls, for one trajectory, attempted step and component (of the network:
-and neuron); `first` is the CPU time of the first call. Cases that take longer than the limit are
-left out.
+least CPU time of several calls, for one trajectory, attempted step and component (of the networks:
+and neuron of a layer; of the tables: and step alone); `first` is the CPU time of the first call.
+Cases that take longer than the limit are left out.
 """
 
 import signal
@@ -53,9 +54,32 @@ def network(u, p, t):
     return p[1] @ jnp.tanh(p[0] @ u)
 
 
+def networks(u, p, t):
+    return p[2] @ jnp.tanh(p[1] @ jnp.tanh(p[0] @ u))
+
+
+def tables(u, p, t):
+    (table,) = p
+    place = t * (len(table) - 1)
+    i = jnp.clip(jnp.floor(place).astype(int), 0, len(table) - 2)
+    return jnp.stack([u[1], table[i] + (place - i) * (table[i + 1] - table[i]) - u[0]])
+
+
+OWN = ("networks", "tables")
+
+
 def case(name, size, trajectories):
-    """The field, the initial states, what all trajectories share, and the end of time."""
+    """The field, the initial states, the parameters (with a leading axis of trajectories for those
+    in `OWN`), and the end of time."""
     rng = np.random.default_rng(0)
+    if name == "networks":
+        shapes = (size, 2), (size, size), (2, size)
+        own = [rng.normal(size=(trajectories, *s)) / s[1] ** 0.5 for s in shapes]
+        return networks, rng.normal(size=(trajectories, 2)), own, 2.0
+    if name == "tables":
+        phases = rng.uniform(0, 6, size=(trajectories, 1))
+        own = [np.sin(5 * np.linspace(0, 1, size) + phases)]
+        return tables, rng.normal(size=(trajectories, 2)), own, 1.0
     if name == "network":
         shared = [rng.normal(size=(size, 2)), rng.normal(size=(2, size)) / size]
         return network, rng.normal(size=(trajectories, 2)), shared, 2.0
@@ -71,11 +95,16 @@ def work(name, size, trajectories, engine, limit):
     """Of the solve and of its gradient: nanoseconds, and seconds of the first call."""
     signal.alarm(limit)
     jax.config.update("jax_enable_x64", True)
-    field, u0, shared, end = case(name, size, trajectories)
+    field, u0, p, end = case(name, size, trajectories)
 
     def solve(u0, p):
-        prob = eo.ODEProblem(field, u0[0], (0.0, end), p)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
+        def of(i):
+            return [x[i] for x in p] if name in OWN else p
+
+        ens = eo.EnsembleProblem(
+            eo.ODEProblem(field, u0[0], (0.0, end), of(0)),
+            lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index], p=of(ctx.index)),
+        )
         where, options = eo.EnsembleThreads(1), {"abstol": 1e-6, "reltol": 1e-6, "engine": engine}
         return eo.solve(ens, eo.Tsit5(), where, trajectories=len(u0), save_start=False, **options)
 
@@ -85,7 +114,7 @@ def work(name, size, trajectories, engine, limit):
     def forward(u0, p):
         return jnp.sum((stats := solve(u0, p).stats).naccept + stats.nreject), loss(u0, p)
 
-    args = jnp.asarray(u0), [jnp.asarray(x) for x in shared]
+    args = jnp.asarray(u0), [jnp.asarray(x) for x in p]
     found = []
     for function in (forward, jax.grad(loss, argnums=(0, 1))):
         run = jax.jit(function)
@@ -95,7 +124,7 @@ def work(name, size, trajectories, engine, limit):
         (spent,) = in_turns(
             {"": lambda run=run: run(*args)}, 30, least=3, budget=2.0, clock=time.process_time
         ).values()
-        found.append((1e9 * min(spent) / (steps * size), first))
+        found.append((1e9 * min(spent) / (steps * (1 if name == "tables" else size)), first))
     return found
 
 
@@ -106,7 +135,7 @@ def main():
     cases = by_size(
         __file__,
         __doc__,
-        only="rolls,index,stack,dense,network",
+        only="rolls,index,stack,dense,network,networks,tables",
         sizes="16,32,64,100,200,400",
         batches="256",
         limit="an engine",

@@ -83,13 +83,16 @@ class Windows(NamedTuple):
         axes = tuple(range(len(shape)))
         return cls(shape, sizes, axes, (), ((), ()), axes, sizes, False)
 
-    def numbers(self, xp: Any, columns: Sequence) -> tuple[Any, Any]:
+    def numbers(
+        self, xp: Any, columns: Sequence, integer: type[np.integer] = np.int64
+    ) -> tuple[Any, Any]:
         """For each component of the result, its number in the array; and a mask that says whether
         the component is inside of the array, or None where all certainly are.
 
         **Arguments:**
 
         - `columns`: the columns of the indices, each of shape `[*lead]`.
+        - `integer`: the type that all these numbers and the indices fit in.
         """
         absent = (*self.collapsed, *self.batching[0])
         window = [d for d in range(len(self.shape)) if d not in absent]
@@ -97,17 +100,18 @@ class Windows(NamedTuple):
         parts, inside = [], []
         for d, stride in enumerate(strides_of(self.shape)):
             if d in self.starts:
-                asked = _integer(xp, columns[self.starts.index(d)])
-                first = _clipped(xp, asked, self.shape[d] - self.sizes[d])
+                asked = _integer(xp, columns[self.starts.index(d)], integer)
+                first = _clipped(xp, asked, integer(self.shape[d] - self.sizes[d]))
                 inside.append(asked == first)
-                parts.append(_spread(xp, first * stride, self.result, lead))
+                parts.append(_spread(xp, first * integer(stride), self.result, lead))
             elif d in self.batching[0]:
                 axis = self.batching[1][self.batching[0].index(d)]
-                parts.append(iota(xp, self.result, lead[axis]) * stride)
+                parts.append(iota(xp, self.result, lead[axis], integer) * integer(stride))
             if d in window and self.sizes[d] > 1:
                 axis = self.window_dims[window.index(d)]
-                parts.append(iota(xp, self.result, axis) * stride)
-        numbers = functools.reduce(operator.add, parts) if parts else _zeros(xp, self.result)
+                parts.append(iota(xp, self.result, axis, integer) * integer(stride))
+        parts = parts or [_zeros(xp, self.result, integer)]
+        numbers = functools.reduce(operator.add, parts)
         if not self.drops or not inside:
             return numbers, None
         whole = functools.reduce(operator.and_, inside)
@@ -145,11 +149,11 @@ def fill_value(dtype: Any, value: Any) -> Any:
     return dtype.type(value)
 
 
-def iota(xp: Any, shape: Shape, axis: int) -> Any:
+def iota(xp: Any, shape: Shape, axis: int, integer: type[np.integer] = np.int64) -> Any:
     """An array of this shape with the index along `axis` as its entries."""
     if xp is np:
-        return _spread(np, np.arange(shape[axis]), shape, [axis])
-    return lax.broadcasted_iota(np.int64, shape, axis)
+        return _spread(np, np.arange(shape[axis], dtype=integer), shape, [axis])
+    return lax.broadcasted_iota(integer, shape, axis)
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
@@ -167,18 +171,18 @@ def _drops(eqn: Any) -> bool:
 #
 
 
-def _integer(xp: Any, x: Any) -> Any:
-    return x.astype(np.int64) if xp is np else lax.convert_element_type(x, np.int64)
+def _integer(xp: Any, x: Any, integer: type[np.integer]) -> Any:
+    return x.astype(integer) if xp is np else lax.convert_element_type(x, integer)
 
 
-def _clipped(xp: Any, x: Any, most: int) -> Any:
+def _clipped(xp: Any, x: Any, high: np.integer) -> Any:
     """An index as JAX takes it: clipped to the range of the array."""
-    low, high = np.int64(0), np.int64(most)
+    low = type(high)(0)
     return np.clip(x, low, high) if xp is np else lax.clamp(low, x, high)
 
 
-def _zeros(xp: Any, shape: Shape) -> Any:
-    return xp.zeros(shape, np.int64)
+def _zeros(xp: Any, shape: Shape, integer: type[np.integer] = np.int64) -> Any:
+    return xp.zeros(shape, integer)
 
 
 def _spread(xp: Any, x: Any, shape: Shape, axes: Sequence[int]) -> Any:

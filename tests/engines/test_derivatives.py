@@ -167,13 +167,19 @@ def test_what_is_translated_has_a_derivative():
     assert found == ELSEWHERE
 
 
-@pytest.mark.parametrize(("size", "is_slower"), [(2000, False), (2001, True)])
-def test_large_tables_of_each_trajectory_are_kept_as_arrays(size, is_slower):
-    """Their cotangents would be a variable for each number."""
+@pytest.mark.parametrize(
+    ("backend", "size", "is_slower"),
+    [("cpu", 100_000, False), ("gpu", 2000, False), ("gpu", 2001, True)],
+)
+def test_large_tables_of_each_trajectory_are_kept_as_arrays_on_gpus(
+    monkeypatch, backend, size, is_slower
+):
+    """Their cotangents would be a variable for each number there."""
     field, table = lambda u, p, t: p[0][jnp.int64(100 * t)] - u, jnp.ones(size)
     program, state, nothing = traced(field, jnp.ones(2), [table])
     own = nothing._replace(p=(True,))
     assert own.parameters == (*nothing.consts, True)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     reason = compiled.ENGINE.slower(program, state, own, is_extended=False)
     assert bool(reason and "each trajectory's own" in reason) == is_slower
 

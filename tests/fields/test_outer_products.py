@@ -35,6 +35,19 @@ def scanned(u, p, t):
     return lax.scan(lambda x, _: (jnp.tanh(p[0] @ x), None), u, None, length=3)[0]
 
 
+def looked_up(u, p, t):
+    """At an index and the next one, at several indices (one of them outside), and by windows."""
+    table, rows = p
+    i = jnp.floor(8 * jnp.abs(u[0])).astype(int)
+    several = table.at[jnp.array([3, 1, 1]) * i].get(mode="fill", fill_value=0)
+    window = lax.dynamic_slice(rows, (i, 1), (2, 2))
+    return u * table[i] + (table[i + 1] + several.sum()) * rows[i] + window.sum() * table[-1]
+
+
+def interpolated(u, p, t):
+    return u * jnp.interp(t, jnp.linspace(0.0, 1.0, 40), p[0]) + p[1]
+
+
 def unused(u, p, t):
     return jnp.sum(p[0]) * u + p[2]
 
@@ -52,6 +65,8 @@ CASES = {
     "attention": (attention, 48, [(3, 3), (3, 3), (3, 3), (3,)], 3 * 9 + 3),
     "convolution": (convolution, 7, [(1, 1, 3), (7,)], 3 + 7),
     "scanned": (scanned, 4, [(4, 4)], 16),
+    "looked up": (looked_up, 3, [(40,), (12, 3)], 2 * (1 + 1 + 3 + 3 + 4) + 1),
+    "interpolated": (interpolated, 3, [(40,), (3,)], 2 * 4 + 2 + 3),
     "unused": (unused, 3, [(2, 2), (5, 5), (3,)], 4 + 3),
 }
 
@@ -85,6 +100,10 @@ def test_terms_add_up_to_cotangents(name):
             product = product * factors[_places(term.right, c, j)]
         places = np.broadcast_to(_places(term.to, i, j), (*product.shape[:2], 1))
         np.add.at(sums, places[..., 0], product.sum(2))
+    for part in found.scattered:
+        i = np.arange(part.rows)
+        number = factors[_places(part.number, i, 0)].astype(int)
+        np.add.at(sums, _places(part.to, number, 0), factors[_places(part.left, i, 0)])
     np.testing.assert_allclose(sums, expected[size:], rtol=1e-10, atol=1e-12)
 
 

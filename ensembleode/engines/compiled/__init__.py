@@ -61,10 +61,9 @@ SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 # the cache, many numbers from which the gradients that are summed over trajectories are made at
 # each stage, and many among them that are gradients themselves, not factors of products.
 _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS, _MOST_ALONE = 4000, 1500, 1100, 100
-# The same for a field with many numbers of each trajectory's own, whose cotangents are variables.
-# (Forwards, this engine takes a sixth of the time with a table of 2,000 numbers, but its gradient
-# compiles in 17 s, and that of lanes in 2; with twice as many, four times as long.)
-_MOST_OWN = 2000
+# The same on a GPU for a field with many numbers of each trajectory's own, whose cotangents are
+# variables there: with twice as many of them, a gradient takes four times as long to compile.
+_MOST_OWN_ON_GPU = 2000
 # The same for a field with many numbers that all trajectories share.
 _MANY_SHARED, _MOST_COMPONENTS_THEN = 100, 8
 # The same for states whose steps are written out, whatever their size.
@@ -224,7 +223,7 @@ class Compiled(Closed):
             )
             for mine in (True, False)
         )
-        if own > _MOST_OWN:
+        if own > _MOST_OWN_ON_GPU and jax.default_backend() != "cpu":
             return f"{own} numbers of each trajectory's own are better kept as arrays."
         if shared > _MANY_SHARED and size > _MOST_COMPONENTS_THEN:
             return f"{size} components with {shared} shared numbers are better solved as arrays."

@@ -29,6 +29,9 @@ from .stops import known_times
 # Sums of cotangents of more parameters than this are in memory. Fewer are variables of the lanes,
 # which are added to without a call.
 _MOST_VARIABLES = 48
+# The same for the parameters that each trajectory has for itself. (With 32 of them, a gradient
+# takes 1.05 times as long with sums in memory; with 64, 0.82 times.)
+_MOST_OWN_VARIABLES = 48
 # More residuals of the field than this are computed again on the way back.
 _MOST_RESIDUALS = 2048
 # A state of at least as many components is an array in memory.
@@ -142,7 +145,21 @@ class Description:
         (see `parameter_sums`). All of them decide, whichever are wanted, as this also decides how a
         step is recorded."""
         _, shared = _own_and_shared(self, real_of(self.field))
-        return not self.on_gpu and size_of(self, shared) > _MOST_VARIABLES
+        many = size_of(self, shared) > _MOST_VARIABLES
+        return self.own_in_memory or (many and not self.on_gpu)
+
+    @property
+    def own_in_memory(self) -> bool:
+        """Whether the cotangents of parameters that each trajectory has for itself are summed up in
+        memory, too."""
+        own, _ = _own_and_shared(self, real_of(self.field))
+        return not self.on_gpu and size_of(self, own) > _MOST_OWN_VARIABLES
+
+    @property
+    def returned(self) -> int:
+        """How many cotangents of parameters the transposed field returns if sums are in memory:
+        those of each trajectory's own that are added up in variables."""
+        return 0 if self.own_in_memory else size_of(self, with_gradients(self)[0])
 
     @property
     def stages(self) -> int:

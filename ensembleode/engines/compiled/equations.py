@@ -22,7 +22,7 @@ from ...solvers.method import Equations
 from .branches import either
 from .builder import Builder, Value
 from .components import copied, InMemory, numbers_of
-from .description import Description, size_of, with_gradients
+from .description import Description, with_gradients
 from .field import by_loops, evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
@@ -231,7 +231,7 @@ def calls_in(
 ) -> Callable[[Held, Value], Calls]:
     """The equations and their transposes, in the form that `replay.Pullback` wants.
 
-    **Arguments:** `sums`: where the cotangents of shared parameters are added up; None where the
+    **Arguments:** `sums`: where the cotangents of parameters are added up in memory; None where the
     transposes return them.
     """
     own, shared = with_gradients(d)
@@ -256,7 +256,7 @@ def calls_in(
         """The function of numbers, the time and the mask that a program is, whose first results
         are so many states."""
         inputs = with_groups(d.layout.inputs, *groups)
-        return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + size_of(d, own))
+        return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + d.returned)
 
     @functools.cache
     def pulled_part() -> Callable:
@@ -266,7 +266,7 @@ def calls_in(
         starts = itertools.accumulate(map(math.prod, parts.residuals), initial=0)
         places = [("residuals", start) for start, _ in zip(starts, parts.residuals, strict=False)]
         inputs = inputs._replace(places=(*inputs.places, *places))
-        kept = d.size + size_of(d, own)
+        kept = d.size + d.returned
         of_what = "transposed_part", "the derivative of f"
         return pulled_by(b, d, sums, parts.backward, inputs, *of_what, kept)
 
@@ -322,8 +322,8 @@ def pulled_by(
     kept: int,
 ) -> Callable[[HeldNumbers, Value, Value], tuple]:
     """The function of numbers, the time and the mask that a program is whose results, after the
-    first `kept`, are cotangents of shared parameters. With `sums`, these are added there, and only
-    the first are returned.
+    first `kept`, are cotangents of parameters. With `sums`, these are added there, and only the
+    first are returned.
 
     **Raises:** `ValueError` that says `what` can't be translated.
     """

@@ -153,6 +153,8 @@ class _Passed(Numbers):
         self.b, self.numbers, self.parameters = b, numbers, parameters
         self.places: dict[_Source, Memory] = {}
         self.copied: dict[tuple[str, np.dtype], set[int]] = {}
+        self._gathered: dict[tuple[str, np.dtype, int], Value] = {}
+        self._beginning = b.position
 
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
         return self._copied(group, dtype, range(index, index + 1)).load(index)
@@ -160,10 +162,16 @@ class _Passed(Numbers):
     def read(self, buffer: ir.Buffer, index: int) -> Value:
         ends = buffer.start, buffer.start + buffer.size
         memory = self._passed(buffer.group, buffer.dtype, *ends)
-        # Numbers that are not contiguous are gathered as rarely as possible.
-        if memory is None or memory.offsets is not None:
+        if memory is None:
             return self.load(buffer.group, buffer.dtype, index)
-        return memory.load(index)
+        if memory.offsets is None:
+            return memory.load(index)
+        # Numbers that are not contiguous are gathered once, at the function's beginning.
+        place = buffer.group, buffer.dtype, index
+        if place not in self._gathered:
+            with self.b.inserting(self._beginning):
+                self._gathered[place] = memory.load(index)
+        return self._gathered[place]
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory:
         memory = self._passed(group, dtype, start, end)

@@ -202,7 +202,7 @@ class PullingBack(NamedTuple):
 
     - `text`: its IR.
     - `checkpoint`: the bytes of a checkpoint.
-    - `factors`: how many numbers of factors a thread collects (see `parameter_sums`).
+    - `factors`: how many numbers of a thread's `ParameterSums` are in memory.
     - `arrays`: the bytes of a thread's memory for arrays.
     """
 
@@ -246,7 +246,8 @@ def pulling_back(d: Description) -> PullingBack:
         work = _work(b, d, frame)
         sums = None
         if work.factors is not None:
-            sums = ParameterSums(b, work.factors, others["shared"], n_shared)
+            in_memory = n_own if d.own_in_memory else 0
+            sums = ParameterSums(b, work.factors, others["shared"], in_memory, n_shared)
         calls = calls_in(b, d, equations, sums)
         keeping = keeping_in(b, d, equations)
         pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d, sums), sums, keeping)
@@ -294,8 +295,8 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
 def _jumps_in(b: Builder, d: Description, sums: ParameterSums | None) -> Jumps | None:
     """The callbacks, in the form that `replay.Pullback` wants.
 
-    **Arguments:** `sums`: where the cotangents of shared parameters are added up; None where `pull`
-    returns them.
+    **Arguments:** `sums`: where the cotangents of parameters are added up in memory; None where
+    `pull` returns them.
     """
     functions = _callbacks_in(b, d)
     if functions is None:
@@ -309,7 +310,7 @@ def _jumps_in(b: Builder, d: Description, sums: ParameterSums | None) -> Jumps |
         jaxpr = moving_jumps.transposed(moving, d.field, (*own, *shared))
         inputs = with_groups(d.layout.inputs, *moving.extras, "forward")
         out: Any = jaxpr.outvars[0].aval
-        kept = out.size - size_of(d, shared)
+        kept = out.size - size_of(d, [*own, *shared]) + d.returned
         what = "the derivative of a condition or an affect"
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, kept)
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from .description import Description
 
 
-# The largest leaf, in numbers of a trajectory, that lanes hold; larger ones are read from memory.
+# The largest number of parameters of each trajectory's own that lanes hold, and of other numbers
+# under one name; others are read from memory. (With 130 parameters, the stack of a kernel has nine
+# megabytes, and LLVM takes three seconds longer.)
 _MOST_HELD = 64
 # The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
@@ -43,6 +45,8 @@ _OPERANDS = sorted(
     key=lambda x: (x.kind != "constants", x.kind != "parameters", x.dtype is not None),
 )
 
+
+_PARAMETERS = [x.name for x in _OPERANDS if x.kind in ("constants", "parameters")]
 
 # The rows that are always read from memory, row by row.
 _IN_MEMORY = [x.name for x in of_kind("stops")]
@@ -140,6 +144,20 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]
             yield row.name, x, np.dtype(row.dtype or plan.state.dtype), batched
 
 
+def _held(layout: Layout) -> set[int]:
+    """The indices of the numbers that lanes hold: the smallest parameters, and others that are not
+    large."""
+    own = [i for i, x in enumerate(layout.numbers) if x.is_own and x.name != "u0"]
+    parameters = [i for i in own if layout.numbers[i].name in _PARAMETERS]
+    found = {i for i in own if layout.numbers[i].size <= _MOST_HELD}.difference(parameters)
+    left = _MOST_HELD
+    for i in sorted(parameters, key=lambda i: layout.numbers[i].size):
+        left -= layout.numbers[i].size
+        if left >= 0:
+            found.add(i)
+    return found
+
+
 class Held:
     """The numbers of the trajectories that are in the lanes, within a kernel.
 
@@ -153,12 +171,12 @@ class Held:
         self._held: dict[int, list[Variable]] = {}
         self._shared: dict[int, list[Value]] = {}
         self._places: dict[tuple, list[int]] = {}
-        shared = 0
+        shared, held = 0, _held(layout)
         for i, number in enumerate(layout.numbers):
             self._places.setdefault((number.group, number.dtype), []).append(i)
             if number.name in _IN_MEMORY:
                 continue
-            if number.is_own and number.name != "u0" and number.size <= _MOST_HELD:
+            if i in held:
                 self._held[i] = [b.variable(number.dtype, 0) for _ in range(number.size)]
             elif not number.is_own and shared + number.size <= _MOST_SHARED:
                 self._shared[i] = [buffers[i].load(c) for c in range(number.size)]

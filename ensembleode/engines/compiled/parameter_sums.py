@@ -1,15 +1,21 @@
-"""The sums of the cotangents of many parameters that all trajectories share, in memory.
+"""The sums of the cotangents of many parameters, in memory.
 
 A call of a transposed field stores the factors of outer products (see `fields.outer_products`).
 They are collected over many calls and then multiplied as blocked products, whose inner length is
-calls times lanes: each number of the sums is read and written once in a long while.
+calls times lanes: each number of the sums is read and written once in a long while. The sums of
+parameters that each trajectory has for itself have a number for each lane; their inner length is
+the number of calls. Their bits don't depend on the other lanes, with whose ends the times change at
+which products are added up: all that is added to a sum comes call by call, and what else goes to
+the same parameter has a sum of its own, in another layer.
 """
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 
-from ...fields.outer_products import TakenOut, Term
+from ...fields.outer_products import Places, Scattered, TakenOut, Term
 from .builder import Buffer, Builder, I64, Value, Variable
 from .machine import current
 from .products import along, room
@@ -34,14 +40,19 @@ class ParameterSums:
 
     **Arguments:**
 
-    - `factors`: memory for the factors; after the code of all calls has been written, `length` says
-        how many numbers it has to have.
-    - `sums [block, number]`, `n`: the sums of blocks of trajectories, each of `n` numbers.
+    - `memory`: memory for the sums of lanes and for the factors; after the code of all calls has
+        been written, `length` says how many numbers it has to have.
+    - `sums [block, number]`: the sums of blocks of trajectories.
+    - `own`, `shared`: how many numbers are summed up for each lane, and for each block. The former
+        come first among the numbers that terms go to.
     """
 
-    def __init__(self, b: Builder, factors: Buffer, sums: Buffer, n: int):
-        self.b, self.factors, self._sums, self.n = b, factors, sums, n
+    def __init__(self, b: Builder, memory: Buffer, sums: Buffer, own: int, shared: int):
+        self.b, self.memory, self._sums = b, memory, sums
+        self.n_own, self.n_shared = own, shared
         self.length = 0
+        # Where the layers of the sums of lanes begin.
+        self._layers: list[int] = []
         # Where the sums of the current block begin.
         self._start = b.variable(I64, 0, of_lanes=False)
         self._collections: list[Collection] = []
@@ -55,23 +66,57 @@ class ParameterSums:
     def collection(self, name: str, program: TakenOut, kept: int) -> "Collection":
         """Memory for the results of the calls of a function of this name, whose first `kept`
         results are no factors."""
+        layers = [(self.layer(), own) for own in _in_layers(program, self.n_own)]
         with self.b.inserting(self._beginning):
             calls = self.b.variable(I64, 0, of_lanes=False)
-        found = Collection(self, self.length, calls, name, program, kept)
+        found = Collection(self, self.length, calls, name, program, kept, layers)
         self.length += found.length
         self._collections.append(found)
         return found
 
+    def layer(self) -> int:
+        """Where a new layer of sums of lanes begins, which are zeros at first."""
+        b, start = self.b, self.length
+        self._layers.append(start)
+        self.length += self.n_own * max(1, b.lanes)
+        zero = b.constant(0, self.memory.dtype, of_lanes=True)
+        with b.inserting(self._beginning):
+            sums = Memory(self.memory.offset(start), of_lanes=True)
+            b.for_(self.n_own, lambda i: sums.store(i, zero))
+        return start
+
     def begin(self, block: Value) -> None:
         """Begin the sums of a block of trajectories."""
-        self._start.set(block * self.n)
+        self._start.set(block * self.n_shared)
         sums, zero = self.sums, self.b.constant(0, self._sums.dtype)
-        self.b.for_(self.n, lambda i: sums.store(i, zero))
+        self.b.for_(self.n_shared, lambda i: sums.store(i, zero))
 
     def end(self) -> None:
-        """Add what is still collected to the sums of the block."""
+        """Add what is still collected to the sums."""
         for x in self._collections:
             x.add_up()
+
+    def take(self, mask: Value, write: Callable[[Value, Value, Value], None]) -> None:
+        """Take the sums out of the lanes of the mask, whose sums begin anew:
+        `write(lane, number, sum)` is called for each. The code of all calls has been written."""
+        if not self.n_own:
+            return
+        b, width = self.b, max(1, self.b.lanes)
+        self.end()
+        zero = b.constant(0, self.memory.dtype)
+
+        def one_lane(lane: Value) -> None:
+            of_lane = [self.memory.offset(lane + start) for start in self._layers]
+
+            def one(i: Value) -> None:
+                found = [x.load(i * width) for x in of_lane] or [zero]
+                write(lane, i, functools.reduce(operator.add, found))
+                for x in of_lane:
+                    x.store(i * width, zero)
+
+            b.for_(self.n_own, one)
+
+        b.for_each_lane(mask, one_lane)
 
 
 class Collection:
@@ -85,11 +130,12 @@ class Collection:
         name: str,
         program: TakenOut,
         kept: int,
+        layers: Sequence[tuple[int, Sequence]],
     ):
         self.b, self._sums, self._start, self._name = sums.b, sums, start, f"{name}_sums"
-        self._terms, self._kept = program.terms, kept
+        self._program, self._kept, self._layers = program, kept, layers
         self._each = (kept + program.size) * max(1, self.b.lanes)
-        fitting = _COLLECTED // (self._each * sums.factors.dtype.itemsize)
+        fitting = _COLLECTED // (self._each * sums.memory.dtype.itemsize)
         self._most = max(1, min(_MOST_CALLS, fitting))
         self.length = self._most * self._each
         self._calls = calls
@@ -97,7 +143,7 @@ class Collection:
     def next(self) -> Memory:
         """The memory for the results of the next call."""
         place = self._calls.get() * self._each + self._start
-        return Memory(self._sums.factors.offset(place), of_lanes=True)
+        return Memory(self._sums.memory.offset(place), of_lanes=True)
 
     def add(self, mask: Value) -> None:
         """Add the factors that the last call has stored there, in the lanes of the mask."""
@@ -114,18 +160,24 @@ class Collection:
 
     def add_up(self) -> None:
         """Add the products of the collected factors to the sums."""
-        b = self.b
-        factors, to = self._sums.factors.offset(self._start), self._sums.sums
-        for start in range(0, len(self._terms), _TERMS):
-            name = f"{self._name}_{start}"
+        b, memory = self.b, self._sums.memory
+        factors, to = memory.offset(self._start), self._sums.sums
+        parts = [
+            (memory.offset(start), x, True) for start, own in self._layers for x in _split(own)
+        ]
+        for terms in (self._program.terms, self._program.scattered):
+            parts += [(to, x, False) for x in _split(_shared(terms, self._sums.n_own))]
+        for i, (sums, terms, is_own) in enumerate(parts):
+            name = f"{self._name}_{i}"
             if not b.module.has(name):
-                self._write(name, self._terms[start : start + _TERMS])
-            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, ptr {to.base})")
+                self._write(name, terms, is_own)
+            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, ptr {sums.base})")
         self._calls.set(0)
 
-    def _write(self, name: str, terms: Sequence[Term]) -> None:
+    def _write(self, name: str, terms: Sequence, is_own: bool) -> None:
         """Write the function that adds some of the terms to the sums."""
-        b, dtype = self.b, self._sums.factors.dtype
+        b, dtype = self.b, self._sums.memory.dtype
+        kind = _Entries if isinstance(terms[0], Scattered) else _Products
         parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
         with b.module.function(name, parameters, attributes="noinline") as inside:
             # (A register at a time: the tiles of sums are squarer.)
@@ -133,33 +185,81 @@ class Collection:
             parts = max(1, b.lanes) // max(1, inside.lanes)
             factors, sums = (Buffer(inside, f"%{x}", dtype) for x in ("factors", "sums"))
             calls = inside.parameter("%calls", I64)
-            for term in terms:
-                _Sum(inside, term, factors, calls, self._each, self._kept, sums, parts).write()
+            collected = _Collected(inside, factors, calls, self._each, self._kept, parts)
+            kind(collected, terms, sums, is_own).write()
             inside.return_()
 
 
-class _Sum:
-    """Writes the code that adds up one term of all collected calls."""
+def _split(terms: Sequence) -> Iterator[Sequence]:
+    """The terms by so many that one function adds up."""
+    return (terms[start : start + _TERMS] for start in range(0, len(terms), _TERMS))
 
-    def __init__(
-        self,
-        b: Builder,
-        term: Term,
-        factors: Buffer,
-        calls: Value,
-        each: int,
-        kept: int,
-        sums: Buffer,
-        parts: int,
-    ):
-        self.b, self.term, self.factors, self.sums = b, term, factors, sums
-        self.calls, self.each, self.kept, self.parts = calls, each, kept, parts
+
+def _shared(terms: Sequence, n_own: int) -> list:
+    """The terms of shared parameters, which begin at zero."""
+    shared = [x for x in terms if x.to.start >= n_own]
+    return [x._replace(to=x.to._replace(start=x.to.start - n_own)) for x in shared]
+
+
+def _in_layers(program: TakenOut, n_own: int) -> list[Sequence]:
+    """The terms of the lanes' own sums, in layers. In each layer all that goes to a sum is added up
+    by one function, call by call."""
+    layers: list[list[Term]] = []
+    for term in program.terms:
+        if term.to.start < n_own:
+            free = [x for x in layers if not any(_overlap(term, y) for y in x)]
+            if not free:
+                layers.append([])
+                free = layers[-1:]
+            free[0].append(term)
+    scattered = [x for x in program.scattered if x.to.start < n_own]
+    return [*layers, *_split(scattered)]
+
+
+def _overlap(x: Term, y: Term) -> bool:
+    """Whether two terms may go to the same sums."""
+
+    def last(z: Term) -> int:
+        return z.to.start + (z.rows - 1) * z.to.first + (z.columns - 1) * z.to.second
+
+    return x.to.start <= last(y) and y.to.start <= last(x)
+
+
+class _Collected:
+    """The collected results of so many `calls`, of which each takes `each` numbers and the first
+    `kept` are no factors. The lanes fall into `parts` of as many as the builder has."""
+
+    def __init__(self, b: Builder, factors: Buffer, calls: Value, each: int, kept: int, parts: int):
+        self.b, self._factors, self.calls = b, factors, calls
+        self._each, self._kept, self.parts = each, kept, parts
+
+    def for_each_call(self, body: Callable[[Memory], None]) -> None:
+        """Run `body(factors)` for each call in turn; number `i` of one part of the lanes has the
+        index `i * parts` in `factors.moved(part)`."""
+
+        def one(number: Value) -> None:
+            at = Memory(self._factors.offset(number * self._each), of_lanes=True)
+            body(at.moved(self._kept * self.parts))
+
+        self.b.for_(self.calls, one)
+
+
+class _Products:
+    """Writes the code that adds up products of all collected calls, one term after the other."""
+
+    def __init__(self, collected: _Collected, terms: Sequence[Term], sums: Buffer, is_own: bool):
+        self.b, self.collected, self.terms = collected.b, collected, terms
+        self.sums, self.is_own = sums, is_own
 
     def write(self) -> None:
-        term, b = self.term, self.b
-        at_once = max(1, room(b) // (max(1, b.lanes) * self.factors.dtype.itemsize))
+        for term in self.terms:
+            self._term(term)
+
+    def _term(self, term: Term) -> None:
+        b = self.b
+        at_once = max(1, room(b) // (max(1, b.lanes) * self.sums.dtype.itemsize))
         if term.right is None:
-            along(b, term.rows, at_once, lambda row, n: self._tile(row, n, 0, 1))
+            along(b, term.rows, at_once, lambda row, n: self._tile(term, row, n, 0, 1))
             return
         tile_rows = max(1, min(term.rows, math.isqrt(at_once)))
         tile_columns = min(term.columns, at_once // tile_rows)
@@ -169,48 +269,118 @@ class _Sum:
 
             def columns(column: Value | int, n_columns: int) -> None:
                 for start, size in parts:
-                    self._tile(first + start, size, column, n_columns)
+                    self._tile(term, first + start, size, column, n_columns)
 
             along(b, term.columns, tile_columns, columns)
 
         along(b, term.rows, tile_rows * _TILES, rows)
 
-    def _tile(self, row: Value | int, n_rows: int, column: Value | int, n_columns: int) -> None:
+    def _tile(
+        self, term: Term, row: Value | int, n_rows: int, column: Value | int, n_columns: int
+    ) -> None:
         """Add up some rows and columns, over all calls."""
-        b, term, dtype = self.b, self.term, self.factors.dtype
+        b, collected, dtype = self.b, self.collected, self.sums.dtype
         totals = [b.variable(dtype, 0) for _ in range(n_rows * n_columns)]
-
-        def call(number: Value) -> None:
-            at = Memory(self.factors.offset(number * self.each), of_lanes=True)
-            at = at.moved(self.kept * self.parts)
-            for part in range(self.parts):
-                if term.inner == 1:
-                    product(at.moved(part), 0)
-                else:
-                    b.for_(term.inner, lambda c, part=part: product(at.moved(part), c))
+        places = [
+            _place(term.to, row + i, column + j)
+            for i, j in itertools.product(range(n_rows), range(n_columns))
+        ]
 
         def product(at: Memory, c: Value | int) -> None:
             def load(number: Value | int) -> Value:
-                return at.load(number * self.parts)
+                return at.load(number * collected.parts)
 
-            x = term.left
-            left = [load((row + i) * x.first + (c * x.second + x.start)) for i in range(n_rows)]
+            left = [load(_place(term.left, row + i, c)) for i in range(n_rows)]
             if (y := term.right) is None:
                 for total, value in zip(totals, left, strict=True):
                     total.set(total.get() + value)
                 return
-            right = [
-                load((column + j) * y.second + (c * y.first + y.start)) for j in range(n_columns)
-            ]
+            right = [load(_place(y, c, column + j)) for j in range(n_columns)]
             for total, (u, v) in zip(totals, itertools.product(left, right), strict=True):
                 total.set(b.mul_add(u, v, total.get()))
 
-        b.for_(self.calls, call)
-        places = itertools.product(range(n_rows), range(n_columns))
-        found = b.sums_of_lanes([x.get() for x in totals])
-        for total, (i, j) in zip(found, places, strict=True):
-            to = (row + i) * term.to.first + ((column + j) * term.to.second + term.to.start)
-            self.sums.store(to, self.sums.load(to) + total)
+        def call(at: Memory) -> None:
+            if term.inner == 1:
+                product(at, 0)
+            else:
+                b.for_(term.inner, lambda c: product(at, c))
+
+        def every_part(at: Memory) -> None:
+            for part in range(collected.parts):
+                call(at.moved(part))
+
+        if not self.is_own:
+            collected.for_each_call(every_part)
+            found = b.sums_of_lanes([x.get() for x in totals])
+            for total, to in zip(found, places, strict=True):
+                self.sums.store(to, self.sums.load(to) + total)
+            return
+
+        # (The sums themselves are added to, so that the bits don't depend on how many calls are
+        # collected.)
+        def one_part(part: Value | int) -> None:
+            sums = Memory(self.sums.offset(part * max(1, b.lanes)), of_lanes=True)
+            at_part = [to * collected.parts for to in places]
+            for total, to in zip(totals, at_part, strict=True):
+                total.set(sums.load(to))
+            collected.for_each_call(lambda at: call(_part_of(at, part)))
+            for total, to in zip(totals, at_part, strict=True):
+                sums.store(to, total.get())
+
+        if collected.parts == 1:
+            one_part(0)
+        else:
+            b.for_(collected.parts, one_part)
+
+
+class _Entries:
+    """Writes the code that adds numbers to computed places of the sums, call by call."""
+
+    def __init__(
+        self, collected: _Collected, terms: Sequence[Scattered], sums: Buffer, is_own: bool
+    ):
+        self.b, self.collected, self.terms = collected.b, collected, terms
+        self.sums, self.is_own = sums, is_own
+
+    def write(self) -> None:
+        add = self._add_own if self.is_own else self._add_shared
+
+        def call(at: Memory) -> None:
+            for term in self.terms:
+                self.b.for_(term.rows, lambda i, term=term: add(at, term, i))
+
+        self.collected.for_each_call(call)
+
+    def _add_own(self, at: Memory, term: Scattered, i: Value) -> None:
+        b, parts = self.b, self.collected.parts
+        sums = Memory(self.sums, of_lanes=True)
+        for part in range(parts):
+            here = at.moved(part)
+            number = b.cast(here.load(_place(term.number, i) * parts), I64)
+            value = here.load(_place(term.left, i) * parts)
+            place = _place(term.to, number) * parts + part
+            sums.store(place, sums.load(place) + value)
+
+    def _add_shared(self, at: Memory, term: Scattered, i: Value) -> None:
+        b, width = self.b, self.collected.parts * max(1, self.b.lanes)
+
+        def one_lane(lane: Value) -> None:
+            number = b.cast(at.buffer.load(_place(term.number, i) * width + lane), I64)
+            value = at.buffer.load(_place(term.left, i) * width + lane)
+            place = _place(term.to, number)
+            self.sums.store(place, self.sums.load(place) + value)
+
+        b.for_(width, one_lane)
+
+
+def _place(places: Places, first: Value | int, second: Value | int = 0) -> Value | int:
+    return first * places.first + (second * places.second + places.start)
+
+
+def _part_of(at: Memory, part: Value | int) -> Memory:
+    """The memory of a part of the lanes, from that of the first part."""
+    b = at.buffer.builder
+    return Memory(at.buffer.offset(part * max(1, b.lanes)), of_lanes=True)
 
 
 def _parts(n: int, size: int) -> Iterator[tuple[int, int]]:

@@ -59,8 +59,8 @@ class Pullback:
         transposes; the mask has the lanes that count.
     - `n_own`, `n_shared`: how many parameters with cotangents each trajectory has, and all share.
     - `jumps`: the functions of the callbacks, where there are any.
-    - `sums`: where the cotangents of shared parameters are added up in memory; None where `calls`
-        return them.
+    - `sums`: where the cotangents of shared parameters, and of each trajectory's own where these
+        are many, are added up in memory; None where `calls` return them.
     - `keeping`: see `Record`.
     """
 
@@ -105,7 +105,9 @@ class Replay:
         # Sums over trajectories of the gradients by shared parameters. They are not reset between
         # trajectories.
         self.sums = sums
-        n_each = pullback.n_own + (pullback.n_shared if sums is None else 0)
+        in_memory = pullback.sums is not None and pullback.sums.n_own
+        n_own = 0 if in_memory else pullback.n_own
+        n_each = n_own + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
         # Where a lane may make the method's carry anew, the carry came from the state and the time
         # at which the step after this one began: these are kept here.
@@ -176,6 +178,13 @@ class Replay:
                 buffer, n, at = to.shared, self.pullback.n_shared, i - n_own
             place = self.order.place(index, at, n)
             buffer.scatter(place, mask, b.where(wanted, x.get(), 0.0))
+
+        def write_own(lane: Value, i: Value, total: Value) -> None:
+            first = b.entry(index, lane) * n_own
+            to.own.store(first + i, b.where(b.entry(wanted, lane), total, 0.0))
+
+        if self.pullback.sums is not None:
+            self.pullback.sums.take(mask, write_own)
 
     def cotangent_of(self, row: Value, mask: Value) -> list[Any]:
         """The cotangent of a saved row in the lanes of the mask; zero in the others."""
