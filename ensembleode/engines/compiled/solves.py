@@ -42,10 +42,11 @@ _LARGEST_SEGMENT = 15_000_000
 # and more turns run again. With residuals, a group should fit in one segment.
 _GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
 # On the way back, the number of vectors for each number; a step has several times as many numbers
-# as forwards. The products of a network have enough to do with one vector, and its lanes wait for
-# fewer others: for 16 to 256 neurons, adaptive gradients take 0.81, 0.80, 0.90, 0.82 and 0.96 times
-# as long, those of fixed steps 0.95, 0.94, 0.99, 1.05 and 1.05 (by benchmarks/networks.py).
-_VECTORS_BACKWARDS, _VECTORS_OF_PRODUCTS_BACKWARDS = 2, 1
+# as forwards. The products of a network have enough to do with one vector, and lanes with steps of
+# their own wait for fewer others: for 16 to 256 neurons, adaptive gradients take 0.81, 0.80, 0.90,
+# 0.82 and 0.96 times as long, those of fixed steps 0.95, 0.94, 0.99, 1.05 and 1.05 (by
+# benchmarks/networks.py). So with fixed steps, weights that leave the nearest cache have two.
+_VECTORS_BACKWARDS, _MOST_NEAR = 2, 2**13
 # The largest number of lanes. With adaptive steps, lanes wait for one another, so there are half as
 # many. (By benchmarks/limits.py, in float32 with AVX-512: with 64 lanes, Lorenz takes 0.73 times as
 # long as with 32 by fixed steps, and 1.05 times by adaptive ones.)
@@ -104,8 +105,11 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     width = width_of(size, dtype, n, here, crowded=crowded)
     if not backwards:
         return width
-    vectors = _VECTORS_OF_PRODUCTS_BACKWARDS if has_products else _VECTORS_BACKWARDS
-    return min(width, vectors * here.lanes(dtype))
+    is_own = map(bool, plan.batched.parameters)
+    avals = zip(parameters_of(plan.field), is_own, strict=True)
+    near = sum(a.size for a, own in avals if not own) <= _MOST_NEAR
+    alone = has_products and (near or plan.method.value.controller is not None)
+    return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
 
 
 @functools.lru_cache(maxsize=256)
