@@ -92,6 +92,18 @@ def real_of(field: Any) -> list[int]:
     return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
 
 
+def own_and_shared(field: Any, batched: Lane) -> tuple[int, int]:
+    """How many real numbers of the field's constants and parameters each trajectory has for itself,
+    and how many all trajectories share.
+
+    **Arguments:** `batched`: says which parameters trajectories have for themselves.
+    """
+    avals, is_own, sizes = parameters_of(field), batched.parameters, {True: 0, False: 0}
+    for i in real_of(field):
+        sizes[bool(is_own[i])] += avals[i].size
+    return sizes[True], sizes[False]
+
+
 def reals_of(plan: Plan, lanes: Lane) -> list:
     """The real parameters among the numbers of trajectories; or their flags or tangents, in a Lane
     of these."""

@@ -43,7 +43,7 @@ from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Program
 from ..checks import refusal_of_ours
 from ..closed import Closed
-from ..flow import Flow, Known
+from ..flow import Flow, Known, own_and_shared
 from . import gauss_adjoint, solves
 from .column_step import MOST_STEPS, NORMS
 from .compiler import available
@@ -214,20 +214,12 @@ class Compiled(Closed):
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
-        is_own = tuple(map(bool, batched.parameters))
-        own, shared = (
-            sum(
-                math.prod(x.shape)
-                for x, is_mine in zip(parameters_of(field), is_own, strict=True)
-                if is_mine == mine and jnp.issubdtype(x.dtype, jnp.floating)
-            )
-            for mine in (True, False)
-        )
+        own, shared = own_and_shared(field, batched)
         if own > _MOST_OWN_ON_GPU and jax.default_backend() != "cpu":
             return f"{own} numbers of each trajectory's own are better kept as arrays."
         if shared > _MANY_SHARED and size > _MOST_COMPONENTS_THEN:
             return f"{size} components with {shared} shared numbers are better solved as arrays."
-        derivative = _read_derivative(field, is_own)
+        derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
         if derivative.factors > _MOST_FACTORS or derivative.alone > _MOST_ALONE:
             return (
                 f"an f whose gradients by shared parameters are made from {derivative.factors} "

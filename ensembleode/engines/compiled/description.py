@@ -157,8 +157,8 @@ class Description:
 
     @property
     def returned(self) -> int:
-        """How many cotangents of parameters the transposed field returns if sums are in memory:
-        those of each trajectory's own that are added up in variables."""
+        """How many cotangents of each trajectory's own parameters the transposed field returns, to
+        be added up in variables."""
         return 0 if self.own_in_memory else size_of(self, with_gradients(self)[0])
 
     @property

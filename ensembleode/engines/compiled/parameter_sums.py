@@ -319,11 +319,11 @@ class _Products:
         # (The sums themselves are added to, so that the bits don't depend on how many calls are
         # collected.)
         def one_part(part: Value | int) -> None:
-            sums = Memory(self.sums.offset(part * max(1, b.lanes)), of_lanes=True)
+            sums = Memory(self.sums, of_lanes=True).moved(part)
             at_part = [to * collected.parts for to in places]
             for total, to in zip(totals, at_part, strict=True):
                 total.set(sums.load(to))
-            collected.for_each_call(lambda at: call(_part_of(at, part)))
+            collected.for_each_call(lambda at: call(at.moved(part)))
             for total, to in zip(totals, at_part, strict=True):
                 sums.store(to, total.get())
 
@@ -375,12 +375,6 @@ class _Entries:
 
 def _place(places: Places, first: Value | int, second: Value | int = 0) -> Value | int:
     return first * places.first + (second * places.second + places.start)
-
-
-def _part_of(at: Memory, part: Value | int) -> Memory:
-    """The memory of a part of the lanes, from that of the first part."""
-    b = at.buffer.builder
-    return Memory(at.buffer.offset(part * max(1, b.lanes)), of_lanes=True)
 
 
 def _parts(n: int, size: int) -> Iterator[tuple[int, int]]:

@@ -36,9 +36,9 @@ class Memory:
     def on_stack(cls, b: Builder, dtype: np.dtype, n: int, *, of_lanes: bool) -> Memory:
         return cls(b.array(dtype, n, of_lanes=of_lanes), of_lanes=of_lanes)
 
-    def moved(self, by: int) -> Memory:
+    def moved(self, by: int | Value) -> Memory:
         """The same memory, with indices shifted by `by`."""
-        if not by:
+        if isinstance(by, int) and not by:
             return self
         each = self.buffer.builder.lanes or 1 if self.of_lanes else self.stride
         buffer = self.buffer.offset(by * each)

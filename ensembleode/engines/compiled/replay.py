@@ -105,9 +105,7 @@ class Replay:
         # Sums over trajectories of the gradients by shared parameters. They are not reset between
         # trajectories.
         self.sums = sums
-        in_memory = pullback.sums is not None and pullback.sums.n_own
-        n_own = 0 if in_memory else pullback.n_own
-        n_each = n_own + (pullback.n_shared if sums is None else 0)
+        n_each = self.problem.returned + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
         # Where a lane may make the method's carry anew, the carry came from the state and the time
         # at which the step after this one began: these are kept here.

@@ -22,7 +22,7 @@ from ...fields import parameters_of
 from ...fields.products import is_large
 from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
-from ..flow import Flow, Known, widened
+from ..flow import Flow, Known, own_and_shared, widened
 from ..results import Left, result_of
 from . import kernel, launch, machine
 from .call import call
@@ -105,10 +105,9 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     width = width_of(size, dtype, n, here, crowded=crowded)
     if not backwards:
         return width
-    is_own = map(bool, plan.batched.parameters)
-    avals = zip(parameters_of(plan.field), is_own, strict=True)
-    near = sum(a.size for a, own in avals if not own) <= _MOST_NEAR
-    alone = has_products and (near or plan.method.value.controller is not None)
+    _, shared = own_and_shared(plan.field, plan.batched)
+    is_adaptive = plan.method.value.controller is not None
+    alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
     return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
 
 
