@@ -453,6 +453,18 @@ class Builder(PlainArithmetic):
             for i, x in enumerate(xs)
         ]
 
+    def transposed(self, xs: Sequence[Value]) -> list[Value]:
+        """As many vectors as they have entries, whose rows and columns are exchanged."""
+        n = xs[0].lanes
+        assert len(xs) == n
+        # (The halves of all entries are put between each other as often as it takes.)
+        first = [i // 2 + n * (i % 2) for i in range(n)]
+        second = [i + n // 2 for i in first]
+        for _ in range(n.bit_length() - 1):
+            pairs = list(zip(xs[: n // 2], xs[n // 2 :], strict=True))
+            xs = [self._shuffled(x, y, places) for x, y in pairs for places in (first, second)]
+        return list(xs)
+
     def _shuffled(self, x: Value, y: Value, places: Sequence[int]) -> Value:
         """The entries at these places of two vectors, of which the second follows the first."""
         mask = ", ".join(f"i32 {i}" for i in places)

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from ...fields.outer_products import Places, Scattered, TakenOut, Term
 from .builder import Buffer, Builder, I64, Value, Variable
 from .machine import current
+from .panels import across, Panels, suits
 from .products import along, room
 from .reading import Memory
 
 
 # The bytes of factors that are collected before they are multiplied, which should stay in a cache.
 # (With half of it a gradient of 256 neurons takes 1.07 times as long; with twice, one of 64 does.)
-_COLLECTED = 2**20
+_COLLECTED = 2**19
 # More calls than this are not worth collecting.
 _MOST_CALLS = 64
 # How many tiles of rows are gone through for the same columns, while the factors of the columns are
@@ -233,6 +234,17 @@ class _Collected:
         self.b, self._factors, self.calls = b, factors, calls
         self._each, self._kept, self.parts = each, kept, parts
 
+    def panels(self, term: Term, sums: Buffer) -> Panels | None:
+        """What adds up a term with its columns transposed; None where that is not worth it."""
+        b, here = self.b, current().lanes(sums.dtype)
+        if term.right is not None and term.to.second != 1:
+            term = across(term)
+        if not suits(b, term, here):
+            return None
+        unit = self.parts * b.lanes
+        factors = self._factors.offset(self._kept * unit)
+        return Panels(b, term, factors, self.calls, self._each, unit, sums)
+
     def for_each_call(self, body: Callable[[Memory], None]) -> None:
         """Run `body(factors)` for each call in turn; number `i` of one part of the lanes has the
         index `i * parts` in `factors.moved(part)`."""
@@ -257,6 +269,9 @@ class _Products:
 
     def _term(self, term: Term) -> None:
         b = self.b
+        if not self.is_own and (panels := self.collected.panels(term, self.sums)):
+            panels.write()
+            return
         at_once = max(1, room(b) // (max(1, b.lanes) * self.sums.dtype.itemsize))
         if term.right is None:
             along(b, term.rows, at_once, lambda row, n: self._tile(term, row, n, 0, 1))

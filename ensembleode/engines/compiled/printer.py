@@ -67,11 +67,28 @@ class Printer:
 
     def stored(self) -> None:
         """Write the function, storing its result to `self.result`."""
-        self.block(self.fn.body)
         assert self.result is not None
+        self.block([x for x in self.fn.body if not self._in_place(x)])
         # All components are computed before any is stored.
         for i, x in enumerate([self.expr(x) for x in self.fn.outputs]):
             self.result.store(i, x)
+
+    def _in_place(self, stmt: ir.Stmt) -> bool:
+        """Whether a statement copies a whole array to the result. From now on that array lies where
+        it is copied to, so that there is nothing to do."""
+        match stmt:
+            case ir.For(i, n, (ir.Store(ir.Buffer("out") as out, to, ir.Load(source, index)),)):
+                is_whole = to == index == ir.Index(0, ((i, 1),)) and (out.size, source.size) == (n, n)
+            case _:
+                return False
+        if not is_whole or source.group != "work" or not self.uniformity.in_lanes(source):
+            return False
+        place = self.uniformity.place_of(source)
+        if place[2:] != (source.start, source.start + n) or place in self.memories:
+            return False
+        assert self.result is not None
+        self.memories[place] = self.result.moved(out.start)
+        return True
 
     #
     # Statements
