@@ -117,11 +117,11 @@ class Description:
         """How many numbers a recorded step has: the state, its `stages`, the carry (unless it is
         recomputed from the state), the time and the size; if `switches`, which method made it; if
         `records_end`, the step's end; with callbacks, the marks of those that acted there; and last
-        an `evaluation` for each stage."""
+        `evaluations` of the field."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
         step = self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
-        return step + self.stages * self.evaluation
+        return step + self.evaluations * self.evaluation
 
     @property
     def parts(self) -> Split | None:
@@ -138,6 +138,20 @@ class Description:
         residuals; none where no residuals are recorded."""
         parts = self.parts
         return 0 if parts is None else self.size + parts.size
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations of the field are recorded for a step. The last stage of some methods
+        is also the first one of the next step."""
+        if not self.evaluation:
+            return 0
+        assert isinstance(self.method, RungeKutta)
+        return self.stages - self.method.tableau.fsal
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether the last recorded evaluation of a step is always the first one of the next."""
+        return self.is_uniform and 0 < self.evaluations < self.stages
 
     @property
     def sums_in_memory(self) -> bool:

@@ -1,10 +1,10 @@
 """Sums of products over a long inner length, one panel of columns after the other.
 
-What is to be added up is `to[i, j] += sum_s left[i, s] * right[s, j]`, and each number of `left` and
-`right` is a vector whose entries are further terms `s`. The columns of a panel are transposed, so
-that a vector holds neighbouring columns; then it is a product like any other (see Goto and van de
-Geijn, Anatomy of High-Performance Matrix Multiplication, 2008): the sums stay in registers, and the
-panel in the nearest cache.
+What is to be added up is `to[i, j] += sum_s left[i, s] * right[s, j]`, and each number of `left`
+and `right` is a vector whose entries are further terms `s`. The columns of a panel are transposed,
+so that a vector holds neighbouring columns; then it is a product like any other (see Goto and van
+de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008): the sums stay in registers, and
+the panel in the nearest cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from ...fields.outer_products import Term
+from ...fields.outer_products import Places, Term
 from .builder import Buffer, Builder, I64, Value
 from .products import along, room
 
@@ -27,10 +27,14 @@ _TERMS_AT_ONCE = 4
 
 
 def across(term: Term) -> Term:
-    """The same sums with rows and columns exchanged."""
+    """The same sums of products with rows and columns exchanged."""
     assert term.right is not None
-    to, left, right = (x._replace(first=x.second, second=x.first) for x in term[3:])
+    to, left, right = map(_transposed, (term.to, term.left, term.right))
     return Term(term.columns, term.rows, term.inner, to, right, left)
+
+
+def _transposed(places: Places) -> Places:
+    return Places(places.start, places.second, places.first)
 
 
 def suits(b: Builder, term: Term, lanes: int) -> bool:

@@ -102,10 +102,8 @@ class Record:
         self.width = max(1, b.lanes)
         self.numbers = problem.recorded
         # Where the evaluations begin among them.
-        self._evaluations = problem.recorded - problem.stages * problem.evaluation
+        self._evaluations = problem.recorded - problem.evaluations * problem.evaluation
         self._keeping = keeping
-        # How many evaluations an attempt has. The first stage is none if it comes from the carry.
-        self._evaluated = 0
         self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
@@ -155,8 +153,10 @@ class Record:
         last = p.size * p.stages + size
         state, carry = [*state, *numbers[:size]], numbers[last:]
         stages = [numbers[i : i + size] for i in range(size, last, p.size)]
-        residuals = [None] * (p.stages - self._evaluated)
-        residuals += [self._residuals(turn, i) for i in range(self._evaluated)]
+        first = p.stages - p.evaluations
+        known = 0 if p.passes_on else first
+        residuals = [None] * known
+        residuals += [self._residuals(turn, i - first) for i in range(known, p.stages)]
         more = {"is_stiff": is_stiff, "stages": stages, "residuals": residuals}
         return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], **more)
 
@@ -165,8 +165,12 @@ class Record:
     #
 
     def _evaluation_of(self, turn: Value, i: int) -> Memory:
-        """The memory for the derivative and the residuals of an evaluation."""
-        number = self._evaluations + i * self.loop.problem.evaluation
+        """The memory for the derivative and the residuals of an evaluation. Where the last one of a
+        turn is passed on, it is number -1 of the next turn."""
+        p = self.loop.problem
+        if p.passes_on:
+            turn, i = (turn + 1, 0) if i == p.evaluations - 1 else (turn, i + 1)
+        number = self._evaluations + i * p.evaluation
         cell = self._cell(turn * self.numbers + number)
         return Memory(self.work.turns.offset(cell), of_lanes=True)
 
@@ -178,13 +182,16 @@ class Record:
     def _equations(self, held: Held, mask: Value) -> Equations:
         """The equations for the attempt that is recorded next."""
         assert self._keeping is not None
-        turn, self._evaluated = self.turn.get(), 0
+        turn, numbers = self.turn.get(), itertools.count()
+        return self._keeping(held, mask, lambda: self._evaluation_of(turn, next(numbers)))
 
-        def place() -> Memory:
-            self._evaluated += 1
-            return self._evaluation_of(turn, self._evaluated - 1)
-
-        return self._keeping(held, mask, place)
+    def _evaluate_first(self) -> None:
+        """Record the first evaluation of the next turn, which no turn has passed on."""
+        assert self._keeping is not None
+        loop, turn = self.loop, self.turn.get()
+        self.b.if_(loop.must_refill.get(), loop.refill)
+        active, place = loop.active.get(), self._evaluation_of(turn, -1)
+        self._keeping(loop.held, active, lambda: place).f(loop.state(), loop.t.get())
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""
@@ -289,6 +296,9 @@ class Record:
         self.event.set(0)
 
         def one() -> Value:
+            if self.loop.problem.passes_on:
+                begins = self.turn.get().eq(0) | self.loop.must_refill.get()
+                b.if_(begins, self._evaluate_first, likely=False)
             equations = None if self._keeping is None else self._equations
             self.add_turn(self.loop.go_on(equations))
             return self.loop.goes_on.get() & (self.turn.get() < self.work.room)

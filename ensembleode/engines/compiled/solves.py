@@ -37,6 +37,9 @@ _SEGMENT = 2**20
 # hundred kilobytes. More memory is handed back to the system after each call, and its pages are
 # cleared for the next.
 _LARGEST_SEGMENT = 15_000_000
+# But all checkpoints of a thread, of as many segments as `maxiters` allows, take no more bytes than
+# this: for thousands of components, segments are longer instead.
+_MOST_KEPT = 2**30
 # On the way back, the number of trajectories of a group for each lane; they share the memory of a
 # segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
 # and more turns run again. With residuals, a group should fit in one segment.
@@ -405,9 +408,12 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
     turns = min(turns, max(2, _LARGEST_SEGMENT // (turn * d.dtype.itemsize)))
+    turns = max(turns, -(-most * back.checkpoint // _MOST_KEPT))
     segments = -(-most // turns) + 1
     events = (group + 1) * EVENT_CELLS * d.width
-    lengths = turns * turn, events, segments * back.checkpoint
+    # (The last turn passes an evaluation on.)
+    passed_on = d.evaluation * d.width if d.passes_on else 0
+    lengths = turns * turn + passed_on, events, segments * back.checkpoint
     if not in_memory:
         memory = _memory(d, *(threads * length for length in lengths))
         return _Share(threads, (turns, group, *lengths), memory, flow.n, d.width, flow.n)

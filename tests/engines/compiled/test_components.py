@@ -215,3 +215,15 @@ def test_values_and_gradients_are_those_of_lanes(size):
 
     for x, y in zip(*(jax.tree.leaves(run(x)) for x in ("compiled", "lanes")), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-8)
+
+
+def test_as_many_steps_as_can_be_counted():
+    """The memory for checkpoints of a gradient doesn't grow with the largest number of steps."""
+    u0, p = numbers(50)
+
+    def loss(u0, maxiters):
+        sim = ensemble(u0, p, save_everystep=False, maxiters=maxiters, **ADAPTIVE)
+        return jnp.sum(sim.u[:, -1] ** 2)
+
+    found = jax.grad(loss)(u0, 2**31 - 2)
+    np.testing.assert_array_equal(found, jax.grad(loss)(u0, 1000))

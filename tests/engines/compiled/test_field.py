@@ -468,6 +468,27 @@ def test_a_function_apart_is_written_once():
     assert len(module.text.split("call void @f(")[1].split(")")[0].split("ptr")) == 5
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_result_is_computed_in_its_place(shared):
+    """An array that is the result isn't copied; but one that lanes share is, once for each."""
+
+    def fn(u, p, t):
+        x = p if shared else u
+        return lax.fori_loop(0, 3, lambda i, x: x[::-1] + jnp.sin(x), x)
+
+    u = np.tile(SMALL, 20)
+    case = Case(fn, u, u[0], 0.5, (True,))
+    found = {"": lowered(case, apart=False)}
+    assert_close(results(found, 4, "apart"), {"": expected_of([case])[0]})
+    text = Kernels(list(found.values()), 4, "apart").module.text
+    (function,) = (x for x in text.split("define ") if "@field0(ptr noalias %out" in x)
+    (size,) = u.shape[1:]
+    arrays = [line for line in function.splitlines() if f"alloca [{size * 4} x" in line]
+    # (The loop computes from one array into another.)
+    assert len(arrays) == (0 if shared else 1)
+    assert len([x for x in function.splitlines() if f"alloca [{size} x" in x]) == 2 * shared
+
+
 def test_what_lanes_share_is_computed_once():
     field = lowered(
         Case(

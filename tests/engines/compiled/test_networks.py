@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import ensembleode as eo
-from ensembleode.engines.compiled import parameter_sums
+from ensembleode.engines.compiled import panels, parameter_sums
 
 
 FIXED = {"adaptive": False, "dt": 0.1}
@@ -88,6 +88,41 @@ def test_gradient_is_that_of_the_steps():
     found = gradient(network, u0, p, "compiled", alg=eo.RK4(), **FIXED)
     expected = jax.grad(loss, argnums=(0, 1))(u0, p)
     same(found, expected, np.testing.assert_allclose, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "inner", "dtype"),
+    [
+        (21, 16, 3, "float32"),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (
+                *((9, 37, 1, "float64"), (8, 8, 1, "float64"), (50, 50, 1, "float32")),
+                *((13, 25, 5, "float64"), (17, 18, 2, "float32"), (130, 120, 40, "float64")),
+            )
+        ),
+    ],
+)
+def test_sums_of_products(rows, columns, inner, dtype, monkeypatch):
+    """Weights along rows and along columns, of sizes that fill no vectors and no tiles, and with
+    sums over a batch inside of the field."""
+    written = []
+    write = panels.Panels.write
+    monkeypatch.setattr(panels.Panels, "write", lambda x: (written.append(x.term), write(x)))
+    rng = np.random.default_rng(2)
+    p = [jnp.asarray(rng.normal(size=(rows, columns)) / 8, dtype) for _ in range(2)]
+    u0 = jnp.asarray(rng.normal(size=(19, inner, columns)), dtype)
+
+    def field(u, p, t):
+        return jnp.tanh(u @ p[0].T) @ p[1] - u
+
+    # (Larger systems than `auto` would choose this engine for.)
+    found = gradient(field, u0, p, "compiled", **FIXED)
+    expected = gradient(field, u0, p, "lanes", **FIXED)
+    tolerance = 100 * float(jnp.finfo(dtype).eps)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * float(jnp.abs(y).max()))
+    assert {(x.rows, x.columns) for x in written} == {(rows, columns)}
 
 
 @pytest.mark.slow
