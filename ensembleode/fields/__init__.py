@@ -4,7 +4,8 @@
     the lane.
 - `ir.py`: the small language that a field is lowered to. `walking.py` iterates over its statements
     and expressions. `lowering/` translates a jaxpr to it, with one rule for each primitive;
-    `scalarise.py` takes small programs apart into scalars before that.
+    `scalarise.py` takes small programs apart into scalars before that; `forwarding.py` does away
+    with arrays of a lowered one that are only moved.
 - `plain/`: rewrites primitives that index, pad or accumulate in plainer equations, before they are
     lowered.
 - Modules that `lanes/` and `lowering/` share: `equations.py` (which equations are used, and what

@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ensembleode.fields import Inputs, lower, parameters_of
+from ensembleode.fields.forwarding import forwarded
 from ensembleode.fields.ir import Function
 from ensembleode.fields.lowering.values import is_stored_as_bits
 from ensembleode.tracing.program import trace
@@ -69,8 +70,10 @@ class Lowered:
             parts[group].append(x)
         return {k: np.concatenate(v) if v else np.empty(0) for k, v in parts.items()}
 
-    def __call__(self, u: Any, p: Any = (), t: Any = 0.0) -> np.ndarray:
-        return run(self.function, np.asarray(u), **self.memory(p), t=t)
+    def __call__(self, u: Any, p: Any = (), t: Any = 0.0, *, moves: bool = True) -> np.ndarray:
+        """**Arguments:** `moves`: whether arrays that are only moved are made."""
+        fn = self.function if moves else forwarded(self.function)
+        return run(fn, np.asarray(u), **self.memory(p), t=t)
 
 
 def agree(
@@ -82,7 +85,8 @@ def agree(
     expected: Any = None,
     **options: Any,
 ) -> list[Function]:
-    """That both forms compute what JAX does; the two programs."""
+    """That both forms compute what JAX does, also without arrays that are only moved; the two
+    programs."""
     u = jnp.asarray(u)
     expected = np.asarray(jax.jit(fn)(u, p, t) if expected is None else expected)
     programs = []
@@ -91,5 +95,6 @@ def agree(
         got = program(u, p, t)
         assert got.dtype == expected.dtype
         np.testing.assert_allclose(got, expected.reshape(-1), rtol=rtol, atol=rtol)
+        np.testing.assert_array_equal(program(u, p, t, moves=False), got)
         programs.append(program.function)
     return programs

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...fields import Inputs, ir, lower, walking
+from ...fields.forwarding import forwarded
 from ...tracing.program import equations
 from .builder import Buffer, Builder, I64, Value
 from .module import Module
@@ -38,11 +39,12 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
 def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.Function:
     """A function lowered by `fields.lower`, all of whose loops stay loops, so that its code is as
     long as the program. A program of as many equations as there are scalars is taken apart even so.
+    Arrays that are only moved are not made.
 
     **Raises:** `UntranslatableError`.
     """
     most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
-    return lower(jaxpr, inputs, largest_returned, most=most)
+    return forwarded(lower(jaxpr, inputs, largest_returned, most=most))
 
 
 def evaluate(
