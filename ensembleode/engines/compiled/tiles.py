@@ -1,0 +1,336 @@
+"""Products of matrices by AMX: float32 in three passes of bfloat16.
+
+Each number is the sum of two bfloat16 numbers, high and low, and what is left, less than 2^-17 of
+it (half of the last bit of low). Of the products of the parts, low times low is left out, and the
+others are added up in float32 (Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial
+intelligence datatype for higher-precision computations", ARITH 2019). So a product's error is a
+few 2^-18 of the sum of its terms' magnitudes; float32 has 2^-24 for each term.
+
+A tile has 16 rows of 64 bytes: of weights 16 rows and 32 terms, of values 16 pairs of terms and 16
+lanes, of sums 16 rows and 16 lanes.
+
+Numbers with magnitudes from 3.39e38 on count as infinite, and what float32 makes infinite may be
+NaN here. AMX takes subnormal numbers for zeros, so low is lost of numbers below 1e-35.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from .builder import Buffer, Builder, F32, I32, I64, Value
+from .module import Module
+
+
+# The name of the algorithm, as `jax.lax.DotAlgorithmPreset` has it.
+ALGORITHM = "BF16_BF16_F32_X3"
+# The rows of a tile, the lanes of its rows, and how many terms it has.
+ROWS = LANES = 16
+_TERMS = 32
+# The number of 32-bit numbers of a tile.
+_SIZE = 256
+# The least rows and terms, and the most weights of a product.
+_LEAST, _MOST = 16, 2**18
+# The tiles of sums, of weights and of values. Four sums hide each other's latency.
+_SUMS, _WEIGHTS, _VALUES = (0, 1, 2, 3), (4, 5), (6, 7)
+
+
+def pays(rows: int, terms: int) -> bool:
+    """Whether a product is faster by tiles, with the packing of the values, and its weights aren't
+    too many for a stack."""
+    return min(rows, terms) >= _LEAST and rows * terms <= _MOST
+
+
+def packed_size(rows: int, terms: int) -> int:
+    """How many 32-bit numbers a packed matrix of weights takes."""
+    return 2 * _SIZE * -(-rows // ROWS) * -(-terms // _TERMS)
+
+
+def pack(
+    b: Builder, weights: Buffer, strides: tuple[int, int], rows: int, terms: int, to: Buffer
+) -> None:
+    """Write the parts of a matrix of weights as tiles: `[tile of rows, tile of terms, high or low,
+    row, term]`, with zeros around the matrix.
+
+    **Arguments:** `strides`: the distances in memory from row to row, and from term to term.
+    """
+    name = "pack_weights"
+    if not b.module.has(name):
+        _write_pack(b.module, name)
+    sizes = ", ".join(f"i64 {x}" for x in (*strides, rows, terms))
+    b.emit(f"call void @{name}(ptr {weights.base}, {sizes}, ptr {to.base})")
+
+
+def multiply(
+    b: Builder,
+    packed: Buffer,
+    values: tuple[Buffer, int],
+    result: tuple[Buffer, int],
+    rows: int,
+    terms: int,
+) -> None:
+    """Write the product of packed weights, which all lanes share, and one number of each lane for
+    each term; the result has one number of each lane for each row.
+
+    **Arguments:** `values`, `result`: where they are, and the distance in memory from term to term,
+    or from row to row.
+    """
+    name = "multiply_by_tiles"
+    if not b.module.has(name):
+        _write_multiply(b.module, name)
+    b.module.uses_tiles = True
+    halves = b.array(I32, _TERMS * -(-terms // _TERMS) * b.lanes)
+    places = ", ".join(f"ptr {at.base}, i64 {stride}" for at, stride in (values, result))
+    sizes = f"i64 {rows}, i64 {terms}"
+    b.emit(f"call void @{name}(ptr {packed.base}, {places}, {sizes}, ptr {halves.base})")
+
+
+#
+# Packing
+#
+
+
+def _write_pack(module: Module, name: str) -> None:
+    sizes = "row_stride", "term_stride", "rows", "terms"
+    parameters = ["ptr noalias readonly %weights", *(f"i64 %{x}" for x in sizes)]
+    parameters.append("ptr noalias %to")
+    with module.function(name, parameters, attributes="noinline") as b:
+        b.lanes = LANES
+        weights, to = Buffer(b, "%weights", F32), Buffer(b, "%to", I32)
+        row_stride, term_stride, rows, terms = (b.parameter(f"%{x}", I64) for x in sizes)
+        steps = _tiles(terms, _TERMS)
+
+        def one_row(tile: Value, step: Value, i: Value) -> None:
+            row = tile * ROWS + i
+            found = []
+            for k in range(0, _TERMS, LANES):
+                term = b.lane_numbers() + (step * _TERMS + k)
+                place = term * term_stride + row * row_stride
+                found.append(weights.gather(place, (term < terms) & (row < rows), 0.0))
+            high = _rounded(b, *found)
+            low = _rounded(b, *(x - y for x, y in zip(found, _halves(b, high), strict=True)))
+            at = (tile * steps + step) * (2 * _SIZE) + i * LANES
+            to.store_lanes(at, _as_words(b, high))
+            to.store_lanes(at + _SIZE, _as_words(b, low))
+
+        def one_step(tile: Value, step: Value) -> None:
+            b.for_(ROWS, lambda i: one_row(tile, step, i))
+
+        b.for_(_tiles(rows, ROWS), lambda tile: b.for_(steps, lambda step: one_step(tile, step)))
+        b.return_()
+
+
+def _tiles(n: Value, size: int) -> Value:
+    """How many tiles `n` rows or terms take."""
+    return (n + (size - 1)) >> (size.bit_length() - 1)
+
+
+def _rounded(b: Builder, x: Value, y: Value) -> str:
+    """The two vectors as one of 32 bfloat16 numbers, rounded to even; its name."""
+    intrinsic, type_ = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", "<32 x bfloat>"
+    b.module.declare(intrinsic, f"{type_} @{intrinsic}({y.type}, {x.type})")
+    found = b.pure(f"call {type_} @{intrinsic}({y}, {x})", I32, 0).name
+    return b.pure(f"bitcast {type_} {found} to <32 x i16>", I32, 0).name
+
+
+def _shuffled(b: Builder, rounded: str, places: list[int]) -> str:
+    mask = ", ".join(f"i32 {i}" for i in places)
+    type_ = f"<{len(places)} x i32>"
+    return b.pure(
+        f"shufflevector <32 x i16> {rounded}, <32 x i16> poison, {type_} <{mask}>", I32, 0
+    ).name
+
+
+def _halves(b: Builder, rounded: str) -> list[Value]:
+    """The first and the last 16 of 32 bfloat16 numbers, as float32."""
+    found = []
+    for start in (0, LANES):
+        half = _shuffled(b, rounded, list(range(start, start + LANES)))
+        word = b.pure(f"zext <16 x i16> {half} to <16 x i32>", I32, LANES)
+        found.append(b.bitcast(word << 16, F32))
+    return found
+
+
+def _as_words(b: Builder, rounded: str) -> Value:
+    """Neighbouring numbers as one of 32 bits, the first in its lower half."""
+    return b.pure(f"bitcast <32 x i16> {rounded} to <16 x i32>", I32, LANES)
+
+
+#
+# Multiplying
+#
+
+
+def _write_multiply(module: Module, name: str) -> None:
+    """Write the function that splits the values, and then multiplies."""
+    sizes = "value_stride", "result_stride", "rows", "terms"
+    parameters = ["ptr noalias readonly %weights", "ptr noalias readonly %values"]
+    parameters += ["i64 %value_stride", "ptr noalias %result", "i64 %result_stride"]
+    parameters += ["i64 %rows", "i64 %terms", "ptr noalias %halves"]
+    with module.function(name, parameters, attributes="noinline") as b:
+        width, b.lanes = b.lanes, LANES
+        value_stride, result_stride, rows, terms = (b.parameter(f"%{x}", I64) for x in sizes)
+        values, halves = Buffer(b, "%values", F32), Buffer(b, "%halves", I32)
+        steps = _tiles(terms, _TERMS)
+        low = halves.offset(steps * (_TERMS // 2 * width))
+        _split(b, values, value_stride, terms, steps, (halves, low), width)
+        _Tiles(b, (halves, low), steps, result_stride, rows, width).write()
+        b.return_()
+
+
+def _split(
+    b: Builder,
+    values: Buffer,
+    stride: Value,
+    terms: Value,
+    steps: Value,
+    parts: tuple[Buffer, Buffer],
+    width: int,
+) -> None:
+    """Write the high and the low parts of the values, as pairs of terms: `[pair, lane]`."""
+    pairs = terms >> 1
+
+    def store(pair: Value, part: int, first: Value, second: Value) -> None:
+        now = first, second
+        for to in parts:
+            rounded = _rounded(b, *now)
+            places = [j for i in range(LANES) for j in (i, i + LANES)]
+            word = _as_words(b, _shuffled(b, rounded, places))
+            to.store_lanes(pair * width + part, word)
+            whole = word << 16, word & np.int32(-(2**16))
+            now = tuple(x - b.bitcast(y, F32) for x, y in zip(now, whole, strict=True))
+
+    def one(pair: Value) -> None:
+        for part in range(0, width, LANES):
+            at = pair * 2 * stride + part
+            store(pair, part, values.load_lanes(at), values.load_lanes(at + stride))
+
+    b.for_(pairs, one)
+    zero = b.constant(0, F32, of_lanes=True)
+
+    def last() -> None:
+        for part in range(0, width, LANES):
+            store(pairs, part, values.load_lanes(pairs * 2 * stride + part), zero)
+
+    b.if_((terms & 1).ne(0), last)
+    filled = (terms + 1) >> 1
+
+    def fill(i: Value) -> None:
+        for part in range(0, width, LANES):
+            for to in parts:
+                to.store_lanes((filled + i) * width + part, b.constant(0, I32, of_lanes=True))
+
+    b.for_(steps * (_TERMS // 2) - filled, fill)
+
+
+class _Tiles:
+    """Writes the loops over tiles."""
+
+    def __init__(
+        self,
+        b: Builder,
+        parts: tuple[Buffer, Buffer],
+        steps: Value,
+        stride: Value,
+        rows: Value,
+        width: int,
+    ):
+        self.b, self.parts, self.steps, self.stride = b, parts, steps, stride
+        self.rows, self.width = rows, width
+        self.weights, self.result = Buffer(b, "%weights", I32), Buffer(b, "%result", F32)
+        self.rest = b.array(F32, _SIZE)
+
+    def write(self) -> None:
+        """All rows, by blocks of as many tiles as there are sums."""
+        b, tiles = self.b, _tiles(self.rows, ROWS)
+        columns = min(2, self.width // LANES)
+        most = len(_SUMS) // columns
+
+        def block(first: Value, n: int) -> None:
+            for lane in range(0, self.width, columns * LANES):
+                self._block(first, n, lane, columns)
+
+        whole = b.binary("udiv", tiles, b.constant(most, I64))
+        b.for_(whole, lambda i: block(i * most, most))
+        done, n = whole * most, most // 2
+        while n:
+            b.if_((tiles & n).ne(0), functools.partial(block, done, n))
+            done, n = done + (tiles & n), n // 2
+
+    def _block(self, first: Value, n: int, lane: int, columns: int) -> None:
+        """The products of `n` tiles of rows and the lanes of so many tiles."""
+        b = self.b
+        sums = {(i, j): _SUMS[i * columns + j] for i in range(n) for j in range(columns)}
+        for x in sums.values():
+            self._call("tilezero", x)
+
+        def weights(step: Value, i: int, low: int) -> None:
+            place = ((first + i) * self.steps + step) * (2 * _SIZE) + low * _SIZE
+            self._move("tileloadd64", _WEIGHTS[i % 2], self.weights, place, 4 * LANES)
+
+        def values(step: Value, register: int, j: int, low: int) -> None:
+            place = step * (_TERMS // 2 * self.width) + (lane + j * LANES)
+            self._move("tileloadd64", register, self.parts[low], place, 4 * self.width)
+
+        def add(rows: range, register: Callable[[int], int]) -> None:
+            for i in rows:
+                for j in range(columns):
+                    self._call("tdpbf16ps", sums[i, j], _WEIGHTS[i % 2], register(j))
+
+        def one(step: Value) -> None:
+            # Three passes, in this order for each sum: high times low, high, and low times high.
+            # With two columns, high takes the registers of low.
+            if columns == 1:
+                values(step, _VALUES[1], 0, 1)
+                values(step, _VALUES[0], 0, 0)
+            for start in range(0, n, 2):
+                rows = range(start, min(n, start + 2))
+                for i in rows:
+                    weights(step, i, 0)
+                for low in (1, 0):
+                    if columns == 2:
+                        for j in range(columns):
+                            values(step, _VALUES[j], j, low)
+                    add(rows, lambda j, low=low: _VALUES[j if columns == 2 else low])
+                for i in rows:
+                    weights(step, i, 1)
+                add(rows, lambda j: _VALUES[j])
+
+        b.for_(self.steps, one)
+        for (i, j), x in sums.items():
+            self._store(x, (first + i) * ROWS, lane + j * LANES)
+
+    def _store(self, register: int, row: Value, lane: int) -> None:
+        b = self.b
+        left = self.rows - row
+
+        def whole() -> None:
+            place = row * self.stride + lane
+            self._move("tilestored64", register, self.result, place, self.stride * 4)
+
+        def part() -> None:
+            self._move("tilestored64", register, self.rest, 0, 4 * LANES)
+
+            def one(i: Value) -> None:
+                found = self.rest.load_lanes(i * LANES)
+                self.result.store_lanes((row + i) * self.stride + lane, found)
+
+            b.for_(left, one)
+
+        b.if_(left >= ROWS, whole, part)
+
+    def _call(self, name: str, *registers: int) -> None:
+        kinds = ", ".join(["i8"] * len(registers))
+        self.b.module.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}({kinds})")
+        self.b.emit(f"call void @llvm.x86.{name}({', '.join(f'i8 {x}' for x in registers)})")
+
+    def _move(
+        self, name: str, register: int, buffer: Buffer, place: Value | int, stride: Value | int
+    ) -> None:
+        """Load or store a tile; `stride` is the distance of its rows in bytes."""
+        self.b.module.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}(i8, ptr, i64)")
+        stride = self.b.as_value(stride, I64)
+        pointer = buffer.pointer(place)
+        self.b.emit(f"call void @llvm.x86.{name}(i8 {register}, ptr {pointer}, {stride})")
