@@ -16,7 +16,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 
 from ...fields.outer_products import Places, Scattered, TakenOut, Term
-from .builder import Buffer, Builder, I64, Value, Variable
+from . import tiles
+from .builder import Buffer, Builder, I32, I64, Value, Variable
 from .machine import current
 from .products import along, room
 from .reading import Memory
@@ -138,6 +139,11 @@ class Collection:
         fitting = _COLLECTED // (self._each * sums.memory.dtype.itemsize)
         self._most = max(1, min(_MOST_CALLS, fitting))
         self.length = self._most * self._each
+        # Memory for sums by tiles.
+        self._tiles = self._start + self.length
+        vectors = self._most * max(1, self.b.lanes) // tiles.LANES
+        by_tiles = filter(None, (_by_tiles(self.b, x) for x in _shared(program.terms, sums.n_own)))
+        self.length += max((tiles.outer_size(x.rows, vectors) for x in by_tiles), default=0)
         self._calls = calls
 
     def next(self) -> Memory:
@@ -171,7 +177,8 @@ class Collection:
             name = f"{self._name}_{i}"
             if not b.module.has(name):
                 self._write(name, terms, is_own)
-            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, ptr {sums.base})")
+            more = f"ptr {sums.base}, ptr {memory.offset(self._tiles).base}"
+            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, {more})")
         self._calls.set(0)
 
     def _write(self, name: str, terms: Sequence, is_own: bool) -> None:
@@ -179,6 +186,7 @@ class Collection:
         b, dtype = self.b, self._sums.memory.dtype
         kind = _Entries if isinstance(terms[0], Scattered) else _Products
         parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
+        parameters.append("ptr noalias %tiles")
         with b.module.function(name, parameters, attributes="noinline") as inside:
             # (A register at a time: the tiles of sums are squarer.)
             inside.lanes = min(b.lanes, current().lanes(dtype))
@@ -188,6 +196,22 @@ class Collection:
             collected = _Collected(inside, factors, calls, self._each, self._kept, parts)
             kind(collected, terms, sums, is_own).write()
             inside.return_()
+
+
+def _by_tiles(b: Builder, term: Term) -> Term | None:
+    """The term, or the same one transposed, if it is added up by tiles."""
+    if not b.module.has_tiles or term.algorithm != tiles.ALGORITHM or term.right is None:
+        return None
+    if term.inner != 1 or not tiles.pays(term.rows, term.columns):
+        return None
+    if term.to.second == 1:
+        return term
+    if term.to.first != 1:
+        return None
+    left = Places(term.right.start, term.right.second)
+    right = Places(term.left.start, 0, term.left.first)
+    to = Places(term.to.start, term.to.second, 1)
+    return term._replace(rows=term.columns, columns=term.rows, to=to, left=left, right=right)
 
 
 def _split(terms: Sequence) -> Iterator[Sequence]:
@@ -233,6 +257,12 @@ class _Collected:
         self.b, self._factors, self.calls = b, factors, calls
         self._each, self._kept, self.parts = each, kept, parts
 
+    def factors(self, numbers: Places) -> tiles.Factors:
+        """All lanes of numbers at these places."""
+        width = self.parts * self.b.lanes
+        start = (self._kept + numbers.start) * width
+        return tiles.Factors(self._factors, self._each, start, numbers.first * width)
+
     def for_each_call(self, body: Callable[[Memory], None]) -> None:
         """Run `body(factors)` for each call in turn; number `i` of one part of the lanes has the
         index `i * parts` in `factors.moved(part)`."""
@@ -257,6 +287,15 @@ class _Products:
 
     def _term(self, term: Term) -> None:
         b = self.b
+        if not self.is_own and (found := _by_tiles(b, term)) is not None:
+            assert found.right is not None
+            of_columns = Places(found.right.start, found.right.second)
+            left, right = map(self.collected.factors, (found.left, of_columns))
+            calls, parts = self.collected.calls, self.collected.parts
+            to = self.sums.offset(found.to.start), found.to.first
+            size, memory = (found.rows, found.columns), Buffer(b, "%tiles", I32)
+            tiles.add_outer(b, left, right, calls, parts, to, size, memory)
+            return
         at_once = max(1, room(b) // (max(1, b.lanes) * self.sums.dtype.itemsize))
         if term.right is None:
             along(b, term.rows, at_once, lambda row, n: self._tile(term, row, n, 0, 1))

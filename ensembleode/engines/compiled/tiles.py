@@ -1,10 +1,10 @@
 """Products of matrices by AMX: float32 in three passes of bfloat16.
 
-Each number is the sum of two bfloat16 numbers, high and low, and what is left, less than 2^-17 of
-it (half of the last bit of low). Of the products of the parts, low times low is left out, and the
+Each number is the sum of two bfloat16 numbers, high and low, and what is left, at most 2^-17 of it
+(half of the last bit of low). Of the products of the parts, low times low is left out, and the
 others are added up in float32 (Henry, Tang and Heinecke, "Leveraging the bfloat16 artificial
-intelligence datatype for higher-precision computations", ARITH 2019). So a product's error is a
-few 2^-18 of the sum of its terms' magnitudes; float32 has 2^-24 for each term.
+intelligence datatype for higher-precision computations", ARITH 2019). So a product's error is at
+most 2^-15 of the sum of its terms' magnitudes, where float32 has 2^-24 for each term.
 
 A tile has 16 rows of 64 bytes: of weights 16 rows and 32 terms, of values 16 pairs of terms and 16
 lanes, of sums 16 rows and 16 lanes.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,16 +32,18 @@ ROWS = LANES = 16
 _TERMS = 32
 # The number of 32-bit numbers of a tile.
 _SIZE = 256
-# The least rows and terms, and the most weights of a product.
-_LEAST, _MOST = 16, 2**18
+# The least rows and terms of a product; and its weights, more than the first number and at most the
+# second. AMX takes 0.3 us to wake up after as long a rest: with 64 x 64 weights that takes what is
+# gained, and a gradient takes 1.03 times as long as by float32; with 128 x 128, 0.7 times.
+_LEAST, _FEW, _MOST = 16, 2**12, 2**18
 # The tiles of sums, of weights and of values. Four sums hide each other's latency.
 _SUMS, _WEIGHTS, _VALUES = (0, 1, 2, 3), (4, 5), (6, 7)
 
 
 def pays(rows: int, terms: int) -> bool:
-    """Whether a product is faster by tiles, with the packing of the values, and its weights aren't
-    too many for a stack."""
-    return min(rows, terms) >= _LEAST and rows * terms <= _MOST
+    """Whether a product with these weights, or a sum of outer products, is faster by tiles, and its
+    weights aren't too many for a stack."""
+    return min(rows, terms) >= _LEAST and _FEW < rows * terms <= _MOST
 
 
 def packed_size(rows: int, terms: int) -> int:
@@ -109,11 +112,9 @@ def _write_pack(module: Module, name: str) -> None:
                 term = b.lane_numbers() + (step * _TERMS + k)
                 place = term * term_stride + row * row_stride
                 found.append(weights.gather(place, (term < terms) & (row < rows), 0.0))
-            high = _rounded(b, *found)
-            low = _rounded(b, *(x - y for x, y in zip(found, _halves(b, high), strict=True)))
             at = (tile * steps + step) * (2 * _SIZE) + i * LANES
-            to.store_lanes(at, _as_words(b, high))
-            to.store_lanes(at + _SIZE, _as_words(b, low))
+            for i_part, word in enumerate(_both(b, (found[0], found[1]))):
+                to.store_lanes(at + i_part * _SIZE, word)
 
         def one_step(tile: Value, step: Value) -> None:
             b.for_(ROWS, lambda i: one_row(tile, step, i))
@@ -176,7 +177,20 @@ def _write_multiply(module: Module, name: str) -> None:
         steps = _tiles(terms, _TERMS)
         low = halves.offset(steps * (_TERMS // 2 * width))
         _split(b, values, value_stride, terms, steps, (halves, low), width)
-        _Tiles(b, (halves, low), steps, result_stride, rows, width).write()
+        weights, result = Buffer(b, "%weights", I32), Buffer(b, "%result", F32)
+        loops = _Tiles(b, weights, (halves, low), steps, rows, width)
+
+        def store(register: int, row: Value, lane: int) -> None:
+            def whole() -> None:
+                place = row * result_stride + lane
+                _move(b, "tilestored64", register, result, place, result_stride * 4)
+
+            def one(i: Value, found: Value) -> None:
+                result.store_lanes((row + i) * result_stride + lane, found)
+
+            b.if_(rows - row >= ROWS, whole, lambda: loops.each_row(register, row, one))
+
+        loops.write(store)
         b.return_()
 
 
@@ -231,26 +245,27 @@ class _Tiles:
     def __init__(
         self,
         b: Builder,
+        weights: Buffer,
         parts: tuple[Buffer, Buffer],
         steps: Value,
-        stride: Value,
         rows: Value,
         width: int,
     ):
-        self.b, self.parts, self.steps, self.stride = b, parts, steps, stride
+        self.b, self.weights, self.parts, self.steps = b, weights, parts, steps
         self.rows, self.width = rows, width
-        self.weights, self.result = Buffer(b, "%weights", I32), Buffer(b, "%result", F32)
-        self.rest = b.array(F32, _SIZE)
+        self._one_tile = b.array(F32, _SIZE)
 
-    def write(self) -> None:
-        """All rows, by blocks of as many tiles as there are sums."""
+    def write(self, store: Callable[[int, Value, int], None]) -> None:
+        """All rows, by blocks of as many tiles as there are sums. `store(register, row, lane)`
+        stores the tile of sums from this row and this lane on."""
         b, tiles = self.b, _tiles(self.rows, ROWS)
         columns = min(2, self.width // LANES)
         most = len(_SUMS) // columns
 
         def block(first: Value, n: int) -> None:
             for lane in range(0, self.width, columns * LANES):
-                self._block(first, n, lane, columns)
+                for register, i, j in self._block(first, n, lane, columns):
+                    store(register, (first + i) * ROWS, lane + j * LANES)
 
         whole = b.binary("udiv", tiles, b.constant(most, I64))
         b.for_(whole, lambda i: block(i * most, most))
@@ -259,25 +274,26 @@ class _Tiles:
             b.if_((tiles & n).ne(0), functools.partial(block, done, n))
             done, n = done + (tiles & n), n // 2
 
-    def _block(self, first: Value, n: int, lane: int, columns: int) -> None:
-        """The products of `n` tiles of rows and the lanes of so many tiles."""
+    def _block(self, first: Value, n: int, lane: int, columns: int) -> list[tuple[int, int, int]]:
+        """Add up the products of `n` tiles of rows and the lanes of so many tiles. Returns the
+        registers of the sums, with the numbers of their tiles."""
         b = self.b
         sums = {(i, j): _SUMS[i * columns + j] for i in range(n) for j in range(columns)}
         for x in sums.values():
-            self._call("tilezero", x)
+            _call(b, "tilezero", x)
 
         def weights(step: Value, i: int, low: int) -> None:
             place = ((first + i) * self.steps + step) * (2 * _SIZE) + low * _SIZE
-            self._move("tileloadd64", _WEIGHTS[i % 2], self.weights, place, 4 * LANES)
+            _move(b, "tileloadd64", _WEIGHTS[i % 2], self.weights, place, 4 * LANES)
 
         def values(step: Value, register: int, j: int, low: int) -> None:
             place = step * (_TERMS // 2 * self.width) + (lane + j * LANES)
-            self._move("tileloadd64", register, self.parts[low], place, 4 * self.width)
+            _move(b, "tileloadd64", register, self.parts[low], place, 4 * self.width)
 
         def add(rows: range, register: Callable[[int], int]) -> None:
             for i in rows:
                 for j in range(columns):
-                    self._call("tdpbf16ps", sums[i, j], _WEIGHTS[i % 2], register(j))
+                    _call(b, "tdpbf16ps", sums[i, j], _WEIGHTS[i % 2], register(j))
 
         def one(step: Value) -> None:
             # Three passes, in this order for each sum: high times low, high, and low times high.
@@ -299,38 +315,207 @@ class _Tiles:
                 add(rows, lambda j: _VALUES[j])
 
         b.for_(self.steps, one)
-        for (i, j), x in sums.items():
-            self._store(x, (first + i) * ROWS, lane + j * LANES)
+        return [(x, i, j) for (i, j), x in sums.items()]
 
-    def _store(self, register: int, row: Value, lane: int) -> None:
+    def each_row(self, register: int, row: Value, body: Callable[[Value, Value], None]) -> None:
+        """Call `body(i, sums)` for each row of a tile that begins with this row."""
         b = self.b
-        left = self.rows - row
+        _move(b, "tilestored64", register, self._one_tile, 0, 4 * LANES)
+        left = b.minimum(self.rows - row, ROWS)
+        b.for_(left, lambda i: body(i, self._one_tile.load_lanes(i * LANES)))
 
-        def whole() -> None:
-            place = row * self.stride + lane
-            self._move("tilestored64", register, self.result, place, self.stride * 4)
 
-        def part() -> None:
-            self._move("tilestored64", register, self.rest, 0, 4 * LANES)
+def _call(b: Builder, name: str, *registers: int) -> None:
+    kinds = ", ".join(["i8"] * len(registers))
+    b.module.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}({kinds})")
+    b.emit(f"call void @llvm.x86.{name}({', '.join(f'i8 {x}' for x in registers)})")
 
-            def one(i: Value) -> None:
-                found = self.rest.load_lanes(i * LANES)
-                self.result.store_lanes((row + i) * self.stride + lane, found)
 
-            b.for_(left, one)
+def _move(
+    b: Builder, name: str, register: int, buffer: Buffer, place: Value | int, stride: Value | int
+) -> None:
+    """Load or store a tile; `stride` is the distance of its rows in bytes."""
+    b.module.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}(i8, ptr, i64)")
+    stride = b.as_value(stride, I64)
+    b.emit(f"call void @llvm.x86.{name}(i8 {register}, ptr {buffer.pointer(place)}, {stride})")
 
-        b.if_(left >= ROWS, whole, part)
 
-    def _call(self, name: str, *registers: int) -> None:
-        kinds = ", ".join(["i8"] * len(registers))
-        self.b.module.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}({kinds})")
-        self.b.emit(f"call void @llvm.x86.{name}({', '.join(f'i8 {x}' for x in registers)})")
+#
+# Sums of outer products
+#
 
-    def _move(
-        self, name: str, register: int, buffer: Buffer, place: Value | int, stride: Value | int
-    ) -> None:
-        """Load or store a tile; `stride` is the distance of its rows in bytes."""
-        self.b.module.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}(i8, ptr, i64)")
-        stride = self.b.as_value(stride, I64)
-        pointer = buffer.pointer(place)
-        self.b.emit(f"call void @llvm.x86.{name}(i8 {register}, ptr {pointer}, {stride})")
+
+# The columns whose sums are made together, of which there is a tile for each 16.
+_COLUMNS = 2 * LANES
+
+
+class Factors(NamedTuple):
+    """Vectors of 16 lanes. Those of number `i` of call `k` lie side by side in memory, from
+    `base[start + k * each + i * stride]` on."""
+
+    base: Buffer
+    each: int
+    start: int
+    stride: int
+
+
+def outer_size(rows: int, vectors: int) -> int:
+    """How many 32-bit numbers of memory `add_outer` needs for as many vectors of each number."""
+    steps = -(-vectors * LANES // _TERMS)
+    return packed_size(rows, vectors * LANES) + steps * _TERMS * _COLUMNS
+
+
+def add_outer(
+    b: Builder,
+    left: Factors,
+    right: Factors,
+    calls: Value,
+    parts: int,
+    sums: tuple[Buffer, int],
+    size: tuple[int, int],
+    memory: Buffer,
+) -> None:
+    """Add to `sums[row, column]` the products of left's number `row` and right's number `column`,
+    over the lanes of all vectors of all calls.
+
+    **Arguments:** `sums`: where they are, and the distance from row to row. `size`: the rows and
+    the columns. `memory`: see `outer_size`.
+    """
+    assert b.lanes == LANES
+    name = f"add_outer_by_tiles_{parts}"
+    if not b.module.has(name):
+        _write_outer(b.module, name, parts)
+    b.module.uses_tiles = True
+    places = [x for f in (left, right) for x in (f.base, f.each, f.start, f.stride)]
+    given = [*places, calls, *sums, *size, memory]
+    args = (
+        f"ptr {x.base}" if isinstance(x, Buffer) else f"i64 {x}" if isinstance(x, int) else str(x)
+        for x in given
+    )
+    b.emit(f"call void @{name}({', '.join(args)})")
+
+
+def _write_outer(module: Module, name: str, parts: int) -> None:
+    factors = [
+        f"{kind} %{side}{x}"
+        for side in ("left", "right")
+        for kind, x in (("ptr", ""), ("i64", "_each"), ("i64", "_start"), ("i64", "_stride"))
+    ]
+    parameters = [*factors, "i64 %calls", "ptr noalias %sums", "i64 %row_stride", "i64 %rows"]
+    parameters += ["i64 %columns", "ptr noalias %memory"]
+    with module.function(name, parameters, attributes="noinline") as b:
+        b.lanes = LANES
+        calls, row_stride, rows, columns = (
+            b.parameter(f"%{x}", I64) for x in ("calls", "row_stride", "rows", "columns")
+        )
+        sums, packed = Buffer(b, "%sums", F32), Buffer(b, "%memory", I32)
+        steps = (calls * parts + 1) >> 1
+        high = packed.offset(_tiles(rows, ROWS) * steps * (2 * _SIZE))
+        halves = high, high.offset(steps * (_TERMS // 2 * _COLUMNS))
+        load = {side: _loader(b, side, calls, parts) for side in ("left", "right")}
+
+        def pack_row(step: Value, row: Value) -> None:
+            at = ((row >> 4) * steps + step) * (2 * _SIZE) + (row & (ROWS - 1)) * LANES
+            for i, word in enumerate(_both(b, load["left"](step, row))):
+                packed.store_lanes(at + i * _SIZE, word)
+
+        b.for_(steps, lambda step: b.for_(rows, lambda row: pack_row(step, row)))
+        loops = _Tiles(b, packed, halves, steps, rows, _COLUMNS)
+        straight = [b.array(I32, _SIZE) for _ in halves]
+
+        def pack_columns(first: Value, step: Value) -> None:
+            for tile in range(0, _COLUMNS, LANES):
+
+                def one(i: Value, tile=tile) -> None:
+                    column = b.minimum(first + (i + tile), columns - 1)
+                    words = _both(b, load["right"](step, column))
+                    for to, word in zip(straight, words, strict=True):
+                        to.store_lanes(i * LANES, word)
+
+                b.for_(LANES, one)
+                for start, to in zip(straight, halves, strict=True):
+                    found = _transposed(b, [start.load_lanes(i * LANES) for i in range(LANES)])
+                    for i, word in enumerate(found):
+                        pair = step * (_TERMS // 2) + i
+                        to.store_lanes(pair * _COLUMNS + tile, word)
+
+        def some_columns(i: Value) -> None:
+            first = i * _COLUMNS
+            b.for_(steps, lambda step: pack_columns(first, step))
+
+            def store(register: int, row: Value, lane: int) -> None:
+                column = b.lane_numbers() + (first + lane)
+                inside = column < columns
+
+                def one(i: Value, found: Value) -> None:
+                    place = (row + i) * row_stride + column
+                    sums.scatter(place, inside, sums.gather(place, inside, 0.0) + found)
+
+                def whole(i: Value, found: Value) -> None:
+                    place = (row + i) * row_stride + (first + lane)
+                    sums.store_lanes(place, sums.load_lanes(place) + found)
+
+                b.if_(
+                    first + (lane + LANES) <= columns,
+                    lambda: loops.each_row(register, row, whole),
+                    lambda: loops.each_row(register, row, one),
+                )
+
+            loops.write(store)
+
+        b.for_(_tiles(columns, _COLUMNS), some_columns)
+        b.return_()
+
+
+def _loader(
+    b: Builder, side: str, calls: Value, parts: int
+) -> Callable[[Value, Value], tuple[Value, Value]]:
+    """A function that returns the two vectors of a number that are terms of a step; the last one
+    may be missing, and is zero."""
+    base = Buffer(b, f"%{side}", F32)
+    each, start, stride = (b.parameter(f"%{side}_{x}", I64) for x in ("each", "start", "stride"))
+
+    def load(step: Value, number: Value) -> tuple[Value, Value]:
+        if parts == 1:
+            at = number * stride + start
+            first = step * 2
+            second = b.minimum(first + 1, calls - 1)
+            x, y = (base.load_lanes(call * each + at) for call in (first, second))
+            return x, b.where(second > first, y, 0.0)
+        half = parts // 2
+        call = step >> (half.bit_length() - 1)
+        at = start + call * each + number * stride + (step & (half - 1)) * (2 * LANES)
+        return base.load_lanes(at), base.load_lanes(at + LANES)
+
+    return load
+
+
+def _both(b: Builder, vectors: tuple[Value, Value]) -> list[Value]:
+    """The high and the low parts of two vectors, as pairs of neighbours."""
+    high = _rounded(b, *vectors)
+    left = (x - y for x, y in zip(vectors, _halves(b, high), strict=True))
+    return [_as_words(b, high), _as_words(b, _rounded(b, *left))]
+
+
+def _transposed(b: Builder, rows: list[Value]) -> list[Value]:
+    """The columns of 16 vectors."""
+    for size in (1, 2, 4, 8):
+        found = list(rows)
+        for i in range(0, LANES):
+            if not i & size:
+                x, y = rows[i], rows[i + size]
+                found[i] = _merged(b, x, y, size, 0)
+                found[i + size] = _merged(b, x, y, size, size)
+        rows = found
+    return rows
+
+
+def _merged(b: Builder, x: Value, y: Value, size: int, start: int) -> Value:
+    """Of each pair of blocks of so many entries, the block at `start`: those of `x` in the places
+    of the first blocks, and those of `y` in the places of the second."""
+    places = [
+        (j - j % (2 * size)) + start + j % size + (LANES if j & size else 0) for j in range(LANES)
+    ]
+    mask = ", ".join(f"i32 {j}" for j in places)
+    text = f"shufflevector {x}, {y}, <{LANES} x i32> <{mask}>"
+    return b.pure(text, x.dtype, LANES)

@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import lax
 
 import ensembleode as eo
 from ensembleode.engines.compiled import machine, tiles
-from ensembleode.engines.compiled.builder import Buffer, F32, I32
+from ensembleode.engines.compiled.builder import Buffer, F32, I32, I64
 from ensembleode.engines.compiled.compiler import assembly, compiled, CompileError
 from ensembleode.engines.compiled.module import Module
 from ensembleode.fields import Inputs, ir, lower
@@ -151,12 +152,12 @@ def asked(*args, of=ends, **how):
         return of(*args, **how)
 
 
-SINGLE = np.float32
+SINGLE: Any = np.float32
 
 
 @needs_amx
 def test_solves_and_gradients_are_close_to_those_of_float32():
-    u0, p = states(40, dtype=SINGLE), weights(2, 40, 33, 2, dtype=SINGLE)
+    u0, p = states(40, dtype=SINGLE), weights(2, 72, 60, 2, dtype=SINGLE)
     for of in (ends, gradient):
         given = network, u0, p, "compiled"
         found, expected = asked(*given, of=of, **FIXED), of(*given, **FIXED)
@@ -166,13 +167,41 @@ def test_solves_and_gradients_are_close_to_those_of_float32():
 
 
 @needs_amx
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize(("calls", "rows", "columns"), [(1, 16, 32), (5, 70, 37), (8, 33, 100)])
+def test_sums_of_outer_products(width, calls, rows, columns):
+    """Added to what is there, for any sizes, and where the columns don't fill the rows."""
+    rng = np.random.default_rng(0)
+    parts, each = width // tiles.LANES, (rows + columns + 1) * width
+    factors = rng.normal(size=(calls, rows + columns + 1, width)).astype(np.float32)
+    m = Module(tiles.LANES, has_tiles=True)
+    with m.function("outer", ["ptr %f", "ptr %s", "ptr %m"], linkage="external") as b:
+        f = Buffer(b, "%f", F32)
+        sides = (tiles.Factors(f, each, start * width, width) for start in (1, 1 + rows))
+        to, size = (Buffer(b, "%s", F32), columns + 3), (rows, columns)
+        n, memory = b.constant(calls, I64), Buffer(b, "%m", I32)
+        tiles.add_outer(b, *sides, n, parts, to, size, memory)
+        b.return_()
+    before = rng.normal(size=(rows, columns + 3)).astype(np.float32)
+    sums, memory = before.copy(), np.empty(tiles.outer_size(rows, calls * parts), np.int32)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)
+    code = compiled(m.text)
+    function(code.address("outer"))(*(z.ctypes.data for z in (factors, sums, memory)))
+    left, right = (x.astype(float) for x in (factors[:, 1 : 1 + rows], factors[:, 1 + rows :]))
+    exact = before[:, :columns] + np.einsum("kil,kjl->ij", left, right)
+    size = np.abs(before[:, :columns]) + np.einsum("kil,kjl->ij", abs(left), abs(right))
+    assert np.all(np.abs(sums[:, :columns] - exact) <= 2 * LOST * size)
+    np.testing.assert_array_equal(sums[:, columns:], before[:, columns:])
+
+
+@needs_amx
 def test_a_product_may_ask_by_itself():
     def field(u, p, t):
         (w, b), (v, c), (z, d) = p
         h = jnp.tanh(w @ u + b)
         return z @ jnp.tanh(jnp.dot(v, h, precision=X3) + c) + d
 
-    u0, p = states(5, dtype=SINGLE), weights(2, 32, 32, 2, dtype=SINGLE)
+    u0, p = states(5, dtype=SINGLE), weights(2, 72, 72, 2, dtype=SINGLE)
     found = ends(field, u0, p, "compiled", **FIXED)
     same(found, asked(network, u0, p, "compiled", **FIXED))
 
@@ -180,7 +209,7 @@ def test_a_product_may_ask_by_itself():
 @needs_amx
 @pytest.mark.parametrize("options", [FIXED, {"abstol": 1e-5, "reltol": 1e-5}])
 def test_bits_depend_on_no_neighbours_and_threads(options):
-    u0, p = states(70, dtype=SINGLE), weights(2, 40, 33, 2, dtype=SINGLE)
+    u0, p = states(70, dtype=SINGLE), weights(2, 72, 60, 2, dtype=SINGLE)
     whole = asked(network, u0, p, "compiled", **options)
     for some in (slice(1), slice(3, 10), slice(40, 70)):
         same(asked(network, u0[some], p, "compiled", **options), whole[some])
@@ -200,8 +229,8 @@ def branching(u, p, t):
 @needs_amx
 def test_products_in_branches_and_of_several_columns():
     rng = np.random.default_rng(0)
-    u0 = jnp.asarray(rng.normal(size=(20, 24, 3)), SINGLE)
-    w = jnp.asarray(rng.normal(size=(24, 24)) / 5, SINGLE)
+    u0 = jnp.asarray(rng.normal(size=(20, 72, 3)), SINGLE)
+    w = jnp.asarray(rng.normal(size=(72, 72)) / 9, SINGLE)
     found, expected = (run(branching, u0, w, "compiled", **FIXED) for run in (asked, ends))
     same(found, expected, np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     assert np.any(found != expected)
@@ -216,8 +245,8 @@ def test_weights_that_are_computed():
         return jnp.tanh((w * jnp.cos(v)) @ u) - u
 
     rng = np.random.default_rng(0)
-    u0 = jnp.asarray(rng.normal(size=(20, 24)), SINGLE)
-    p = tuple(jnp.asarray(rng.normal(size=(24, 24)) / 5, SINGLE) for _ in range(2))
+    u0 = jnp.asarray(rng.normal(size=(20, 72)), SINGLE)
+    p = tuple(jnp.asarray(rng.normal(size=(72, 72)) / 9, SINGLE) for _ in range(2))
     found, expected = (run(field, u0, p, "compiled", **FIXED) for run in (asked, ends))
     same(found, expected, np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     assert np.any(found != expected)
@@ -225,7 +254,7 @@ def test_weights_that_are_computed():
 
 @needs_amx
 def test_columns_have_them_too():
-    u0, p = states(40, dtype=SINGLE), weights(2, 40, 33, 2, dtype=SINGLE)
+    u0, p = states(40, dtype=SINGLE), weights(2, 72, 60, 2, dtype=SINGLE)
     ens = eo.EnsembleProblem(
         eo.ODEProblem(network, u0[0], (0.0, 0.5), p),
         lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]),
@@ -246,7 +275,7 @@ def test_columns_have_them_too():
 
 
 def test_a_lesser_machine_computes_in_float32():
-    u0, p = states(9, dtype=SINGLE), weights(2, 32, 32, 2, dtype=SINGLE)
+    u0, p = states(9, dtype=SINGLE), weights(2, 72, 72, 2, dtype=SINGLE)
     try:
         lesser = limited("x86-64-v3")
     except ValueError as e:
@@ -266,17 +295,17 @@ def in_both(u0, p):
 
 def test_where_linux_refuses_products_are_of_float32(monkeypatch):
     monkeypatch.setattr(machine, "tiles_permitted", lambda: False)
-    u0, p = states(9, dtype=SINGLE), weights(2, 32, 32, 2, dtype=SINGLE)
+    u0, p = states(9, dtype=SINGLE), weights(2, 72, 72, 2, dtype=SINGLE)
     same(*in_both(u0, p))
 
 
 def test_float64_stays_float64():
-    u0, p = states(9), weights(2, 32, 32, 2)
+    u0, p = states(9), weights(2, 72, 72, 2)
     same(*(run(network, u0, p, "compiled", **FIXED) for run in (asked, ends)))
 
 
 def test_the_lanes_engine_computes_in_float32():
-    u0, p = states(9, dtype=SINGLE), weights(2, 32, 32, 2, dtype=SINGLE)
+    u0, p = states(9, dtype=SINGLE), weights(2, 72, 72, 2, dtype=SINGLE)
     found, expected = (run(network, u0, p, "lanes", **FIXED) for run in (asked, ends))
     same(found, expected, np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
@@ -321,7 +350,7 @@ def test_a_program_has_the_precision_of_its_products():
 
 @needs_amx
 def test_jitted_solves_are_compiled_again_within_the_context():
-    u0, p = states(9, dtype=SINGLE), weights(2, 32, 32, 2, dtype=SINGLE)
+    u0, p = states(9, dtype=SINGLE), weights(2, 72, 72, 2, dtype=SINGLE)
     run = jax.jit(lambda u0, p: ends(network, u0, p, "compiled", **FIXED))
     plain, within, again = run(u0, p), asked(u0, p, of=run), run(u0, p)
     same(plain, again)
