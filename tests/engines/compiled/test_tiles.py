@@ -207,7 +207,9 @@ def test_a_product_may_ask_by_itself():
 
 
 @needs_amx
-@pytest.mark.parametrize("options", [FIXED, {"abstol": 1e-5, "reltol": 1e-5}])
+@pytest.mark.parametrize(
+    "options", [FIXED, pytest.param({"abstol": 1e-5, "reltol": 1e-5}, marks=pytest.mark.slow)]
+)
 def test_bits_depend_on_no_neighbours_and_threads(options):
     u0, p = states(70, dtype=SINGLE), weights(2, 72, 60, 2, dtype=SINGLE)
     whole = asked(network, u0, p, "compiled", **options)
