@@ -7,6 +7,7 @@ branch that one of them takes, and masks keep the results of the others unchange
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -245,7 +246,10 @@ class Printer:
             return False
         if of_lanes(x.buffer) or not of_lanes(y.buffer) or b.lanes % tiles.LANES:
             return False
-        packed = self._packed(x)
+        # (To pack weights takes longer than a product by them.)
+        packed = self.numbers.packed(x) if x.buffer.group == "shared" else None
+        if packed is None:
+            return False
         values, value_strides = self._of_lanes(y.buffer), y.strides
         mask = None if self.uniformity.is_local(out.buffer, self.region) else self.mask
         if mask is None:
@@ -253,6 +257,7 @@ class Printer:
         else:
             result = Memory.on_stack(b, dtype, out.buffer.size, of_lanes=True)
         strides = out.strides
+        memory = self._memory_for_tiles
         for column in range(out.columns):
             tiles.multiply(
                 b,
@@ -261,19 +266,18 @@ class Printer:
                 (result.moved(column * strides[1]).buffer, strides[0] * b.lanes),
                 out.rows,
                 x.columns,
+                memory,
             )
         if mask is not None:
             b.for_(out.buffer.size, lambda i: self.store(out.buffer, i, result.load(i)))
         return True
 
-    def _packed(self, x: ir.Matrix) -> Buffer:
-        """Weights as tiles: those of a parameter are packed once a call of the kernel."""
-        if x.buffer.group == "shared" and (found := self.numbers.packed(x)) is not None:
-            return found
-        at = self._of_lanes(x.buffer).buffer
-        to = self.b.array(I32, tiles.packed_size(x.rows, x.columns))
-        tiles.pack(self.b, at, x.strides, x.rows, x.columns, to)
-        return to
+    @functools.cached_property
+    def _memory_for_tiles(self) -> Buffer:
+        """Memory for the values of one product by tiles after the other."""
+        products = (s for s in walking.statements(self.fn.body) if isinstance(s, ir.Product))
+        most = max(x.columns for s in products for x in (s.x, s.y.swapped))
+        return self.b.array(I32, tiles.values_size(most, self.b.lanes))
 
     def _of_lanes(self, buffer: ir.Buffer) -> Memory:
         """The memory of a buffer, from its first number on."""

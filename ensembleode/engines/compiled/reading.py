@@ -121,8 +121,8 @@ class Numbers(abc.ABC):
         return None
 
     def packed(self, weights: ir.Matrix) -> Buffer | None:
-        """Weights that all lanes share, as `tiles.pack` leaves them; None where nobody keeps them
-        for longer than a product."""
+        """Weights that all lanes share, as `tiles.pack` leaves them; None where nobody keeps
+        them."""
         del weights
         return None
 

@@ -51,6 +51,11 @@ def packed_size(rows: int, terms: int) -> int:
     return 2 * _SIZE * -(-rows // ROWS) * -(-terms // _TERMS)
 
 
+def values_size(terms: int, lanes: int) -> int:
+    """How many 32-bit numbers of memory `multiply` needs."""
+    return _TERMS * -(-terms // _TERMS) * lanes
+
+
 def pack(
     b: Builder, weights: Buffer, strides: tuple[int, int], rows: int, terms: int, to: Buffer
 ) -> None:
@@ -73,21 +78,21 @@ def multiply(
     result: tuple[Buffer, int],
     rows: int,
     terms: int,
+    memory: Buffer,
 ) -> None:
     """Write the product of packed weights, which all lanes share, and one number of each lane for
     each term; the result has one number of each lane for each row.
 
     **Arguments:** `values`, `result`: where they are, and the distance in memory from term to term,
-    or from row to row.
+    or from row to row. `memory`: see `values_size`.
     """
     name = "multiply_by_tiles"
     if not b.module.has(name):
         _write_multiply(b.module, name)
     b.module.uses_tiles = True
-    halves = b.array(I32, _TERMS * -(-terms // _TERMS) * b.lanes)
     places = ", ".join(f"ptr {at.base}, i64 {stride}" for at, stride in (values, result))
     sizes = f"i64 {rows}, i64 {terms}"
-    b.emit(f"call void @{name}(ptr {packed.base}, {places}, {sizes}, ptr {halves.base})")
+    b.emit(f"call void @{name}(ptr {packed.base}, {places}, {sizes}, ptr {memory.base})")
 
 
 #
