@@ -151,14 +151,29 @@ class Matrix:
     columns: int
     transposed: bool
 
+    @property
+    def strides(self) -> tuple[int, int]:
+        """The distances in the buffer from row to row, and from column to column."""
+        return (1, self.rows) if self.transposed else (self.columns, 1)
+
+    @property
+    def swapped(self) -> Matrix:
+        """The transposed matrix."""
+        return Matrix(self.buffer, self.columns, self.rows, not self.transposed)
+
 
 @dc.dataclass(frozen=True, slots=True)
 class Product:
-    """The matrix product `out = x @ y`."""
+    """The matrix product `out = x @ y`.
+
+    - `algorithm`: the name of the `jax.lax.DotAlgorithmPreset` that was asked for; None for the
+        arithmetic of the dtype. A target may always be more precise.
+    """
 
     out: Matrix
     x: Matrix
     y: Matrix
+    algorithm: str | None = None
 
 
 Stmt: TypeAlias = Let | Assign | Store | For | While | Switch | Product

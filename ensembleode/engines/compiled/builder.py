@@ -54,6 +54,8 @@ class Builder(PlainArithmetic):
         self.module, self.lanes = module, module.lanes
         self.lines: list[str] = []
         self.allocas: list[str] = []
+        # What is run before all else.
+        self.first: list[str] = []
         self._count = 0
         self._fuses = True
         # Where arrays of lanes are, if they are not on the stack.
@@ -126,6 +128,17 @@ class Builder(PlainArithmetic):
             yield
         finally:
             lines[position:position] = self.lines
+            self.lines, self._scopes = lines, scopes
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """Within this block, instructions go to the start of the function, where only its
+        parameters exist."""
+        lines, scopes = self.lines, self._scopes
+        self.lines, self._scopes = self.first, [{}]
+        try:
+            yield
+        finally:
             self.lines, self._scopes = lines, scopes
 
     def on_stack(self, type_: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from ...fields import Inputs, UntranslatableError
+from ...fields import Inputs, ir, UntranslatableError
 from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, tangent
@@ -20,7 +20,7 @@ from ...fields.walking import length
 from ...solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ...solvers.method import Equations
 from .branches import either
-from .builder import Builder, Value
+from .builder import Buffer, Builder, Value
 from .components import copied, InMemory, numbers_of
 from .description import Description, with_gradients
 from .field import by_loops, evaluate, evaluate_apart, lowered
@@ -57,6 +57,9 @@ class HeldNumbers(Numbers):
             found = self._groups[group]
             return found.memory if isinstance(found, Loaded) else None
         return self.held.memory(group, dtype, start, end)
+
+    def packed(self, weights: ir.Matrix) -> Buffer | None:
+        return None if weights.buffer.group in self._groups else self.held.packed(weights)
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:

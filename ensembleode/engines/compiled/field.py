@@ -12,7 +12,7 @@ import numpy as np
 from ...fields import Inputs, ir, lower, walking
 from ...fields.forwarding import forwarded
 from ...tracing.program import equations
-from .builder import Buffer, Builder, I64, Value
+from .builder import Buffer, Builder, I32, I64, Value
 from .module import Module
 from .printer import Printer
 from .reading import copied, Loaded, Memory, Numbers
@@ -95,7 +95,9 @@ def evaluate_apart(
     return written[name](b, numbers, t, mask, result)
 
 
-_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
+# A group, a dtype and a range of numbers, which is None for numbers that are copied; or packed
+# weights.
+_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | ir.Matrix
 
 
 class _Apart:
@@ -127,7 +129,13 @@ class _Apart:
     ) -> Loaded:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
-        for group, dtype, ends in self.passed.places:
+        for source in self.passed.places:
+            if isinstance(source, ir.Matrix):
+                packed = numbers.packed(source)
+                assert packed is not None, self.name
+                args.append(f"ptr {packed.base}")
+                continue
+            group, dtype, ends = source
             if ends is None:
                 memory = copied(b, numbers, group, dtype, self.passed.copied[group, dtype])
             else:
@@ -147,8 +155,8 @@ _APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDi
 class _Passed(Numbers):
     """The numbers that a separate function is passed, as its code asks for them.
 
-    - `places`: for each of the function's parameters in order, the group, the dtype and the range
-        of numbers; None for a range of numbers that is `copied`.
+    - `places`: the memory of each of the function's parameters, in order.
+    - `copied`: which numbers of a group are copied.
     """
 
     def __init__(self, b: Builder, numbers: Numbers, parameters: list[str]):
@@ -185,19 +193,33 @@ class _Passed(Numbers):
             memory = self.numbers.memory(group, dtype, start, end)
             if memory is None:
                 return None
-            self._add(source, memory.of_lanes, memory.offsets, memory.stride)
+            at = memory.offsets, memory.stride
+            self._add(source, dtype, *at, of_lanes=memory.of_lanes)
         return self.places[source]
+
+    def packed(self, weights: ir.Matrix) -> Buffer | None:
+        if weights not in self.places:
+            if self.numbers.packed(weights) is None:
+                return None
+            self._add(weights, I32, of_lanes=False)
+        return self.places[weights].buffer
 
     def _copied(self, group: str, dtype: np.dtype, indices: range) -> Memory:
         source = group, dtype, None
         if source not in self.places:
             self.copied[group, dtype] = set()
-            self._add(source, group != "shared", None, 1)
+            self._add(source, dtype, of_lanes=group != "shared")
         self.copied[group, dtype].update(indices)
         return self.places[source]
 
     def _add(
-        self, source: _Source, of_lanes: bool, offsets: Value | None, stride: Value | int
+        self,
+        source: _Source,
+        dtype: np.dtype,
+        offsets: Value | None = None,
+        stride: Value | int = 1,
+        *,
+        of_lanes: bool,
     ) -> None:
         name = f"%numbers{len(self.places)}"
         self.parameters.append(f"ptr noalias readonly {name}")
@@ -207,5 +229,5 @@ class _Passed(Numbers):
             if isinstance(stride, Value):
                 self.parameters.append(f"{stride.type} {name}_stride")
                 stride = self.b.parameter(f"{name}_stride", I64)
-        place = Buffer(self.b, name, source[1])
+        place = Buffer(self.b, name, dtype)
         self.places[source] = Memory(place, of_lanes=of_lanes, offsets=offsets, stride=stride)

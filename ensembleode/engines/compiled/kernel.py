@@ -138,7 +138,8 @@ class Frame:
 
 
 def _module(d: Description) -> Module:
-    return Module(d.width, is_gpu=d.on_gpu, has_fma=d.has_fma, has_range=d.has_range)
+    has = {"has_fma": d.has_fma, "has_range": d.has_range, "has_tiles": d.has_tiles}
+    return Module(d.width, is_gpu=d.on_gpu, **has)
 
 
 def _place_of(d: Description) -> dict[str, str]:

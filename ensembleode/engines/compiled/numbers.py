@@ -17,11 +17,12 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan
-from ...fields import Inputs
+from ...fields import Inputs, ir
 from ...ground.keys import raw
 from ...numbers import but, of_kind
 from ...solvers.step_size import Tolerances
-from .builder import Buffer, Builder, I64, Value, Variable
+from . import tiles
+from .builder import Buffer, Builder, I32, I64, Value, Variable
 from .components import built
 from .reading import Memory
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _MOST_HELD = 64
 # The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
+# The largest number of 32-bit numbers that all packed weights of a kernel take, on its stack.
+_MOST_PACKED = 2**18
 
 
 # The rows of the table that are operands as leaves of a `Lane`: the constants, and then the
@@ -164,8 +167,16 @@ class Held:
     `load` and `memory` have the interface of `reading.Numbers`.
     """
 
-    def __init__(self, b: Builder, problem: Description, buffers: list[Buffer], order: Order):
+    def __init__(
+        self,
+        b: Builder,
+        problem: Description,
+        buffers: list[Buffer],
+        order: Order,
+        packed: dict[ir.Matrix, Buffer] | None = None,
+    ):
         self.b, self.problem, self._buffers, self.order = b, problem, buffers, order
+        self._packed = {} if packed is None else packed
         self.layout = layout = problem.layout
         self.index = b.variable(I64, 0)
         self._held: dict[int, list[Variable]] = {}
@@ -184,7 +195,7 @@ class Held:
 
     def another(self) -> Held:
         """A second object like this one, for the numbers of other trajectories."""
-        return Held(self.b, self.problem, self._buffers, self.order)
+        return Held(self.b, self.problem, self._buffers, self.order, self._packed)
 
     def variables(self) -> list[list[Variable]]:
         return list(self._held.values())
@@ -263,6 +274,23 @@ class Held:
             offsets = self.order.place(self.index.get(), -number.start, number.size)
             return Memory(buffer, offsets=self.b.spread(offsets), stride=stride)
         return Memory(buffer.offset(-number.start))
+
+    def packed(self, weights: ir.Matrix) -> Buffer | None:
+        """Shared weights as tiles, which are packed at the start of the kernel; None for those that
+        are more than its stack should hold."""
+        b, at = self.b, weights.buffer
+        if weights not in self._packed:
+            size = tiles.packed_size(weights.rows, weights.columns)
+            taken = sum(tiles.packed_size(x.rows, x.columns) for x in self._packed)
+            if taken + size > _MOST_PACKED:
+                return None
+            with b.at_start():
+                found = self._packed[weights] = b.array(I32, size)
+                number = self._which(at.group, at.dtype, at.start)
+                start = at.start - self.layout.numbers[number].start
+                source = self._buffers[number].offset(start)
+                tiles.pack(b, source, weights.strides, weights.rows, weights.columns, found)
+        return self._packed[weights]
 
     def _which(self, group: str, dtype: np.dtype, index: int) -> int:
         for i in self._places[group, np.dtype(dtype)]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from ...fields.outer_products import Places, Term
+from ...fields.outer_products import Term
 from .builder import Buffer, Builder, I64, Value
 from .products import along, room
 
@@ -24,17 +24,6 @@ _PANEL = 2**14
 _LEAST_ROWS = 8
 # How many terms are added up in one turn of the innermost loop.
 _TERMS_AT_ONCE = 4
-
-
-def across(term: Term) -> Term:
-    """The same sums of products with rows and columns exchanged."""
-    assert term.right is not None
-    to, left, right = map(_transposed, (term.to, term.left, term.right))
-    return Term(term.columns, term.rows, term.inner, to, right, left)
-
-
-def _transposed(places: Places) -> Places:
-    return Places(places.start, places.second, places.first)
 
 
 def suits(b: Builder, term: Term, lanes: int) -> bool:

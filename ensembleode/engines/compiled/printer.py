@@ -7,11 +7,13 @@ branch that one of them takes, and masks keep the results of the others unchange
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ...fields import ir, walking
-from .builder import BOOL, Buffer, Builder, I64, Value, Variable
+from . import tiles
+from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .machine import current
 from .operations import checked, operation
 from .products import product
@@ -124,8 +126,8 @@ class Printer:
                 self.while_(stmt)
             case ir.Switch():
                 self.switch(stmt)
-            case ir.Product(out, x, y):
-                self.product(out, x, y)
+            case ir.Product():
+                self.product(stmt)
 
     def variable(self, var: ir.Var) -> Variable:
         if var.name not in self.variables:
@@ -235,7 +237,11 @@ class Printer:
         finally:
             self.region, self.mask = before
 
-    def product(self, out: ir.Matrix, x: ir.Matrix, y: ir.Matrix) -> None:
+    def product(self, stmt: ir.Product) -> None:
+        if self._by_tiles(stmt):
+            return
+        out, x, y = stmt.out, stmt.x, stmt.y
+
         def entry(m: ir.Matrix) -> Callable[[Value | int, Value | int], Value]:
             return lambda row, column: self.load(m.buffer, _place(m, row, column))
 
@@ -248,6 +254,61 @@ class Printer:
             lambda row, column, total: self.store(out.buffer, _place(out, row, column), total),
             varies=self.uniformity.in_lanes(out.buffer),
         )
+
+    def _by_tiles(self, stmt: ir.Product) -> bool:
+        """Write a product by tiles, if it asks for that and pays; False where it doesn't."""
+        out, x, y = stmt.out, stmt.x, stmt.y
+        if self.uniformity.buffer_varies(x.buffer):  # (the same product, transposed)
+            out, x, y = (m.swapped for m in (out, y, x))
+        b, dtype, of_lanes = self.b, out.buffer.dtype, self.uniformity.buffer_varies
+        asked = b.module.has_tiles and stmt.algorithm == tiles.ALGORITHM and dtype == F32
+        if not asked or not tiles.pays(out.rows, x.columns):
+            return False
+        if of_lanes(x.buffer) or not of_lanes(y.buffer) or b.lanes % tiles.LANES:
+            return False
+        # (To pack weights takes longer than a product by them.)
+        packed = self.numbers.packed(x) if x.buffer.group == "shared" else None
+        if packed is None:
+            return False
+        values, value_strides = self._of_lanes(y.buffer), y.strides
+        mask = None if self.uniformity.is_local(out.buffer, self.region) else self.mask
+        if mask is None:
+            result = self.scratch(out.buffer).moved(self._offset(out.buffer))
+        else:
+            result = Memory.on_stack(b, dtype, out.buffer.size, of_lanes=True)
+        strides = out.strides
+        memory = self._memory_for_tiles
+        for column in range(out.columns):
+            tiles.multiply(
+                b,
+                packed,
+                (values.moved(column * value_strides[1]).buffer, value_strides[0] * b.lanes),
+                (result.moved(column * strides[1]).buffer, strides[0] * b.lanes),
+                out.rows,
+                x.columns,
+                memory,
+            )
+        if mask is not None:
+            b.for_(out.buffer.size, lambda i: self.store(out.buffer, i, result.load(i)))
+        return True
+
+    @functools.cached_property
+    def _memory_for_tiles(self) -> Buffer:
+        """Memory for the values of one product by tiles after the other."""
+        products = (s for s in walking.statements(self.fn.body) if isinstance(s, ir.Product))
+        most = max(x.columns for s in products for x in (s.x, s.y.swapped))
+        return self.b.array(I32, tiles.values_size(most, self.b.lanes))
+
+    def _of_lanes(self, buffer: ir.Buffer) -> Memory:
+        """The memory of a buffer, from its first number on."""
+        if buffer.group in ("work", "out"):
+            return self.scratch(buffer).moved(self._offset(buffer))
+        memory = self.memory(buffer).moved(buffer.start)
+        if memory.offsets is None:
+            return memory
+        copy = Memory.on_stack(self.b, buffer.dtype, buffer.size, of_lanes=True)
+        self.b.for_(buffer.size, lambda i: copy.store(i, memory.load(i)))
+        return copy
 
     #
     # Memory

@@ -120,6 +120,12 @@ class Numbers(abc.ABC):
         del group, dtype, start, end
         return None
 
+    def packed(self, weights: ir.Matrix) -> Buffer | None:
+        """Weights that all lanes share, as `tiles.pack` leaves them; None where nobody keeps
+        them."""
+        del weights
+        return None
+
 
 def copied(
     b: Builder, numbers: Numbers, group: str, dtype: np.dtype, indices: Iterable[int]

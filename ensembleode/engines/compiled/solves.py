@@ -19,12 +19,12 @@ from ...core.plan import Happened, Plan, Result
 from ...core.saving import Saving
 from ...dense import inner_nodes
 from ...fields import parameters_of
-from ...fields.products import is_large
+from ...fields.products import algorithm, is_large
 from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
 from ..flow import Flow, Known, own_and_shared, widened
 from ..results import Left, result_of
-from . import kernel, launch, machine
+from . import kernel, launch, machine, tiles
 from .call import call
 from .description import Description, is_in_memory, size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
@@ -90,6 +90,7 @@ def described(
         is_in_memory(
             math.prod(plan.state.shape), plan.controlled, solver.method, plan.events, on_gpu=on_gpu
         ),
+        has_tiles=not on_gpu and _by_tiles(plan, here),
     )
 
 
@@ -106,12 +107,30 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     has_products = _has_products(plan.field)
     crowded = plan.method.value.controller is not None or has_products
     width = width_of(size, dtype, n, here, crowded=crowded)
+    if _by_tiles(plan, here):
+        width = max(width, tiles.LANES)  # fewer lanes would have other bits, without tiles
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
     is_adaptive = plan.method.value.controller is not None
     alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
     return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
+
+
+def _by_tiles(plan: Plan, here: machine.Machine) -> bool:
+    """Whether a field asks for products by tiles, and this machine has them."""
+    return (
+        here.has_tiles
+        and plan.state.dtype == np.float32
+        and _asks_for_tiles(plan.field)
+        and machine.tiles_permitted()
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _asks_for_tiles(field: Program) -> bool:
+    products = (x for x in equations(field.jaxpr) if x.primitive.name == "dot_general")
+    return any(algorithm(x) == tiles.ALGORITHM for x in products)
 
 
 @functools.lru_cache(maxsize=256)
