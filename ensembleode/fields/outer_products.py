@@ -51,7 +51,7 @@ class Term(NamedTuple):
     right: Places | None = None
     algorithm: str | None = None
 
-    def side_by_side(self) -> "Term":
+    def side_by_side(self) -> Term:
         """The same sums, where rows and columns are exchanged if columns don't lie side by side."""
         if self.right is None or self.to.second == 1:
             return self
