@@ -80,10 +80,7 @@ class Printer:
         it is copied to, so that there is nothing to do."""
         match stmt:
             case ir.For(i, n, (ir.Store(ir.Buffer("out") as out, to, ir.Load(source, index)),)):
-                is_whole = to == index == ir.Index(0, ((i, 1),)) and (out.size, source.size) == (
-                    n,
-                    n,
-                )
+                is_whole = to == index == ir.Index(0, ((i, 1),)) and out.size == source.size == n
             case _:
                 return False
         if not is_whole or source.group != "work" or not self.uniformity.in_lanes(source):
