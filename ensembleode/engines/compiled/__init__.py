@@ -10,7 +10,7 @@ return code, and takes the next trajectory when it has finished one.
     `tiles.py` (products by AMX), `reading.py` and `uniformity.py`.
 - `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `pull_back.py`: the
     time loop's reverse mode, through recorded turns (`record.py`, `replay.py`); `steps.py`: the
-    reverse mode of one step.
+    reverse mode of one step. `parameter_sums.py`, `panels.py`: the sums of parameters' cotangents.
     `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
 - `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
     of arrays. `gauss_adjoint.py`: the adjoint ODE of methods for stiff problems.

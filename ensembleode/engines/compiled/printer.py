@@ -399,8 +399,5 @@ class Printer:
 
 
 def _place(m: ir.Matrix, row: Value | int, column: Value | int) -> Value | int:
-    if m.transposed:
-        row, column, columns = column, row, m.rows
-    else:
-        columns = m.columns
-    return row * columns + column
+    by_row, by_column = m.strides
+    return row * by_row + column * by_column
