@@ -7,13 +7,16 @@
 #include <immintrin.h>
 #endif
 
-typedef float Vector __attribute__((vector_size(64)));
-constexpr int LANES = 16, STAGES = 6, MOST_NEURONS = 1024;
+// Vectors of the machine's width, and as many sums as leave registers for the terms.
 #ifdef __AVX512F__
-constexpr int SUMS = 24;
+constexpr int LANES = 16, SUMS = 24;
+#elif defined(__AVX__)
+constexpr int LANES = 8, SUMS = 12;
 #else
-constexpr int SUMS = 6;
+constexpr int LANES = 4, SUMS = 12;
 #endif
+typedef float Vector __attribute__((vector_size(4 * LANES)));
+constexpr int STAGES = 6, MOST_NEURONS = 1024;
 
 static inline Vector spread(float x) { return x - Vector{}; }
 
@@ -118,7 +121,7 @@ static void solve_in_chunks(const Network &p, long n, const float *u0, long step
   }
 }
 
-// The ends of `n` trajectories, a multiple of 16 `vectors`, of which there are 2 or 4.
+// The ends of `n` trajectories, a multiple of `vectors` times the lanes of a vector; of the former there are 2 or 4.
 extern "C" void solve(int vectors, long width, const float *const *p, long n, const float *u0, long steps, float h,
                       float *out) {
   Network network{width, p[0], p[1], p[2], p[3], p[4], p[5]};

@@ -145,3 +145,24 @@ def test_networks_are_matrix_products():
     ):
         found = [s for s in statements(program.function.body) if isinstance(s, Product)]
         assert len(found) <= n
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda u, w, t: w.T @ u,
+        lambda u, w, t: u @ w.T.T,
+        lambda u, w, t: jnp.einsum("ij,i->j", w, u),
+        lambda u, w, t: jnp.transpose(w.reshape(6, 4, 9), (2, 0, 1)).reshape(9, 24) @ u,
+        lambda u, w, t: (w.T @ u[:, None])[:, 0],
+        lambda u, w, t: (w[:, :, None].T @ u)[0],
+    ],
+)
+def test_transposed_weights_are_read_where_they_are(fn):
+    """They aren't copied at each evaluation."""
+    rng = np.random.default_rng(0)
+    u, w = rng.normal(size=24), rng.normal(size=(24, 9))
+    _, function = agree(fn, u, w, groups=["shared"])
+    stmts = list(statements(function.body))
+    assert len([s for s in stmts if isinstance(s, Product)]) == 1
+    assert sum(n for _, n in function.work) < w.size

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from ...fields import Inputs, ir, UntranslatableError
+from ...fields import Inputs, UntranslatableError
 from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, tangent
@@ -28,7 +28,7 @@ from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
 from .parameter_sums import ParameterSums
-from .reading import Loaded, Memory, Numbers
+from .reading import Loaded, Memory, Numbers, Packing
 from .steps import Calls, OuterProducts
 
 
@@ -58,8 +58,9 @@ class HeldNumbers(Numbers):
             return found.memory if isinstance(found, Loaded) else None
         return self.held.memory(group, dtype, start, end)
 
-    def packed(self, weights: ir.Matrix) -> Buffer | None:
-        return None if weights.buffer.group in self._groups else self.held.packed(weights)
+    def packed(self, packing: Packing) -> Buffer | None:
+        is_held = packing.weights.buffer.group not in self._groups
+        return self.held.packed(packing) if is_held else None
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:

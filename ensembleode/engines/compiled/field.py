@@ -12,10 +12,10 @@ import numpy as np
 from ...fields import Inputs, ir, lower, walking
 from ...fields.forwarding import forwarded
 from ...tracing.program import equations
-from .builder import Buffer, Builder, I32, I64, Value
+from .builder import Buffer, Builder, I64, Value
 from .module import Module
 from .printer import Printer
-from .reading import copied, Loaded, Memory, Numbers
+from .reading import copied, Loaded, Memory, Numbers, Packing
 
 
 # A field with more expensive functions, such as sines, is not taken apart into scalars.
@@ -97,7 +97,7 @@ def evaluate_apart(
 
 # A group, a dtype and a range of numbers, which is None for numbers that are copied; or packed
 # weights.
-_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | ir.Matrix
+_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | Packing
 
 
 class _Apart:
@@ -130,7 +130,7 @@ class _Apart:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
         for source in self.passed.places:
-            if isinstance(source, ir.Matrix):
+            if isinstance(source, Packing):
                 packed = numbers.packed(source)
                 assert packed is not None, self.name
                 args.append(f"ptr {packed.base}")
@@ -197,12 +197,12 @@ class _Passed(Numbers):
             self._add(source, dtype, *at, of_lanes=memory.of_lanes)
         return self.places[source]
 
-    def packed(self, weights: ir.Matrix) -> Buffer | None:
-        if weights not in self.places:
-            if self.numbers.packed(weights) is None:
+    def packed(self, packing: Packing) -> Buffer | None:
+        if packing not in self.places:
+            if self.numbers.packed(packing) is None:
                 return None
-            self._add(weights, I32, of_lanes=False)
-        return self.places[weights].buffer
+            self._add(packing, packing.dtype, of_lanes=False)
+        return self.places[packing].buffer
 
     def _copied(self, group: str, dtype: np.dtype, indices: range) -> Memory:
         source = group, dtype, None

@@ -17,14 +17,13 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan
-from ...fields import Inputs, ir
+from ...fields import Inputs
 from ...ground.keys import raw
 from ...numbers import but, of_kind
 from ...solvers.step_size import Tolerances
-from . import tiles
-from .builder import Buffer, Builder, I32, I64, Value, Variable
+from .builder import Buffer, Builder, I64, Value, Variable
 from .components import built
-from .reading import Memory
+from .reading import Memory, Packing
 
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 _MOST_HELD = 64
 # The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
-# The largest number of 32-bit numbers that all packed weights of a kernel take, on its stack.
-_MOST_PACKED = 2**18
+# The most bytes that all packed weights of a kernel take, on its stack.
+_MOST_PACKED = 2**20
 
 
 # The rows of the table that are operands as leaves of a `Lane`: the constants, and then the
@@ -173,7 +172,7 @@ class Held:
         problem: Description,
         buffers: list[Buffer],
         order: Order,
-        packed: dict[ir.Matrix, Buffer] | None = None,
+        packed: dict[Packing, Buffer] | None = None,
     ):
         self.b, self.problem, self._buffers, self.order = b, problem, buffers, order
         self._packed = {} if packed is None else packed
@@ -275,22 +274,20 @@ class Held:
             return Memory(buffer, offsets=self.b.spread(offsets), stride=stride)
         return Memory(buffer.offset(-number.start))
 
-    def packed(self, weights: ir.Matrix) -> Buffer | None:
-        """Shared weights as tiles, which are packed at the start of the kernel; None for those that
-        are more than its stack should hold."""
-        b, at = self.b, weights.buffer
-        if weights not in self._packed:
-            size = tiles.packed_size(weights.rows, weights.columns)
-            taken = sum(tiles.packed_size(x.rows, x.columns) for x in self._packed)
-            if taken + size > _MOST_PACKED:
+    def packed(self, packing: Packing) -> Buffer | None:
+        """Shared weights in another order, into which they are brought at the start of the kernel;
+        None for those that are more than its stack should hold."""
+        b, at = self.b, packing.weights.buffer
+        if packing not in self._packed:
+            taken = sum(x.size * x.dtype.itemsize for x in (*self._packed, packing))
+            if taken > _MOST_PACKED:
                 return None
             with b.at_start():
-                found = self._packed[weights] = b.array(I32, size)
+                found = self._packed[packing] = b.array(packing.dtype, packing.size)
                 number = self._which(at.group, at.dtype, at.start)
                 start = at.start - self.layout.numbers[number].start
-                source = self._buffers[number].offset(start)
-                tiles.pack(b, source, weights.strides, weights.rows, weights.columns, found)
-        return self._packed[weights]
+                packing.write(self._buffers[number].offset(start), found)
+        return self._packed[packing]
 
     def _which(self, group: str, dtype: np.dtype, index: int) -> int:
         for i in self._places[group, np.dtype(dtype)]:

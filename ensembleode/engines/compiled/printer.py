@@ -8,7 +8,7 @@ branch that one of them takes, and masks keep the results of the others unchange
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...fields import ir, walking
@@ -16,7 +16,7 @@ from . import tiles
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .machine import current
 from .operations import checked, operation
-from .products import product
+from .products import product, Rows, Strips, strips_pay, tile_of
 from .reading import copied, Memory, Numbers
 from .uniformity import Region, Uniformity
 
@@ -237,20 +237,33 @@ class Printer:
     def product(self, stmt: ir.Product) -> None:
         if self._by_tiles(stmt):
             return
-        out, x, y = stmt.out, stmt.x, stmt.y
-
-        def entry(m: ir.Matrix) -> Callable[[Value | int, Value | int], Value]:
-            return lambda row, column: self.load(m.buffer, _place(m, row, column))
-
+        b, out = self.b, stmt.out
+        shape = out.rows, out.columns, stmt.x.columns
+        varies = self.uniformity.in_lanes(out.buffer)
+        tile = tile_of(b, shape, out.buffer.dtype, varies=varies)
         product(
-            self.b,
-            (out.rows, out.columns, x.columns),
+            b,
+            shape,
+            tile,
             out.buffer.dtype,
-            entry(x),
-            entry(y),
+            self._rows(stmt.x, tile.rows),
+            self._rows(stmt.y.swapped, tile.columns),
             lambda row, column, total: self.store(out.buffer, _place(out, row, column), total),
-            varies=self.uniformity.in_lanes(out.buffer),
+            varies=varies,
         )
+
+    def _rows(self, m: ir.Matrix, at_once: int) -> Rows:
+        """The rows of a matrix, of which a product takes so many at once."""
+        if m.buffer.group == "shared" and strips_pay(self.b, m):
+            packing = Strips(m, at_once)
+            packed = self.numbers.packed(packing)
+            if packed is not None:
+                return packing.rows(packed)
+
+        def found(first: Value | int, n: int, term: Value | int) -> list[Value]:
+            return [self.load(m.buffer, _place(m, first + i, term)) for i in range(n)]
+
+        return found
 
     def _by_tiles(self, stmt: ir.Product) -> bool:
         """Write a product by tiles, if it asks for that and pays; False where it doesn't."""
@@ -264,7 +277,7 @@ class Printer:
         if of_lanes(x.buffer) or not of_lanes(y.buffer) or b.lanes % tiles.LANES:
             return False
         # (To pack weights takes longer than a product by them.)
-        packed = self.numbers.packed(x) if x.buffer.group == "shared" else None
+        packed = self.numbers.packed(tiles.Tiles(x)) if x.buffer.group == "shared" else None
         if packed is None:
             return False
         values, value_strides = self._of_lanes(y.buffer), y.strides

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .builder import Builder, Value
+from ...fields import ir
+from .builder import Buffer, Builder, Value
 from .machine import current
+from .reading import Packing
 
 
-Entry: TypeAlias = Callable[[Value | int, Value | int], Value]
+# `rows(first, n, term)` returns the numbers of `n` rows from `first` on, for one term of a product.
+Rows: TypeAlias = Callable[[Value | int, int, Value | int], list[Value]]
 
 # Products with fewer multiplications are unrolled.
 _WRITTEN_OUT = 200
@@ -19,16 +23,37 @@ _WRITTEN_OUT = 200
 _LONGEST_SUM = 16
 # The bytes of sums that are accumulated at once, which leaves registers for their terms.
 _AT_ONCE = 256
+# Smaller matrices of weights, in bytes, stay where they are: they are in the nearest cache.
+_LEAST_PACKED = 2**14
 # The number of terms of each sum in one turn of the loop.
 _TERMS_AT_ONCE = 4
+
+
+class Tile(NamedTuple):
+    """How many rows and columns of a product are computed at once."""
+
+    rows: int
+    columns: int
+
+
+def tile_of(b: Builder, shape: tuple[int, int, int], dtype: np.dtype, *, varies: bool) -> Tile:
+    """The tiles of a product, of this shape: see `product`."""
+    rows, columns, terms = shape
+    if rows * columns * terms <= _WRITTEN_OUT:
+        return Tile(rows, columns)
+    width = max(1, b.lanes) if varies else 1
+    at_once = max(1, room(b) // (width * dtype.itemsize))
+    tile_rows = min(rows, at_once)
+    return Tile(tile_rows, min(columns, max(1, at_once // tile_rows)))
 
 
 def product(
     b: Builder,
     shape: tuple[int, int, int],
+    tile_size: Tile,
     dtype: np.dtype,
-    x: Entry,
-    y: Entry,
+    x: Rows,
+    y: Rows,
     store: Callable[[Value | int, Value | int, Value], None],
     *,
     varies: bool,
@@ -39,17 +64,10 @@ def product(
     **Arguments:**
 
     - `shape`: the rows and the columns of the result, and the number of terms of an entry.
-    - `x`, `y`: functions that return an entry by its row and column.
+    - `x`, `y`: the rows of `x`, and the columns of `y`.
     - `varies`: whether the result differs from lane to lane.
     """
     rows, columns, terms = shape
-    if rows * columns * terms <= _WRITTEN_OUT:
-        tile_rows, tile_columns = rows, columns
-    else:
-        width = max(1, b.lanes) if varies else 1
-        at_once = max(1, room(b) // (width * dtype.itemsize))
-        tile_rows = min(rows, at_once)
-        tile_columns = min(columns, max(1, at_once // tile_rows))
 
     def tile(row: Value | int, column: Value | int, n_rows: int, n_columns: int) -> None:
         places = [(row + i, column + j) for i in range(n_rows) for j in range(n_columns)]
@@ -73,19 +91,65 @@ def product(
             store(*place, total)
 
     def _added(totals, m, row, column, n_rows, n_columns) -> list[Value]:
-        left = [x(row + i, m) for i in range(n_rows)]
-        right = [y(m, column + j) for j in range(n_columns)]
+        left, right = x(row, n_rows, m), y(column, n_columns, m)
         pairs = ((a, c) for a in left for c in right)
         return [b.mul_add(a, c, t) for (a, c), t in zip(pairs, totals, strict=True)]
 
-    along(
-        b,
-        rows,
-        tile_rows,
-        lambda row, n_rows: along(
-            b, columns, tile_columns, lambda column, n_columns: tile(row, column, n_rows, n_columns)
-        ),
-    )
+    def in_rows(row: Value | int, n_rows: int) -> None:
+        def one(column: Value | int, n_columns: int) -> None:
+            tile(row, column, n_rows, n_columns)
+
+        along(b, columns, tile_size.columns, one)
+
+    along(b, rows, tile_size.rows, in_rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Strips(Packing):
+    """A matrix of weights `[strip, term, row of the strip]`: a product reads a strip from its
+    beginning to its end (see Goto and van de Geijn, Anatomy of High-Performance Matrix
+    Multiplication, 2008). Read where it is, a matrix that is stored term by term would take a cache
+    line for each term, all of them in the same few sets of the cache.
+
+    - `tile`: the rows of a strip, as many as are computed at once; the last one may have fewer.
+    """
+
+    tile: int
+
+    @property
+    def size(self) -> int:
+        return self.weights.rows * self.weights.columns
+
+    def write(self, weights: Buffer, to: Buffer) -> None:
+        by_row, by_term = self.weights.strides
+        terms = self.weights.columns
+
+        def strip(row: Value | int, n: int) -> None:
+            def one(m: Value) -> None:
+                place = m * n + row * terms
+                at = m * by_term + row * by_row
+                for i in range(n):
+                    to.store(place + i, weights.load(at + i * by_row))
+
+            weights.builder.for_(terms, one)
+
+        along(weights.builder, self.weights.rows, self.tile, strip)
+
+    def rows(self, packed: Buffer) -> Rows:
+        """The rows of the packed matrix."""
+        terms = self.weights.columns
+
+        def found(first: Value | int, n: int, m: Value | int) -> list[Value]:
+            place = first * terms + m * n
+            return [packed.load(place + i) for i in range(n)]
+
+        return found
+
+
+def strips_pay(b: Builder, weights: ir.Matrix) -> bool:
+    """Whether a matrix of shared weights is better packed, for a product with these rows."""
+    size = weights.rows * weights.columns * weights.buffer.dtype.itemsize
+    return b.lanes > 1 and size >= _LEAST_PACKED and weights.strides[1] > 1
 
 
 def along(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None]) -> None:

@@ -45,11 +45,13 @@ _MOST_KEPT = 2**30
 # and more turns run again. With residuals, a group should fit in one segment.
 _GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
 # On the way back, the number of vectors for each number; a step has several times as many numbers
-# as forwards. The products of a network have enough to do with one vector, and lanes with steps of
-# their own wait for fewer others: for 16 to 256 neurons, adaptive gradients take 0.81, 0.80, 0.90,
-# 0.82 and 0.96 times as long, those of fixed steps 0.95, 0.94, 0.99, 1.05 and 1.05 (by
-# benchmarks/networks.py). So with fixed steps, weights that leave the nearest cache have two.
-_VECTORS_BACKWARDS, _MOST_NEAR = 2, 2**13
+# as forwards. With 32 registers, the products of a network have enough to do with one vector, and
+# lanes with steps of their own wait for fewer others: for 16 to 256 neurons, adaptive gradients
+# take 0.81, 0.80, 0.90, 0.82 and 0.96 times as long, those of fixed steps 0.95, 0.94, 0.99, 1.05
+# and 1.05 (by benchmarks/networks.py). So with fixed steps, weights that leave the nearest cache
+# have two. With 16 registers there are too few sums for a weight that is loaded: one vector takes
+# 0.96, 0.97, 1.07, 1.11 and 1.18 times as long as two, and fixed steps 1.0, 1.08, 1.07, 1.01, 1.0.
+_VECTORS_BACKWARDS, _MOST_NEAR, _FEW = 2, 2**13, 2**10
 # The largest number of lanes. With adaptive steps, lanes wait for one another, so there are half as
 # many. (By benchmarks/limits.py, in float32 with AVX-512: with 64 lanes, Lorenz takes 0.73 times as
 # long as with 32 by fixed steps, and 1.05 times by adaptive ones.)
@@ -113,7 +115,10 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
     is_adaptive = plan.method.value.controller is not None
-    alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
+    if here.registers < 32:
+        alone = has_products and shared <= _FEW
+    else:
+        alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
     return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
 
 

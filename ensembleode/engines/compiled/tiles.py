@@ -23,6 +23,7 @@ import numpy as np
 
 from .builder import Buffer, Builder, F32, I32, I64, Value
 from .module import Module
+from .reading import Packing
 
 
 # The name of the algorithm, as `jax.lax.DotAlgorithmPreset` has it.
@@ -47,7 +48,7 @@ def pays(rows: int, terms: int) -> bool:
 
 
 def packed_size(rows: int, terms: int) -> int:
-    """How many 32-bit numbers a packed matrix of weights takes."""
+    """How many 32-bit numbers a packed matrix takes."""
     return 2 * _SIZE * -(-rows // ROWS) * -(-terms // _TERMS)
 
 
@@ -56,19 +57,24 @@ def values_size(terms: int, lanes: int) -> int:
     return _TERMS * -(-terms // _TERMS) * lanes
 
 
-def pack(
-    b: Builder, weights: Buffer, strides: tuple[int, int], rows: int, terms: int, to: Buffer
-) -> None:
-    """Write the parts of a matrix of weights as tiles: `[tile of rows, tile of terms, high or low,
-    row, term]`, with zeros around the matrix.
+class Tiles(Packing):
+    """The parts of a matrix of weights as tiles: `[tile of rows, tile of terms, high or low, row,
+    term]`, with zeros around the matrix."""
 
-    **Arguments:** `strides`: the distances in memory from row to row, and from term to term.
-    """
-    name = "pack_weights"
-    if not b.module.has(name):
-        _write_pack(b.module, name)
-    sizes = ", ".join(f"i64 {x}" for x in (*strides, rows, terms))
-    b.emit(f"call void @{name}(ptr {weights.base}, {sizes}, ptr {to.base})")
+    @property
+    def size(self) -> int:
+        return packed_size(self.weights.rows, self.weights.columns)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return I32
+
+    def write(self, weights: Buffer, to: Buffer) -> None:
+        b, m, name = weights.builder, self.weights, "pack_weights"
+        if not b.module.has(name):
+            _write_pack(b.module, name)
+        sizes = ", ".join(f"i64 {x}" for x in (*m.strides, m.rows, m.columns))
+        b.emit(f"call void @{name}(ptr {weights.base}, {sizes}, ptr {to.base})")
 
 
 def multiply(

@@ -18,15 +18,22 @@ from .values import converted, number, only_by_axes, position, scalar, stored, V
 @rule(" ".join(MOVEMENTS))
 def _moved(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     starts = itertools.accumulate((x.size for x in ins), initial=0)
-    numbers = [
-        np.arange(start, start + x.size).reshape(x.shape)
-        for start, x in zip(starts, ins, strict=False)
-    ]
+    numbers = [_numbers(x, start) for start, x in zip(starts, ins, strict=False)]
+    ins = [x if x.view is None else stored(x.view[0], (x.size,)) for x in ins]
     outs = MOVEMENTS[eqn.primitive.name](np, numbers, eqn.params, ())
     return [
         picked(run, ins, np.asarray(m).reshape(v.aval.shape))
         for m, v in zip(outs, eqn.outvars, strict=True)
     ]
+
+
+def _numbers(x: Value, start: int) -> np.ndarray:
+    """The numbers of the components from `start` on, in the order in which they lie in memory."""
+    if x.view is None:
+        return np.arange(start, start + x.size).reshape(x.shape)
+    _, strides = x.view
+    parts = (stride * i for stride, i in zip(strides, np.indices(x.shape), strict=True))
+    return sum(parts, start=np.full(x.shape, start))
 
 
 def picked(run: Lowering, sources: Sequence[Value], numbers: np.ndarray) -> Value:
@@ -64,7 +71,11 @@ def picked(run: Lowering, sources: Sequence[Value], numbers: np.ndarray) -> Valu
         if numbers.size > x.size:
             x = run.stored(x)
         at = x.at
-        return only_by_axes(shape, dtype, lambda c: at(position(c, affine, first)), x.depth)
+        found = only_by_axes(shape, dtype, lambda c: at(position(c, affine, first)), x.depth)
+        if x.buffer is None or numbers.max() - first + 1 != numbers.size:
+            return found
+        buffer = dc.replace(x.buffer, start=x.buffer.start + first, size=numbers.size)
+        return dc.replace(found, view=(buffer, tuple(affine)))
     if numbers.size > ends[-1]:
         sources = [run.stored(x) for x in sources]
     buffer = run.allocate(dtype, numbers.size)

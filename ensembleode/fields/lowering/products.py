@@ -24,7 +24,7 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     ]
     ins = [cast(x, dtype) for x in ins]
     if dtype.kind == "f" and not batch[0] and is_large(eqn):
-        x, y = (run.stored(v) for v in ins)
+        x, y = (v if v.view is not None else run.stored(v) for v in ins)
         left = _matrix(x, free[0], contracted[0], first=False)
         right = _matrix(y, free[1], contracted[1], first=True)
         if left is not None and right is not None:
@@ -56,13 +56,14 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 def _matrix(x: Value, free: Sequence[int], contracted: Sequence[int], first: bool) -> Matrix | None:
     """An operand as a matrix `[free, contracted]`, or `[contracted, free]` if `first`; None if it
     doesn't lie in memory like that."""
-    if x.buffer is None:
+    if x.place is None:
         return None
-    shape = [math.prod(x.shape[a] for a in axes) for axes in (free, contracted)]
-    rows, columns = reversed(shape) if first else shape
-    by_free, by_contracted = [*free, *contracted], [*contracted, *free]
-    order = list(range(len(x.shape)))
-    straight, swapped = (by_contracted, by_free) if first else (by_free, by_contracted)
-    if straight == order:
-        return Matrix(x.buffer, rows, columns, False)
-    return Matrix(x.buffer, rows, columns, True) if swapped == order else None
+    buffer, strides = x.place
+    of_rows, of_columns = (contracted, free) if first else (free, contracted)
+    rows, columns = (math.prod(x.shape[a] for a in axes) for axes in (of_rows, of_columns))
+    for transposed in False, True:
+        order = [*of_columns, *of_rows] if transposed else [*of_rows, *of_columns]
+        straight = strides_of([x.shape[a] for a in order])
+        if all(strides[a] == s or x.shape[a] == 1 for a, s in zip(order, straight, strict=True)):
+            return Matrix(buffer, rows, columns, transposed)
+    return None

@@ -26,6 +26,8 @@ class Value:
     - `depth`: the number of operations in a component's expression.
     - `along`: a function from a counter for each axis to the component there, for an array that has
         no `at` (a slice of a matrix, for example).
+    - `view`: the memory that holds the array in another order (that of a transposed matrix, for
+        example), and the distance in it along each axis.
     """
 
     shape: tuple[int, ...]
@@ -34,10 +36,17 @@ class Value:
     buffer: Buffer | None = None
     depth: int = 0
     along: Callable[[Sequence[Expr]], Expr] | None = None
+    view: tuple[Buffer, tuple[int, ...]] | None = None
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def place(self) -> tuple[Buffer, tuple[int, ...]] | None:
+        """The memory that holds the array, and the distance in it along each axis; None if it isn't
+        stored."""
+        return self.view if self.buffer is None else (self.buffer, tuple(strides_of(self.shape)))
 
     @property
     def expr(self) -> Expr:

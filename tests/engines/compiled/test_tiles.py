@@ -38,8 +38,8 @@ def products(lanes, rows, terms):
     """The module whose functions are `packed(w, to)` and `product(packed, x, y)`."""
     m = Module(lanes, has_tiles=True)
     with m.function("packed", ["ptr %w", "ptr %to"], linkage="external") as b:
-        to = Buffer(b, "%to", I32)
-        tiles.pack(b, Buffer(b, "%w", F32), (terms, 1), rows, terms, to)
+        weights = ir.Matrix(ir.Buffer("shared", F32, 0, rows * terms), rows, terms, False)
+        tiles.Tiles(weights).write(Buffer(b, "%w", F32), Buffer(b, "%to", I32))
         b.return_()
     with m.function("product", ["ptr %p", "ptr %x", "ptr %y"], linkage="external") as b:
         memory = b.array(I32, tiles.values_size(terms, lanes))
