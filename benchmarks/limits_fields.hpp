@@ -137,16 +137,27 @@ struct KellerMiksis {
 template <int N>
 struct Lorenz96 {
     static constexpr int n = N, np = 1, ns = 0;
+    // Calls `body(i)` for all components. Loops too long to be unrolled have their ends apart, so
+    // that neighbours are at fixed distances.
+    template <class Body>
+    static INLINE void each(Body body) {
+        if constexpr (N <= 64) {
+            UNROLL for (int i = 0; i < N; i++) body(i, (i + N - 2) % N, (i + N - 1) % N, (i + 1) % N, (i + 2) % N);
+        } else {
+            for (int i : {0, 1, N - 2, N - 1}) body(i, (i + N - 2) % N, (i + N - 1) % N, (i + 1) % N, (i + 2) % N);
+            for (int i = 2; i < N - 2; i++) body(i, i - 2, i - 1, i + 1, i + 2);
+        }
+    }
     static INLINE void f(const V *y, const V *p, V, V *d) {
-        UNROLL for (int i = 0; i < N; i++)
-            d[i] = (y[(i + 1) % N] - y[(i + N - 2) % N]) * y[(i + N - 1) % N] - y[i] + p[0];
+        each([&](int i, int back2, int back, int next, int) {
+            d[i] = (y[next] - y[back2]) * y[back] - y[i] + p[0];
+        });
     }
     static INLINE void vjp(const V *y, const V *, V, const V *l, V *g, V *gp, V *) {
-        UNROLL for (int i = 0; i < N; i++) {
-            g[i] = y[(i + N - 2) % N] * l[(i + N - 1) % N] - y[(i + 1) % N] * l[(i + 2) % N]
-                 + (y[(i + 2) % N] - y[(i + N - 1) % N]) * l[(i + 1) % N] - l[i];
+        each([&](int i, int back2, int back, int next, int next2) {
+            g[i] = y[back2] * l[back] - y[next] * l[next2] + (y[next2] - y[back]) * l[next] - l[i];
             gp[0] += l[i];
-        }
+        });
     }
 };
 

@@ -51,7 +51,7 @@ class EnsembleColumns(EnsembleAlgorithm):
     **Cost:** one solve, with as many steps as the matrix as a whole needs, and the memory of all
     columns. In the compiled engine, a step of some columns is made at a time, while they are in
     registers, and threads share the columns of a step that takes long enough. That engine has the
-    explicit methods, `RMSNorm` and `MaxNorm`, states of fewer than 48 components, and no
+    explicit methods, `RMSNorm` and `MaxNorm`, states of at most 48 components, and no
     `d_discontinuities`; others run on the lanes engine, or on diffrax. With a `batch_size`, the
     columns of each batch are a matrix of their own, with its own steps; so are reruns.
 

@@ -83,14 +83,6 @@ class TakenOut(NamedTuple):
     scattered: tuple[Scattered, ...]
     size: int
 
-    @property
-    def alone(self) -> int:
-        """How many of these numbers are no factors of products, but cotangents."""
-        products = [x for x in self.terms if x.right is not None]
-        starts = {y.start for x in products for y in (x.left, x.right) if y is not None}
-        others = {x.left.start: x.rows for x in self.terms if x.left.start not in starts}
-        return sum(others.values())
-
 
 def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
     """Take out all but the first `kept` numbers of the result of a program, which is one array,

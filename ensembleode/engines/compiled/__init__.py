@@ -47,7 +47,7 @@ from ..flow import Flow, Known, own_and_shared
 from . import gauss_adjoint, solves
 from .column_step import MOST_STEPS, NORMS
 from .compiler import available
-from .description import LEAST_IN_MEMORY
+from .description import least_in_memory
 from .field import by_loops
 from .operations import check
 
@@ -58,27 +58,28 @@ SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
 # benchmarks/engine_limits.py and networks.py): a large state, an `f` so long that its code leaves
-# the cache, many numbers from which the gradients that are summed over trajectories are made at
-# each stage, and many among them that are gradients themselves, not factors of products.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS, _MOST_ALONE = 4000, 1500, 1100, 100
+# the cache, and many numbers from which the gradients that are summed over trajectories are made at
+# each stage.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 4000, 1500, 4200
 # The same on a GPU for a field with many numbers of each trajectory's own, whose cotangents are
 # variables there: with twice as many of them, a gradient takes four times as long to compile.
 _MOST_OWN_ON_GPU = 2000
-# The same for a field with many numbers that all trajectories share.
-_MANY_SHARED, _MOST_COMPONENTS_THEN = 100, 8
+# The same for more than a few components, if the numbers that all trajectories share have more bytes
+# than stay in a cache beside the stages of a step.
+_FEW_COMPONENTS, _MOST_SHARED = 8, 2**20
 # The same for states whose steps are written out, whatever their size.
 _MOST_WRITTEN_OUT = 200
+# The step of a column is written out, too, in code for many columns at once.
+_MOST_IN_COLUMNS = 48
 
 
 class _Reading(NamedTuple):
     """The result of translating a field: why it can't be translated, or how long its code is; and
-    of a derivative, how many numbers the gradients by shared parameters are made from, and how many
-    of these are `alone` (see `fields.outer_products`)."""
+    of a derivative, how many numbers the gradients by shared parameters are made from."""
 
     refusal: str | None
     statements: int = 0
     factors: int = 0
-    alone: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -101,7 +102,7 @@ def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
         return _Reading(None)
     found = _read_program(Program(jaxpr, None, ()), "the derivative of f")
     program = taken_out(jaxpr, kept)
-    return found._replace(factors=program.size, alone=program.alone)
+    return found._replace(factors=program.size)
 
 
 def _read_program(program: Program, what: str) -> _Reading:
@@ -109,7 +110,7 @@ def _read_program(program: Program, what: str) -> _Reading:
     inputs = Inputs.laid_out(avals, ["own"] * len(avals))
     # The loops of a large state stay loops.
     outs: list[Any] = program.jaxpr.outvars
-    is_large = any(math.prod(x.aval.shape) >= LEAST_IN_MEMORY for x in outs)
+    is_large = any(math.prod(x.aval.shape) >= least_in_memory() for x in outs)
     try:
         fn = by_loops(program.jaxpr, inputs) if is_large else lower(program.jaxpr, inputs)
         check(fn)
@@ -185,8 +186,8 @@ class Compiled(Closed):
             return "its EnsembleColumns have no d_discontinuities."
         if options["maxiters"] > MOST_STEPS:
             return f"its EnsembleColumns remember the times of all steps, {MOST_STEPS:,} at most."
-        if (size := math.prod(state.shape)) >= LEAST_IN_MEMORY:
-            return f"its EnsembleColumns have fewer than {LEAST_IN_MEMORY} components, not {size}."
+        if (size := math.prod(state.shape)) > _MOST_IN_COLUMNS:
+            return f"its EnsembleColumns have at most {_MOST_IN_COLUMNS} components, not {size}."
         return None
 
     def mass_refusal(self, options: dict) -> str | None:
@@ -217,13 +218,13 @@ class Compiled(Closed):
         own, shared = own_and_shared(field, batched)
         if own > _MOST_OWN_ON_GPU and jax.default_backend() != "cpu":
             return f"{own} numbers of each trajectory's own are better kept as arrays."
-        if shared > _MANY_SHARED and size > _MOST_COMPONENTS_THEN:
+        if size > _FEW_COMPONENTS and shared * state.dtype.itemsize > _MOST_SHARED:
             return f"{size} components with {shared} shared numbers are better solved as arrays."
         derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
-        if derivative.factors > _MOST_FACTORS or derivative.alone > _MOST_ALONE:
+        if derivative.factors > _MOST_FACTORS:
             return (
                 f"an f whose gradients by shared parameters are made from {derivative.factors} "
-                f"numbers, {derivative.alone} of them not in products, is better solved as arrays."
+                "numbers is better solved as arrays."
             )
         return derivative.refusal
 

@@ -22,6 +22,7 @@ from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Switching
 from ...tracing.program import Program
 from ..flow import real_of
+from .machine import current
 from .numbers import Layout
 from .stops import known_times
 
@@ -34,8 +35,16 @@ _MOST_VARIABLES = 48
 _MOST_OWN_VARIABLES = 48
 # More residuals of the field than this are computed again on the way back.
 _MOST_RESIDUALS = 2048
-# A state of at least as many components is an array in memory.
-LEAST_IN_MEMORY = 48
+# The stages of larger states than this are computed again.
+_MOST_RECORDED = 512
+
+
+def least_in_memory() -> int:
+    """How many components a state has at least that is an array in memory: as many as there are
+    registers. (With AVX2 and 16, 32 and 40 components, Lorenz 96 takes 0.91, 0.65 and 0.57 times as
+    long as written out, with its gradient 0.77, 0.63 and 0.66; with AVX-512, about 0.6 from 48
+    on.)"""
+    return current().registers
 
 
 def is_in_memory(
@@ -45,7 +54,7 @@ def is_in_memory(
     for single components. Callbacks and implicit methods do, and so does step-size control that
     looks at a part of the state; in a GPU's threads all numbers are registers."""
     whole = isinstance(method, RungeKutta) and events is None and controlled == size
-    return whole and size >= LEAST_IN_MEMORY and not on_gpu
+    return whole and not on_gpu and size >= least_in_memory()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +125,13 @@ class Description:
 
     @property
     def recorded(self) -> int:
-        """How many numbers a recorded step has: the state, its `stages`, the carry (unless it is
+        """How many numbers a recorded step has: the state, its stages `apart`, the carry (unless it is
         recomputed from the state), the time and the size; if `switches`, which method made it; if
         `records_end`, the step's end; with callbacks, the marks of those that acted there; and last
         `evaluations` of the field."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        step = self.size * (1 + self.stages) + len(carried) + int(self.switches) + ends + 2
+        step = self.size * (1 + self.apart) + len(carried) + int(self.switches) + ends + 2
         return step + self.evaluations * self.evaluation
 
     @property
@@ -180,9 +189,16 @@ class Description:
     @property
     def stages(self) -> int:
         """How many stages of a step are recorded. With many parameters the field is so long that
-        its values are not computed again; those of a state in memory would be too many."""
-        explicit = isinstance(self.method, RungeKutta) and not self.in_memory
-        return self.method.stages if explicit and self.sums_in_memory else 0
+        its values are not computed again, unless the state is so large that they are too many."""
+        if not isinstance(self.method, RungeKutta) or not self.sums_in_memory:
+            return 0
+        return self.method.stages if self.size <= _MOST_RECORDED else 0
+
+    @property
+    def apart(self) -> int:
+        """How many of the stages, the first ones, are recorded apart from the evaluations. Those of
+        a state in memory stay where they were evaluated."""
+        return self.stages - (self.evaluations + self.passes_on if self.in_memory else 0)
 
     @property
     def records_end(self) -> bool:

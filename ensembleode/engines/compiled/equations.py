@@ -131,13 +131,14 @@ def keeping_in(
     parts = d.parts
     if parts is None:
         return None
-    fn = translated(parts.forward, with_groups(d.layout.inputs, "forward"), "f")
+    inputs = with_groups(d.layout.inputs, "forward")
+    fn = translated(parts.forward, inputs, "f", in_memory=d.in_memory)
 
     def of(held: Held, mask: Value, place: Callable[[], Memory]) -> Equations:
         def f(y: tuple, t: Value) -> tuple:
             numbers, at = HeldNumbers(held, u=y, forward=y), (b.spread(t), b.spread(mask))
             found = evaluate_apart(b, fn, "field_in_parts", numbers, *at, result=place())
-            return tuple(found[: d.size])
+            return _components(d, found, d.size)
 
         return dataclasses.replace(equations(held, mask), f=f)
 

@@ -126,39 +126,43 @@ class Record:
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
-        stages = itertools.chain(*step.attempt.dense) if self.loop.problem.stages else ()
+        p = self.loop.problem
 
         def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
 
-        each(step.y, write)
-        for i, x in enumerate((*stages, *carried, *ends, step.t, h), self.loop.problem.size):
+        for i, state in enumerate((step.y, *step.attempt.dense[: p.apart])):
+            each(state, lambda c, x, i=i: write(c + p.size * i, x))
+        for i, x in enumerate((*carried, *ends, step.t, h), p.size * (1 + p.apart)):
             write(i, x)
         self.turn.set(turn + 1)
 
     def read_turn(self, turn: Value) -> Turn:
         p, ends = self.loop.problem, []
-        first, size = turn * self.numbers, p.size
-        state = []
-        if p.in_memory:
-            # (On a CPU the cells of a turn lie one after the other.)
-            cells = Memory(self.work.turns.offset(self._cell(first)), of_lanes=True)
-            state, size = [InMemory(cells, p.size)], 0
-        cells = [self._cell(first + i) for i in range(p.size - size, self._evaluations)]
-        *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
+        first, turns = turn * self.numbers, self.work.turns
+
+        def state_at(number: int) -> list:
+            if p.in_memory:
+                # (On a CPU the cells of a turn lie one after the other.)
+                cells = Memory(turns.offset(self._cell(first + number)), of_lanes=True)
+                return [InMemory(cells, p.size)]
+            return [turns.load_lanes(self._cell(first + number + c)) for c in range(p.size)]
+
+        state, *stages = [state_at(i * p.size) for i in range(1 + p.apart)]
+        cells = [self._cell(first + i) for i in range(p.size * (1 + p.apart), self._evaluations)]
+        *numbers, t, h = [turns.load_lanes(cell) for cell in cells]
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         is_stiff = numbers.pop().ne(0.0) if p.switches else None
-        last = p.size * p.stages + size
-        state, carry = [*state, *numbers[:size]], numbers[last:]
-        stages = [numbers[i : i + size] for i in range(size, last, p.size)]
-        first = p.stages - p.evaluations
-        known = 0 if p.passes_on else first
+        evaluated = p.stages - p.evaluations
+        evaluations = [self._evaluation_of(turn, i - evaluated) for i in range(p.apart, p.stages)]
+        stages += [[InMemory(x, p.size)] for x in evaluations]
+        known = 0 if p.passes_on else evaluated
         residuals = [None] * known
-        residuals += [self._residuals(turn, i - first) for i in range(known, p.stages)]
+        residuals += [self._residuals(turn, i - evaluated) for i in range(known, p.stages)]
         more = {"is_stiff": is_stiff, "stages": stages, "residuals": residuals}
-        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], **more)
+        return Turn(state, numbers, t, h, *ends[:1], marks=ends[1:], **more)
 
     #
     # Evaluations of the field, with what the way back needs of them

@@ -45,10 +45,11 @@ def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> t
         # There the state becomes NaN, which ends the trajectory.
         size = b.where(unresolved, np.nan, _size(loop, t, t2))
     y = loop.state()
+    carry = loop.carried()
     if loop.outputs is None:
         # Recorded steps are read after the state has changed.
         y = tuple(map(copied, y))
-    carry = loop.carried()
+        carry = jax.tree.map(copied, carry) if p.apart else carry
     method = loop.now(p.method)
     if loop.switch is not None:
         loop.switch.count(loop.active.get())

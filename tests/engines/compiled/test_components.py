@@ -53,7 +53,7 @@ def written_out_and_in_memory(run, monkeypatch):
     monkeypatch.setattr(kernel, "solving", noted)
     found = []
     for least, maxiters in ((10**6, 100), (1, 101)):
-        monkeypatch.setattr(description, "LEAST_IN_MEMORY", least)
+        monkeypatch.setattr(description, "least_in_memory", lambda least=least: least)
         found.append(jax.tree.leaves(run(maxiters)))
     assert set(seen) == {False, True}, "both kinds of code ran"
     return found
@@ -121,6 +121,47 @@ def test_any_size_and_method_has_the_bits_of_code_that_is_written_out(
 
         for x, y in zip(*written_out_and_in_memory(run, monkeypatch), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+RECORDED = {
+    "times": {**ADAPTIVE, "saveat": 0.2},
+    "fixed": {**FIXED, "saveat": 0.2},
+    "fixed ends": FIXED,
+    "last stage is another": {**ADAPTIVE, "alg": eo.BS5(), "saveat": 0.2},
+}
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x == "times" else slow) for x in RECORDED]
+)
+def test_recorded_stages_give_the_same_gradient(name, linear, monkeypatch):
+    """With many shared parameters the stages are recorded, and the residuals of a field that has
+    some."""
+    rng = np.random.default_rng(1)
+    u0, first = jnp.asarray(rng.normal(size=(N, 6))), jnp.asarray(rng.normal(size=(9, 6)))
+    second = jnp.asarray(rng.normal(size=(6, 9)) / 9)
+
+    def field(u, p, t):
+        inner = p[0] @ u
+        return p[1] @ (inner if linear else jnp.tanh(inner + t))
+
+    def run(maxiters):
+        def loss(u0, p):
+            prob = eo.ODEProblem(field, u0[0], (0.0, 0.5), p)
+            ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
+            options = {"maxiters": maxiters, **RECORDED[name]}
+            alg, where = options.pop("alg", eo.Tsit5()), eo.EnsembleThreads(1)
+            u = eo.solve(ens, alg, where, trajectories=N, engine="compiled", **options).u
+            return jnp.sum(jnp.nan_to_num(u) ** 2), u
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, (first, second))
+
+    # (Products that are written out are added up in another order.)
+    apart, together = written_out_and_in_memory(run, monkeypatch)
+    for x, y in zip(apart, together, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-13)
+    assert all(np.any(x) for x in apart)
 
 
 def test_a_large_linear_system_and_its_gradient():
