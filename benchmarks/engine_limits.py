@@ -1,14 +1,16 @@
 """Up to which size the compiled engine is the faster of the two that `engine="auto"` chooses from.
 
     python benchmarks/engine_limits.py [--only rolls,dense] [--sizes 16,64] [--batches 16,4096]
-        [--limit SECONDS]
+        [--bits 64,32] [--limit SECONDS]
 
-The ensembles are in float64, by Tsit5 at 1e-6: Lorenz 96 written with `jnp.roll`, and with computed
-indices; a chain of oscillators, with each component written out and all of them stacked; neurons
-that are coupled by a dense matrix that all trajectories share; a network 2 -> W -> 2; and, with
-numbers of each trajectory's own, a network 2 -> W -> W -> 2 (`networks`), and an oscillator that is
-driven by a table of so many numbers (`tables`). Then come the gradients of half the sum of squares
-of the ends, with respect to the initial states of each trajectory and to the parameters.
+The ensembles are by Tsit5, in float64 at 1e-6 (in float32 at 1e-4): Lorenz 96 written with
+`jnp.roll`, and with computed indices; a chain of oscillators, with each component written out and
+all of them stacked; neurons that are coupled by a dense matrix that all trajectories share; a
+network 2 -> W -> 2, and one n -> 128 -> n (`latent`); two shared coefficients for each component
+(`coefficients`); and, with numbers of each trajectory's own, a network 2 -> W -> W -> 2
+(`networks`), and an oscillator that is driven by a table of so many numbers (`tables`). Then come
+the gradients of half the sum of squares of the ends, with respect to the initial states of each
+trajectory and to the parameters.
 
 Each ensemble and engine has a process of its own, on one core, without caches on disk. `ns` is the
 least CPU time of several calls, for one trajectory, attempted step and component (of the networks:
@@ -54,6 +56,10 @@ def network(u, p, t):
     return p[1] @ jnp.tanh(p[0] @ u)
 
 
+def coefficients(u, p, t):
+    return p[0] * jnp.roll(u, 1) - p[1] * u
+
+
 def networks(u, p, t):
     return p[2] @ jnp.tanh(p[1] @ jnp.tanh(p[0] @ u))
 
@@ -84,6 +90,11 @@ def case(name, size, trajectories):
         shared = [rng.normal(size=(size, 2)), rng.normal(size=(2, size)) / size]
         return network, rng.normal(size=(trajectories, 2)), shared, 2.0
     u0 = rng.normal(size=(trajectories, size))
+    if name == "latent":
+        shared = [rng.normal(size=(128, size)) / size**0.5, rng.normal(size=(size, 128)) / 128**0.5]
+        return network, u0, shared, 1.0
+    if name == "coefficients":
+        return coefficients, u0, [0.1 * rng.uniform(size=size), rng.uniform(size=size)], 1.0
     if name == "dense":
         return dense, u0, [rng.normal(size=(size, size)) / size**0.5], 2.0
     cases = {"rolls": (rolls, 8.0), "index": (index, 8.0), "stack": (stack, 1.0)}
@@ -91,7 +102,7 @@ def case(name, size, trajectories):
     return field, u0, [np.array(value)], 1.0
 
 
-def work(name, size, trajectories, engine, limit):
+def work(name, size, trajectories, bits, engine, limit):
     """Of the solve and of its gradient: nanoseconds, and seconds of the first call."""
     signal.alarm(limit)
     jax.config.update("jax_enable_x64", True)
@@ -105,7 +116,8 @@ def work(name, size, trajectories, engine, limit):
             eo.ODEProblem(field, u0[0], (0.0, end), of(0)),
             lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index], p=of(ctx.index)),
         )
-        where, options = eo.EnsembleThreads(1), {"abstol": 1e-6, "reltol": 1e-6, "engine": engine}
+        tol = 1e-6 if bits == 64 else 1e-4
+        where, options = eo.EnsembleThreads(1), {"abstol": tol, "reltol": tol, "engine": engine}
         return eo.solve(ens, eo.Tsit5(), where, trajectories=len(u0), save_start=False, **options)
 
     def loss(u0, p):
@@ -114,7 +126,8 @@ def work(name, size, trajectories, engine, limit):
     def forward(u0, p):
         return jnp.sum((stats := solve(u0, p).stats).naccept + stats.nreject), loss(u0, p)
 
-    args = jnp.asarray(u0), [jnp.asarray(x) for x in p]
+    dtype = f"float{bits}"
+    args = jnp.asarray(u0, dtype), [jnp.asarray(x, dtype) for x in p]
     found = []
     for function in (forward, jax.grad(loss, argnums=(0, 1))):
         run = jax.jit(function)
@@ -135,13 +148,14 @@ def main():
     cases = by_size(
         __file__,
         __doc__,
-        only="rolls,index,stack,dense,network,networks,tables",
+        only="rolls,index,stack,dense,network,latent,coefficients,networks,tables",
         sizes="16,32,64,100,200,400",
         batches="256",
+        bits="64",
         limit="an engine",
-        columns=["size", "trajectories", *(f"{way}: ns, first" for way in ways)],
+        columns=["size", "trajectories", "bits", *(f"{way}: ns, first" for way in ways)],
     )
-    for name, size, trajectories, cold in cases:
+    for name, size, trajectories, bits, cold in cases:
         found = []
         for engine in ENGINES:
             try:
@@ -153,7 +167,7 @@ def main():
             for i in (0, 1)
             for each in found
         ]
-        print(line([name, size, trajectories, *cells]), flush=True)
+        print(line([name, size, trajectories, bits, *cells]), flush=True)
 
 
 ENGINES = ("compiled", "lanes")

@@ -3,8 +3,8 @@
     python benchmarks/lorenz_96.py [--sizes 40,65,100,200,400,1000] [--trajectories N]
         [--dtype float64] [--budget SECONDS]
 
-The field is written with `jnp.roll`, and solved adaptively by Tsit5 at 1e-6; the gradient is that of
-half the sum of squares of the ends with respect to all initial states and parameters. C++
+The field is written with `jnp.roll`, and solved adaptively by Tsit5 at 1e-6; the gradient is that
+of half the sum of squares of the ends with respect to all initial states and parameters. C++
 (limits.cpp, with g++ or $CXX) has loops over the components, which are unrolled up to 64 of them.
 
 Both run in turns in one process, on one core. A cell has the least CPU time in nanoseconds for each

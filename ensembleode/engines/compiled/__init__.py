@@ -64,8 +64,8 @@ _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 4000, 1500, 4200
 # The same on a GPU for a field with many numbers of each trajectory's own, whose cotangents are
 # variables there: with twice as many of them, a gradient takes four times as long to compile.
 _MOST_OWN_ON_GPU = 2000
-# The same for more than a few components, if the numbers that all trajectories share have more bytes
-# than stay in a cache beside the stages of a step.
+# The same for more than a few components, if the numbers that all trajectories share have more
+# bytes than stay in a cache beside the stages of a step.
 _FEW_COMPONENTS, _MOST_SHARED = 8, 2**20
 # The same for states whose steps are written out, whatever their size.
 _MOST_WRITTEN_OUT = 200

@@ -331,7 +331,7 @@ def test_they_run_on_the_compiled_engine():
     sim = eo.solve(eo.EnsembleProblem(robertsons()), RODAS5P, trajectories=2)
     assert sim.engine.name == "compiled"
     # (Of an explicit method arrays would be faster.)
-    shared = jnp.ones(101)
+    shared = jnp.ones(4201)
     many = eo.ODEProblem(lambda u, p, t: 1e3 * (jnp.sum(p) - u), 1.0, (0.0, 1.0), shared)
     assert eo.solve(many, METHODS[0]).engine.name == "compiled"
     assert eo.solve(many, dt=1e-3, adaptive=False).engine.name == "lanes"
