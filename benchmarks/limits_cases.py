@@ -140,6 +140,12 @@ class NetworkCase(Case):
         return self.f.field(u, p, t)
 
 
+def of_lorenz_96(size: int, n: int, t1: float, kind: type[Case] = Case) -> Case:
+    """`n` trajectories of so many components, with forcings of their own."""
+    u0, forcings = np.tile(np.sin(np.arange(size)), (n, 1)), np.linspace(2.0, 8.0, n)[:, None]
+    return kind(lorenz_96, u0, forcings, t1, f"Lorenz96<{size}>", tol=1e-6)
+
+
 def cases(quick: bool) -> dict[str, Case]:
     def many(n):
         return n // 16 if quick else n
@@ -168,9 +174,7 @@ def cases(quick: bool) -> dict[str, Case]:
         found[f"van-der-pol-{name}"] = case
     n = many(1024)
     for size in (10, 20, 40):
-        u0, p = starts(np.sin(np.arange(size)), n), np.linspace(2.0, 8.0, n)[:, None]
-        cpp = f"Lorenz96<{size}>"
-        found[f"lorenz-96-{size}"] = Case(lorenz_96, u0, p, 2.0, cpp, tol=1e-6)
+        found[f"lorenz-96-{size}"] = of_lorenz_96(size, n, 2.0)
     weights = rng.normal(size=252) * np.repeat([0.7, 0.7, 0.2, 0.1], [100, 50, 100, 2])
     found["network"] = NetworkCase(
         Network(), rng.normal(size=(n, 2)), weights, 3.0, "Network", tol=1e-6, shares_p=True

@@ -23,18 +23,12 @@ from common.processes import held, last_core
 from common.report import header, line, machine
 from common.timing import in_turns, timed
 from limits import by_cpp, by_engine
-from limits_cases import Case, lorenz_96
+from limits_cases import Case, of_lorenz_96
 
 
 class Rolls(Case):
     def field(self, u, p, t):
         return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + p[0]
-
-
-def case(size, n):
-    u0 = np.tile(np.sin(np.arange(size, dtype=float)), (n, 1))
-    p = np.linspace(2.0, 8.0, n)[:, None]
-    return Rolls(lorenz_96, u0, p, 0.5, f"Lorenz96<{size}>", tol=1e-6)
 
 
 def measured(problem, dtype, budget):
@@ -69,7 +63,7 @@ def main():
     base = None
     for size in map(int, given.sizes.split(",")):
         with held(None if core is None else {core}):
-            problem = case(size, given.trajectories)
+            problem = of_lorenz_96(size, given.trajectories, 0.5, Rolls)
             ns, firsts, difference = measured(problem, given.dtype, given.budget)
         base = base or ns
         cells = [

@@ -195,10 +195,15 @@ class Description:
         return self.method.stages if self.size <= _MOST_RECORDED else 0
 
     @property
+    def unevaluated(self) -> int:
+        """How many of the recorded stages, the first ones, have no recorded evaluation."""
+        return self.stages - self.evaluations - self.passes_on
+
+    @property
     def apart(self) -> int:
         """How many of the stages, the first ones, are recorded apart from the evaluations. Those of
         a state in memory stay where they were evaluated."""
-        return self.stages - (self.evaluations + self.passes_on if self.in_memory else 0)
+        return self.unevaluated if self.in_memory else self.stages
 
     @property
     def records_end(self) -> bool:

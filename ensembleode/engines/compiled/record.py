@@ -155,12 +155,11 @@ class Record:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         is_stiff = numbers.pop().ne(0.0) if p.switches else None
-        evaluated = p.stages - p.evaluations
-        evaluations = [self._evaluation_of(turn, i - evaluated) for i in range(p.apart, p.stages)]
-        stages += [[InMemory(x, p.size)] for x in evaluations]
-        known = 0 if p.passes_on else evaluated
-        residuals = [None] * known
-        residuals += [self._residuals(turn, i - evaluated) for i in range(known, p.stages)]
+        numbered = range(-int(p.passes_on), p.evaluations)
+        evaluations = [self._evaluation_of(turn, i) for i in numbered]
+        if p.in_memory:
+            stages += [[InMemory(x, p.size)] for x in evaluations]
+        residuals = [None] * p.unevaluated + [self._residuals(x) for x in evaluations]
         more = {"is_stiff": is_stiff, "stages": stages, "residuals": residuals}
         return Turn(state, numbers, t, h, *ends[:1], marks=ends[1:], **more)
 
@@ -178,10 +177,10 @@ class Record:
         cell = self._cell(turn * self.numbers + number)
         return Memory(self.work.turns.offset(cell), of_lanes=True)
 
-    def _residuals(self, turn: Value, i: int) -> Loaded:
+    def _residuals(self, evaluation: Memory) -> Loaded:
         p = self.loop.problem
         assert p.parts is not None
-        return Loaded(self._evaluation_of(turn, i).moved(p.size), p.parts.size)
+        return Loaded(evaluation.moved(p.size), p.parts.size)
 
     def _equations(self, held: Held, mask: Value) -> Equations:
         """The equations for the attempt that is recorded next."""
