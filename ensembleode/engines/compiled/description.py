@@ -125,14 +125,19 @@ class Description:
 
     @property
     def recorded(self) -> int:
-        """How many numbers a recorded step has: the state, its stages `apart`, the carry (unless it
-        is recomputed from the state), the time and the size; if `switches`, which method made it;
-        if `records_end`, the step's end; with callbacks, the marks of those that acted there; and
-        last `evaluations` of the field."""
+        """How many numbers a recorded step has: those of `of_step`, and then its `evaluations` of
+        the field."""
+        return self.of_step + self.evaluations * self.evaluation
+
+    @property
+    def of_step(self) -> int:
+        """How many numbers of a recorded step are not of its evaluations: the state, its stages
+        `apart`, the carry (unless it is recomputed from the state), the time and the size; if
+        `switches`, which method made it; if `records_end`, the step's end; and with callbacks, the
+        marks of those that acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        step = self.size * (1 + self.apart) + len(carried) + int(self.switches) + ends + 2
-        return step + self.evaluations * self.evaluation
+        return self.size * (1 + self.apart) + len(carried) + int(self.switches) + ends + 2
 
     @property
     def parts(self) -> Split | None:

@@ -101,8 +101,6 @@ class Record:
         b, problem = self.b, loop.problem
         self.width = max(1, b.lanes)
         self.numbers = problem.recorded
-        # Where the evaluations begin among them.
-        self._evaluations = problem.recorded - problem.evaluations * problem.evaluation
         self._keeping = keeping
         self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
@@ -149,7 +147,7 @@ class Record:
             return [turns.load_lanes(self._cell(first + number + c)) for c in range(p.size)]
 
         state, *stages = [state_at(i * p.size) for i in range(1 + p.apart)]
-        cells = [self._cell(first + i) for i in range(p.size * (1 + p.apart), self._evaluations)]
+        cells = [self._cell(first + i) for i in range(p.size * (1 + p.apart), p.of_step)]
         *numbers, t, h = [turns.load_lanes(cell) for cell in cells]
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
@@ -173,7 +171,7 @@ class Record:
         p = self.loop.problem
         if p.passes_on:
             turn, i = (turn + 1, 0) if i == p.evaluations - 1 else (turn, i + 1)
-        number = self._evaluations + i * p.evaluation
+        number = p.of_step + i * p.evaluation
         cell = self._cell(turn * self.numbers + number)
         return Memory(self.work.turns.offset(cell), of_lanes=True)
 

@@ -435,8 +435,8 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     turns = max(turns, -(-most * back.checkpoint // _MOST_KEPT))
     segments = -(-most // turns) + 1
     events = (group + 1) * EVENT_CELLS * d.width
-    # (The last turn passes an evaluation on.)
-    passed_on = d.evaluation * d.width if d.passes_on else 0
+    # (The last turn passes an evaluation on, to its place in a turn after it.)
+    passed_on = (d.of_step + d.evaluation) * d.width if d.passes_on else 0
     lengths = turns * turn + passed_on, events, segments * back.checkpoint
     if not in_memory:
         memory = _memory(d, *(threads * length for length in lengths))

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import ensembleode as eo
-from ensembleode.engines.compiled import panels, parameter_sums
+from ensembleode.engines.compiled import panels, parameter_sums, solves
 
 
 FIXED = {"adaptive": False, "dt": 0.1}
@@ -140,6 +140,32 @@ def test_threads_and_collections_change_nothing(options, monkeypatch):
         found = gradient(network, u0, p, "compiled", **options)
         same(found[0], expected[0])
         same(found[1], expected[1], np.testing.assert_allclose, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("size", "alg", "options"),
+    [
+        (2, eo.Tsit5(), FIXED),
+        (20, eo.Tsit5(), FIXED),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (
+                *((2, eo.Tsit5(), {}), (2, eo.RK4(), FIXED), (20, eo.Vern7(), FIXED)),
+                *((2, eo.Tsit5(), FIXED | {"saveat": [0.17, 0.5]}), (20, eo.Tsit5(), {})),
+            )
+        ),
+    ],
+)
+def test_segments_change_nothing(size, alg, options, monkeypatch):
+    """Steps are recorded in the memory that there is for them, with states in registers and in
+    memory, and with evaluations that a step passes on to the next."""
+    u0, p = states(21, size), weights(size, 24, size)
+    run = functools.partial(gradient, network, u0, p, "compiled", alg=alg, **options)
+    expected = run(maxiters=1000)
+    monkeypatch.setattr(solves, "_segment_turns", lambda most, _: min(most, 3))
+    found = run(maxiters=1001)  # another program
+    np.testing.assert_array_equal(found[0], expected[0])
+    same(found[1], expected[1], np.testing.assert_allclose, rtol=1e-12)
 
 
 @pytest.mark.slow
