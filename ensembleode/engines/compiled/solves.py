@@ -20,6 +20,7 @@ from ...core.saving import Saving
 from ...dense import inner_nodes
 from ...fields import parameters_of
 from ...fields.products import algorithm, is_large
+from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
 from ..flow import Flow, Known, own_and_shared, widened
@@ -56,6 +57,12 @@ _VECTORS_BACKWARDS, _MOST_NEAR, _FEW = 2, 2**13, 2**10
 # many. (By benchmarks/limits.py, in float32 with AVX-512: with 64 lanes, Lorenz takes 0.73 times as
 # long as with 32 by fixed steps, and 1.05 times by adaptive ones.)
 MOST_LANES = 64
+# With as many shared weights, of states in registers and in memory, products have two vectors even
+# where these leave no registers for the state. (By benchmarks/engine_limits.py with AVX2, dense
+# matrices for 16, 64 and 256 components take 0.73, 0.83 and 0.69 times as long as with one, 0.71,
+# 0.79 and 0.69 times with their gradients; networks with 128 neurons for 8 to 1,000 components 0.7
+# to 0.9 times. With fewer weights it may take 1.4 times as long, and without products 1.5 times.)
+_REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
 # one by one in memory.
 _MOST_BLOCKS = 256
@@ -89,9 +96,7 @@ def described(
         on_gpu,
         plan.events,
         plan.form,
-        is_in_memory(
-            math.prod(plan.state.shape), plan.controlled, solver.method, plan.events, on_gpu=on_gpu
-        ),
+        _in_memory(plan),
         has_tiles=not on_gpu and _by_tiles(plan, here),
     )
 
@@ -108,7 +113,7 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
     has_products = _has_products(plan.field)
     crowded = plan.method.value.controller is not None or has_products
-    width = width_of(size, dtype, n, here, crowded=crowded)
+    width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
     if _by_tiles(plan, here):
         width = max(width, tiles.LANES)  # fewer lanes would have other bits, without tiles
     if not backwards:
@@ -120,6 +125,20 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     else:
         alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
     return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
+
+
+def _in_memory(plan: Plan) -> bool:
+    size, on_gpu = math.prod(plan.state.shape), plan.engine.on_gpu
+    method = plan.method.value.method
+    return is_in_memory(size, plan.controlled, method, plan.events, on_gpu=on_gpu)
+
+
+def _reused(plan: Plan) -> bool:
+    """Whether shared weights are so many that it pays to load each once for several vectors."""
+    _, shared = own_and_shared(plan.field, plan.batched)
+    is_explicit = isinstance(plan.method.value.method, RungeKutta)
+    least = _REUSED_IN_MEMORY if _in_memory(plan) else _REUSED
+    return is_explicit and shared >= least and _has_products(plan.field)
 
 
 def _by_tiles(plan: Plan, here: machine.Machine) -> bool:
@@ -144,7 +163,15 @@ def _has_products(field: Program) -> bool:
     return any(x.primitive.name == "dot_general" and is_large(x) for x in equations(field.jaxpr))
 
 
-def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool = True) -> int:
+def width_of(
+    size: int,
+    dtype: Any,
+    n: int,
+    here: machine.Machine,
+    *,
+    crowded: bool = True,
+    reused: bool = False,
+) -> int:
     """The number of lanes: those of several vectors, which hide each other's latency. There are
     only as many vectors as leave registers free for the state, and no more than there are
     trajectories.
@@ -152,10 +179,11 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: b
     **Arguments:** `crowded`: whether there are many numbers besides the state, those of an adaptive
     step or the sums of a product. With 16 registers two vectors do better than four then (measured
     by benchmarks/limits.py, with AVX2; a network with 64 neurons takes 0.77 times as long).
+    `reused`: whether there are weights of which each should be loaded for two vectors at least.
     """
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
-    vectors = fitting[0] if fitting else 1
+    vectors = fitting[0] if fitting else 2 if reused else 1
     widest = min(MOST_LANES // (2 if crowded else 1), vectors * here.lanes(dtype))
     return min(widest, 2 ** math.ceil(math.log2(max(1, n))))
 
