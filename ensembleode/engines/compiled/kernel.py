@@ -189,13 +189,13 @@ def solving(d: Description) -> tuple[str, int]:
 #
 
 
-# Further entries of the `sizes` of `pull_back`: the turns of a segment, and the trajectories of a
-# group. On a GPU, the entry THREADS is how many threads share one sum, which these threads add to
+# Further entries of the `sizes` of `pull_back`: the turns of a segment, the trajectories of a group,
+# and how many checkpoints there is room for. On a GPU, the entry THREADS is how many threads share one sum, which these threads add to
 # in turn; on a CPU, the entries from THREADS on are the lengths of a thread's memory, in the order
 # of `_memory`. Where the sums of shared parameters are in memory, two more follow: the number of
 # trajectories of a set, and of a block (see `record.Blocks`). The last are the bytes of a thread's
 # arrays, where states are in memory.
-TURNS, GROUP, THREADS = 3, 4, 5
+TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 
 class PullingBack(NamedTuple):
@@ -268,7 +268,8 @@ def pulling_back(d: Description) -> PullingBack:
 
 
 def _work(b: Builder, d: Description, frame: Frame) -> Work:
-    room, group = (b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP))
+    sizes = (b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP, CHECKPOINTS))
+    room, group, checkpoints = sizes
     memory = [frame.others[name] for name in _memory(d)]
     zero, one = b.constant(0, I64), b.constant(1, I64)
     if not d.on_gpu:
@@ -278,7 +279,8 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
         turns, events, kept, *factors = (
             x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)
         )
-        work = Work(first, end, group, group, turns, events, kept, room, zero, one)
+        own = turns, events, kept, room, checkpoints
+        work = Work(first, end, group, group, *own, zero, one)
         if not factors:
             return work
         blocks = Blocks(*(b.cast(frame.sizes.load(i), I64) for i in (ends, ends + 1)))
@@ -290,7 +292,8 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     which = b.binary("udiv", thread, each)
     start, member = which * group, thread - which * each
     used = b.binary("udiv", frame.n, group) * each
-    return Work(start + member, start + group, one, each, *memory, room, thread, used)
+    own = *memory, room, checkpoints
+    return Work(start + member, start + group, one, each, *own, thread, used)
 
 
 def _jumps_in(b: Builder, d: Description, sums: ParameterSums | None) -> Jumps | None:

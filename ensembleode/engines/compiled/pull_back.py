@@ -3,7 +3,10 @@
 The trajectories of a group are solved again, and every turn of the lanes is recorded: where it
 began, and how long the step was (zero where it was rejected). Then the turns are replayed
 backwards. A long record is kept in segments: only where each began is kept on the way forwards, and
-each is solved again before it is replayed.
+each is solved again before it is replayed. When there is no room for more such checkpoints, every
+other one is dropped: from then on, some segments are solved again on the way to another (see
+Stumm and Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci. Comput. 32, 2010,
+who drop checkpoints as steps go on, too).
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ def pull_back(
     first = b.variable(I64, work.first, of_lanes=False)
     n_sums = pullback.n_shared if in_memory is None else 0
     sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(n_sums)]
-    segment = b.variable(I64, 0, of_lanes=False)
-    forwards = b.variable(BOOL, True, of_lanes=False)
+    segment, target = (b.variable(I64, 0, of_lanes=False) for _ in range(2))
+    forwards, returns = (b.variable(BOOL, True, of_lanes=False) for _ in range(2))
 
     size = 0
 
@@ -53,27 +56,38 @@ def pull_back(
         size = record.checkpoint_size()
         events.append(record.add_event)
         replay = Replay(b, loop, record, pullback, cotangents, sums if alone or in_memory else None)
+        checkpoints = Checkpoints(record)
+        # The segment that is recorded next, and the one that is to be replayed.
         segment.set(0)
+        target.set(0)
         forwards.set(True)
+        returns.set(False)
+
+        def return_() -> None:
+            segment.set(checkpoints.restore(target.get()))
+            returns.set(False)
 
         def one_segment() -> Value:
-            now = segment.get()
-            b.if_(forwards.get(), lambda: record.keep(now), lambda: record.restore(now))
+            b.if_(forwards.get(), lambda: checkpoints.keep(segment.get()))
+            b.if_(returns.get(), return_)
             record.fill()
-            more = forwards.get() & loop.goes_on.get()
+            now = segment.get()
+            more = b.where(forwards.get(), loop.goes_on.get(), now < target.get())
 
             def back() -> None:
                 def begin() -> None:
                     forwards.set(False)
+                    target.set(now)
                     last = record.last.get()
                     replay.load(last, last >= 0)
 
                 b.if_(forwards.get(), begin)
                 replay.run()
+                target.set(target.get() - 1)
+                returns.set(True)
 
-            b.if_(~more, back)
-            segment.set(b.where(more, now + 1, now - 1))
-            return segment.get() >= 0
+            b.if_(more, lambda: segment.set(now + 1), back)
+            return target.get() >= 0
 
         b.do_while(one_segment)
         first.set(start + work.stride)
@@ -89,6 +103,40 @@ def pull_back(
         for i, x in enumerate(sums):
             cotangents.shared.store(i * work.threads + work.thread, x.get())
     return size
+
+
+class Checkpoints:
+    """Where segments begin, of which those whose number is a multiple of the spacing are kept. The
+    spacing is doubled when there is no room for another one.
+    """
+
+    def __init__(self, record: Record):
+        self.b, self._record, self._room = record.b, record, record.work.checkpoints
+        self._count, self._spacing = (record.b.variable(I64, x, of_lanes=False) for x in (0, 1))
+
+    def keep(self, segment: Value) -> None:
+        """Keep where this segment begins, if it is one of those."""
+        b, count, spacing = self.b, self._count, self._spacing
+
+        def thin() -> None:
+            half = self._room >> 1
+            b.for_(half, lambda i: self._record.move(i * 2, i))
+            count.set(half)
+            spacing.set(spacing.get() * 2)
+
+        def one() -> None:
+            b.if_(count.get() >= self._room, thin, likely=False)
+            self._record.keep(count.get())
+            count.set(count.get() + 1)
+
+        b.if_((segment & (spacing.get() - 1)).eq(0), one)
+
+    def restore(self, segment: Value) -> Value:
+        """Go back to the last checkpoint up to this segment; returns the segment that begins
+        there."""
+        number = self.b.binary("udiv", segment, self._spacing.get())
+        self._record.restore(number)
+        return number * self._spacing.get()
 
 
 def _by_blocks(

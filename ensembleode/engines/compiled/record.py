@@ -1,7 +1,7 @@
 """The record of the turns of a time loop, from which they are replayed backwards.
 
-The record has room for one segment of turns. Before each segment, a checkpoint of all variables of
-the time loop is kept, from which the segment can be recorded again.
+The record has room for one segment of turns. A checkpoint has all variables of the time loop before
+a segment, from which the segment can be recorded again.
 """
 
 import itertools
@@ -40,7 +40,8 @@ class Work(NamedTuple):
     """The trajectories that are pulled back through, and the memory for that.
 
     - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
-    - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns.
+    - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns and so many
+        `checkpoints`, an even number unless there are never more.
     - `factors`, `blocks`: where the sums of shared parameters are in memory (see `parameter_sums`),
         memory for factors, and the blocks that have a sum each; `first` and `end` are then numbers
         of blocks.
@@ -56,6 +57,7 @@ class Work(NamedTuple):
     events: Buffer
     kept: Buffer
     room: Value
+    checkpoints: Value
     thread: Value
     threads: Value
     factors: Buffer | None = None
@@ -242,26 +244,37 @@ class Record:
         index = [] if self.alone else [loop.held.index]
         return [*loop.variables(), *index, *held, self.last]
 
-    def keep(self, segment: Value) -> None:
-        """Write checkpoint number `segment`."""
+    def keep(self, number: Value) -> None:
+        """Write the checkpoint of this number."""
         b = self.b
-        for variable, at in self._places(segment):
+        for variable, at in self._places(number):
             x = variable.get()
             if variable.dtype == BOOL:
                 x = b.cast(x, np.int8)
             b.emit(f"store {x}, ptr {at}, align {x.dtype.itemsize}")
-        for buffer, n, at in self._array_places(segment):
+        for buffer, n, at in self._array_places(number):
             self._copy(buffer, Buffer(b, at, buffer.dtype), n)
 
-    def restore(self, segment: Value) -> None:
+    def restore(self, number: Value) -> None:
         b = self.b
-        for variable, at in self._places(segment):
+        for variable, at in self._places(number):
             dtype = np.dtype(np.int8) if variable.dtype == BOOL else variable.dtype
             text = f"load {type_of(dtype, variable.lanes)}, ptr {at}, align {dtype.itemsize}"
             x = b.value(text, dtype, variable.lanes)
             variable.set(x.ne(0) if variable.dtype == BOOL else x)
-        for buffer, n, at in self._array_places(segment):
+        for buffer, n, at in self._array_places(number):
             self._copy(Buffer(b, at, buffer.dtype), buffer, n)
+
+    def move(self, number: Value, to: Value) -> None:
+        """Copy a checkpoint to the place of another."""
+        b = self.b
+
+        def one(unit: Value) -> None:
+            source, target = (Buffer(b, self._pointer(x, unit), I64) for x in (number, to))
+            for i in range(self._unit // 8):
+                target.store(i, source.load(i))
+
+        b.for_(self.checkpoint_size() // self._unit, one)
 
     def _copy(self, source: Buffer, target: Buffer, n: int) -> None:
         self.b.for_(
@@ -269,24 +282,24 @@ class Record:
             lambda i: target.store_lanes(i * self.width, source.load_lanes(i * self.width)),
         )
 
-    def _places(self, segment: Value) -> list[tuple[Variable, str]]:
+    def _places(self, number: Value) -> list[tuple[Variable, str]]:
         found, at = [], 0
         for variable in self._variables():
-            found.append((variable, self._pointer(segment, at)))
+            found.append((variable, self._pointer(number, at)))
             at += self._units(_bytes_of(variable))
         return found
 
-    def _pointer(self, segment: Value, unit: int) -> str:
-        """A pointer to unit `unit` of a checkpoint."""
+    def _pointer(self, number: Value, unit: Value | int) -> str:
+        """A pointer to this unit of a checkpoint."""
         work = self.work
-        number = segment * (self.checkpoint_size() // self._unit) + unit
-        return work.kept.pointer((number * work.threads + work.thread) * self._unit)
+        place = number * (self.checkpoint_size() // self._unit) + unit
+        return work.kept.pointer((place * work.threads + work.thread) * self._unit)
 
-    def _array_places(self, segment: Value) -> list[tuple[Buffer, int, str]]:
+    def _array_places(self, number: Value) -> list[tuple[Buffer, int, str]]:
         found = []
         at = sum(self._units(_bytes_of(x)) for x in self._variables())
         for buffer, n in self.loop.arrays():
-            found.append((buffer, n, self._pointer(segment, at)))
+            found.append((buffer, n, self._pointer(number, at)))
             at += self._units(n * buffer.dtype.itemsize)
         return found
 

@@ -34,13 +34,13 @@ from .record import EVENT_CELLS
 
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
-# The most bytes of a segment: with residuals of the field, or a large state, a turn may have a
-# hundred kilobytes. More memory is handed back to the system after each call, and its pages are
-# cleared for the next.
-_LARGEST_SEGMENT = 15_000_000
-# But all checkpoints of a thread, of as many segments as `maxiters` allows, take no more bytes than
-# this: for thousands of components, segments are longer instead.
-_MOST_KEPT = 2**30
+# With residuals of the field, or a large state, a turn may have a hundred kilobytes: the most bytes
+# of the segments of all threads, as long as a segment has some turns, so that those of a group fit
+# in it; but then no more than half of that for a thread. (More than 32 MB for all that a program
+# needs are handed back to the system after each call, and their pages are cleared for the next.)
+_LARGEST_SEGMENTS, _LEAST_TURNS = 15_000_000, 32
+# The largest number of checkpoints of a thread, and of their bytes.
+_MOST_CHECKPOINTS, _MOST_KEPT = 2**10, 2**28
 # On the way back, the number of trajectories of a group for each lane; they share the memory of a
 # segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
 # and more turns run again. With residuals, a group should fit in one segment.
@@ -64,8 +64,9 @@ MOST_LANES = 64
 # to 0.9 times. With fewer weights it may take 1.4 times as long, and without products 1.5 times.)
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
-# one by one in memory.
-_MOST_BLOCKS = 256
+# one by one in memory; and how many bytes of sums they have at most, with more than the least number
+# of blocks, which keep many threads busy.
+_MOST_BLOCKS, _LEAST_BLOCKS, _SUMS = 256, 32, 8_000_000
 # On a GPU: the least number of turns of a segment (longer segments mean fewer turns run again), and
 # the bytes of the records of all threads. If these don't suffice, fewer threads run.
 _TURNS = 512
@@ -449,7 +450,6 @@ class _Share(NamedTuple):
 
 
 def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
-    del shared
     in_memory = d.sums_in_memory
     threads = _threads(flow.plan, flow.n)
     together = flow.n // flow.groups if in_memory else flow.n
@@ -459,22 +459,26 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
-    turns = min(turns, max(2, _LARGEST_SEGMENT // (turn * d.dtype.itemsize)))
-    turns = max(turns, -(-most * back.checkpoint // _MOST_KEPT))
-    segments = -(-most // turns) + 1
+    each = turn * d.dtype.itemsize
+    some = min(_LEAST_TURNS * each, _LARGEST_SEGMENTS // 2)
+    turns = min(turns, max(2, max(_LARGEST_SEGMENTS // threads, some) // each))
+    checkpoints = _checkpoints(most, turns, back)
     events = (group + 1) * EVENT_CELLS * d.width
     # (The last turn passes an evaluation on, to its place in a turn after it.)
     passed_on = (d.of_step + d.evaluation) * d.width if d.passes_on else 0
-    lengths = turns * turn + passed_on, events, segments * back.checkpoint
+    lengths = turns * turn + passed_on, events, checkpoints * back.checkpoint
+    sizes = turns, group, checkpoints, *lengths
     if not in_memory:
         memory = _memory(d, *(threads * length for length in lengths))
-        return _Share(threads, (turns, group, *lengths), memory, flow.n, d.width, flow.n)
-    block = group * -(-together // (group * _MOST_BLOCKS))
+        return _Share(threads, sizes, memory, flow.n, d.width, flow.n)
+    fitting = _SUMS // (shared * d.dtype.itemsize + 1) // flow.groups
+    most_blocks = min(_MOST_BLOCKS, max(_LEAST_BLOCKS, fitting))
+    block = group * -(-together // (group * most_blocks))
     blocks = flow.groups * -(-together // block)
     threads = min(threads, blocks)
     memory = _memory(d, *(threads * length for length in lengths))
     memory.append(jax.ShapeDtypeStruct((threads * back.factors,), d.dtype))
-    sizes = turns, group, *lengths, back.factors, together, block
+    sizes = *sizes, back.factors, together, block
     return _Share(threads, sizes, memory, blocks, 1, blocks)
 
 
@@ -484,21 +488,27 @@ def _record_on_gpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
-    segments = -(-most // turns) + 1
-    each = turns * d.recorded, 2 * EVENT_CELLS, segments * back.checkpoint
+    checkpoints = _checkpoints(most, turns, back)
+    each = turns * d.recorded, 2 * EVENT_CELLS, checkpoints * back.checkpoint
     bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
     bytes_ += shared * d.dtype.itemsize
     group = flow.n // flow.groups
     of_group = min(group, max(1, _WORKSPACE // bytes_ // flow.groups))
     threads = flow.groups * of_group
     memory = _memory(d, *(size * threads for size in each))
-    return _Share(threads, (turns, group, of_group), memory, flow.n, 1, threads)
+    return _Share(threads, (turns, group, checkpoints, of_group), memory, flow.n, 1, threads)
 
 
 def _segment_turns(most: int, least: int) -> int:
     """The number of turns of a segment: about the square root of `most`, the number of all turns,
     or `least` if that is more."""
     return min(most, max(least, math.isqrt(most) + 1))
+
+
+def _checkpoints(most: int, turns: int, back: kernel.PullingBack) -> int:
+    """How many checkpoints there is room for: those of all segments, if that is not too many."""
+    fitting = min(_MOST_CHECKPOINTS, max(2, _MOST_KEPT // back.checkpoint))
+    return min(-(-most // turns) + 1, fitting & -2)
 
 
 def _memory(d: Description, turns: int, events: int, kept: int) -> list[jax.ShapeDtypeStruct]:

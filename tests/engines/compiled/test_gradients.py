@@ -156,8 +156,8 @@ def test_forward_is_reverse(alg, steps):
 @names
 @pytest.mark.parametrize("mode", [pytest.param("ends", marks=slow), "times"])
 def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
-    """Recorded anew from checkpoints, every gradient of a trajectory has the same bits; so it has
-    at other widths."""
+    """Recorded anew from checkpoints, be they few or many, every gradient of a trajectory has the
+    same bits; so it has at other widths."""
     x = numbers()
 
     def gradient(maxiters):
@@ -165,8 +165,9 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
         return jax.grad(lambda x: loss(x, alg, mode, maxiters=maxiters, **steps))(x)
 
     expected = gradient(10_000)
-    for turns, group, width in ((7, 16, 4), (11, 3, 2)):
+    for turns, group, width, checkpoints in ((7, 16, 4, 2), (11, 3, 2, 6)):
         asked = []
+        monkeypatch.setattr(solves, "_MOST_CHECKPOINTS", checkpoints)
         monkeypatch.setattr(solves, "_segment_turns", lambda most, _, turns=turns: min(most, turns))
         monkeypatch.setattr(solves, "_GROUP", group)
         monkeypatch.setattr(solves, "_GROUP_OF_FIXED_STEPS", group)
