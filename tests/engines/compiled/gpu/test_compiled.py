@@ -251,7 +251,7 @@ BUFFERS = {
     # With the cotangents of what is saved, and how many times were reached; gradients, and memory:
     # turns, events and checkpoints, each as long as its numbers.
     "pull_back": (
-        ["6xi32", *READ, "33x1000xf64", "1000xi32"],
+        ["7xi32", *READ, "33x1000xf64", "1000xi32"],
         ["3x1000xf64", "1x1000xf64", "3x1000xf64", "2560000xf64", "6000xi32"],
     ),
 }
