@@ -14,7 +14,7 @@ times, with Adam. The ways to make a step, all in float32 and at the tolerances 
 - `torchdiffeq`: the same matrix, with `dopri5` and backpropagation through the steps, with Adam.
   It is left out where it is not installed.
 
-All run in one process, with one thread each, and take turns by blocks of steps, which begin anew
+All run in one process, held to one core, and take turns by blocks of steps, which begin anew
 from the same parameters (torchdiffeq goes on; `gradient` and `loss` stay at the first ones). The
 milliseconds are the median CPU time. `error` is that of the gradient, relative to its norm; the
 reference is Vern9 at 1e-12 in float64. `first` is the first call in seconds.
@@ -42,6 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from common.contenders import imported, Skip
+from common.processes import held, last_core
 from common.report import header, line, machine, PEERS, write_json
 from common.timing import in_turns, timed
 
@@ -371,17 +372,18 @@ def main():
     parser.add_argument("--equal-error", action="store_true", help="compare solve and diffrax so")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     options = parser.parse_args()
-    about = machine(*PEERS, "optax", "torch", "torchdiffeq")
+    about, core = machine(*PEERS, "optax", "torch", "torchdiffeq"), last_core()
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}")
     everything = {"machine": about, "tables": []}
-    for width in options.width:
-        if options.equal_error:
-            rows = at_equal_error(width, options.trajectories, options.steps)
-            show_equal_error(width, rows)
-        else:
-            rows, skipped = table(width, options.trajectories, options.steps)
-            show(width, rows, skipped)
-        everything["tables"].append([width, rows])
+    with held(None if core is None else {core}):
+        for width in options.width:
+            if options.equal_error:
+                rows = at_equal_error(width, options.trajectories, options.steps)
+                show_equal_error(width, rows)
+            else:
+                rows, skipped = table(width, options.trajectories, options.steps)
+                show(width, rows, skipped)
+            everything["tables"].append([width, rows])
     if options.json:
         write_json(options.json, everything)
 

@@ -190,11 +190,11 @@ def solving(d: Description) -> tuple[str, int]:
 
 
 # Further entries of the `sizes` of `pull_back`: the turns of a segment, the trajectories of a group,
-# and how many checkpoints there is room for. On a GPU, the entry THREADS is how many threads share one sum, which these threads add to
-# in turn; on a CPU, the entries from THREADS on are the lengths of a thread's memory, in the order
-# of `_memory`. Where the sums of shared parameters are in memory, two more follow: the number of
-# trajectories of a set, and of a block (see `record.Blocks`). The last are the bytes of a thread's
-# arrays, where states are in memory.
+# and how many checkpoints there is room for. On a GPU, the entry THREADS is how many threads share
+# one sum, which these threads add to in turn; on a CPU, the entries from THREADS on are the lengths
+# of a thread's memory, in the order of `_memory`. Where the sums of shared parameters are in memory,
+# two more follow: the number of trajectories of a set, and of a block (see `record.Blocks`). The
+# last are the bytes of a thread's arrays, where states are in memory.
 TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 
@@ -268,8 +268,9 @@ def pulling_back(d: Description) -> PullingBack:
 
 
 def _work(b: Builder, d: Description, frame: Frame) -> Work:
-    sizes = (b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP, CHECKPOINTS))
-    room, group, checkpoints = sizes
+    room, group, checkpoints = (
+        b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP, CHECKPOINTS)
+    )
     memory = [frame.others[name] for name in _memory(d)]
     zero, one = b.constant(0, I64), b.constant(1, I64)
     if not d.on_gpu:

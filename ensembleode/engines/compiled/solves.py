@@ -34,10 +34,11 @@ from .record import EVENT_CELLS
 
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
-# With residuals of the field, or a large state, a turn may have a hundred kilobytes: the most bytes
-# of the segments of all threads, as long as a segment has some turns, so that those of a group fit
-# in it; but then no more than half of that for a thread. (More than 32 MB for all that a program
-# needs are handed back to the system after each call, and their pages are cleared for the next.)
+# With residuals of the field, or a large state, a turn may have a hundred kilobytes. The segments of
+# all threads have at most so many bytes, unless a thread's would have fewer turns than these, which
+# those of a group mostly fit in, and less than half of the bytes. (If all that a program needs is
+# more than 32 MB, glibc hands it back to the system after each call, and its pages are cleared for
+# the next: with two threads, gradients of 64 to 256 neurons would take 1.04 to 1.14 times as long.)
 _LARGEST_SEGMENTS, _LEAST_TURNS = 15_000_000, 32
 # The largest number of checkpoints of a thread, and of their bytes.
 _MOST_CHECKPOINTS, _MOST_KEPT = 2**10, 2**28
@@ -64,8 +65,8 @@ MOST_LANES = 64
 # to 0.9 times. With fewer weights it may take 1.4 times as long, and without products 1.5 times.)
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
-# one by one in memory; and how many bytes of sums they have at most, with more than the least number
-# of blocks, which keep many threads busy.
+# one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums would
+# have more bytes than these.
 _MOST_BLOCKS, _LEAST_BLOCKS, _SUMS = 256, 32, 8_000_000
 # On a GPU: the least number of turns of a segment (longer segments mean fewer turns run again), and
 # the bytes of the records of all threads. If these don't suffice, fewer threads run.
@@ -459,9 +460,9 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
-    each = turn * d.dtype.itemsize
-    some = min(_LEAST_TURNS * each, _LARGEST_SEGMENTS // 2)
-    turns = min(turns, max(2, max(_LARGEST_SEGMENTS // threads, some) // each))
+    of_turn = turn * d.dtype.itemsize
+    least = min(_LEAST_TURNS * of_turn, _LARGEST_SEGMENTS // 2)
+    turns = min(turns, max(2, max(_LARGEST_SEGMENTS // threads, least) // of_turn))
     checkpoints = _checkpoints(most, turns, back)
     events = (group + 1) * EVENT_CELLS * d.width
     # (The last turn passes an evaluation on, to its place in a turn after it.)
