@@ -189,12 +189,12 @@ def solving(d: Description) -> tuple[str, int]:
 #
 
 
-# Further entries of the `sizes` of `pull_back`: the turns of a segment, the trajectories of a group,
-# and how many checkpoints there is room for. On a GPU, the entry THREADS is how many threads share
-# one sum, which these threads add to in turn; on a CPU, the entries from THREADS on are the lengths
-# of a thread's memory, in the order of `_memory`. Where the sums of shared parameters are in memory,
-# two more follow: the number of trajectories of a set, and of a block (see `record.Blocks`). The
-# last are the bytes of a thread's arrays, where states are in memory.
+# Further entries of the `sizes` of `pull_back`: the turns of a segment, the trajectories of a
+# group, and how many checkpoints there is room for. On a GPU, the entry THREADS is how many threads
+# share one sum, which these threads add to in turn; on a CPU, the entries from THREADS on are the
+# lengths of a thread's memory, in the order of `_memory`. Where the sums of shared parameters are
+# in memory, two more follow: the number of trajectories of a set, and of a block (see
+# `record.Blocks`). The last are the bytes of a thread's arrays, where states are in memory.
 TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 

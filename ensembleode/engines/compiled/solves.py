@@ -34,11 +34,12 @@ from .record import EVENT_CELLS
 
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
-# With residuals of the field, or a large state, a turn may have a hundred kilobytes. The segments of
-# all threads have at most so many bytes, unless a thread's would have fewer turns than these, which
-# those of a group mostly fit in, and less than half of the bytes. (If all that a program needs is
-# more than 32 MB, glibc hands it back to the system after each call, and its pages are cleared for
-# the next: with two threads, gradients of 64 to 256 neurons would take 1.04 to 1.14 times as long.)
+# With residuals of the field, or a large state, a turn may have a hundred kilobytes. The segments
+# of all threads have at most so many bytes, unless a thread's would have fewer turns than these,
+# which those of a group mostly fit in, and less than half of the bytes. (If a program needs more
+# than 32 MB in all, glibc hands them back to the system after each call, and their pages are
+# cleared for the next: with two threads, gradients of 64 to 256 neurons would take up to 1.14 times
+# as long.)
 _LARGEST_SEGMENTS, _LEAST_TURNS = 15_000_000, 32
 # The largest number of checkpoints of a thread, and of their bytes.
 _MOST_CHECKPOINTS, _MOST_KEPT = 2**10, 2**28
@@ -65,8 +66,8 @@ MOST_LANES = 64
 # to 0.9 times. With fewer weights it may take 1.4 times as long, and without products 1.5 times.)
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
-# one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums would
-# have more bytes than these.
+# one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums
+# would have more bytes than these.
 _MOST_BLOCKS, _LEAST_BLOCKS, _SUMS = 256, 32, 8_000_000
 # On a GPU: the least number of turns of a segment (longer segments mean fewer turns run again), and
 # the bytes of the records of all threads. If these don't suffice, fewer threads run.
@@ -472,7 +473,7 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     if not in_memory:
         memory = _memory(d, *(threads * length for length in lengths))
         return _Share(threads, sizes, memory, flow.n, d.width, flow.n)
-    fitting = _SUMS // (shared * d.dtype.itemsize + 1) // flow.groups
+    fitting = _SUMS // (max(1, shared) * d.dtype.itemsize * flow.groups)
     most_blocks = min(_MOST_BLOCKS, max(_LEAST_BLOCKS, fitting))
     block = group * -(-together // (group * most_blocks))
     blocks = flow.groups * -(-together // block)
