@@ -22,7 +22,8 @@ class ReplayAdjoint(SensitivityAlgorithm):
 
     The derivatives are those of the numerical solution with its steps held constant, and are exact.
     Derivatives with respect to times are those of the field, exact up to the tolerances. The memory
-    grows with the square root of `maxiters`, the cost with the number of steps taken.
+    grows with the square root of `maxiters` (the compiled engine's up to a limit), the cost with
+    the number of steps taken.
 
     Forward mode and derivatives of any order work, too, with any nesting: `jax.jvp`, `jax.hessian`,
     `jax.jvp(jax.grad(...), ...)`. Those of higher order are solves of `f` with its tangents, whose
