@@ -62,8 +62,8 @@ MOST_LANES = 64
 # With as many shared weights, of states in registers and in memory, products have two vectors even
 # where these leave no registers for the state. (By benchmarks/engine_limits.py with AVX2, dense
 # matrices for 16, 64 and 256 components take 0.73, 0.83 and 0.69 times as long as with one, 0.71,
-# 0.79 and 0.69 times with their gradients; networks with 128 neurons for 8 to 1,000 components 0.7
-# to 0.9 times. With fewer weights it may take 1.4 times as long, and without products 1.5 times.)
+# 0.79 and 0.69 times with their gradients; networks with 128 neurons for 16 to 1,000 components
+# 0.63 to 0.89 times. With fewer weights it may take 1.4 times as long, without products 1.5 times.)
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
 # one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums
