@@ -42,7 +42,7 @@ def pull_back(
     n_sums = pullback.n_shared if in_memory is None else 0
     sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(n_sums)]
     segment, target = (b.variable(I64, 0, of_lanes=False) for _ in range(2))
-    forwards, returns = (b.variable(BOOL, True, of_lanes=False) for _ in range(2))
+    forwards = b.variable(BOOL, True, of_lanes=False)
 
     size = 0
 
@@ -61,15 +61,9 @@ def pull_back(
         segment.set(0)
         target.set(0)
         forwards.set(True)
-        returns.set(False)
-
-        def return_() -> None:
-            segment.set(checkpoints.restore(target.get()))
-            returns.set(False)
 
         def one_segment() -> Value:
             b.if_(forwards.get(), lambda: checkpoints.keep(segment.get()))
-            b.if_(returns.get(), return_)
             record.fill()
             now = segment.get()
             more = b.where(forwards.get(), loop.goes_on.get(), now < target.get())
@@ -83,8 +77,9 @@ def pull_back(
 
                 b.if_(forwards.get(), begin)
                 replay.run()
-                target.set(target.get() - 1)
-                returns.set(True)
+                left = target.get() - 1
+                target.set(left)
+                b.if_(left >= 0, lambda: segment.set(checkpoints.restore(left)))
 
             b.if_(more, lambda: segment.set(now + 1), back)
             return target.get() >= 0
@@ -107,8 +102,7 @@ def pull_back(
 
 class Checkpoints:
     """Where segments begin, of which those whose number is a multiple of the spacing are kept. The
-    spacing is doubled when there is no room for another one.
-    """
+    spacing, a power of two, is doubled when there is no room for another one."""
 
     def __init__(self, record: Record):
         self.b, self._record, self._room = record.b, record, record.work.checkpoints

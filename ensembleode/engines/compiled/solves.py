@@ -131,6 +131,7 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
 
 
 def _in_memory(plan: Plan) -> bool:
+    """See `is_in_memory`."""
     size, on_gpu = math.prod(plan.state.shape), plan.engine.on_gpu
     method = plan.method.value.method
     return is_in_memory(size, plan.controlled, method, plan.events, on_gpu=on_gpu)
@@ -186,7 +187,7 @@ def width_of(
     """
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
-    vectors = fitting[0] if fitting else 2 if reused else 1
+    vectors = max(fitting, default=2 if reused else 1)
     widest = min(MOST_LANES // (2 if crowded else 1), vectors * here.lanes(dtype))
     return min(widest, 2 ** math.ceil(math.log2(max(1, n))))
 
@@ -458,10 +459,10 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     of_lane = _GROUP if d.parts is None else _GROUP_WITH_RESIDUALS
     group = min(together, d.width * (of_lane if d.controller else _GROUP_OF_FIXED_STEPS))
     turn = d.recorded * d.width
+    of_turn = turn * d.dtype.itemsize
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
-    turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
-    of_turn = turn * d.dtype.itemsize
+    turns = _segment_turns(most, _SEGMENT // of_turn)
     least = min(_LEAST_TURNS * of_turn, _LARGEST_SEGMENTS // 2)
     turns = min(turns, max(2, max(_LARGEST_SEGMENTS // threads, least) // of_turn))
     checkpoints = _checkpoints(most, turns, back)
