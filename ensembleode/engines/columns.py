@@ -130,7 +130,9 @@ class _Steps:
 
     def __init__(self, plan: Plan, one: Plan, lanes: Lane, chunk: Lane, n: int):
         self.plan, self.one, self.chunk, self.n = plan, one, chunk, n
-        self.d = d = described(dataclasses.replace(plan, threads=1), lanes, n)
+        # `column_step` has a variable for each component, however many there are.
+        d = described(dataclasses.replace(plan, threads=1), lanes, n)
+        self.d = d = dataclasses.replace(d, in_memory=False)
         self.room = -(-n // d.width) * d.width
         self.text = column_step.stepping(d)
         self.saved_rows = 0 if plan.saving.mode == "ends" else plan.saving.rows
