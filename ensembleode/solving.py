@@ -32,20 +32,24 @@ from .core.plan import dense_of, Outcome, shared_times
 from .core.progress import Progress
 from .core.run import Run
 from .core.saved_values import rows_apart
+from .engines.choice import NoEngine
 from .engines.compiled.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
-from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
+from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
 from .events import first_events
 from .executors import executor_for
+from .executors.places import NotHere, Place, places
 from .ground.aside import Aside
 from .ground.logs import log_once
-from .ground.placement import as_jax_arrays
+from .ground.placement import as_jax_arrays, brought_home
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EnsembleError, EnsembleSolution, ODESolution
+from .solvers import JuliaAlg
 from .solvers.norms import AbstractNorm
 from .stats import COUNTS, Stats
+from .tracing.program import being_staged
 
 
 @jax.disable_jit(False)  # without jit, every step of a loop would be called from Python
@@ -209,52 +213,75 @@ def solve(
     max_repeats = as_count("max_repeats", max_repeats)
     check_store_key(store_key, store)
     key = key_from(seed, key)
-    where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
+    how = (batch_size, max_repeats, progress, store, store_key)
+    traced_refuses = {"progress": progress, "throw": throw, "store": store is not None}
+    traced_refuses["on_interrupt"] = on_interrupt != "raise"
 
-    def planned(engine: str) -> Run:
+    def planned(place: Place, engine: str) -> Run:
+        """**Raises:** `NoEngine` or `NotHere` where the next place is to be tried."""
         count = None if alone else n
         # (Nothing is differentiated by an adjoint before there is a plan.)
         with sensitivity.explained(sensealg, "ReplayAdjoint"):
-            job, choice = job_for(ens, options, key, count, engine, alg, ensemblealg)
-        executor = executor_for(where, job.plan.engine)
-        executor.check(job.plan)
-        if executor.how:
-            choice = choice._replace(reason=f"{choice.reason}; {executor.how}")
-        how = (batch_size, max_repeats, progress, store, store_key)
-        return Run(job, ens, where, executor, choice, n, *how, started)
+            job, choice = job_for(ens, options, key, count, engine, alg, place.asked)
+        executor = executor_for(place.algorithm, job.plan.engine)
+        place.check(executor, job.plan)
+        said = [choice.reason, *refusals, executor.how, place.how]
+        choice = choice._replace(reason="; ".join(filter(None, said)))
+        return Run(job, ens, place.algorithm, executor, choice, n, *how, started)
 
-    run = planned(engine)
-    if run.job.plan.saves_values and ens.reduction is not None and ens.output_func is None:
-        raise ValueError(
-            "callback has a SavingCallback, and a reduction is given no more than the states: let "
-            "output_func return what the reduction needs of sol.saved.values."
-        )
-    if run.job.traced:
-        given_up = {"progress": progress, "throw": throw, "store": store is not None}
-        refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
-        given = run.job.trajectories.options["sensealg"]
-        with sensitivity.explained(given, run.choice.sensealg):
-            run = run._replace(job=make_traceable(run.job, ens))
-            return _solve_alone(run)[0] if alone else _solve_traced(run)
+    def solved(place: Place) -> ODESolution | EnsembleSolution:
+        """The solution there.
 
-    solve_it = _solve_alone if alone else _solve_eagerly
-    try:
-        sim, cause = solve_it(run)
-    except CompileError as e:
-        if engine != "auto":
-            raise
-        log_once(f"the lanes engine solves what the compiled engine can't: {e}")
-        run = planned("lanes")
-        sim, cause = solve_it(run)
-    if cause is not None and not (
-        isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
-    ):
-        cause.solution = sim  # pyright: ignore
-        raise cause
-    notes = _say_if_stiff(run.job, alg, sim)
-    if throw:
-        _throw(sim, [*run.executor.notes, *notes])
-    return sim
+        **Raises:** `NoEngine`, `NotHere` or `CompileError` where the next place is to be tried.
+        """
+        run = planned(place, engine)
+        if run.job.plan.saves_values and ens.reduction is not None and ens.output_func is None:
+            raise ValueError(
+                "callback has a SavingCallback, and a reduction is given no more than the states: "
+                "let output_func return what the reduction needs of sol.saved.values."
+            )
+        if run.job.traced:
+            refuse_traced(**traced_refuses)
+            place.check_staged(run.job.plan.engine)
+            given = run.job.trajectories.options["sensealg"]
+            with sensitivity.explained(given, run.choice.sensealg):
+                run = run._replace(job=make_traceable(run.job, ens))
+                return _solve_alone(run)[0] if alone else _solve_traced(run)
+        solve_it = _solve_alone if alone else _solve_eagerly
+        try:
+            sim, cause = solve_it(run)
+        except CompileError as e:
+            if engine != "auto" or isinstance(place.algorithm, EnsembleGPUKernel):
+                raise
+            log_once(f"the lanes engine solves what the compiled engine can't: {e}")
+            run = planned(place, "lanes")
+            sim, cause = solve_it(run)
+        if cause is not None and not (
+            isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
+        ):
+            cause.solution = sim  # pyright: ignore
+            raise cause
+        notes = _say_if_stiff(run.job, alg, sim)
+        if throw:
+            _throw(sim, [*run.executor.notes, *notes])
+        return sim
+
+    refusals: list[str] = []
+    in_julia = engine == "julia" or isinstance(alg, JuliaAlg)
+    candidates = places(ensemblealg, alone=alone, in_julia=in_julia)
+    for place in candidates:
+        try:
+            with place.computing():
+                sim = solved(place)
+        except (NoEngine, NotHere, CompileError) as e:
+            if place is candidates[-1]:
+                raise
+            refusals.append(
+                f"not {type(place.algorithm).__name__}(): {str(e).split('. ')[0].removesuffix('.')}"
+            )
+        else:
+            return brought_home(sim) if place.on_cpu and not being_staged() else sim
+    raise AssertionError("there is always a last place")
 
 
 #

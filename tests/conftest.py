@@ -9,7 +9,11 @@ import pytest
 
 from ensembleode.engines import choice
 
+from . import gpu_machine
 
+
+if gpus := os.environ.get(gpu_machine.VARIABLE):
+    gpu_machine.simulate(int(gpus))
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")

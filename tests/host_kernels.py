@@ -42,8 +42,8 @@ def host_call(kernel: Any, blocks: int, operands: Sequence, outputs: Sequence) -
 
 def replace_gpu(monkeypatch: Any) -> None:
     """EnsembleGPUKernel runs on the CPU as if that were a GPU; on one, where it is there."""
-    if kernel.computes_on_gpu():
+    if kernel.computes_on_nvidia():
         return
-    monkeypatch.setattr(kernel, "computes_on_gpu", lambda: True)
+    monkeypatch.setattr(kernel, "computes_on_nvidia", lambda: True)
     monkeypatch.setattr(launch, "check", lambda: None)
     monkeypatch.setattr(launch, "launcher", lambda: host_call)

@@ -2,7 +2,7 @@
 
 import math
 
-from ..ground.placement import default_device, HOST, share_of_memory
+from ..ground.placement import default_device, HOST, platform_of, share_of_memory
 from .executor import Executor
 from .job import Job
 
@@ -35,7 +35,7 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     step_bytes = u0.dtype.itemsize * state * work
     all_bytes = step_bytes + u0.dtype.itemsize * state * rows
     device = default_device()
-    if device.platform == "cpu":
+    if platform_of(device) == "cpu":
         most = max(1, HOST // all_bytes)
         if executor.vectorised and not job.plan.engine.chunked:
             fitting = _CACHE // step_bytes
@@ -45,5 +45,8 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
                 return min(most, narrow if trajectories <= _FEW * narrow else wide)
             most = min(most, max(_LEAST, fitting))
     else:
+        if job.traced and not job.plan.engine.closed:
+            # diffrax keeps checkpoints of its loop for the way back.
+            all_bytes += math.isqrt(2 * job.plan.maxiters) * 4 * u0.dtype.itemsize * state
         most = max(1, share_of_memory(device) // all_bytes)
     return math.ceil(trajectories / math.ceil(trajectories / most))

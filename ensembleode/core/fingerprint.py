@@ -20,6 +20,7 @@ import numpy as np
 
 from ..ground.installed import name_of
 from ..ground.keys import raw
+from ..ground.placement import platform
 from ..numbers import NUMBERS
 from ..options import time_dtype_of
 from ..tracing.program import (
@@ -84,7 +85,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
     return {
         "engine": plan.engine.name,
         "maxiters": plan.maxiters,
-        "backend": jax.default_backend(),
+        "backend": platform(),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "time": str(time_dtype_of(plan.state)),
         **digests,

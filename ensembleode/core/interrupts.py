@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..ground.placement import platform
 from ..ground.retcode import ReturnCode
 from .job import Job, Unfinished
 
@@ -78,7 +79,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
 
     **Arguments:** `local`: whether its programs run in this process.
     """
-    on_cpu = local and jax.default_backend() == "cpu"
+    on_cpu = local and platform() == "cpu"
     if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
         yield job
         return

@@ -19,6 +19,10 @@ ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, ju
 _COMPILED = (Rosenbrock, AutoSwitch)
 
 
+class NoEngine(ValueError):
+    """No engine, or not the one that is asked for, can run a solve."""
+
+
 def choose(
     engine: str, alg: Any, every: Trajectories, ensemblealg: Any = None
 ) -> tuple[Engine, EngineChoice]:
@@ -26,7 +30,8 @@ def choose(
 
     **Arguments:** `ensemblealg`: the ensemble algorithm; None for a single problem.
 
-    **Raises:** `ValueError` for an unknown engine, or for one that can't run `alg` or the field.
+    **Raises:** `ValueError` for an unknown engine; `NoEngine` for one that can't run `alg` or the
+    field, or where none can.
     """
     has_mass = every.form is not None and every.form.mass is not None
     if has_mass and not isinstance(alg, Rosenbrock | JuliaAlg):
@@ -64,11 +69,11 @@ def choose(
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
         if reason := unfit(named[engine]):
-            raise ValueError(
+            raise NoEngine(
                 f"engine={engine!r} can't run {_name(alg)}: {reason.removesuffix('.')}{remedy}."
             )
         if reason := named[engine].field_refusal(field, state, batched):
-            raise ValueError(
+            raise NoEngine(
                 f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{remedy}."
             )
         return chosen(named[engine], "asked for")
@@ -86,7 +91,7 @@ def choose(
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)
         reasons.append(f"not {candidate.name}: {reason.removesuffix('.')}")
-    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)}){remedy}")
+    raise NoEngine(f"no engine can run {_name(alg)} ({'; '.join(reasons)}){remedy}")
 
 
 def _has_arrays(alg: Any) -> bool:

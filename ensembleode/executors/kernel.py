@@ -10,7 +10,7 @@ from ..engines import Engine
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
 from ..ground.logs import log_once
-from ..ground.placement import default_device
+from ..ground.placement import computes_on_nvidia
 from .sharded import arrays, Devices
 
 
@@ -39,16 +39,10 @@ class Kernels(Devices):
 
 def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
     """**Raises:** `ValueError` when there are fewer GPUs than asked for."""
-    if computes_on_gpu():
+    if computes_on_nvidia():
         return Kernels(arrays(ensemblealg, engine).devices)
     log_once(
         "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories "
         "are solved as arrays on the CPU: the same solution, slower."
     )
     return Kernels(on_gpu=False, how="on the CPU, for want of an NVIDIA GPU")
-
-
-def computes_on_gpu() -> bool:
-    """Whether JAX's default device is an NVIDIA GPU."""
-    device = default_device()
-    return device.platform == "gpu" and "rocm" not in device.client.platform_version.lower()

@@ -10,7 +10,9 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import Job, solve_lane, Unfinished
 from ..core.plan import Outcome
+from ..ground.placement import on_this_platform
 from ..ground.recent import jit_recent
+from ..tracing.program import being_staged
 from .sharded import Devices
 
 
@@ -43,8 +45,10 @@ class Serial(Executor):
     def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
         """Solve one trajectory by the program for a single problem."""
         lane = job.trajectories.lane(index, repeat)
-        args = (job.plan, lane, index, repeat, job.key, job.output_consts)
-        return finished(job, _solve, *args)
+        numbers = (lane, index, repeat, job.key, job.output_consts)
+        if not being_staged():
+            numbers = on_this_platform(numbers)
+        return finished(job, _solve, job.plan, *numbers)
 
 
 _solve = jit_recent(solve_lane)

@@ -25,6 +25,7 @@ from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
 from ..ground.keys import as_before, raw
+from ..ground.placement import on_this_platform, platform
 from ..ground.recent import jit_recent
 from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
@@ -44,6 +45,8 @@ class Devices(Executor):
             job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
+        if not being_staged():
+            numbers = on_this_platform(numbers)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
             solve = _solve if job.traced else _fastest(_solve)
@@ -135,7 +138,7 @@ def _brought_home(outcome: Any, numbers: Any) -> Any:
 
 def _fastest(solve: Any) -> Any:
     """A jitted function with options for XLA, which only the outermost jitted function may have."""
-    return _with_wide_vectors(solve) if jax.default_backend() == "cpu" else solve
+    return _with_wide_vectors(solve) if platform() == "cpu" else solve
 
 
 @functools.cache

@@ -91,17 +91,10 @@ def devices(n: int | None) -> list[Any]:
 
     Warns once if there is only one device although there are more cores.
 
-    **Raises:** `ValueError` when there are fewer than `n`, or when an accelerator is the default
-    backend.
+    **Raises:** `ValueError` when there are fewer than `n`.
     """
     import jax
 
-    if jax.default_backend() != "cpu":
-        raise ValueError(
-            f"EnsembleThreads runs on the CPU, and JAX's default backend is "
-            f"{jax.default_backend()}: use EnsembleGPUArray(), or set JAX_PLATFORMS=cpu in the "
-            "environment."
-        )
     every = jax.local_devices(backend="cpu")
     if n is not None and n > len(every):
         raise ValueError(

@@ -1,14 +1,116 @@
-"""The devices on which results are, and how much of their memory results may take."""
+"""The device on which JAX computes, and how much of its memory results may take."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .aside import Aside
+from .moving import to_default, to_device
+
 
 HOST = 2**28  # bytes on the CPU, for results or a batch
+
+
+def default_device() -> Any:
+    """The device on which JAX computes with arrays that are on no device yet."""
+    chosen: Any = getattr(jax.config, "jax_default_device", None)
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
+def platform_of(device: Any) -> str:
+    """The platform of a device, such as "cpu" or "gpu"."""
+    return device.platform
+
+
+def platform() -> str:
+    """The platform on which JAX computes."""
+    return platform_of(default_device())
+
+
+def computes_on_nvidia() -> bool:
+    """Whether JAX computes on an NVIDIA GPU."""
+    device = default_device()
+    is_gpu = platform_of(device) == "gpu"
+    return is_gpu and "rocm" not in device.client.platform_version.lower()
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Within this block JAX computes on the CPU.
+
+    **Raises:** `ValueError` where JAX was told to leave the CPU out.
+    """
+    with jax.default_device(_cpu()):
+        yield
+
+
+def _cpu() -> jax.Device:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as e:
+        raise ValueError(
+            "this runs on the CPU, and JAX has no CPU device, as JAX_PLATFORMS leaves it out: put "
+            "cpu behind the others (JAX_PLATFORMS=cuda,cpu)."
+        ) from e
+
+
+def share_of_memory(device: Any) -> int:
+    """The bytes of an accelerator's memory that a batch, or all results, may take."""
+    return (device.memory_stats() or {}).get("bytes_limit", 4 * HOST) // 4
+
+
+#
+# Solves on the CPU, where JAX computes on an accelerator
+#
+
+
+def on_this_platform(tree: Any) -> Any:
+    """Arrays that a solve outside of `jit` is given, on the platform on which it computes. What is
+    committed to a device of another one is moved, and so is what is differentiated or mapped, whose
+    way back is to be here, too."""
+    if platform_of(jax.local_devices()[0]) == "cpu":
+        return tree
+    device = default_device()
+
+    def stays(x):
+        if isinstance(x, jax.core.Tracer):
+            return False
+        if not isinstance(x, jax.Array) or not x.committed:
+            return True
+        return {platform_of(d) for d in x.devices()} == {platform_of(device)}
+
+    return jtu.tree_map(lambda x: x if stays(x) else to_device(x, device), tree)
+
+
+def brought_home(solution: Any) -> Any:
+    """A solution that was computed on the CPU outside of `jit`, with its JAX arrays on JAX's
+    default device, an accelerator, unless they take too much of its memory (see
+    `as_jax_arrays`)."""
+    leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, Aside))
+    traced = [isinstance(x, jax.core.Tracer) for x in leaves]
+    known = [
+        np.asarray(x) if isinstance(x, jax.Array) and not t else None
+        for x, t in zip(leaves, traced, strict=True)
+    ]
+    found = as_jax_arrays(known)
+    moved = to_default([x for x, t in zip(leaves, traced, strict=True) if t], back=_cpu())
+    for i, new in enumerate(found):
+        if new is not None:
+            leaves[i] = new
+        elif traced[i]:
+            leaves[i] = moved.pop(0)
+    return jtu.tree_unflatten(tree, leaves)
+
+
+#
+# Results
+#
 
 
 def as_jax_arrays(tree: Any) -> Any:
@@ -21,7 +123,7 @@ def as_jax_arrays(tree: Any) -> Any:
     device = default_device()
     gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
     home = None
-    if device.platform != "cpu" and sum(x.nbytes for x in gathered) > share_of_memory(device):
+    if platform_of(device) != "cpu" and sum(x.nbytes for x in gathered) > share_of_memory(device):
         with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave it out
             home = jax.devices("cpu")[0]
 
@@ -37,14 +139,3 @@ def copied_to_jax(x: Any) -> jax.Array:
     `jnp.asarray` would compile a program for every shape, and `device_put` alone shares the memory.
     """
     return jax.device_put(np.array(x))
-
-
-def default_device() -> Any:
-    """The device on which JAX computes with arrays that are on no device yet."""
-    chosen: Any = getattr(jax.config, "jax_default_device", None)
-    return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
-
-
-def share_of_memory(device: Any) -> int:
-    """The bytes of an accelerator's memory that a batch, or all results, may take."""
-    return (device.memory_stats() or {}).get("bytes_limit", 4 * HOST) // 4

@@ -27,7 +27,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
@@ -39,6 +38,7 @@ from ...fields.outer_products import taken_out
 from ...fields.transposes import transposed
 from ...fields.walking import length, statements
 from ...ground.logs import log_once
+from ...ground.placement import platform
 from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Program
 from ..checks import refusal_of_ours
@@ -157,8 +157,8 @@ class Compiled(Closed):
             return f"sensealg={type(sensealg).__name__}() is of other engines."
         if options["adaptive"] is False and (reason := _refused_by_gauss(options, "fixed steps")):
             return reason
-        if jax.default_backend() != "cpu" and not isinstance(ensemblealg, EnsembleGPUKernel):
-            return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."
+        if platform() != "cpu" and not isinstance(ensemblealg, EnsembleGPUKernel):
+            return f"it runs on CPUs, and JAX computes on {platform()}."
         return None
 
     def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
@@ -216,7 +216,7 @@ class Compiled(Closed):
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
         own, shared = own_and_shared(field, batched)
-        if own > _MOST_OWN_ON_GPU and jax.default_backend() != "cpu":
+        if own > _MOST_OWN_ON_GPU and platform() != "cpu":
             return f"{own} numbers of each trajectory's own are better kept as arrays."
         if size > _FEW_COMPONENTS and shared * state.dtype.itemsize > _MOST_SHARED:
             return f"{size} components with {shared} shared numbers are better solved as arrays."

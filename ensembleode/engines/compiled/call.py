@@ -2,7 +2,7 @@
 
 Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation like any other: it
 reads its operands and writes its results in place. It has no derivative and no batching rule; the
-caller has to give these.
+caller has to give these. A program for an accelerator calls the host, which runs the kernel.
 
 A program names the kernels that it calls by the hash of their text, and a process can load the
 program once it has registered the kernels. Where the program is traced, they are registered when it
@@ -32,6 +32,7 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad, batching, mlir
 
+from ...ground.placement import on_cpu
 from ...ground.recent import jit_recent
 from ...tracing.program import equations
 from .compiler import available, Code, compiled, CompileError, define
@@ -299,3 +300,19 @@ _call_p.def_abstract_eval(lambda *_, avals, **__: avals)
 ad.primitive_jvps[_call_p] = _jvp
 batching.primitive_batchers[_call_p] = _batched
 mlir.register_lowering(_call_p, _lower, platform="cpu")
+
+
+def _on_host(*operands, kernel, avals, in_place):
+    """The kernel's results, in a program for an accelerator, which calls the host for them."""
+
+    def called(*operands):
+        # (Whatever the precision of the thread that this is called in, the operands keep theirs.)
+        with on_cpu(), jax.enable_x64(True):
+            outputs = _called(kernel, avals, in_place, *map(np.asarray, operands))
+            return [np.asarray(x) for x in outputs]
+
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    return jax.pure_callback(called, like, *operands)
+
+
+mlir.register_lowering(_call_p, mlir.lower_fun(_on_host, multiple_results=True))

@@ -12,6 +12,7 @@ from ...core.lane import Lane
 from ...core.plan import Plan
 from ...core.saving import meant
 from ...fields.lanes.field import LaneField
+from ...ground.placement import default_device, platform, share_of_memory
 from ...numbers import of_kind
 from ...tracing.program import Program
 
@@ -48,13 +49,29 @@ def lane_field(plan: Plan) -> LaneField:
 def width_in(plan: Plan, field: LaneField, n: int) -> int:
     """The number of lanes of a chunk of `n` trajectories, at its best. If the components are
     separate vectors, the bits don't depend on the width, and a chunk is at most as wide as XLA runs
-    it in turn. The chunk of a single trajectory is as narrow as possible."""
+    it in turn. The chunk of a single trajectory is as narrow as possible.
+
+    An accelerator runs all trajectories at once, as fewer would leave most of it idle.
+    """
+    if platform() != "cpu":
+        return n
     if n == plan.width == 1:
         return _NARROWEST if field.scalarised else 1
     width = max(plan.width, width_of(plan.state, n))
-    if field.scalarised and jax.default_backend() == "cpu":
-        return min(width, _IN_TURN // field.dtype.itemsize)
-    return width
+    return min(width, _IN_TURN // field.dtype.itemsize) if field.scalarised else width
+
+
+def width_back(plan: Plan, field: LaneField, n: int) -> int:
+    """The same on the way back, where lanes keep a record of steps and checkpoints (see `replay`):
+    on an accelerator, as many as its memory has room for."""
+    width = width_in(plan, field, n)
+    if platform() == "cpu":
+        return width
+    # A state, the method's carry, and a handful of numbers, for each step of a segment, and for
+    # each segment.
+    kept = 2 * math.isqrt(plan.maxiters) * (2 * math.prod(plan.state.shape) + 8)
+    room = share_of_memory(default_device()) // (kept * field.dtype.itemsize)
+    return min(width, max(_NARROWEST, room))
 
 
 def in_chunks(x: Any, chunks: int, width: int) -> Any:

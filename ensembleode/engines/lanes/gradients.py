@@ -17,7 +17,7 @@ from ...core.plan import Plan
 from ...fields.lanes.field import LaneField
 from ..along import where
 from ..flow import Flow, Known, with_own, with_wanted
-from .chunks import chunk_of, lane_field, merged, width_in
+from .chunks import chunk_of, lane_field, merged, width_back
 from .continuous_adjoints import backsolve, gauss
 from .loop import lanes_of
 from .replay import buffers, pull_back as replayed, Replay, SavedRows, Wide
@@ -60,7 +60,7 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         result = solve(plan, lanes, known.ok)
         saved = SavedRows(result.u, result.t, result.length)
     field = lane_field(plan)
-    width = width_in(plan, field, flow.n)
+    width = width_back(plan, field, flow.n)
     own, wanted = flow.own, flow.wanted_of(lanes)
     every = [lanes.u0, *(x for x, o in zip(wanted, own, strict=True) if o)]
     shared = [x for x, o in zip(wanted, own, strict=True) if not o]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ...ground.placement import platform
 from ...solvers.arithmetic import JaxArithmetic
 
 
@@ -38,7 +39,7 @@ def map_leaves(fn: Callable, *trees: Leaves) -> Leaves:
 def computed_once(values: Any) -> Any:
     """The values, forced to memory: on the CPU, XLA would otherwise recompute them for every
     use."""
-    if jax.default_backend() != "cpu":
+    if platform() != "cpu":
         return values
     return jax.tree.map(lambda x: x if isinstance(x, float) else _barrier(x), values)
 

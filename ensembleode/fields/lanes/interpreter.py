@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
+from ...ground.placement import platform
 from ...tracing.program import is_jaxpr, params_of
 from ..equations import registers
 from . import scalars
@@ -92,7 +93,7 @@ class Interpreter:
         self.largest = limits.scalars if scalarised else LARGEST_SCALARS_AMONG_ARRAYS
         self.budget = budget
         self.operations = 0
-        self.on_cpu = jax.default_backend() == "cpu"
+        self.on_cpu = platform() == "cpu"
         self.differentiated = True
 
     def evaluate(self, jaxpr: Any, consts: Sequence[Value], ins: Sequence[Value]) -> list[Value]:

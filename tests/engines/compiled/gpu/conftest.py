@@ -50,12 +50,12 @@ def h200():
 def on_ptx():
     """EnsembleGPUKernel runs the very launches that a GPU would get by XLA's custom call, with an
     interpreter for their PTX; the launches, in the order in which they are traced."""
-    if kernel.computes_on_gpu():
+    if kernel.computes_on_nvidia():
         pytest.skip("there is a GPU")
     calls = []
     instead = functools.partial(xla.ffi_call, jax.ffi.ffi_call, calls)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "computes_on_gpu", lambda: True)
+        patch.setattr(kernel, "computes_on_nvidia", lambda: True)
         patch.setattr(launch, "check", lambda: None)
         patch.setattr(launch, "launcher", lambda: launch.custom_call)
         patch.setattr(jax.ffi, "ffi_call", instead)

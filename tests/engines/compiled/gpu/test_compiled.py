@@ -200,7 +200,7 @@ def test_no_ptxas(monkeypatch):
 @pytest.fixture
 def as_if_on_gpu(monkeypatch):
     """What is traced is for a GPU."""
-    monkeypatch.setattr(executor, "computes_on_gpu", lambda: True)
+    monkeypatch.setattr(executor, "computes_on_nvidia", lambda: True)
     monkeypatch.setattr(launch, "check", lambda: None)
     monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
     jax.clear_caches()

@@ -269,7 +269,7 @@ def test_what_has_no_translation_is_named(on_host):
 def test_what_is_missing_is_said_before_anything_is_compiled(monkeypatch):
     from ensembleode.executors import kernel
 
-    monkeypatch.setattr(kernel, "computes_on_gpu", lambda: True)
+    monkeypatch.setattr(kernel, "computes_on_nvidia", lambda: True)
     monkeypatch.setattr(launch, "missing", lambda: ["There is no compiler."])
     with pytest.raises(eo.KernelError, match=r"can't run on a GPU here\. There is no compiler"):
         eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleGPUKernel(), trajectories=2)

@@ -1,0 +1,110 @@
+"""Where trajectories run on a machine on which JAX computes on an accelerator, and where they run
+if no ensemble algorithm says it."""
+
+import contextlib
+from typing import NamedTuple
+
+import jax
+
+from ..core.executor import Executor
+from ..core.plan import Plan
+from ..engines import Engine
+from ..engines.compiled import Compiled
+from ..engines.compiled.launch import KernelError
+from ..engines.diffrax import Diffrax
+from ..engines.lanes import Lanes
+from ..ensemble import (
+    EnsembleAlgorithm,
+    EnsembleDistributed,
+    EnsembleGPUArray,
+    EnsembleGPUKernel,
+    EnsembleSerial,
+    EnsembleSplitThreads,
+    EnsembleThreads,
+)
+from ..ground import placement
+from ..tracing.program import being_staged
+
+
+# What runs on the CPU, whatever JAX computes on.
+_ON_CPU = (EnsembleSerial, EnsembleThreads, EnsembleDistributed, EnsembleSplitThreads)
+
+
+class NotHere(ValueError):
+    """A place that nobody asked for can't run a solve."""
+
+
+class Place(NamedTuple):
+    """An ensemble algorithm, and where it runs.
+
+    - `algorithm`: the ensemble algorithm.
+    - `on_cpu`: whether it runs on the CPU although JAX computes on an accelerator.
+    - `is_given`: whether the user asked for it.
+    - `if_compiled`: whether it is only for solves by the compiled engine.
+    """
+
+    algorithm: EnsembleAlgorithm
+    on_cpu: bool = False
+    is_given: bool = False
+    if_compiled: bool = False
+
+    @property
+    def asked(self) -> EnsembleAlgorithm | None:
+        """The algorithm for which an engine is chosen; None where any will do."""
+        of_devices = isinstance(self.algorithm, EnsembleGPUKernel | EnsembleGPUArray)
+        return self.algorithm if self.is_given or of_devices else None
+
+    @property
+    def how(self) -> str:
+        """What solutions say about the place."""
+        return "on the CPU" if self.on_cpu else ""
+
+    def computing(self) -> contextlib.AbstractContextManager:
+        """A context within which JAX computes there.
+
+        **Raises:** `ValueError` where JAX was told to leave the CPU out.
+        """
+        return placement.on_cpu() if self.on_cpu else contextlib.nullcontext()
+
+    def check(self, executor: Executor, plan: Plan) -> None:
+        """**Raises:** `NotHere` where the next place is to be tried; `ValueError` and `KernelError`
+        for a plan that an algorithm which was asked for can't carry out."""
+        engine = plan.engine
+        if self.if_compiled and not isinstance(engine, Compiled):
+            raise NotHere(f"the {engine.name} engine solves it where JAX computes")
+        try:
+            executor.check(plan)
+        except (ValueError, KernelError) as e:
+            if self.is_given:
+                raise
+            raise NotHere(str(e)) from e
+
+    def check_staged(self, engine: Engine) -> None:
+        """**Raises:** `ValueError` for a solve inside of `jit` that can be no part of the program,
+        since that is for an accelerator."""
+        if self.on_cpu and being_staged() and isinstance(engine, Lanes | Diffrax):
+            name = type(self.algorithm).__name__
+            raise ValueError(
+                f"{name}() runs on the CPU, and inside of this jit JAX computes on "
+                f"{jax.local_devices()[0].platform}, where it can call kernels on the CPU, but no "
+                f"programs of the {engine.name} engine: use EnsembleGPUArray(), or jit for the CPU "
+                "(with jax.default_device('cpu'):)."
+            )
+
+
+def places(ensemblealg: EnsembleAlgorithm | None, *, alone: bool, in_julia: bool) -> list[Place]:
+    """The places for an ensemble algorithm, or without one, of which the first that can run a solve
+    does so.
+
+    **Arguments:** `alone`: whether a single problem is solved; `in_julia`: whether in Julia, which
+    has devices of its own.
+    """
+    elsewhere = placement.platform() != "cpu"
+    if ensemblealg is not None:
+        return [Place(ensemblealg, elsewhere and isinstance(ensemblealg, _ON_CPU), is_given=True)]
+    if in_julia or not elsewhere:
+        return [Place(EnsembleSerial() if alone else EnsembleThreads())]
+    if alone:
+        return [Place(EnsembleSerial(), on_cpu=True, if_compiled=True), Place(EnsembleSerial())]
+    kernels = [Place(EnsembleGPUKernel())] if placement.computes_on_nvidia() else []
+    return [*kernels, Place(EnsembleGPUArray()), Place(EnsembleThreads(), on_cpu=True)]
