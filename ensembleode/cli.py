@@ -211,7 +211,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    ensemblealg: str = "EnsembleThreads",
+    ensemblealg: str | None = None,
     max_batch: int = 4096,
     max_wait_ms: float = 5.0,
     queue: int = 16384,
@@ -231,7 +231,7 @@ def serve(
         host: The address to listen at; by default only this computer can reach it.
         port: The port to listen at.
         ensemblealg: The ensemble algorithm for batches, such as EnsembleThreads or
-            "EnsembleThreads(4)".
+            "EnsembleThreads(4)"; by default that of `solve`.
         max_batch: The largest number of trajectories of a batch.
         max_wait_ms: The longest time that the first request of a batch waits for others, in
             milliseconds.

@@ -7,6 +7,7 @@ import pickle
 import re
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -303,6 +304,10 @@ def flagged(u, p, t):
     return -u if p["more"][0] else u
 
 
+def a_network():
+    return eqx.nn.MLP(2, 2, 8, 1, jnp.tanh, key=jax.random.key(0))
+
+
 def without_parameters(f):
     return solve(prob=eo.ODEProblem(f, U0, (0.0, 1.0)))
 
@@ -338,6 +343,17 @@ SIGNATURES = [
             lambda fn=fn: field(fn),
         )
         for fn in (numpy_in_place, jax_in_place)
+    ),
+    *(
+        case(
+            f"a network that is given a matrix of {rows} x {columns}",
+            error,
+            r"jax\.vmap\(p, in_axes=1, out_axes=1\)\(u\).*EnsembleColumns\(\)",
+            lambda shape=(rows, columns): eo.solve(
+                eo.ODEProblem(lambda u, p, t: p(u), jnp.ones(shape), (0.0, 1.0), a_network())
+            ),
+        )
+        for rows, columns, error in ((2, 3, ValueError), (3, 2, TypeError))
     ),
     *(
         case(

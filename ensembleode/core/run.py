@@ -141,7 +141,7 @@ class Run(NamedTuple):
         return outcome
 
     def _again(self, wanted: np.ndarray, outcome: Outcome) -> Outcome:
-        outcome = jax.tree.map(np.array, outcome)
+        first, outcome = outcome, jax.tree.map(lambda x: np.array(raw(x)), outcome)
         for repeat in range(2, self.max_repeats + 1):
             pending = np.flatnonzero(outcome.rerun)
             if not len(pending):
@@ -151,11 +151,14 @@ class Run(NamedTuple):
             try:
                 again = self._once(wanted[pending], repeat, size)
             except (Unfinished, KeyboardInterrupt) as e:
-                raise Unfinished(outcome, ~outcome.rerun, cause_of(e)) from None
+                done = ~outcome.rerun
+                outcome = jax.tree.map(as_before, first, outcome)
+                raise Unfinished(outcome, done, cause_of(e)) from None
             for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
+                new = np.asarray(raw(new))
                 check_room(old.shape[1:], new.shape[1:])
                 old[pending] = new
-        return _give_up(outcome, np)
+        return jax.tree.map(as_before, first, _give_up(outcome, np))
 
     def _report(self, outcome: Outcome) -> None:
         if self.job.report is not None and not self.executor.reports:

@@ -326,7 +326,7 @@ def trace_program(
         program, consts = trace(of_arrays, u, p, t, rules=True)
     except Exception as e:
         paths = [(k, x) for k, x in jtu.tree_leaves_with_path(prob.p) if is_number(x)]
-        explained = explain(e, prob.p, paths) if is_field else e
+        explained = explain(e, prob.u0, prob.p, paths) if is_field else e
         if explained is e:
             raise
         raise explained from e

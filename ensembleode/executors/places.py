@@ -62,7 +62,7 @@ class Place(NamedTuple):
     def computing(self) -> contextlib.AbstractContextManager:
         """A context within which JAX computes there.
 
-        **Raises:** `ValueError` where JAX was told to leave the CPU out.
+        **Raises:** `NoCpuError` where JAX was told to leave the CPU out.
         """
         return placement.on_cpu() if self.on_cpu else contextlib.nullcontext()
 
@@ -82,7 +82,8 @@ class Place(NamedTuple):
     def check_staged(self, engine: Engine) -> None:
         """**Raises:** `ValueError` for a solve inside of `jit` that can be no part of the program,
         since that is for an accelerator."""
-        if self.on_cpu and being_staged() and isinstance(engine, Lanes | Diffrax):
+        in_process = isinstance(self.algorithm, EnsembleSerial | EnsembleThreads)
+        if self.on_cpu and in_process and being_staged() and isinstance(engine, Lanes | Diffrax):
             name = type(self.algorithm).__name__
             raise ValueError(
                 f"{name}() runs on the CPU, and inside of this jit JAX computes on "

@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .aside import Aside
+from .keys import as_before, raw
 from .moving import to_default, to_device
 
 
@@ -44,17 +45,21 @@ def computes_on_nvidia() -> bool:
 def on_cpu() -> Iterator[None]:
     """Within this block JAX computes on the CPU.
 
-    **Raises:** `ValueError` where JAX was told to leave the CPU out.
+    **Raises:** `NoCpuError` where JAX was told to leave the CPU out.
     """
     with jax.default_device(_cpu()):
         yield
+
+
+class NoCpuError(ValueError):
+    """JAX has no CPU device."""
 
 
 def _cpu() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as e:
-        raise ValueError(
+        raise NoCpuError(
             "this runs on the CPU, and JAX has no CPU device, as JAX_PLATFORMS leaves it out: put "
             "cpu behind the others (JAX_PLATFORMS=cuda,cpu)."
         ) from e
@@ -95,14 +100,14 @@ def brought_home(solution: Any) -> Any:
     leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, Aside))
     traced = [isinstance(x, jax.core.Tracer) for x in leaves]
     known = [
-        np.asarray(x) if isinstance(x, jax.Array) and not t else None
+        np.asarray(raw(x)) if isinstance(x, jax.Array) and not t else None
         for x, t in zip(leaves, traced, strict=True)
     ]
     found = as_jax_arrays(known)
     moved = to_default([x for x, t in zip(leaves, traced, strict=True) if t], back=_cpu())
     for i, new in enumerate(found):
         if new is not None:
-            leaves[i] = new
+            leaves[i] = as_before(leaves[i], new)
         elif traced[i]:
             leaves[i] = moved.pop(0)
     return jtu.tree_unflatten(tree, leaves)

@@ -69,7 +69,7 @@ def create_app(
     **Arguments:**
 
     - `registry`: the problems.
-    - `ensemblealg`: the ensemble algorithm for batches, by default `EnsembleThreads()`.
+    - `ensemblealg`: the ensemble algorithm for batches, by default that of `solve`.
     - `max_batch`: the largest number of trajectories of a batch.
     - `max_wait_ms`: the longest time for which the first request of a batch waits for others. The
         wait is over earlier if no request arrives for a twentieth of that time.

@@ -10,7 +10,7 @@ from ..tools.scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 
 
-def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options: Any) -> int:
+def run_serve(registry: str, *, ensemblealg: str | None, tokens: str | None, **options: Any) -> int:
     """Serve until the process is told to end; returns its exit code."""
     from . import tokens as tokens_of
 
@@ -22,7 +22,7 @@ def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options:
 
         run(
             _registry(registry),
-            ensemblealg=_ensemblealg(ensemblealg),
+            ensemblealg=None if ensemblealg is None else _ensemblealg(ensemblealg),
             tokens=tokens_of.read(tokens),
             **options,
         )

@@ -7,6 +7,7 @@ is a chunk of the lanes engine. A trajectory has the same bits in batches of any
 place in them.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -24,6 +25,8 @@ from ..core.plan import NO_CALLBACK
 from ..engines.lanes import ENGINE as LANES
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..events import Events
+from ..executors.places import places
+from ..ground.placement import platform
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
 from ..solving import solve
@@ -103,7 +106,15 @@ class Solver:
                 "answer would depend on the requests of others. Use EnsembleThreads()."
             )
         self.entry = entry
-        self.ensemblealg = ensemblealg or EnsembleThreads()
+        place, *others = places(ensemblealg, alone=False, in_julia=False)
+        # (Where there are several places, `solve` finds out which can run the problem.)
+        self.ensemblealg = None if others else place.algorithm
+        self._computing = contextlib.nullcontext if others else place.computing
+        with self._computing():
+            self._prepare(max_batch)
+
+    def _prepare(self, max_batch: int) -> None:
+        entry = self.entry
         self.width = LANES.width(state_of(entry), 2**30)
         self.max_batch = -(-max(max_batch, self.width) // self.width) * self.width
         few = max(2, len(entry.default_times))
@@ -122,7 +133,7 @@ class Solver:
         self._programs: dict[tuple, Program] = {}
         self.no_gradient: str | None = None  # why there are no gradients, if so
         if self._jit:
-            options = compiler_options(jax.default_backend())
+            options = compiler_options(platform())
             self._compiled = {
                 kind: jax.jit(
                     functools.partial(self._with_few_arrays, *kind), compiler_options=options
@@ -233,6 +244,10 @@ class Solver:
         np.copyto(times, end, where=missing)
 
     def _run(self, program: Program, numbers: Numbers) -> Any:
+        with self._computing():
+            return self._found(program, numbers)
+
+    def _found(self, program: Program, numbers: Numbers) -> Any:
         if not self._jit:
             run = self._vjp if program.pulls else self._solve
             return run(program.own, self._leaves, *numbers)

@@ -16,6 +16,8 @@ _IN_PLACE = (
     "f must return du, and can't write it into an array, as it is traced: return jnp.array([...]) "
     "of its components (or du = du.at[0].set(...) in place of du[0] = ...)."
 )
+# What JAX says of shapes that don't go together.
+_SHAPES = re.compile(r"[Ii]ncompatible shapes|dot_general requires")
 
 
 class NeedsNumber(TypeError):
@@ -58,12 +60,12 @@ def check_signature(f: Callable, name: str = "f") -> None:
     raise TypeError(f"{right}. But {takes}, with the time {how}: write {name}({', '.join(order)}).")
 
 
-def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
+def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
     """The error to raise in place of one that was raised while `f` was traced: the same error, if
     there is nothing to add.
 
-    **Arguments:** `p`: the parameters; `leaf_paths`: the numbers in `p` in order, each with its
-    path.
+    **Arguments:** `u`: the state that `f` was given; `p`: the parameters; `leaf_paths`: the numbers
+    in `p` in order, each with its path.
     """
     text = str(error)
     first_line = text.partition("\n")[0]
@@ -75,6 +77,14 @@ def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
         return TypeError(
             f"f failed: {first_line}. In f(u, p, t) p is None, as this problem has no parameters: "
             "if f uses them, give them to the problem, ODEProblem(f, u0, tspan, p)."
+        )
+    if np.ndim(u) == 2 and callable(p) and _SHAPES.search(text):
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        return kind(
+            f"f failed: {first_line.removesuffix('.')}. The state is a matrix, of {u.shape[0]} x {u.shape[1]} numbers, "
+            "and p is a network or another function, which mostly takes a vector. If each column is "
+            "a state, map it over them: jax.vmap(p, in_axes=1, out_axes=1)(u). Or let u0 be one "
+            "column, and solve an ensemble with EnsembleColumns(), which does that."
         )
     if "is not a valid JAX type" in text:
         return TypeError(f"f must return an array like the state u; {text}")

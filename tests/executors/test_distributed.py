@@ -293,15 +293,15 @@ def test_more_than_a_worker_keeps(monkeypatch):
 def test_a_worker_of_two_threads_and_two_programs(monkeypatch):
     """What one wants, and was told that it has, the other makes room of."""
     ens = eo.EnsembleProblem(eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0)))
-    looked = worker._lacks
+    add = worker._kept.add
 
-    def lacks(*args):
-        found = looked(*args)
-        worker._kept.add({"another": worker.Pickled(b"x" * 100, 1)}, ["another"])
+    def add_two(things, wanted):
+        found = add(things, wanted)
+        add({"another": worker.Pickled(b"x" * 100, 1)}, ["another"])
         return found
 
     monkeypatch.setattr(worker._kept, "most", 10)
-    monkeypatch.setattr(worker, "_lacks", lacks)
+    monkeypatch.setattr(worker._kept, "add", add_two)
     with ThreadPoolExecutor(1) as executor:
         sim = eo.solve(ens, None, eo.EnsembleDistributed(executor), trajectories=300)
     np.testing.assert_allclose(sim.u[:, -1], np.exp(-1), rtol=1e-3)

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from ... import sensitivity
 from ...core.events import Events
 from ...core.lane import Lane
-from ...ensemble import EnsembleGPUKernel
+from ...ensemble import EnsembleColumns, EnsembleGPUArray
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.outer_products import taken_out
 from ...fields.transposes import transposed
@@ -52,6 +52,8 @@ from .field import by_loops
 from .operations import check
 
 
+# What runs as arrays where JAX computes on an accelerator.
+_AS_ARRAYS = EnsembleGPUArray | EnsembleColumns
 # The choices of `sensealg` that this engine has for every method.
 SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
@@ -157,7 +159,7 @@ class Compiled(Closed):
             return f"sensealg={type(sensealg).__name__}() is of other engines."
         if options["adaptive"] is False and (reason := _refused_by_gauss(options, "fixed steps")):
             return reason
-        if platform() != "cpu" and not isinstance(ensemblealg, EnsembleGPUKernel):
+        if platform() != "cpu" and isinstance(ensemblealg, _AS_ARRAYS | None):
             return f"it runs on CPUs, and JAX computes on {platform()}."
         return None
 

@@ -24,7 +24,7 @@ from ...core.job import blank
 from ...core.plan import fill_of
 from ...ground.logs import log_once, logger
 from .pools import ClusterError, Died, Pool
-from .programs import ChunkProgram, exported, Shipped
+from .programs import ChunkProgram, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task
 
 
@@ -242,11 +242,8 @@ class _Work:
         match answer:
             case Done():
                 self._done(units, answer)
-            case Missing(hashes, platform, address):
+            case Missing(hashes, address):
                 self.pool.traffic.repeated += 1
-                if self.shipped.hash in hashes:  # possibly for another kind of device
-                    shipped = exported(self.program, platform) or self.shipped
-                    self.kept[self.shipped.hash] = shipped.content
                 self._submit(units, list(hashes))
                 if address is not None:  # the task may be sent to another worker now
                     self.pool.deliver({h: self.kept[h] for h in hashes}, address)

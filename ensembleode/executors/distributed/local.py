@@ -52,6 +52,8 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     return {
         # One device, which the threads share, so that a program is compiled once.
         cpu_devices.VARIABLE: "1",
+        # Workers compute on the CPU. If they started JAX on a GPU, each would take its memory.
+        "JAX_PLATFORMS": "cpu",
         "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",
         "JAX_ENABLE_X64": str(int(jax.config.jax_enable_x64)),  # pyright: ignore
         "NPROC": str(threads),
@@ -94,7 +96,6 @@ def _started(workers: int, threads: int) -> Connection:
         )
     dask, distributed = _dask()
     environment = worker_environment(threads) | {
-        "JAX_PLATFORMS": "cpu",
         "PYTHONHASHSEED": "6640",  # Dask's default
     }
     settings = {

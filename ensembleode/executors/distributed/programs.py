@@ -20,6 +20,7 @@ from ...core.interrupts import looking_at
 from ...core.job import with_output
 from ...engines.compiled.call import kernels_in, safety_checks
 from ...ground.keys import as_before
+from ...ground.placement import on_cpu
 from ...tracing.program import is_tracer
 from .forms import Form, Given, given, Numbers, raw_struct
 from .worker import Exported, Pickled
@@ -141,21 +142,26 @@ class Shipped:
 
 
 @functools.lru_cache(maxsize=256)
-def exported(program: ChunkProgram, platform: str) -> Shipped | None:
-    """The serialised program; None where that isn't possible since it calls the host."""
+def exported(program: ChunkProgram) -> Shipped | None:
+    """The serialised program for CPUs; None where that isn't possible since it calls the host."""
+    with on_cpu():
+        return _exported(program)
+
+
+def _exported(program: ChunkProgram) -> Shipped | None:
     fn = jax.jit(program.function())
     structs = flat_structs(program)
     count = len(program.form.each)
     try:
         kernels = kernels_in(fn.trace(*structs).jaxpr)
-        export = jax.export.export(fn, platforms=[platform], disabled_checks=safety_checks(kernels))
+        export = jax.export.export(fn, platforms=["cpu"], disabled_checks=safety_checks(kernels))
         content = export(*structs).serialize()
     except (ValueError, NotImplementedError) as e:
         if "callback" not in str(e).lower() and "serializ" not in str(e).lower():
             raise
         return None
     name = hashlib.sha256(content).hexdigest()
-    return Shipped(name, Exported({platform: bytes(content)}, count, kernels))
+    return Shipped(name, Exported(bytes(content), count, kernels))
 
 
 def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:

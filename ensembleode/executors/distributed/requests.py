@@ -100,7 +100,7 @@ class Request:
         return list(operands[:every]), list(operands[every:shared]), list(operands[shared:])
 
     def _shipped(self, program: ChunkProgram) -> Shipped:
-        return exported(program, jax.export.default_export_platform()) or self.pickle(program)
+        return exported(program) or self.pickle(program)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

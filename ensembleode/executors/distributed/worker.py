@@ -26,6 +26,7 @@ from ...core.interrupts import Stop
 from ...core.job import compiler_options
 from ...engines.compiled.call import Kernel, register
 from ...engines.compiled.compiler import CompileError
+from ...ground.placement import NoCpuError, on_cpu
 
 
 class Ref(NamedTuple):
@@ -71,13 +72,12 @@ class Done(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The worker needs these objects before it can begin; its programs are for this platform.
+    """The worker needs these objects before it can begin.
 
     - `address`: the address at which Dask reaches the worker.
     """
 
     hashes: tuple[str, ...]
-    platform: str
     address: str | None
 
 
@@ -88,12 +88,12 @@ class Refused(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """A program that `jax.export` serialised, for each platform.
+    """A program that `jax.export` serialised, for CPUs.
 
     - `kernels`: the kernels that it calls, which are compiled for the CPU of the worker.
     """
 
-    platforms: dict[str, bytes]
+    serialised: bytes
     outputs: int
     kernels: tuple[Kernel, ...] = ()
 
@@ -122,23 +122,30 @@ def keep(things: dict[str, Any]) -> None:
 
 
 def run(task: Task) -> Done | Missing | Refused:
-    """Do a task."""
+    """Do a task, on the CPU, even where JAX computes on a GPU."""
     if refusal := _refusal(task.environment):
         return Refused(refusal)
+    try:
+        with on_cpu():
+            return _done(task)
+    except NoCpuError as e:
+        return Refused(f"{_here()} can't begin: {str(e).removesuffix('.')}")
+
+
+def _done(task: Task) -> Done | Missing | Refused:
     wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
     # This thread now holds all that it needs, even if another thread makes room in `_kept`.
     held = _kept.add(task.kept, wanted)
-    backend = jax.export.default_export_platform()
-    missing = [h for h in wanted if _lacks(held.get(h), backend)]
+    missing = [h for h in wanted if h not in held]
     if missing:
-        return Missing(tuple(missing), backend, _address())
+        return Missing(tuple(missing), _address())
     shared = [held[x.hash] if isinstance(x, Ref) else x for x in task.shared]
     if task.stop is not None:
         which, work = task.stop
         flag = _stop_of(work)  # it exists as long as this runs
         shared[which] = flag.address
     try:
-        return _solved(task, _Program(task.program, held[task.program]), backend, shared)
+        return _solved(task, _Program(task.program, held[task.program]), shared)
     except (MemoryError, jax.errors.JaxRuntimeError) as e:
         if isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
@@ -172,10 +179,10 @@ class _Program:
     source: Any = dataclasses.field(compare=False)
 
 
-def _solved(task: Task, source: _Program, backend: str, shared: list) -> Done:
+def _solved(task: Task, source: _Program, shared: list) -> Done:
     step = task.width * task.capacity
     calls = [_Call(task, shared, start) for start in range(0, len(task.each[0]), step)]
-    program, compiled = _compiled(source, backend, calls[0].arguments())
+    program, compiled = _compiled(source, calls[0].arguments())
     outputs = source.source.outputs
     started = time.perf_counter()
 
@@ -280,8 +287,7 @@ def _size(thing: Any) -> int:
     if isinstance(thing, np.ndarray):
         return thing.nbytes
     if isinstance(thing, Exported):
-        texts = [kernel.text for kernel in thing.kernels]
-        return sum(map(len, [*thing.platforms.values(), *texts]))
+        return sum(map(len, [thing.serialised, *(kernel.text for kernel in thing.kernels)]))
     return len(thing.make)
 
 
@@ -289,29 +295,23 @@ _kept = _Kept(2**29)
 _compiling = threading.Lock()
 
 
-def _lacks(thing: Any, backend: str) -> bool:
-    if thing is None:
-        return True
-    return isinstance(thing, Exported) and backend not in thing.platforms
-
-
-def _compiled(program: _Program, backend: str, arguments: list) -> tuple[Any, int]:
+def _compiled(program: _Program, arguments: list) -> tuple[Any, int]:
     """The program, compiled on its first use here; and how many programs were compiled for that."""
     with _compiling:
         before = _executable.cache_info().misses
-        found = _executable(program, backend, tuple(jax.typeof(x) for x in arguments))
+        found = _executable(program, tuple(jax.typeof(x) for x in arguments))
         return found, _executable.cache_info().misses - before
 
 
 @functools.lru_cache(maxsize=128)
-def _executable(program: _Program, backend: str, avals: tuple) -> Any:
+def _executable(program: _Program, avals: tuple) -> Any:
     source = program.source
     held = []  # keeps the kernels until the program is loaded
     if isinstance(source, Exported):
         held += register(source.kernels)
         # Deserialising runs no code: the bytes are the input of a compiler.
-        fn = jax.export.deserialize(bytearray(source.platforms[backend])).call
+        fn = jax.export.deserialize(bytearray(source.serialised)).call
     else:
         fn = pickle.loads(source.make)()
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    return jax.jit(fn).lower(*structs).compile(compiler_options=compiler_options(backend))
+    return jax.jit(fn).lower(*structs).compile(compiler_options=compiler_options("cpu"))

@@ -1,0 +1,58 @@
+"""What the README, the pages and the examples do on a machine where JAX computes on a GPU, which is
+simulated (see `gpu_machine.py`)."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from . import gpu_machine
+from .marks import slow_unless
+from .test_docs import blocks_of, has_python, PAGES, script_of
+from .test_examples import CASES as EXAMPLES, EXAMPLES as FOLDER
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def run(*command, folder=ROOT, gpus=0):
+    environment = os.environ | {"MPLBACKEND": "Agg", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    if gpus:
+        environment[gpu_machine.VARIABLE] = str(gpus)
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_solves():
+    said = run("-m", "pytest", "-q", "-n", "0", "-m", "", "tests/on_gpus", gpus=2)
+    assert "passed" in said
+    assert "skipped" not in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [slow_unless(name == "README.md", name) for name, page in PAGES.items() if has_python(page)],
+)
+def test_page(name, tmp_path):
+    """(What it prints is that of a CPU.)"""
+    script = tmp_path / "page.py"
+    script.write_text(script_of(blocks_of(PAGES[name].read_text())))
+    run(gpu_machine.__file__, script, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [slow_unless(case[0] == "quickstart.py", *case[:2]) for case in EXAMPLES],
+)
+def test_example(name, arguments, tmp_path):
+    run(gpu_machine.__file__, FOLDER / name, *arguments, folder=tmp_path)
