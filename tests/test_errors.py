@@ -304,8 +304,7 @@ def flagged(u, p, t):
     return -u if p["more"][0] else u
 
 
-def a_network():
-    return eqx.nn.MLP(2, 2, 8, 1, jnp.tanh, key=jax.random.key(0))
+NETWORK = eqx.nn.MLP(2, 2, 8, 1, jnp.tanh, key=jax.random.key(0))
 
 
 def without_parameters(f):
@@ -350,7 +349,7 @@ SIGNATURES = [
             error,
             r"jax\.vmap\(p, in_axes=1, out_axes=1\)\(u\).*EnsembleColumns\(\)",
             lambda shape=(rows, columns): eo.solve(
-                eo.ODEProblem(lambda u, p, t: p(u), jnp.ones(shape), (0.0, 1.0), a_network())
+                eo.ODEProblem(lambda u, p, t: p(u), jnp.ones(shape), (0.0, 1.0), NETWORK)
             ),
         )
         for rows, columns, error in ((2, 3, ValueError), (3, 2, TypeError))

@@ -17,7 +17,7 @@ _IN_PLACE = (
     "of its components (or du = du.at[0].set(...) in place of du[0] = ...)."
 )
 # What JAX says of shapes that don't go together.
-_SHAPES = re.compile(r"[Ii]ncompatible shapes|dot_general requires")
+_SHAPES = re.compile(r"[Ii]ncompatible shapes|could not be broadcast|dot_general requires")
 
 
 class NeedsNumber(TypeError):
@@ -81,10 +81,11 @@ def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
     if np.ndim(u) == 2 and callable(p) and _SHAPES.search(text):
         kind = TypeError if isinstance(error, TypeError) else ValueError
         return kind(
-            f"f failed: {first_line.removesuffix('.')}. The state is a matrix, of {u.shape[0]} x {u.shape[1]} numbers, "
-            "and p is a network or another function, which mostly takes a vector. If each column is "
-            "a state, map it over them: jax.vmap(p, in_axes=1, out_axes=1)(u). Or let u0 be one "
-            "column, and solve an ensemble with EnsembleColumns(), which does that."
+            f"f failed: {first_line.removesuffix('.')}. The state is a matrix, of "
+            f"{u.shape[0]} x {u.shape[1]} numbers, and p is a network or another function, which "
+            "mostly takes a vector. If each column is a state, map it over them: "
+            "jax.vmap(p, in_axes=1, out_axes=1)(u). Or let u0 be one column, and solve an ensemble "
+            "with EnsembleColumns(), which does that."
         )
     if "is not a valid JAX type" in text:
         return TypeError(f"f must return an array like the state u; {text}")
