@@ -87,7 +87,7 @@ class Place(NamedTuple):
             name = type(self.algorithm).__name__
             raise ValueError(
                 f"{name}() runs on the CPU, and inside of this jit JAX computes on "
-                f"{jax.local_devices()[0].platform}, where it can call kernels on the CPU, but no "
+                f"{placement.platform_of(jax.local_devices()[0])}, where it can call kernels on the CPU, but no "
                 f"programs of the {engine.name} engine: use EnsembleGPUArray(), or jit for the CPU "
                 "(with jax.default_device('cpu'):)."
             )
