@@ -344,14 +344,12 @@ SIGNATURES = [
     ),
     *(
         case(
-            f"a network that is given a matrix of {rows} x {columns}",
+            f"a network that is given a matrix {u0.shape}",
             error,
             r"jax\.vmap\(p, in_axes=1, out_axes=1\)\(u\).*EnsembleColumns\(\)",
-            lambda matrix=jnp.ones((rows, columns)): eo.solve(
-                eo.ODEProblem(lambda u, p, t: p(u), matrix, (0.0, 1.0), LAYER)
-            ),
+            lambda u0=u0: eo.solve(eo.ODEProblem(lambda u, p, t: p(u), u0, (0.0, 1.0), LAYER)),
         )
-        for rows, columns, error in ((2, 3, ValueError), (3, 2, TypeError))
+        for u0, error in ((jnp.ones((2, 3)), ValueError), (jnp.ones((3, 2)), TypeError))
     ),
     *(
         case(

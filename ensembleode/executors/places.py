@@ -85,11 +85,12 @@ class Place(NamedTuple):
         in_process = isinstance(self.algorithm, EnsembleSerial | EnsembleThreads)
         if self.on_cpu and in_process and being_staged() and isinstance(engine, Lanes | Diffrax):
             name = type(self.algorithm).__name__
+            there = placement.platform_of(jax.local_devices()[0])
             raise ValueError(
-                f"{name}() runs on the CPU, and inside of this jit JAX computes on "
-                f"{placement.platform_of(jax.local_devices()[0])}, where it can call kernels on the CPU, but no "
-                f"programs of the {engine.name} engine: use EnsembleGPUArray(), or jit for the CPU "
-                "(with jax.default_device('cpu'):)."
+                f"{name}() runs on the CPU, and inside of this jit JAX computes on {there}, from "
+                f"where it can call kernels on the CPU, but no programs of the {engine.name} "
+                "engine: use EnsembleGPUArray(), or jit for the CPU, with "
+                "jax.default_device('cpu')."
             )
 
 
