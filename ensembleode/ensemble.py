@@ -11,7 +11,12 @@ from .options import check_count
 
 
 class EnsembleAlgorithm(eqx.Module):
-    """Base class of the ensemble algorithms."""
+    """Base class of the ensemble algorithms.
+
+    Where JAX computes on a GPU, `EnsembleGPUArray`, `EnsembleGPUKernel` and `EnsembleColumns` run
+    there, and the others on the CPU, with their results where JAX computes. A program for the GPU
+    calls them there, if the compiled engine solves them.
+    """
 
 
 def _as_devices(devices: Any) -> Any:
@@ -35,7 +40,7 @@ class EnsembleSerial(EnsembleAlgorithm):
     trajectory, plus about 0.5 ms of Python for each when called eagerly; the memory of one
     trajectory. Under `jit`, it is a loop inside the program.
 
-    **Limitations:** none.
+    **Limitations:** inside of a `jit` for a GPU, only what the compiled engine solves.
     """
 
 
@@ -64,7 +69,7 @@ class EnsembleColumns(EnsembleAlgorithm):
 
 
 class EnsembleThreads(EnsembleAlgorithm):
-    """Trajectories on every core: the default.
+    """Trajectories on every core: the default where JAX computes on the CPU.
 
     Each trajectory has its own steps, its own end and its own return code, and has the same bits as
     with any other ensemble algorithm. With the compiled engine, threads of XLA take parts of a
@@ -77,13 +82,14 @@ class EnsembleThreads(EnsembleAlgorithm):
     **Cost:** no core waits for another within the time loop. On devices, chunks are dealt out in
     turn, so an ensemble of one chunk (up to 128 small trajectories) runs on one core.
 
-    **Limitations:** CPUs only. On devices, inside `jit`, no argument may be committed to one device
+    **Limitations:** CPUs only; where JAX computes on a GPU, a `jit` can contain only what the
+    compiled engine solves, whose numbers go to the CPU and come back. On devices, inside `jit`, no argument may be committed to one device
     (by `jax.device_put(x, device)`). With JAX 0.10, a Python loop over solves should wait for
     results now and then (`jax.block_until_ready`), because devices may wait for each other for ever
     if many solves are launched ahead. Inside `shard_map` it runs on the device of its shard.
 
-    **Throws:** `ValueError` when an accelerator is JAX's default backend, or when there are fewer
-    than `n` CPU devices where they are needed. **Warns** once when there is only one CPU device
+    **Throws:** `ValueError` when there are fewer than `n` CPU devices where they are needed, or
+    none as `JAX_PLATFORMS` leaves them out. **Warns** once when there is only one CPU device
     although there are more cores.
     """
 
@@ -104,9 +110,10 @@ class EnsembleGPUArray(EnsembleAlgorithm):
     - `backend`: with `engine="julia"`, the package for the GPU on which DiffEqGPU runs: `"CUDA"`,
         `"AMDGPU"`, `"oneAPI"` or `"Metal"`; or `"CPU"` to try it without a GPU.
 
-    **Cost:** one program for each device. On an accelerator, its loop runs until the slowest
-    trajectory of the batch is done. The memory is that of a batch (`batch_size`). Devices don't
-    wait for each other within the time loop.
+    **Cost:** one program for each device. On an accelerator, one loop has all trajectories of the
+    batch, and runs until the slowest is done; gradients are computed in parts where the memory has
+    no room for the steps of all. The memory is that of a batch (`batch_size`), which by default
+    takes a quarter of the device's. Devices don't wait for each other within the time loop.
 
     **Limitations:** inside `jit` with several devices, no argument may be committed to one of them.
 
@@ -121,7 +128,9 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     """The whole solve of each trajectory in one GPU kernel, with one thread for each trajectory.
 
     The kernel is the compiled engine's loop around the field, as PTX: state and stages are in
-    registers, and each thread has its own steps, end and return code. Tolerances, time spans,
+    registers, and each thread has its own steps, end and return code. Where JAX computes on an
+    NVIDIA GPU it is the default for what it can solve, and `EnsembleGPUArray` for the rest.
+    Tolerances, time spans,
     parameters and the number of trajectories can change without compiling again. On a machine
     without an NVIDIA GPU that JAX uses, arrays on the CPU take its place, with a message the first
     time.
@@ -210,7 +219,8 @@ class EnsembleDistributed(OnCluster):
     Nothing has to be defined on the workers: they are sent the source of a compiled program once,
     and numbers after that. The results have the bits of `EnsembleSerial`, whichever worker computes
     them and however often a worker dies. Gradients with respect to shared parameters are added up
-    chunk by chunk, always in the same order.
+    chunk by chunk, always in the same order. Workers compute on their CPUs, also where they have
+    GPUs.
 
     **Cost:** some seconds to start the workers, and once the compilation of a program on each of
     them; then a few milliseconds for each task (about half a second of solving), and for sending

@@ -110,7 +110,9 @@ def solve(
         [`EnsembleProblem`][ensembleode.EnsembleProblem].
     - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
     - `ensemblealg`: the ensemble algorithm, which says where the trajectories run, by default
-        `EnsembleThreads()`.
+        `EnsembleThreads()`. Where JAX computes on a GPU, it is `EnsembleGPUKernel()` for what that
+        can solve, and otherwise `EnsembleGPUArray()`. `sim.engine` says which, and why. A single
+        problem is solved on the CPU there if the compiled engine takes it, and as arrays if not.
     - `trajectories`: the number of trajectories (`1e4` is allowed); required for an ensemble.
     - `saveat`: a spacing (both ends are saved, too); or an array of times (saved exactly as it is);
         or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
