@@ -22,7 +22,7 @@ from .identity import of_loss
 from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import Placement, placement
-from .processes import from_first, is_first, peers
+from .processes import from_first, is_first, needed, peers
 from .step import checked, State, Step, traced
 
 
@@ -298,10 +298,10 @@ class _Loop:
 
     def run(self, begin: Saved, folder: Folder | None, lines: Log, bar: Bar) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
-        what_then = "Start it again" + (
-            ": it goes on from its last checkpoint, with any number of processes."
+        what_then = "start it again" + (
+            ", and it goes on from its last checkpoint, with any number of processes"
             if folder is not None
-            else "; with checkpoint= it would go on from there."
+            else " (with checkpoint= it would go on from there)"
         )
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
@@ -401,8 +401,10 @@ class _Loop:
                 self._step = that_fits(self._step, state, piece.batch, self._key, self._number)
         while True:
             try:
-                new, number, loss = self._step.compiled(state, piece.batch, self._key, self._number)
-                loss = float(loss)
+                compiled = self._step.compiled
+                with needed():
+                    new, number, loss = compiled(state, piece.batch, self._key, self._number)
+                    loss = float(loss)
                 self._number = number
                 return new, loss
             except jax.errors.JaxRuntimeError as e:
