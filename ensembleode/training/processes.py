@@ -267,12 +267,14 @@ class _Together:
     @contextlib.contextmanager
     def advised(self, advice: str) -> Iterator[None]:
         """Within this block, say what to do where a process is lost."""
-        self._advice = advice
+        before, self._advice = self._advice, advice
         try:
             yield
         except SystemExit as e:
             self._code = e.code
             raise
+        if self._loss is None:
+            self._advice = before
 
     #
     # The end of this process
