@@ -41,6 +41,11 @@ class Door:
         """**Raises:** `OSError` where the port is taken."""
         self._server = await asyncio.start_server(self._came, host, port, limit=_LIMIT)
 
+    def close(self) -> None:
+        self._server.close()
+        for writer in self._lines.values():
+            writer.close()
+
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kind = await _line(reader)
         if kind == _SERVICE:
@@ -89,10 +94,10 @@ class Lifeline:
         self._hear, self._patience = hear, patience
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task] = set()  # (which asyncio refers to only weakly)
-        self._writer: Any = None
-        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        thread.name = "ensembleode lifeline"
-        thread.start()
+        self._open: list[Any] = []  # what is to be closed
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.name = "ensembleode lifeline"
+        self._thread.start()
 
     def open_door(self, processes: int, port: int, host: str | None) -> int:
         """In process 0: open the door.
@@ -100,7 +105,9 @@ class Lifeline:
         **Returns:** the port on which JAX's service is to listen, on this computer only.
         """
         service = _free_port()
-        self._wait(Door(processes, service, self._patience).open(host, port))
+        door = Door(processes, service, self._patience)
+        self._wait(door.open(host, port))
+        self._open.append(door)
         return service
 
     def join(self, host: str, port: int, about: dict, within: float) -> list[dict]:
@@ -119,11 +126,21 @@ class Lifeline:
         """Tell the others; a process that says `left` or `done` may end then."""
         self._wait(self._say(word))
 
+    def close(self) -> None:
+        """Close all that is open, as the end of the process does."""
+        if self._loop.is_closed():
+            return
+        self._wait(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
     def _wait(self, what: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     async def _join(self, host: str, port: int, about: dict, until: float) -> list[dict]:
         reader, writer = await _connected(host, port, until)
+        self._open.append(writer)
         _kept_alive(writer, self._patience)
         writer.write(_LIFELINE + _encoded(about))
         line = await asyncio.wait_for(_line(reader), until - time.monotonic())
@@ -154,12 +171,21 @@ class Lifeline:
                 await _passed_on(reader, to)
 
         server = await asyncio.start_server(came, "127.0.0.1", 0)
+        self._open.append(server)
         return server.sockets[0].getsockname()[1]
 
     async def _say(self, word: str) -> None:
         with contextlib.suppress(OSError):  # process 0 is lost, which is heard of
             self._writer.write(_encoded(word))
             await self._writer.drain()
+
+    async def _close(self) -> None:
+        for what in self._open:
+            what.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _task(self, what: Coroutine) -> None:
         task = self._loop.create_task(what)

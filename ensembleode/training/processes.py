@@ -115,7 +115,11 @@ class _Together:
         self._heard: dict[str, set[int]] = {"bye": set(), "left": set(), "done": set()}
         self._change = threading.Condition()
         self._line = Lifeline(self._hear, patience)
-        here = self._join()
+        try:
+            here = self._join()
+        except RuntimeError:
+            self._line.close()
+            raise
         atexit.register(self._end)
         self._initialize(here)
 
