@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 ADDRESS, PORT = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
-# The first is named after the argument of `jax.distributed.initialize`; some launchers set the other.
+# The first is named after an argument of `jax.distributed.initialize`; some set the other.
 COUNTS, NUMBER = ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"), "JAX_PROCESS_ID"
 _HERE = "127.0.0.1"
 
@@ -121,8 +121,8 @@ def _by_torchrun(environ: Mapping[str, str], address: str | None) -> Launch | No
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if not environ.get(name):
             raise ValueError(
-                f"{size}={processes} is set, and {name} isn't: set it in all processes, as torchrun "
-                f"does, or set {ADDRESS} to the host and a free port of process 0."
+                f"{size}={processes} is set, and {name} isn't: set it in all processes, as "
+                f"torchrun does, or set {ADDRESS} to the host and a free port of process 0."
             )
     # The port itself is taken by torchrun's own store.
     port = _port(f"torchrun {_number(environ, 'MASTER_PORT')}")
@@ -173,8 +173,8 @@ def _by_slurm(environ: Mapping[str, str], address: str | None) -> Launch | None:
     match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\]([^,\[]*))?", environ.get(nodes, ""))
     if match is None and not address:
         raise ValueError(
-            f"{size}={processes} is set, and {nodes} isn't: pass on the environment of srun, or set "
-            f"{ADDRESS} to the host and a free port of process 0."
+            f"{size}={processes} is set, and {nodes} isn't: pass on the environment of srun, or "
+            f"set {ADDRESS} to the host and a free port of process 0."
         )
     host = "".join(part or "" for part in match.groups()) if match else _HERE
     return Launch("Slurm", processes, process, host, port)
@@ -218,8 +218,8 @@ def _number(environ: Mapping[str, str], name: str, why: str = "") -> int:
     text = environ.get(name, "").strip()
     if not text:
         raise ValueError(
-            f"{why}, and {name} isn't: set both in all processes (each has a number of its own, from "
-            "0), or neither to run one process."
+            f"{why}, and {name} isn't: set both in all processes (each has a number of its own, "
+            "from 0), or neither to run one process."
         )
     if not text.isdecimal():
         raise ValueError(f"{name} must be a whole number, got {environ[name]!r}.")

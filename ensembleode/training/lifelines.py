@@ -113,8 +113,8 @@ class Lifeline:
     def join(self, host: str, port: int, about: dict, within: float) -> list[dict]:
         """What all processes say about themselves, in their order, once they are complete.
 
-        **Raises:** `TimeoutError` where they aren't in time; `ConnectionError` where one is lost, or
-        where there is one already with this number; `OSError` where process 0 can't be reached.
+        **Raises:** `TimeoutError` where they aren't in time; `ConnectionError` where one is lost,
+        or where there is one already with this number; `OSError` where process 0 can't be reached.
         """
         return self._wait(self._join(host, port, about, time.monotonic() + within))
 

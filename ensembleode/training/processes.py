@@ -109,7 +109,7 @@ class _Together:
         self._needs_others: Any = None  # an object for the time of a computation of all
         self._loss: str | None = None  # what became of another process, in words
         self._is_told = False  # that is, `ProcessLost` has been raised
-        self._code: Any = None  # of a SystemExit that has ended a fit
+        self._exit: SystemExit | None = None  # that has ended a fit
         self._is_done = False
         self._advice = "start it again"
         self._heard: dict[str, set[int]] = {"bye": set(), "left": set(), "done": set()}
@@ -144,8 +144,8 @@ class _Together:
         except TimeoutError as e:
             raise RuntimeError(
                 f"not all {launch.processes} processes have called initialize within "
-                f"{_JOINING:.0f} s (this is process {launch.process}, by {launch.by}): see what the "
-                "others say."
+                f"{_JOINING:.0f} s (this is process {launch.process}, by {launch.by}): see what "
+                "the others say."
             ) from e
         except ConnectionError as e:
             raise RuntimeError(
@@ -156,8 +156,8 @@ class _Together:
         except OSError as e:
             raise RuntimeError(
                 f"process {launch.process} of {launch.processes} (by {launch.by}) can't reach or "
-                f"open {place} of process 0: {e}. Set {launches.ADDRESS} to its host and a free port "
-                "in all processes."
+                f"open {place} of process 0: {e}. Set {launches.ADDRESS} to its host and a free "
+                "port in all processes."
             ) from e
         return [x for x in everyone if x["computer"] == about["computer"]]
 
@@ -173,19 +173,18 @@ class _Together:
         # As JAX does under the launchers that it knows: each has one GPU.
         by_launcher = launch.by != "JAX" and len(here) > 1
         local = [place] if by_launcher and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
-        # It would swallow SIGTERM, by which launchers end a process.
-        preemption = jax.config.jax_enable_preemption_service  # pyright: ignore
-        jax.config.update("jax_enable_preemption_service", False)
+        _bypass_proxies()
         try:
-            jax.distributed.initialize(
-                f"127.0.0.1:{port}",
-                launch.processes,
-                launch.process,
-                local_device_ids=local,
-                cluster_detection_method="deactivate",
-                coordinator_bind_address=f"127.0.0.1:{port}",
-                heartbeat_timeout_seconds=_NEVER,
-            )
+            with _left_to_end_by_sigterm():
+                jax.distributed.initialize(
+                    f"127.0.0.1:{port}",
+                    launch.processes,
+                    launch.process,
+                    local_device_ids=local,
+                    cluster_detection_method="deactivate",
+                    coordinator_bind_address=f"127.0.0.1:{port}",
+                    heartbeat_timeout_seconds=_NEVER,
+                )
         except RuntimeError as e:
             if "before" not in str(e):
                 raise
@@ -193,8 +192,6 @@ class _Together:
                 "initialize must be called before JAX computes anything or is asked for its "
                 "devices: put it right after the imports."
             ) from e
-        finally:
-            jax.config.update("jax_enable_preemption_service", preemption)
 
     #
     # What is heard of others
@@ -275,7 +272,7 @@ class _Together:
         try:
             yield
         except SystemExit as e:
-            self._code = e.code
+            self._exit = e
             raise
         if self._loss is None:
             self._advice = before
@@ -289,16 +286,18 @@ class _Together:
         for them, and end this process from C++ where one is gone."""
         if os.getpid() != self._pid:
             return  # (a fork)
-        code = self._own_code()
-        if code is not None and self._loss is None:
-            self._say("left")
-            _flush()
-            os._exit(code)
+        if self._loss is not None:
+            self._end_lost()
+        if (code := self._own_code()) is not None:
+            self._leave(code)
         self._say("bye")
-        with self._change:
-            self._change.wait_for(lambda: self._loss or self._heard["left"] or self._is_over())
-            if self._loss is None and not self._is_over():
-                self._loss = f"process {min(self._heard['left'])} was ended by an error"
+        try:
+            with self._change:
+                self._change.wait_for(lambda: self._loss or self._heard["left"] or self._is_over())
+                if self._loss is None and not self._is_over():
+                    self._loss = f"process {min(self._heard['left'])} was ended by an error"
+        except KeyboardInterrupt:
+            self._leave(_INTERRUPTED)
         if self._loss is not None:
             self._end_lost()
         jax.distributed.shutdown()
@@ -308,6 +307,12 @@ class _Together:
             with self._change:
                 everyone = self._launch.processes
                 self._change.wait_for(lambda: len(self._heard["done"]) == everyone, self._patience)
+
+    def _leave(self, code: int) -> None:
+        """End this process without the others."""
+        self._say("left")
+        _flush()
+        os._exit(code)
 
     def _say(self, word: str) -> None:
         """Say it, and wait until the others are told."""
@@ -320,14 +325,13 @@ class _Together:
     def _own_code(self) -> int | None:
         """The exit status of this process where an exception has ended it, as far as that can be
         known."""
-        last = getattr(sys, "last_value", None)
-        if isinstance(last, KeyboardInterrupt):
-            return 130
+        last = getattr(sys, "last_value", None)  # which Python has printed
         if last is not None:
-            return 1
-        if self._code is None or isinstance(self._code, int):
-            return self._code
-        return 1
+            return _INTERRUPTED if isinstance(last, KeyboardInterrupt) else 1
+        if self._exit is None:
+            return None
+        code = self._exit.code or 0
+        return code if isinstance(code, int) else 1
 
     def _end_lost(self) -> None:
         """End this process, whatever its main thread does; but no file that is half written."""
@@ -344,6 +348,28 @@ class _Together:
         return f"process {self._launch.process} of {self._launch.processes}"
 
 
+@contextlib.contextmanager
+def _left_to_end_by_sigterm() -> Iterator[None]:
+    """Within this block, JAX starts no service that swallows SIGTERM, by which launchers end a
+    process."""
+    option = "jax_enable_preemption_service"
+    before = getattr(jax.config, option)
+    jax.config.update(option, False)
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)
+
+
+def _bypass_proxies() -> None:
+    """Let gRPC connect to this computer without a proxy, if one is configured."""
+    if {name.lower() for name in os.environ} & {"grpc_proxy", "http_proxy", "https_proxy"}:
+        name, other = "no_grpc_proxy", "no_proxy"
+        before = os.environ.get(name) or os.environ.get(other)
+        os.environ[name] = f"{before},127.0.0.1" if before else "127.0.0.1"
+
+
+_INTERRUPTED = 130  # the exit status by Ctrl-C
 _NEVER = 10**9  # seconds
 _once = threading.Lock()
 _together: _Together | None = None

@@ -27,7 +27,7 @@ from ensembleode.training.checkpoints import Folder
 from ensembleode.training.log import Log
 
 from ..marks import slow_unless
-from . import parity, resumed, several
+from . import several
 from .test_fit import fit_line, FLAT, line, QUIET, squares
 
 
