@@ -9,6 +9,8 @@ configured globally by ensembleode.
 
 import contextlib
 import os
+import pathlib
+import platform
 import sys
 from typing import Any
 
@@ -16,13 +18,51 @@ from .logs import warn_once
 
 
 VARIABLE = "ENSEMBLEODE_NUM_THREADS"
+_configured: int | None = None  # by `configure`
+_share: int | None = None  # the number of cores that `share` has left to this process
 
 
 def cores() -> int:
     """The number of cores that this process may use, which a CPU affinity may limit."""
+    return _share or len(usable())
+
+
+def usable() -> list[int]:
+    """The numbers of these cores."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def computer() -> str:
+    """What tells this computer, or container, from others."""
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
+
+
+def share(place: int, of: int) -> None:
+    """Divide the cores of this process with the others that may use the same ones: this is the one
+    at that `place`, from 0, `of` so many. Each gets equally many, and where there are fewer cores
+    than processes, one. Nothing is done where it was said how many devices there are.
+
+    **Raises:** `RuntimeError` where JAX has started already.
+    """
+    global _share
+    import jax
+
+    if of == 1 or _configured is None or jax.config.jax_num_cpu_devices != _configured:  # pyright: ignore
+        return
+    if os.environ.get(VARIABLE, "").strip():
+        return
+    every = usable()
+    count = max(1, len(every) // of)
+    first = place * count % len(every)
+    jax.config.update("jax_num_cpu_devices", count)
+    _share = count
+    if hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):  # those of libraries, too
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread), every[first : first + count])
 
 
 def wanted() -> int:
@@ -41,6 +81,7 @@ def wanted() -> int:
 def configure() -> None:
     """Configure the number of JAX's devices unless that has been done: now, or when JAX is
     imported."""
+    global _configured
     count = wanted()
     if "jax" not in sys.modules:
         sys.meta_path.insert(0, _WhenJaxIsImported())
@@ -56,6 +97,7 @@ def configure() -> None:
     # If JAX has started already, `devices` reports that when it matters.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
+        _configured = count
 
 
 class _WhenJaxIsImported:

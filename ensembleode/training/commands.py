@@ -53,7 +53,7 @@ def train(
         fresh: Start from the beginning, even if there are checkpoints.
         log: A file that gets a line of JSON for each step.
         output: A file for the best parameters (written by Equinox).
-        distributed: Join the processes that mpirun or srun started with this one.
+        distributed: Join the processes that mpirun, srun or torchrun launched with this one.
         quiet: Show no progress bar.
     """
     if n_gpus is not None and devices is not None:

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 
+# Held while a file is written that is to be complete.
+writing = threading.Lock()
+
+
 class Terminated(SystemExit):
     """SIGTERM was received. If it isn't caught, the process ends with the exit code that shells
     use."""
@@ -47,7 +51,8 @@ def held() -> Iterator[None]:
                 handlers[number] = handler
                 signal.signal(number, lambda *given: came.append(given))
     try:
-        yield
+        with writing:
+            yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

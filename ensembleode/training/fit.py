@@ -22,7 +22,7 @@ from .identity import of_loss
 from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import Placement, placement
-from .processes import from_first, is_first, peers
+from .processes import from_first, is_first, needed, peers
 from .step import checked, State, Step, traced
 
 
@@ -241,7 +241,8 @@ def fit(
                     rows, data = source.example(), source.identity()
                 return {"loss": of_loss(step, trained, rows, key), "data": data}
 
-            begin, changed = folder.beginning(begin, resume, placed, identity)
+            with peers(_advice(folder)):
+                begin, changed = folder.beginning(begin, resume, placed, identity)
             begin = loop.with_changes(begin, changed)
         with Log(log, begin.step) as lines, Bar(progress, loop.steps, begin.step) as bar:
             result = loop.run(begin, folder, lines, bar)
@@ -253,6 +254,13 @@ def fit(
         if folder is not None:
             folder.close()
     return result
+
+
+def _advice(folder: Folder | None) -> str:
+    """What to do where another process is gone."""
+    if folder is None:
+        return "start it again (with checkpoint= it would go on from there)"
+    return "start it again, and it goes on from its last checkpoint, with any number of processes"
 
 
 class _Loop:
@@ -298,15 +306,10 @@ class _Loop:
 
     def run(self, begin: Saved, folder: Folder | None, lines: Log, bar: Bar) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
-        what_then = "Start it again" + (
-            ": it goes on from its last checkpoint, with any number of processes."
-            if folder is not None
-            else "; with checkpoint= it would go on from there."
-        )
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
         try:
-            with sigterm_raises(), peers(what_then), self._pieces(begin.position) as pieces:
+            with sigterm_raises(), peers(_advice(folder)), self._pieces(begin.position) as pieces:
                 while not self._is_done(now):
                     began = time.perf_counter()
                     piece = next(pieces, None)
@@ -401,8 +404,10 @@ class _Loop:
                 self._step = that_fits(self._step, state, piece.batch, self._key, self._number)
         while True:
             try:
-                new, number, loss = self._step.compiled(state, piece.batch, self._key, self._number)
-                loss = float(loss)
+                compiled = self._step.compiled
+                with needed():
+                    new, number, loss = compiled(state, piece.batch, self._key, self._number)
+                    loss = float(loss)
                 self._number = number
                 return new, loss
             except jax.errors.JaxRuntimeError as e:

@@ -10,7 +10,7 @@ import numpy as np
 from ..options import check_count
 from .data import Arrays
 from .parallel import Placement, placement
-from .processes import peers
+from .processes import needed, peers
 
 
 def predict(
@@ -61,10 +61,11 @@ def predict(
     compiled = jax.jit(placed.mapped(of_rows))
     arrays = placed.everywhere(arrays)
     parts = []
-    with peers("Start it again."):
+    with peers("start it again"):
         for piece in source.in_order():
             assert piece.batch is not None
-            out = _gathered(compiled(arrays, piece.batch.rows), placed)
+            with needed():
+                out = _gathered(compiled(arrays, piece.batch.rows), placed)
             parts.append(jax.tree.map(lambda x, n=piece.count: x[:n], out))
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 

@@ -2,7 +2,6 @@
 processes."""
 
 import json
-import os
 import sys
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 import optax
 
 import ensembleode as eo
-from tests.training import several
 
 
 N = 17  # divisible by nothing
@@ -65,9 +63,7 @@ def numbers(result):
 
 
 def main():
-    several.join()
-    if "OMPI_COMM_WORLD_SIZE" in os.environ:
-        eo.initialize()
+    eo.initialize()
     where = json.loads(sys.argv[1])
     out = {name: numbers(fitted(name, **where)).tolist() for name in FITS}
     double = eo.predict(lambda p, x: 2 * x["u0"], None, items(), batch_size=5, **where)

@@ -8,7 +8,7 @@ import jax
 import optax
 
 import ensembleode as eo
-from tests.training import parity, several
+from tests.training import parity
 
 
 def fitted(folder, callback=None, **where):
@@ -28,7 +28,7 @@ def fitted(folder, callback=None, **where):
 
 def main():
     folder, where = sys.argv[1], json.loads(sys.argv[2])
-    several.join(patience=3)
+    eo.initialize(patience=3)
     slow = where.pop("slow", 0.0)
 
     def callback(state):

@@ -27,7 +27,7 @@ from ensembleode.training.checkpoints import Folder
 from ensembleode.training.log import Log
 
 from ..marks import slow_unless
-from . import parity, resumed, several
+from . import several
 from .test_fit import fit_line, FLAT, line, QUIET, squares
 
 
@@ -146,23 +146,6 @@ def test_on_other_devices(tmp_path, before, after):
     fit_line(**options, checkpoint=tmp_path, devices=before, callback=lambda s: s.step == 5)
     found = fit_line(**options, checkpoint=tmp_path, devices=after)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_a_process_is_killed(tmp_path):
-    """The other stops with what to do; and the run goes on with another number of processes."""
-    expected = parity.numbers(resumed.fitted("none"))
-    processes = begun(tmp_path / "run", {"slow": 0.1}, count=2)
-    first, second = processes
-    wait_for_step(first, 8)
-    second.send_signal(signal.SIGKILL)
-    [(_, err), _] = several.finish(processes, timeout=60)
-    assert first.returncode != 0
-    assert "ProcessLost: a process that trains with this one" in err
-    assert "goes on from its last checkpoint" in err
-    found, steps = result_of(alone(tmp_path / "run"))
-    assert steps[0] > 6
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_the_last_and_the_best_are_kept(tmp_path):

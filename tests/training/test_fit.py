@@ -1,7 +1,6 @@
 """`fit`: its result doesn't depend on how items are split; what stops it, and what it refuses."""
 
 import json
-import shutil
 import subprocess
 import sys
 
@@ -118,33 +117,6 @@ def test_four_devices_change_nothing(on_one):
         timeout=200,
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    for name, expected in on_one.items():
-        same(found[name], expected)
-
-
-@pytest.mark.skipif(not shutil.which("mpiexec"), reason="there is no mpiexec")
-@pytest.mark.slow
-def test_under_mpirun(on_one):
-    """Which says how many there are, and who is who."""
-    done = subprocess.run(
-        [
-            "mpiexec",
-            "--allow-run-as-root",
-            "--oversubscribe",
-            "-n",
-            "2",
-            sys.executable,
-            SCRIPT,
-            "{}",
-        ],
-        env=several.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))
     for name, expected in on_one.items():
         same(found[name], expected)
 
@@ -579,13 +551,6 @@ def test_nan_in_what_is_read_later(tmp_path):
     data = {"x": np.load(tmp_path / "x.npy", mmap_mode="r"), "y": np.zeros(4)}
     with pytest.raises(ValueError, match="first in item 2"):
         fit_line(data=data, batch_size=2, shuffle=False)
-
-
-def test_initialize_that_can_not():
-    with pytest.raises(ValueError, match="initialize wants all of coordinator, processes and proc"):
-        eo.initialize(processes=2)
-    with pytest.raises(RuntimeError, match="put it right after the imports"):
-        eo.initialize("127.0.0.1:1", 1, 0)
 
 
 #
