@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .microbatch import free_bytes, SHARE
@@ -40,7 +41,7 @@ class LevenbergMarquardt(eqx.Module):
 
     - `damping`: the damping of the first step.
 
-    **Raises:** `ValueError` where `damping` is not positive.
+    **Raises:** `ValueError` where `damping` is not positive and finite.
 
     ??? cite "References"
 
@@ -62,7 +63,7 @@ class LevenbergMarquardt(eqx.Module):
 
     def __check_init__(self):
         if not 0 < self.damping < float("inf"):
-            raise ValueError(f"damping must be positive, got {self.damping!r}.")
+            raise ValueError(f"damping must be positive and finite, got {self.damping!r}.")
 
     def init(self, params: Any) -> "Damping":
         """The state of the first step."""
@@ -122,7 +123,7 @@ class LeastSquaresStep(Step):
         sums = loss, gradient, matrix = self._normal_equations(state.params, batch, key)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in sums]))
         scale = _scale(jnp.diagonal(matrix))
-        gradient, matrix = gradient / scale, matrix / scale / scale[:, None]
+        gradient, matrix = gradient / scale, matrix / jnp.outer(scale, scale)
         eps = jnp.finfo(matrix.dtype).eps
 
         def attempt(tried):
@@ -265,8 +266,8 @@ def _count(params: Any) -> int:
 
 
 def _dtype_of(params: Any) -> Any:
-    """That of the matrices: LAPACK has none of less than 32 bits."""
-    return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+    """That of the matrices, which LAPACK doesn't factorise in less than 32 bits."""
+    return np.result_type(np.float32, *(x.dtype for x in jax.tree.leaves(params)))
 
 
 def _said(x: Any) -> str:
