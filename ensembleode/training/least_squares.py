@@ -25,7 +25,7 @@ class LevenbergMarquardt(eqx.Module):
     depend on its own row of the batch only.
 
     A step solves `(J^T J + damping D) change = -J^T r`, where `J` is the Jacobian of the residuals
-    `r` of the batch, and `D` is the diagonal of `J^T J`. If the loss of the batch gets larger, or
+    `r` of the batch, and `D` is the diagonal of `J^T J`, with a `floor`. If the loss of the batch gets larger, or
     isn't finite, the change is rejected, and the step tries others with more damping. If it
     rejects all, the parameters stay as they are. The damping of the next step depends on how well
     the linear model has foretold the loss.
@@ -40,8 +40,12 @@ class LevenbergMarquardt(eqx.Module):
     **Arguments:**
 
     - `damping`: the damping of the first step.
+    - `floor`: how often the mean of the diagonal is added to it. With 0 a step doesn't depend on
+        the units of the parameters. With 1 a parameter that hardly matters doesn't go far: so
+        networks don't get stuck.
 
-    **Raises:** `ValueError` where `damping` is not positive and finite.
+    **Raises:** `ValueError` where `damping` is not positive and finite, or `floor` is negative or
+    not finite.
 
     ??? cite "References"
 
@@ -60,10 +64,13 @@ class LevenbergMarquardt(eqx.Module):
     """
 
     damping: float = eqx.field(default=1e-3, static=True)
+    floor: float = eqx.field(default=0.0, static=True)
 
     def __check_init__(self):
         if not 0 < self.damping < float("inf"):
             raise ValueError(f"damping must be positive and finite, got {self.damping!r}.")
+        if not 0 <= self.floor < float("inf"):
+            raise ValueError(f"floor must be finite and not negative, got {self.floor!r}.")
 
     def init(self, params: Any) -> "Damping":
         """The state of the first step."""
@@ -122,7 +129,7 @@ class LeastSquaresStep(Step):
         flat, unravel = ravel_pytree(state.params)
         sums = loss, gradient, matrix = self._normal_equations(state.params, batch, key)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in sums]))
-        scale = _scale(jnp.diagonal(matrix))
+        scale = _scale(jnp.diagonal(matrix), self.optimizer.floor)
         gradient, matrix = gradient / scale, matrix / jnp.outer(scale, scale)
         eps = jnp.finfo(matrix.dtype).eps
 
@@ -254,10 +261,9 @@ def _products(r: Any, j: Any) -> tuple[Any, Any, Any]:
     return product(r, r), product(r, j), product(j.T, j)
 
 
-def _scale(squares: Any) -> Any:
-    """The norms of the columns of `J`; not less than some part of the largest."""
-    least = jnp.finfo(squares.dtype).eps * jnp.max(squares)
-    squares = jnp.maximum(squares, least)
+def _scale(squares: Any, floor: float) -> Any:
+    """The roots of `D`, for the squares of the norms of the columns of `J`; none is zero."""
+    squares = squares + floor * jnp.mean(squares)
     return jnp.sqrt(jnp.where(squares > 0, squares, jnp.ones_like(squares)))
 
 

@@ -74,8 +74,9 @@ SPLITS = [
 ]
 
 
+@pytest.mark.parametrize("floor", [0.0, 2.0])
 @pytest.mark.parametrize("how", SPLITS, ids=str)
-def test_the_steps_are_those_by_hand(how):
+def test_the_steps_are_those_by_hand(how, floor):
     """Of batches of four, four and two items, however they are split."""
     data, params, damping = line(N), jnp.array([0.3, 0.2]), 0.5
     losses, expected = [], np.asarray(params)
@@ -86,11 +87,13 @@ def test_the_steps_are_those_by_hand(how):
         r = matrix @ expected - y
         losses.append(np.mean(r**2))
         product = matrix.T @ matrix
-        change = -np.linalg.solve(product + damping * np.diag(np.diag(product)), matrix.T @ r)
+        diagonal = np.diag(product) + floor * np.mean(np.diag(product))
+        change = -np.linalg.solve(product + damping * np.diag(diagonal), matrix.T @ r)
         expected = expected + change
         damping /= 3  # as the model is linear: what it foretells comes true
-    options = {"batch_size": 4, "maxiters": 6, "shuffle": False}
-    found = fit(polynomial, params, data, damping=0.5, **options, **how)
+    optimizer = eo.LevenbergMarquardt(0.5, floor)
+    options = {"optimizer": optimizer, "batch_size": 4, "maxiters": 6, "shuffle": False}
+    found = fit(polynomial, params, data, **options, **how)
     np.testing.assert_allclose(found.losses, losses, rtol=1e-10)
     np.testing.assert_allclose(found.params, expected, rtol=1e-10)
 
@@ -219,6 +222,21 @@ def test_nothing_finite_to_begin_with():
     assert "the loss of 1 of 4 items, first that of item 3" in result.message
 
 
+def test_units_change_nothing():
+    """Without a floor: not the losses of steps of parameters in other units."""
+    data = {"x": np.linspace(0, 1, N), "y": np.exp(-np.linspace(0, 2, N))}
+    units = {"height": 1e6, "rate": 1e-4}
+
+    def other(params, batch):
+        return curve({name: x * units[name] for name, x in params.items()}, batch)
+
+    params = {name: x / units[name] for name, x in CURVE.items()}
+    for floor, same in ((0.0, True), (1.0, False)):
+        how = {"optimizer": eo.LevenbergMarquardt(floor=floor), "maxiters": 3}
+        ours, theirs = (fit(f, p, data, **how).losses for f, p in ((curve, CURVE), (other, params)))
+        assert np.allclose(theirs, ours, rtol=1e-8) == same
+
+
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_parameters_that_nothing_depends_on(dtype):
     """They stay as they are; of two that do the same, the sum is found."""
@@ -276,3 +294,9 @@ def test_what_is_refused(name):
 def test_damping_is_positive(damping):
     with pytest.raises(ValueError, match=f"damping must be positive and finite, got {damping}"):
         eo.LevenbergMarquardt(damping)
+
+
+@pytest.mark.parametrize("floor", [-1.0, np.inf, np.nan])
+def test_the_floor_is_not_negative(floor):
+    with pytest.raises(ValueError, match=f"floor must be finite and not negative, got {floor}"):
+        eo.LevenbergMarquardt(floor=floor)
