@@ -133,7 +133,8 @@ def fit(
         iterable of batches, such as a list or a generator, each of which is a pytree of arrays with
         any number of items.
     - `optimizer`: any optimizer of optax, including those with a line search, such as
-        `optax.lbfgs()`.
+        `optax.lbfgs()`; or a [`LevenbergMarquardt`][ensembleode.LevenbergMarquardt], with which
+        `loss` returns residuals, `[item, ...]`, and `fit` sums their squares.
     - `epochs`, `maxiters`: the number of passes over the data, or the number of steps.
     - `batch_size`: the number of items of a step, by default all; the last batch of a pass may have
         fewer.

@@ -25,17 +25,16 @@ class LevenbergMarquardt(eqx.Module):
     depend on its own row of the batch only.
 
     A step solves `(J^T J + damping D) change = -J^T r`, where `J` is the Jacobian of the residuals
-    `r` of the batch, and `D` is the diagonal of `J^T J`, with a `floor`. If the loss of the batch gets larger, or
-    isn't finite, the change is rejected, and the step tries others with more damping. If it
-    rejects all, the parameters stay as they are. The damping of the next step depends on how well
-    the linear model has foretold the loss.
+    `r` of the batch, and `D` is the diagonal of `J^T J`, with a `floor`. If the loss of the batch
+    gets larger, or isn't finite, the change is rejected, and the step tries others with more
+    damping. If it rejects all, the parameters stay as they are. The damping of the next step
+    depends on how well the linear model has foretold the loss.
 
     `J^T J` and `J^T r` are sums over the items, to which each device adds those of its own. Rows of
     `J` are computed some at a time, so that many items take no more memory than few. But a step
     takes the memory of several matrices `[parameter, parameter]`, and the time to factorise one:
-    the method is for up to a few thousand parameters. It converges fast, where methods that know
-    only the gradient take thousands of steps. As `J^T J` squares the condition of `J`, double
-    precision finds more digits.
+    the method is for up to a few thousand parameters. As `J^T J` squares the condition of `J`,
+    double precision finds more digits.
 
     **Arguments:**
 
@@ -171,13 +170,14 @@ class LeastSquaresStep(Step):
         return size if self.microbatch is None else min(size, self.microbatch)
 
     def _loss(self, params: Any, batch: Batch | None, key: Any) -> Any:
+        dtype = _dtype_of(params)
         if batch is None:
-            return self.alone(params)
+            return self.alone(params).astype(dtype)
 
         def part(params, *rows):
             return self.summed_losses(*rows, params)
 
-        return self.mean(part, jnp.zeros((), _dtype_of(params)), params, batch, key)
+        return self.mean(part, jnp.zeros((), dtype), params, batch, key)
 
     def _normal_equations(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any, Any]:
         """The loss, `J^T r [parameter]` and `J^T J [parameter, parameter]`."""

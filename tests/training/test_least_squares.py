@@ -131,6 +131,22 @@ def test_many_items_take_no_more_memory(monkeypatch):
     assert many - few < 100_000 * 8 * 8  # (some numbers of each item, and not `width`)
 
 
+@pytest.mark.parametrize("data", [None, np.arange(4.0)], ids=["alone", "items"])
+@pytest.mark.parametrize("dtypes", [("f4", "f8"), ("f8", "f4"), ("bfloat16", "f4")], ids=str)
+def test_dtypes_stay_as_they_are(dtypes, data):
+    """Those of parameters, and of residuals."""
+    of_params, of_residuals = map(jnp.dtype, dtypes)
+
+    def loss(p, batch=None):
+        residuals = jnp.stack([p - 1, 2 * p - 2]).astype(of_residuals)
+        return residuals if batch is None else jnp.broadcast_to(residuals, (len(batch), 2))
+
+    whole = loss if data is None else lambda p, batch: loss(p, batch)
+    result = fit(whole, jnp.zeros((), of_params), data)
+    assert result.params.dtype == of_params
+    np.testing.assert_allclose(float(result.params), 1.0, rtol=1e-2)
+
+
 def test_rosenbrock():
     """Without data, what the loss returns are all residuals."""
 
