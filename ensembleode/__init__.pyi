@@ -118,6 +118,7 @@ from .training.checkpoints import (
 )
 from .training.collocation import collocate_data as collocate_data
 from .training.fit import fit as fit, FitResult as FitResult, FitState as FitState
+from .training.least_squares import LevenbergMarquardt as LevenbergMarquardt
 from .training.multiple_shooting import multiple_shooting as multiple_shooting
 from .training.predict import predict as predict
 from .training.processes import initialize as initialize, ProcessLost as ProcessLost

@@ -25,7 +25,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
         slow_unless(
             False,
             "allen_cahn.py",
-            ["--points", "300", "--adam", "5", "--lbfgs", "2", "--batch", "100", "--no-plot"],
+            ["--optimizer", "lm", "adam", "lbfgs", "--points", "400", "--steps", "2", "--no-plot"],
             "relative L2 error",
         ),
         slow_unless(

@@ -19,6 +19,7 @@ from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
 from .data import ahead, Piece, source_of
 from .ending import sigterm_raises, Terminated
 from .identity import of_loss
+from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
 from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import Placement, placement
@@ -132,7 +133,8 @@ def fit(
         iterable of batches, such as a list or a generator, each of which is a pytree of arrays with
         any number of items.
     - `optimizer`: any optimizer of optax, including those with a line search, such as
-        `optax.lbfgs()`.
+        `optax.lbfgs()`; or a [`LevenbergMarquardt`][ensembleode.LevenbergMarquardt], with which
+        `loss` returns residuals, `[item, ...]`, and `fit` sums their squares.
     - `epochs`, `maxiters`: the number of passes over the data, or the number of steps.
     - `batch_size`: the number of items of a step, by default all; the last batch of a pass may have
         fewer.
@@ -192,8 +194,12 @@ def fit(
     size = None if microbatch in (None, "auto") else check_count("microbatch", microbatch)
     if scaling not in ("strong", "weak"):
         raise ValueError(f"scaling must be 'strong' or 'weak', got {scaling!r}.")
-    if not hasattr(optimizer, "update"):
-        raise TypeError(f"optimizer must be one of optax, such as optax.adam(1e-3): {optimizer!r}.")
+    least_squares = isinstance(optimizer, LevenbergMarquardt)
+    if not least_squares and not hasattr(optimizer, "update"):
+        raise TypeError(
+            "optimizer must be one of optax, such as optax.adam(1e-3), or LevenbergMarquardt(): "
+            f"{optimizer!r}."
+        )
     placed = placement(devices, ensemblealg, dist)
     if data is None:
         _refuse_without_data(placed, epochs=epochs, batch_size=batch_size, microbatch=microbatch)
@@ -208,6 +214,8 @@ def fit(
             "params has no array of floating-point numbers to train: make jnp.array(...) of its "
             "numbers."
         )
+    if least_squares:
+        check_params(trained, placed.first)
     source = None if data is None else source_of(data, batch_size, placed, shuffle)
     if source is not None and epochs is not None and epochs > 1 and getattr(source, "once", False):
         raise ValueError(
@@ -215,10 +223,10 @@ def fit(
             "that can begin anew, such as a list."
         )
     call, takes_key = checked(loss, source is not None)
-    step = Step(
+    step = (LeastSquaresStep if least_squares else Step)(
         call,
         static,
-        optax.with_extra_args_support(optimizer),
+        optimizer if least_squares else optax.with_extra_args_support(optimizer),
         placed,
         has_data=source is not None,
         repeats=source is None or (source.repeats and not takes_key),

@@ -11,7 +11,7 @@ from .step import State, Step
 
 
 # The part of the free memory that a step may take.
-_SHARE = 0.8
+SHARE = 0.8
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -20,16 +20,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> Step:
     """The step with the largest microbatch that fits into memory, according to the compiler."""
-    free = _free(next(iter(batch.place.devices())))
+    free = free_bytes(next(iter(batch.place.devices())))
     if free is None:
         return step
     while True:
         compiled = step.compiled.lower(state, batch, key, number).compile()
         used = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
-        if used <= _SHARE * free or _size(step, batch) == 1:
+        if used <= SHARE * free or _size(step, batch) == 1:
             return step
         # The memory is proportional to the microbatch, except for a constant part.
-        times = 2 ** int(np.ceil(np.log2(max(2.0, used / (_SHARE * free)))))
+        times = 2 ** int(np.ceil(np.log2(max(2.0, used / (SHARE * free)))))
         size = max(1, _size(step, batch) // times)
         step = dataclasses.replace(step, microbatch=size)
         logger.info(
@@ -53,7 +53,7 @@ def _size(step: Step, batch: Any) -> int:
     return rows if step.microbatch is None else min(step.microbatch, rows)
 
 
-def _free(device: jax.Device) -> int | None:
+def free_bytes(device: jax.Device) -> int | None:
     """The bytes that are free on a device; None where that isn't known."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats:

@@ -31,6 +31,11 @@ class Placement:
     def size(self) -> int:
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def first(self) -> jax.Device:
+        """The first device of this process."""
+        return jax.local_devices()[0] if self.mesh is None else self.mesh.local_devices[0]
+
     def rows(self, n: int) -> int:
         """The number of rows for a batch of `n` items, so that all devices have equally many."""
         return -(-n // self.size) * self.size

@@ -43,7 +43,7 @@ class Step:
 
     loss: Callable  # of the parameters alone without data; else of the items of a batch
     static: Any  # the part of the parameters that isn't trained
-    optimizer: optax.GradientTransformationExtraArgs
+    optimizer: Any
     placement: Placement
     has_data: bool
     repeats: bool
@@ -87,46 +87,66 @@ class Step:
             return jax.value_and_grad(self.alone)(params)
         assert batch is not None
 
-        def sums(shared, split):
-            params, count, key = shared
-            return self._sums(params, *split, count, key)
+        def part(params, rows, place, count, key):
+            of = functools.partial(self.summed_losses, *(rows, place, count, key))
+            return jax.value_and_grad(of)(params)
 
-        sums = self.placement.summed(sums)((params, batch.count, key), (batch.rows, batch.place))
-        return jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
+        zeros = jnp.zeros((), self.dtype), jax.tree.map(jnp.zeros_like, params)
+        return self.mean(part, zeros, params, batch, key)
 
     def alone(self, params: Any) -> Any:
         """The loss without data."""
         return self.loss(eqx.combine(params, self.static))
 
-    def _sums(self, params: Any, rows: Any, place: Any, count: Any, key: Any) -> tuple[Any, Any]:
-        """The sums of the losses of these rows, and of their gradients."""
+    def mean(self, part: Callable, zeros: Any, params: Any, batch: Batch, key: Any) -> Any:
+        """The mean over the items, of which `part(params, rows, place, count, key)` gives the sums
+        over those among some rows, like `zeros`."""
 
-        def part(total, inputs):
-            def summed(params):
-                losses = self.losses(params, *inputs, key)
-                zero = jnp.zeros((), losses.dtype)
-                return jnp.sum(jnp.where(inputs[1] < count, losses, zero))
+        def sums(shared, split):
+            params, count, key = shared
+            size = self.rows_at_a_time(params, *split, key)
+            return _in_parts(lambda x: part(params, *x, count, key), zeros, split, size)
 
-            new = jax.value_and_grad(summed)(params)
-            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), None
+        sums = self.placement.summed(sums)((params, batch.count, key), (batch.rows, batch.place))
+        return jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
 
-        zeros = jnp.zeros((), self.dtype), jax.tree.map(jnp.zeros_like, params)
-        n, size = place.shape[0], self.microbatch
-        if size is None or size >= n:
-            return part(zeros, (rows, place))[0]
-        missing = -n % size
-        rows = jax.tree.map(lambda x: _extended(x, missing), rows)
-        # Rows that only fill a place are placed after the last item.
-        place = jnp.concatenate([place, jnp.full(missing, jnp.iinfo(place.dtype).max)])
-        split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, place))
-        return jax.lax.scan(part, zeros, split)[0]
+    def rows_at_a_time(self, params: Any, rows: Any, place: Any, key: Any) -> int | None:
+        """How many of these rows a device computes with at a time; None for all."""
+        return self.microbatch
+
+    def summed_losses(self, rows: Any, place: Any, count: Any, key: Any, params: Any) -> Any:
+        """The sum of the losses of the items among these rows."""
+        losses = self.losses(params, rows, place, key)
+        return jnp.sum(jnp.where(place < count, losses, jnp.zeros((), losses.dtype)))
 
     def losses(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
         """The loss of each row."""
-        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
-        losses = self.loss(eqx.combine(params, self.static), rows, keys)
+        losses = self.returned(params, rows, place, key)
         _check_losses(losses, place.shape[0])
         return losses
+
+    def returned(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
+        """What the loss function returns for these rows."""
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
+        return self.loss(eqx.combine(params, self.static), rows, keys)
+
+
+def _in_parts(part: Callable, zeros: Any, split: tuple[Any, Any], size: int | None) -> Any:
+    """The sum of `part` over parts of rows and their places, of `size` rows each."""
+
+    def add(total, inputs):
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part(inputs)), None
+
+    rows, place = split
+    n = place.shape[0]
+    if size is None or size >= n:
+        return add(zeros, split)[0]
+    missing = -n % size
+    rows = jax.tree.map(lambda x: _extended(x, missing), rows)
+    # Rows that only fill a place are placed after the last item.
+    place = jnp.concatenate([place, jnp.full(missing, jnp.iinfo(place.dtype).max)])
+    split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, place))
+    return jax.lax.scan(add, zeros, split)[0]
 
 
 def checked(loss: Callable, has_data: bool) -> tuple[Callable, bool]:
@@ -158,7 +178,7 @@ def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any,
     jaxpr, value = jax.make_jaxpr(step.alone, return_shape=True)(params)
     if not (eqx.is_array_like(value) or isinstance(value, jax.ShapeDtypeStruct)) or value.shape:
         raise TypeError(f"without data, the loss must return one number; it returned {value}.")
-    _check_real(value)
+    check_real(value)
     return value.dtype, mesh_of(jaxpr.jaxpr)
 
 
@@ -179,10 +199,10 @@ def _check_losses(losses: Any, n: int) -> None:
             f"the loss must return one number for each item, an array of the shape ({n},) for the "
             f"{n} items that it was given; it returned the shape {losses.shape}.{hint}"
         )
-    _check_real(losses)
+    check_real(losses)
 
 
-def _check_real(value: Any) -> None:
+def check_real(value: Any) -> None:
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(f"the loss must be real, of a floating-point dtype; it is {value.dtype}.")
 

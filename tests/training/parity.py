@@ -47,6 +47,7 @@ FITS = {
     "all at once": {"maxiters": 3},
     "fewer than devices": {"batch_size": 1, "maxiters": 3},
     "microbatches": {"batch_size": 11, "epochs": 1, "microbatch": 2},
+    "least squares": {"optimizer": eo.LevenbergMarquardt(0.1), "batch_size": 7, "epochs": 2},
 }
 
 

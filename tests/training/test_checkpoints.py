@@ -95,6 +95,7 @@ def test_killed_at_random_moments(tmp_path, kills):
 OPTIMISERS = {
     "adam": optax.adam(0.1),
     "lbfgs": optax.lbfgs(),
+    "least squares": eo.LevenbergMarquardt(),
     "noise": optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)),
 }
 
@@ -102,7 +103,7 @@ OPTIMISERS = {
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        slow_unless(name == "adam", name, how, id=f"{name}-{how}")
+        slow_unless(name in ("adam", "least squares"), name, how, id=f"{name}-{how}")
         for name in OPTIMISERS
         for how in ({}, {"devices": 2})
     ],

@@ -582,6 +582,8 @@ ONCE = {
     "microbatches, dist": {"microbatch": 1, "dist": True},
     "automatic": {"microbatch": "auto"},
     "line search": {"optimizer": optax.lbfgs()},
+    "least squares": {"optimizer": eo.LevenbergMarquardt()},
+    "least squares, dist": {"optimizer": eo.LevenbergMarquardt(), "dist": True},
     "no data": {"loss": lambda p: p**2, "data": None},
     "a solve": {"loss": solved(eo.EnsembleSerial())},
     "a solve on one": {"loss": solved(eo.EnsembleThreads(1))},

@@ -82,7 +82,7 @@ def test_the_largest_that_is_said_to_fit(monkeypatch, caplog):
         return chosen[-1]
 
     monkeypatch.setattr("ensembleode.training.fit.that_fits", recorded)
-    monkeypatch.setattr(microbatch, "_free", lambda device: 4 * 2**20)
+    monkeypatch.setattr(microbatch, "free_bytes", lambda device: 4 * 2**20)
     with caplog.at_level(logging.INFO):
         found = eo.fit(loss, jnp.ones(width), np.ones(n), microbatch="auto", **options)
     (step,) = chosen
