@@ -1,8 +1,8 @@
-"""How much a solve of gpu_ensembles.py computes, and how much a GPU could."""
+"""How much a solve of gpu_ensembles.py or gpu_check.py computes, and how much a GPU could."""
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,24 +38,44 @@ PEAKS = {
 # Those of step-size control: a logarithm (7) and two powers of two (17 each), what is
 # between them (6), and a step's time and size (6).
 CONTROL = 7 + 2 * 17 + 6 + 6
-COUNTED = {"add": 1, "sub": 1, "mul": 1, "div": 1, "neg": 1}
+COUNTED = {"add": 1, "sub": 1, "mul": 1, "div": 1, "neg": 1, "square": 1, "add_any": 1}
+# Functions: exponentials like those of step-size control, and what is around them.
+COUNTED |= {"exp": 17, "log": 17, "tanh": 20, "logistic": 20, "sin": 17, "cos": 17}
 
 
 def peak_of(name: str) -> Peak | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def flops_of_field() -> int:
-    """Additions, multiplications and divisions in the field's jaxpr; one that moves or compares
-    numbers counts for nothing."""
-    jaxpr = jax.make_jaxpr(lorenz)(jnp.ones(3), jnp.ones(()), 0.0)
-    return sum(
-        COUNTED.get(eqn.primitive.name, 0) * math.prod(eqn.outvars[0].aval.shape)
-        for eqn in jaxpr.jaxpr.eqns
-    )
+def flops_of(f: Callable, *args: Any) -> int:
+    """Additions, multiplications and divisions in the jaxpr of a function, and functions by what
+    they take; one that moves or compares numbers counts for nothing."""
+    return _flops_of(jax.make_jaxpr(f)(*args).jaxpr)
+
+
+def _flops_of(jaxpr: Any) -> int:
+    return sum(map(_flops_of_equation, jaxpr.eqns))
+
+
+def _flops_of_equation(eqn: Any) -> int:
+    size = math.prod(eqn.outvars[0].aval.shape) if eqn.outvars else 0
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * size * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+    if eqn.primitive.name == "integer_pow":
+        return size * (abs(eqn.params["y"]) - 1)
+    inner = (eqn.params.get(name) for name in ("jaxpr", "call_jaxpr"))
+    within = sum(_flops_of(getattr(x, "jaxpr", x)) for x in inner if x is not None)
+    return within + size * COUNTED.get(eqn.primitive.name, 0)
 
 
 def flops_of_step(mode: Mode) -> int:
+    """Operations of a step of Lorenz that is tried."""
+    tableau = eo.Tsit5().tableau
+    return explicit_step(tableau, lorenz, jnp.ones(3), jnp.ones(()), adaptive=mode.adaptive)
+
+
+def explicit_step(tableau: Any, f: Callable, u: Any, p: Any, *, adaptive: bool = True) -> int:
     """Operations of a step that is tried, where an FMA is two, as in the peak.
 
     Of each stage after the first (which is the last of the step before): the sum of its `m` terms
@@ -63,11 +83,22 @@ def flops_of_step(mode: Mode) -> int:
     adaptive: the error estimate, `2 m` for each; its norm, 5 for each (scale, divide, square, add)
     and 2; and the controller. Those in single precision count like others in a float64 solve.
     """
-    tableau = eo.Tsit5().tableau
-    flops = sum(3 * (2 * _terms(row) + 1) + flops_of_field() for row in tableau.a)
-    if not mode.adaptive:
+    n, field = len(u), flops_of(f, u, p, 0.0)
+    flops = sum(n * (2 * _terms(row) + 1) + field for row in tableau.a)
+    if not adaptive:
         return flops + 3  # time
-    return flops + 3 * 2 * _terms(tableau.error or ()) + 3 * 5 + 2 + CONTROL
+    return flops + n * 2 * _terms(tableau.error or ()) + n * 5 + 2 + CONTROL
+
+
+def rosenbrock_step(method: Any, f: Callable, u: Any, p: Any) -> int:
+    """Operations of a step of a Rosenbrock method that is tried: the Jacobian, as if it were dense;
+    the matrix of the step and its LU; of each stage the state, the field, the coupling of the
+    stages and two triangular solves; and the control of an adaptive step."""
+    n, field = len(u), flops_of(f, u, p, 0.0)
+    flops = flops_of(jax.jacfwd(f), u, p, 0.0) + n * n + n + 2 * n**3 // 3
+    for state, coupling in zip(((), *method.a), ((), *method.coupling), strict=True):
+        flops += field + n * (2 * _terms(state) + 2 * _terms(coupling) + 3) + 2 * n * n
+    return flops + n * 5 + 2 + CONTROL
 
 
 def flops_of_saved() -> int:
@@ -93,7 +124,14 @@ def fractions(case: Case, steps: float, seconds: float, peak: Peak) -> dict[str,
     """Of the peaks."""
     flops = case.n * steps * flops_of_step(case.method)
     flops += case.n * len(TIMES) * flops_of_saved() if case.method.saves else 0
+    return fractions_of(flops, bytes_moved(case), seconds, case.dtype, peak)
+
+
+def fractions_of(
+    flops: float, moved: int, seconds: float, dtype: str, peak: Peak
+) -> dict[str, float]:
+    """Of the peaks."""
     return {
-        "flops_fraction": flops / seconds / getattr(peak, case.dtype),
-        "memory_fraction": bytes_moved(case) / seconds / peak.memory,
+        "flops_fraction": flops / seconds / getattr(peak, dtype),
+        "memory_fraction": moved / seconds / peak.memory,
     }

@@ -38,6 +38,26 @@ def test_little_is_imported_with_it():
     assert not (first | after_a_solve) & set(other.split())
 
 
+def test_a_checkout_that_is_not_installed():
+    """Nor most of what it depends on: it is imported, and solves."""
+    run(f"""
+import importlib.metadata, sys
+installed = importlib.metadata.version
+
+def version(name):
+    if name == "ensembleode":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return installed(name)
+
+importlib.metadata.version = version
+for name in "distributed fastapi httpx jsonargparse juliacall matplotlib orbax xarray zarr".split():
+    sys.modules[name] = None
+import ensembleode as eo
+{SOLVED}
+assert eo.__version__.count(".") == 2
+""")
+
+
 def test_what_was_compiled_is_kept():
     """By JAX, though the first solve imports most of the package."""
     run(f"""

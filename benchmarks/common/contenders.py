@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import warnings
 
-import diffrax
 import jax
 import numpy as np
 
@@ -58,7 +57,11 @@ def by_solve(task, where=None, alg=None, **options):
 
 
 def by_diffrax(task, solver=None, max_steps=100_000, *, terms=None, gives=None):
-    """`jax.vmap` of `diffrax.diffeqsolve`; `gives` computes from its solution what is returned."""
+    """`jax.vmap` of `diffrax.diffeqsolve`; `gives` computes from its solution what is returned.
+
+    **Raises:** `Skip` without diffrax.
+    """
+    diffrax = imported("diffrax")
     terms = terms or diffrax.ODETerm(lambda t, u, p: task.f(u, p, t))
     gives = gives or (lambda sol: (sol.ys, sol.stats["num_steps"]))
     saveat = diffrax.SaveAt(t1=True) if task.times is None else diffrax.SaveAt(ts=task.times)

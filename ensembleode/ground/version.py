@@ -1,6 +1,22 @@
 """The version of this package."""
 
-from importlib.metadata import version as _version
+import importlib.metadata
+import pathlib
+import tomllib
 
 
-__version__ = _version("ensembleode")
+def _version() -> str:
+    """That of the installed package; of a checkout that is only on the path, what it says itself.
+
+    **Raises:** `PackageNotFoundError` where there is neither.
+    """
+    try:
+        return importlib.metadata.version("ensembleode")
+    except importlib.metadata.PackageNotFoundError:
+        about = pathlib.Path(__file__).parents[2] / "pyproject.toml"
+        if not about.exists():
+            raise
+        return tomllib.loads(about.read_text(encoding="utf-8"))["project"]["version"]
+
+
+__version__ = _version()
