@@ -33,7 +33,10 @@ def read_own(folder: pathlib.Path, name: str) -> bytes:
 
 
 def check_own_folder(folder: pathlib.Path) -> None:
-    """**Raises:** `NotOwnError` for a folder that isn't the user's own; `OSError` if there is none."""
+    """Look at a folder before writing to it.
+
+    **Raises:** `NotOwnError` for a folder that isn't the user's own; `OSError` if there is none.
+    """
     if _HAS_OWNERS:
         with _opened(folder, os.O_DIRECTORY) as handle:
             _check(folder, handle)

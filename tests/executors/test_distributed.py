@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ import ensembleode as eo
 from ensembleode.engines import compiled
 from ensembleode.executors.distributed import local, worker
 from ensembleode.executors.distributed.pools import ExecutorPool
+from ensembleode.ground.extras import installing
 
 from ..marks import on_julia, slow_unless
 from ..problems import lorenz, mlp, network
@@ -478,7 +480,7 @@ def test_bad_clusters(monkeypatch):
     with pytest.raises(ValueError, match="costs must be an array of one number a trajectory"):
         eo.EnsembleDistributed(costs=3.0)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ImportError, match=r"pip install 'ensembleode\[dask\]'"):
+    with pytest.raises(ImportError, match=re.escape(installing("dask"))):
         eo.solve(sweep(10), eo.Tsit5(), eo.EnsembleDistributed(workers=7), trajectories=10)
 
 
