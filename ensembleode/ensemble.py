@@ -31,9 +31,9 @@ class EnsembleSerial(EnsembleAlgorithm):
     trajectories are solved at a time, each with its own steps. With diffrax, it runs one trajectory
     after the other, by the program with which `solve` solves a single problem.
 
-    **Cost:** with the compiled and the lanes engine, that of `EnsembleThreads(1)`. With diffrax, one
-    solve for each trajectory, plus about 0.5 ms of Python for each when called eagerly; the memory
-    of one trajectory. Under `jit`, it is a loop inside the program.
+    **Cost:** with the compiled and the lanes engine, that of `EnsembleThreads(1)`. With diffrax,
+    one solve for each trajectory, plus about 0.5 ms of Python for each when called eagerly; the
+    memory of one trajectory. Under `jit`, it is a loop inside the program.
 
     **Limitations:** one core.
     """
@@ -66,11 +66,12 @@ class EnsembleColumns(EnsembleAlgorithm):
 class EnsembleThreads(EnsembleAlgorithm):
     """Trajectories on every core: the default.
 
-    Each trajectory has its own steps, its own end and its own return code. With the compiled and the
-    lanes engine it has the bits that `EnsembleSerial` gives. With the compiled engine, threads of
-    XLA take parts of a batch in turn. Other engines run on JAX's CPU devices. There is one for each core if ensembleode
-    is imported before JAX starts its backend (see `ensembleode.ground.cpu_devices`;
-    `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's configuration alone).
+    Each trajectory has its own steps, its own end and its own return code. With the compiled and
+    the lanes engine it has the bits that `EnsembleSerial` gives. With the compiled engine, threads
+    of XLA take parts of a batch in turn. Other engines run on JAX's CPU devices. There is one for
+    each core if ensembleode is imported before JAX starts its backend (see
+    `ensembleode.ground.cpu_devices`; `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's
+    configuration alone).
 
     - `n`: the number of cores, by default all. `EnsembleThreads(1)` is one core, vectorised.
 
