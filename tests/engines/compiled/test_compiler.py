@@ -227,7 +227,7 @@ def test_without_llvmlite():
     assert "pip install llvmlite" in first
     assert second == first
     assert first in warned
-    assert "solved by the lanes engine" in warned
+    assert "the lanes engine takes the place" in warned
     assert [x.partition(" ")[0] for x in solved] == ["lanes", "lanes"]
 
 
