@@ -26,6 +26,8 @@ norm of each or to one; or that of the whole gradient; the reference is Vern9 at
 `--small` prints another table instead, for ensembles of few and of many trajectories, of chains of
 1 to 60 oscillators: the time of lanes divided by that of compiled; and the gradients of
 Lotka-Volterra at 21 times, with diffrax as well.
+
+limits_report.py writes tables and figures of the pages from the file of `--json`.
 """
 
 import argparse
@@ -55,6 +57,7 @@ from common.timing import in_turns, timed
 from limits_cases import Case, cases, lotka_volterra, oscillators
 
 import ensembleode as eo
+from ensembleode.engines.compiled.machine import host
 
 
 SAMPLE = 32  # trajectories whose errors are measured
@@ -358,8 +361,9 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     options = parser.parse_args()
     core, about = last_core(), machine(*PEERS)
+    about["vectors"] = {64: "AVX-512", 32: "AVX2"}.get(host().vector_bytes, "narrow vectors")
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}")
-    everything = {"machine": about, "tables": []}
+    everything = {"machine": about, "quick": options.quick, "tables": []}
     if options.small:
         everything["small"] = small_tables(options, core)
     chosen = {} if options.small else cases(options.quick)

@@ -7,10 +7,13 @@ A comment on a line of its own stands for it, so that neither can fall out of st
 - `<!-- solvers -->`: a table of them; `<!-- explicit methods -->` and `<!-- implicit methods -->`:
   what each says of itself;
 - `<!-- julia methods -->`: the methods that `JuliaAlg` knows.
+
+Comments that mark what `benchmarks/limits_report.py` writes into a page are left out.
 """
 
 import ast
 import pathlib
+import re
 import textwrap
 
 import ensembleode
@@ -26,6 +29,7 @@ def on_page_markdown(markdown: str, **_) -> str:
     for kind in ("explicit", "implicit"):
         methods = "\n\n".join(map(_documented, _methods(implicit=kind == "implicit")))
         markdown = markdown.replace(f"<!-- {kind} methods -->", methods)
+    markdown = re.sub(r"<!-- (limits: [\w ]+|end of limits) -->\n", "", markdown)
     return markdown.replace("<!-- julia methods -->", julia_methods())
 
 

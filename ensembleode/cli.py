@@ -162,6 +162,8 @@ def doctor(json: bool = False) -> int:
 
 
 def _doctor_table(report: dict[str, Any]) -> str:
+    from ensembleode.ground.extras import installing
+
     threads, julia = report["threads"], report["julia"]
     cells = {
         "versions": [f"{name} {version}" for name, version in report["versions"].items()],
@@ -172,11 +174,7 @@ def _doctor_table(report: dict[str, Any]) -> str:
         ),
         "extras": [
             f"{name}: {extra['for']}, "
-            + (
-                f"not installed (pip install 'ensembleode[{name}]')"
-                if extra["missing"]
-                else "there"
-            )
+            + (f"not installed ({installing(name)})" if extra["missing"] else "there")
             for name, extra in report["extras"].items()
         ],
         "Julia": julia["version"] or f"can't run: {julia['problem']}",

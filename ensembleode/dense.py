@@ -88,9 +88,9 @@ class Known(NamedTuple):
 
     - `field`: the vector field, `field(consts, u, p, t)`, or without a `method` the derivative of
         the state, which with a mass matrix is another function; `tree`: the structure of its state.
-    - `method`: makes a step again. It has the `degree`, `init`, `step`, `dense` and `interpolate`
-        of a [`Method`][ensembleode.solvers.method.Method]. It is None where that isn't possible,
-        and the polynomial is the cubic of the states and slopes at both ends.
+    - `method`: makes a step again. It has the `degree`, `is_implicit`, `init`, `step`, `dense` and
+        `interpolate` of a [`Method`][ensembleode.solvers.method.Method]. It is None where that
+        isn't possible, and the polynomial is the cubic of the states and slopes at both ends.
     - `own`: which of the constants and parameters differ between trajectories.
     - `form`: what implicit methods need besides the field; None where they need nothing.
     - `jumps`: whether the field jumps at known times, after which a step begins just after the end

@@ -30,17 +30,17 @@ def _as_devices(devices: Any) -> Any:
 
 
 class EnsembleSerial(EnsembleAlgorithm):
-    """One trajectory after the other, on one core.
+    """All trajectories on one core, to compare and to debug.
 
-    This is the reference for all other algorithms. With the lanes engine, it runs one chunk of
-    trajectories after the other, in which each trajectory has its own steps. With diffrax, it runs
-    one trajectory after the other, by the program with which `solve` solves a single problem.
+    This is the reference for all other algorithms. With the compiled and the lanes engine, some
+    trajectories are solved at a time, each with its own steps. With diffrax, it runs one trajectory
+    after the other, by the program with which `solve` solves a single problem.
 
-    **Cost:** with the lanes engine, that of `EnsembleThreads(1)`. With diffrax, one solve for each
-    trajectory, plus about 0.5 ms of Python for each when called eagerly; the memory of one
-    trajectory. Under `jit`, it is a loop inside the program.
+    **Cost:** with the compiled and the lanes engine, that of `EnsembleThreads(1)`. With diffrax,
+    one solve for each trajectory, plus about 0.5 ms of Python for each when called eagerly; the
+    memory of one trajectory. Under `jit`, it is a loop inside the program.
 
-    **Limitations:** inside of a `jit` for a GPU, only what the compiled engine solves.
+    **Limitations:** one core; inside of a `jit` for a GPU, only what the compiled engine solves.
     """
 
 
@@ -71,11 +71,12 @@ class EnsembleColumns(EnsembleAlgorithm):
 class EnsembleThreads(EnsembleAlgorithm):
     """Trajectories on every core: the default where JAX computes on the CPU.
 
-    Each trajectory has its own steps, its own end and its own return code, and has the same bits as
-    with any other ensemble algorithm. With the compiled engine, threads of XLA take parts of a
-    batch in turn. Other engines run on JAX's CPU devices. There is one for each core if ensembleode
-    is imported before JAX starts its backend (see `ensembleode.ground.cpu_devices`;
-    `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's configuration alone).
+    Each trajectory has its own steps, its own end and its own return code. With the compiled and
+    the lanes engine it has the bits that `EnsembleSerial` gives. With the compiled engine, threads
+    of XLA take parts of a batch in turn. Other engines run on JAX's CPU devices. There is one for
+    each core if ensembleode is imported before JAX starts its backend (see
+    `ensembleode.ground.cpu_devices`; `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's
+    configuration alone).
 
     - `n`: the number of cores, by default all. `EnsembleThreads(1)` is one core, vectorised.
 

@@ -92,10 +92,13 @@ def solve(
 ) -> ODESolution | EnsembleSolution:
     """Solve one problem, or an ensemble of them.
 
-    A solve is differentiable, jittable and vmappable with respect to everything in `u0`, `p` and
-    the closures of `f`, `prob_func` and `output_func`. A trajectory that fails has a return code;
-    it never raises, and never affects another trajectory. Calling `solve` again with other numbers
-    compiles nothing (except for a reduction or reruns that are differentiated outside of `jit`).
+    A solve can be differentiated, jitted and vmapped with respect to the arrays in `u0`, `p` and
+    the closures of `f`, `prob_func` and `output_func`. (Some can't be differentiated, such as those
+    with callbacks in Julia; an error says so.) A trajectory that fails has a return code. It
+    doesn't raise, and doesn't affect other trajectories, except with
+    [`EnsembleColumns`][ensembleode.EnsembleColumns], where all share their steps. Calling `solve`
+    again with other numbers compiles nothing, as long as shapes stay the same and the numbers are
+    arrays (except for a reduction or reruns that are differentiated outside of `jit`).
     Outside of `jit`, functions are traced in each call, which takes 2 to 3 ms for a small problem,
     so changes of what they close over take effect. Inside `jit`, a call of the compiled program
     takes some 10 us.
@@ -166,8 +169,10 @@ def solve(
         precedence.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`. Auto is the first of
-        these that can run `alg` and `f` (lanes can't if `f` has effects, or can't be mapped); it
-        chooses compiled only for small systems on a CPU. `sim.engine` says which engine ran.
+        these that can run `alg` and `f` (lanes can't if `f` has effects, or can't be mapped), and
+        Julia only for a [`JuliaAlg`][ensembleode.JuliaAlg]. It chooses compiled on a CPU, for
+        states of up to 4,000 components and fields of up to 1,500 operations, networks among them.
+        `sim.engine` says which engine ran, and why.
     - `progress`: show a progress bar over the trajectories (batch by batch, of which there are then
         at least twenty), with the rate, the remaining time, and the number of failures so far. In a
         log file it is a line every ten seconds at most.

@@ -89,7 +89,7 @@ def main(updates, picture):
         try:
             import matplotlib.pyplot as plt
         except ImportError:
-            print("For a picture: pip install ensembleode[plot]")
+            print("A picture needs matplotlib, the extra plot.")
         else:
             plot(plt, losses, theta)
     if updates == 99 and not np.all(np.array(off) <= 2e-6):

@@ -20,6 +20,7 @@ import pytest
 import ensembleode as eo
 from ensembleode import cli
 from ensembleode.engines.julia import environment, installing
+from ensembleode.ground import extras
 from ensembleode.tools import doctor, scripts
 
 
@@ -343,7 +344,7 @@ def test_doctor(capsys, monkeypatch):
     problems = doctor.report()["problems"]
     monkeypatch.setitem(doctor.EXTRAS, "dask", ("EnsembleDistributed", ("no_such.module",)))
     assert run("doctor") == 0
-    line = "dask: EnsembleDistributed, not installed (pip install 'ensembleode[dask]')\n"
+    line = f"dask: EnsembleDistributed, not installed ({extras.installing('dask')})\n"
     assert line in capsys.readouterr().out
     assert run("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)

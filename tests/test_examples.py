@@ -29,7 +29,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
             "relative L2 error",
         ),
         slow_unless(
-            False, "parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"
+            False, "parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "compiled engine"
         ),
         slow_unless(
             False,

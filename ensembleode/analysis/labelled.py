@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.aside import Aside
+from ..ground.extras import installing
 from ..ground.keys import is_key
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
@@ -102,7 +103,7 @@ def _xarray(number: Any) -> Any:
     try:
         import xarray
     except ImportError as e:
-        raise ImportError("this needs xarray: pip install 'ensembleode[plot]'.") from e
+        raise ImportError(f"this needs xarray: {installing('plot')}.") from e
     return xarray
 
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from ..dense import states_between
+from ..ground.extras import installing
 from ..ground.retcode import has_failed, ReturnCode
 from ..ground.state_tree import component_names, flattened
 
@@ -44,7 +45,7 @@ try:
         Wanted as Wanted,
     )
 except ModuleNotFoundError as e:
-    raise ImportError("plots need matplotlib: pip install 'ensembleode[plot]'") from e
+    raise ImportError(f"plots need matplotlib: {installing('plot')}.") from e
 
 
 # The number of points drawn for each step where steps are interpolated; and about how many in all.

@@ -158,7 +158,7 @@ class EnsembleSummary(eqx.Module):
         ax: Any = None,
         **line: Any,
     ) -> Any:
-        """Draw the summary over time (with matplotlib: `pip install 'ensembleode[plot]'`).
+        """Draw the summary over time (with matplotlib, the extra `plot`).
 
         **Arguments:**
 

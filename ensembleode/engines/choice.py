@@ -48,7 +48,7 @@ def choose(
     def chosen(candidate, why):
         sensealg = options["sensealg"]
         adjoint = candidate.default_sensealg if sensealg is None else _name(sensealg)
-        return candidate, EngineChoice(candidate.name, why, _name(alg), adjoint)
+        return candidate, EngineChoice(candidate.name, why, _methods(alg), adjoint)
 
     def unfit(candidate):
         reason = candidate.refusal(alg, options, state.dtype, ensemblealg)
@@ -109,6 +109,13 @@ def _remedy(alg: Any, sensealg: Any) -> str:
             "method is"
         )
     return "; for stiff problems there is eo.Kvaerno5(), too, which the diffrax engine runs"
+
+
+def _methods(alg: Any) -> str:
+    """The name of the solver; of one that switches, with that of its implicit method."""
+    if isinstance(alg, AutoSwitch):
+        return f"{_name(alg)}({_name(alg.stiff)})"
+    return _name(alg)
 
 
 def _name(alg: Any) -> str:

@@ -12,18 +12,25 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike, mode: str = "wb", synced: bool = True) -> Iterator[Any]:
+def written_whole(
+    path: str | os.PathLike,
+    mode: str = "wb",
+    synced: bool = True,
+    permissions: int | None = None,
+) -> Iterator[Any]:
     """A file object for the new content of `path`, which replaces the old content when the block
     ends.
 
     Until then, and if anything fails, `path` keeps its old content. If `path` is a symbolic link,
     the file that it points to is replaced. At the end of the block, the content is on the disk, and
-    not only in a cache. An existing file keeps its permissions.
+    not only in a cache.
 
     **Arguments:**
 
     - `mode`: `"wb"` for bytes, `"w"` for text in UTF-8.
     - `synced`: False if a later `sync` puts the content on the disk.
+    - `permissions`: those of the file. By default an existing file keeps its own, and a new one has
+        those that `open` gives.
 
     **Raises:** `OSError` that names `path`, for example because the disk is full.
     """
@@ -37,7 +44,7 @@ def written_whole(path: str | os.PathLike, mode: str = "wb", synced: bool = True
             file.flush()
             if synced:
                 os.fsync(file.fileno())
-        os.chmod(partial, _permissions(place))
+        os.chmod(partial, _permissions(place) if permissions is None else permissions)
         os.replace(partial, place)
         if synced:
             _sync(place.parent)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from ..ground.extras import installing
+
 
 try:
     from fastapi import Depends, FastAPI, Query, Request
@@ -21,7 +23,7 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.routing import Match
 except ImportError as e:
-    raise ImportError("the service needs FastAPI: pip install 'ensembleode[serve]'.") from e
+    raise ImportError(f"the service needs FastAPI: {installing('serve')}.") from e
 
 from ..ground.version import __version__
 from ..options import check_count

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from ..ground.extras import installing
 from ..solution import EngineChoice
 from ..tracing.program import is_tracer
 from . import exchange, remote
@@ -46,7 +47,7 @@ class _Both:
             import msgpack  # noqa: F401
         except ImportError as e:
             raise ImportError(
-                "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
+                f"the client of a service needs HTTPX and msgpack: {installing('serve')}."
             ) from e
         self.url, self._timeout, self._retries = url.rstrip("/"), timeout, retries
         self._httpx = httpx

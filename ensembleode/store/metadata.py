@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..analysis.labelled import retcode_attributes
+from ..ground.extras import installing
 from .described import Variable
 
 
@@ -13,7 +14,7 @@ def zarr_or_said() -> Any:
     try:
         import zarr
     except ImportError as e:
-        raise ImportError("store needs Zarr: pip install 'ensembleode[store]'.") from e
+        raise ImportError(f"store needs Zarr: {installing('store')}.") from e
     return zarr
 
 

@@ -20,6 +20,7 @@ from ..core.executor import Executor
 from ..core.fingerprint import fingerprint, NotKnown
 from ..core.job import cause_of, Job, may_rerun, Unfinished
 from ..core.plan import Outcome
+from ..ground.extras import installing
 from ..ground.files import Locked, locked
 from ..solution import EngineChoice, EnsembleSolution
 from .described import described
@@ -361,7 +362,7 @@ def _locked(path: Path) -> Any:
     try:
         return locked(f"{real}.lock")
     except ImportError as e:
-        raise ImportError("store needs filelock: pip install 'ensembleode[store]'.") from e
+        raise ImportError(f"store needs filelock: {installing('store')}.") from e
     except Locked as e:
         raise StoreError(
             f"another process (or solve) is writing to the store {path}: wait for it to end, or "

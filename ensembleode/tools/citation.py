@@ -35,7 +35,7 @@ def citation(sim: Any) -> str:
         ("This software", ["ensembleode"]),
         ("The interface of ensembles, and SciML's names", ["rackauckas2017"]),
         ("Automatic differentiation and compilation", ["jax"]),
-        (f"The solver {solver}", getattr(vars(solvers).get(solver), "references", ())),
+        (f"The solver {solver}", _of_solver(solver)),
         (f"The engine {engine.name}", _ENGINES.get(engine.name, [])),
         (f"Gradients by {engine.sensealg}", _ADJOINTS.get(engine.sensealg, [])),
     ]
@@ -46,6 +46,12 @@ def citation(sim: Any) -> str:
         text += [f"% see {key} above\n" for key in keys if key in cited]
         cited.update(keys)
     return "\n".join(text).rstrip() + "\n"
+
+
+def _of_solver(solver: str) -> list[str]:
+    """The references of a solver, and of the one in brackets that it switches to."""
+    found = [vars(solvers).get(name) for name in re.findall(r"\w+", solver)]
+    return list(dict.fromkeys(key for cls in found for key in getattr(cls, "references", ())))
 
 
 @functools.cache

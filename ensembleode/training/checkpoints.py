@@ -16,6 +16,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.extras import installing
 from ..ground.files import Locked, locked
 from ..ground.keys import as_before, raw
 from ..ground.logs import logger
@@ -103,9 +104,7 @@ class Folder:
             import orbax.checkpoint as ocp
             from orbax.checkpoint import checkpoint_managers as policies
         except ImportError as e:
-            raise ImportError(
-                "checkpoints are written by Orbax: pip install 'ensembleode[train]'."
-            ) from e
+            raise ImportError(f"checkpoints are written by Orbax: {installing('train')}.") from e
         self._ocp, self._how = ocp, how
         self.path = pathlib.Path(how.path).absolute()
         only = jax.process_index()
@@ -201,7 +200,7 @@ class Folder:
                 "wait for it to end, or give another folder."
             ) from e
         except ImportError as e:
-            raise ImportError("checkpoints need filelock: pip install 'ensembleode[train]'.") from e
+            raise ImportError(f"checkpoints need filelock: {installing('train')}.") from e
         except OSError as e:
             if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise

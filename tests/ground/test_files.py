@@ -56,6 +56,9 @@ def test_what_is_written(tmp_path):
     assert (tmp_path / "link").is_symlink()
     assert path.read_bytes() == b"1"
     assert path.stat().st_mode & 0o777 == 0o640
+    with written_whole(path, permissions=0o600) as file:
+        file.write(b"1")
+    assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(KeyError, match="of the writer"), written_whole(path) as file:
         raise KeyError(file.write(b"2"), "of the writer")
     with pytest.raises(io.UnsupportedOperation), written_whole(path) as file:

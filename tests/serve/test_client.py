@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.ground.extras import installing
 from ensembleode.serve import client_jobs, exchange
 
 from ..problems import lotka_volterra
@@ -759,5 +761,5 @@ def test_library_needs_no_http():
 
 def test_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(ImportError, match="pip install"):
+    with pytest.raises(ImportError, match=re.escape(installing("serve"))):
         eo.Client("http://127.0.0.1:8000")

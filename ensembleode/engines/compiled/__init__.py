@@ -1,4 +1,4 @@
-"""The compiled engine: small systems as one loop of machine code.
+"""The compiled engine: a solve as one loop of machine code.
 
 The whole solve of many trajectories is one function, generated as LLVM IR around the field and
 called from JAX's programs without a copy. Every lane has its own step size, acceptance, end and
@@ -149,7 +149,7 @@ class Compiled(Closed):
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
         if reason := available():
-            log_once(f"small systems are solved by the lanes engine, more slowly: {reason}")
+            log_once(f"the lanes engine takes the place of the compiled one, more slowly: {reason}")
             return reason
         if reason := refusal_of_ours(self.name, alg, options, dtype):
             return reason

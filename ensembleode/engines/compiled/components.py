@@ -3,7 +3,8 @@
 A small state is a tuple with a value for each component, and all arithmetic on it is written out. A
 large one is a tuple of a single `Array`, an expression in the components. It is written as a loop
 where the components are needed in memory, or one by one. So the code of a step doesn't grow with
-the state. The operations on a component, and their order, are the same both ways.
+the state. The operations on a component, and their order, are the same both ways. (But their last
+digits may differ, as LLVM may join other products and sums to one operation, which rounds once.)
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
 The files are in the folder `kernels` of the directory that the environment variable
 `ENSEMBLEODE_CACHE_DIR` names, or else of the user's directory for caches (`~/.cache/ensembleode` on
 Linux, `~/Library/Caches/ensembleode` on macOS, `%LOCALAPPDATA%\\ensembleode` on Windows). An empty
-`ENSEMBLEODE_CACHE_DIR` turns the cache off. The code in it is run, so nobody else should be able to
-write there. It may be deleted at any time.
+`ENSEMBLEODE_CACHE_DIR` turns the cache off. It may be deleted at any time.
 
-If anything is wrong with the directory or with a file in it, only time is lost.
+The code in it is run. So a file is used only if it and the folder `kernels` belong to the user, and
+nobody else may write to them; folder and files are made like that. If this doesn't hold, or
+anything else is wrong with the folder or with a file in it, code is compiled anew, and only time is
+lost.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ import sys
 
 from ...ground.files import written_whole
 from ...ground.logs import logger
+from ...ground.own_files import check_own_folder, make_own_folder, NotOwnError, read_own
 
 
 VARIABLE = "ENSEMBLEODE_CACHE_DIR"
@@ -54,13 +57,17 @@ def _users() -> pathlib.Path:
 
 
 def load(key: str) -> bytes | None:
-    """The object code that was saved under this key; None where there is none, or it is damaged."""
+    """The object code that was saved under this key; None where there is none, where it is damaged,
+    or where somebody else could have written it."""
     folder = directory()
     if folder is None:
         return None
     path = folder / f"{key}.o"
     try:
-        content = path.read_bytes()
+        content = read_own(folder, path.name)
+    except NotOwnError as e:
+        _refuse(folder, e)
+        return None
     except OSError:
         return None
     digest, code = content[len(_MAGIC) :][:32], content[len(_MAGIC) + 32 :]
@@ -79,23 +86,37 @@ def _digest(key: str, code: bytes) -> bytes:
 
 
 def save(key: str, code: bytes) -> None:
-    """Save object code for `load`, in this process and in others, if the disk allows it."""
+    """Save object code for `load`, in this process and in others, if the disk allows it and the
+    folder is the user's own."""
     global _unseen
     folder = directory()
     if folder is None:
         return
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_own_folder(folder)
+        check_own_folder(folder)
         # Not synced, so that nobody waits for the disk: a file that a power cut damages is
         # recognised.
-        with written_whole(folder / f"{key}.o", synced=False) as file:
+        with written_whole(folder / f"{key}.o", synced=False, permissions=0o600) as file:
             file.write(_MAGIC + _digest(key, code) + code)
         _unseen += len(code)
         if _unseen >= _EACH:
             _unseen = 0
             clear(folder, MOST)
+    except NotOwnError as e:
+        _refuse(folder, e)
     except OSError as e:
         logger.info("a compiled kernel is not kept for other processes: %s", e)
+
+
+def _refuse(folder: pathlib.Path, why: NotOwnError) -> None:
+    """One line in the log for each folder: its files are many."""
+    if folder not in _refused:
+        _refused.add(folder)
+        logger.warning("machine code that is kept on disk is not run, but compiled anew: %s.", why)
+
+
+_refused: set[pathlib.Path] = set()
 
 
 def clear(folder: pathlib.Path, most: int) -> None:

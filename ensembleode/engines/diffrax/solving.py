@@ -218,7 +218,9 @@ def _(perturbed, lane, plan):
 def _(residuals, cotangents, perturbed, lane, plan):
     del perturbed, lane, plan
     pullback, inexact, retcode = residuals
-    (gradient,) = pullback(sensitivity.with_zeros(inexact, cotangents))
+    # diffrax promotes types where it solves backwards, which jax may be told to refuse.
+    with jax.numpy_dtype_promotion("standard"):
+        (gradient,) = pullback(sensitivity.with_zeros(inexact, cotangents))
     succeeded = retcode == ReturnCode.Success.value
     return jax.tree.map(lambda g: jnp.where(succeeded, g, jnp.zeros_like(g)), gradient)
 

@@ -36,6 +36,7 @@ class _Steps:
     """The steps of an explicit diffrax solver, made one by one in the form of a `Method`."""
 
     solver: Static
+    is_implicit = False
 
     @property
     def degree(self) -> int:

@@ -26,6 +26,8 @@ import sys
 import tomllib
 from typing import Any
 
+from ...ground.extras import installing
+
 
 OLDEST = (1, 10)
 
@@ -62,7 +64,6 @@ METHODS = {
 
 PYTHONCALL = "6099a3de-0909-46bc-b1f4-468b9a2dfc0d"
 INSTALL = "ensembleode julia install"
-_PIP = "pip install 'ensembleode[julia]'"
 _EXE, _PROJECT = "PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT"
 _OTHER = f"Set {_EXE} to another julia, or unset it and run `{INSTALL}`."
 
@@ -117,7 +118,8 @@ def package_root() -> pathlib.Path:
         if (root / "Project.toml").is_file() and (root / "src" / "EnsembleODE.jl").is_file():
             return root
     raise JuliaError(
-        f"The Julia sources of ensembleode are not beside {here}.", f"Reinstall it: {_PIP}."
+        f"The Julia sources of ensembleode are not beside {here}.",
+        f"Reinstall it: {installing('julia')}.",
     )
 
 
@@ -457,7 +459,9 @@ def run(
 
 def no_juliacall() -> JuliaError:
     """The error where juliacall is not installed."""
-    return JuliaError("juliacall is not installed.", f"Run `{_PIP}`, then `{INSTALL}`.")
+    return JuliaError(
+        "juliacall is not installed.", f"Run {installing('julia')}, then `{INSTALL}`."
+    )
 
 
 def install_it(by_hand: str = f"set {_EXE} and {_PROJECT} to a Julia that is here") -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ground.extras import installing
 from . import environment
 from .environment import JuliaError
 from .requests import Request
@@ -218,7 +219,7 @@ class InProcess(Session):
                 import juliacall
         except ImportError as e:
             raise JuliaError(
-                "engine='julia' needs juliacall: pip install 'ensembleode[julia]', or run Julia in "
+                f"engine='julia' needs juliacall: {installing('julia')}, or run Julia in "
                 "a process of its own: ensembleode.julia.start(process=True)."
             ) from e
         main: Any = juliacall.newmodule("ensembleode")

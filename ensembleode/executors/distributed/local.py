@@ -15,6 +15,7 @@ from typing import Any, TYPE_CHECKING
 import jax
 
 from ...ground import cpu_devices
+from ...ground.extras import installing
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 
@@ -209,7 +210,7 @@ def _dask() -> tuple[Any, Any]:
         import distributed
     except ImportError as e:
         raise ImportError(
-            "EnsembleDistributed starts Dask workers: pip install 'ensembleode[dask]'. (With "
+            f"EnsembleDistributed starts Dask workers: {installing('dask')}. (With "
             "engine='julia' it starts Julia's, and needs no Dask.)"
         ) from e
     return dask, distributed

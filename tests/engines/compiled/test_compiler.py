@@ -24,6 +24,7 @@ from .machines import LEVELS, limited, masked, TARGETS
 def directory(monkeypatch, tmp_path):
     """A cache of the test's own."""
     monkeypatch.setenv(object_cache.VARIABLE, str(tmp_path))
+    monkeypatch.setattr(object_cache, "_refused", set())
     return tmp_path / "kernels"
 
 
@@ -226,7 +227,7 @@ def test_without_llvmlite():
     assert "pip install llvmlite" in first
     assert second == first
     assert first in warned
-    assert "solved by the lanes engine" in warned
+    assert "the lanes engine takes the place" in warned
     assert [x.partition(" ")[0] for x in solved] == ["lanes", "lanes"]
 
 
@@ -323,6 +324,73 @@ def test_a_file_that_is_not_what_was_saved_is_not_run(forget, directory):
     for damaged in (content + b"\0", other.read_bytes()):
         one.write_bytes(damaged)
         assert object_cache.load(keys[0]) is None
+
+
+SOMEBODY = 12345
+as_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away"
+)
+
+
+def given_away(path):
+    os.chown(path, SOMEBODY, -1)
+
+
+def linked(path):
+    """A link to a file of somebody else."""
+    theirs = path.parent.parent / f"theirs {path.name}"
+    path.rename(theirs)
+    given_away(theirs)
+    path.symlink_to(theirs)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+@pytest.mark.parametrize("of_folder", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda path: path.chmod(0o770), id="group"),
+        pytest.param(lambda path: path.chmod(0o707), id="all"),
+        pytest.param(given_away, marks=as_root, id="owner"),
+        pytest.param(linked, marks=as_root, id="link"),
+    ],
+)
+def test_what_others_could_have_written_is_not_run(forget, directory, change, of_folder, caplog):
+    """Said in one line. A file is written anew, for oneself; a folder is left alone."""
+    texts = axpy(8), axpy(8, 5.0)
+    forget()
+    for text in texts:
+        compiled(text)
+    for path in [directory] if of_folder else list(directory.iterdir()):
+        change(path)
+    before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
+    forget()
+    for text in texts:
+        assert compiled(text).origin == "compiled"
+    run(compiled(texts[0]))
+    (line,) = [x for x in caplog.records if x.levelname == "WARNING"]
+    assert "is not run, but compiled anew" in line.message
+    assert str(directory) in line.message
+    if of_folder:
+        assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
+    else:
+        forget()
+        assert {compiled(text).origin for text in texts} == {"disk"}
+        assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
+def test_what_it_makes_it_takes_back(forget, directory, monkeypatch, mask):
+    """Whatever the umask, and with folders above that are still to be made."""
+    monkeypatch.setenv(object_cache.VARIABLE, str(directory / "a" / "b"))
+    before = os.umask(mask)
+    try:
+        forget()
+        compiled(axpy(8))
+    finally:
+        os.umask(before)
+    forget()
+    assert compiled(axpy(8)).origin == "disk"
 
 
 def test_swapped_files_are_not_run(forget, directory):

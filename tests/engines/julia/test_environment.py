@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ import pytest
 
 from ensembleode.engines.julia import environment, installing
 from ensembleode.engines.julia.environment import Julia, JuliaError
+from ensembleode.ground import extras
 from ensembleode.solvers.julia_alg import PACKAGES
 
 
@@ -149,7 +151,9 @@ def test_package_root_in_a_wheel(monkeypatch, tmp_path):
     here = tmp_path / "site-packages" / "ensembleode" / "engines" / "julia"
     (here / "package" / "src").mkdir(parents=True)
     monkeypatch.setattr(environment, "__file__", str(here / "environment.py"))
-    with pytest.raises(JuliaError, match=r"not beside .* Reinstall it: pip install"):
+    with pytest.raises(
+        JuliaError, match=rf"not beside .* Reinstall it: {re.escape(extras.installing('julia'))}"
+    ):
         environment.package_root()
     (here / "package" / "Project.toml").touch()
     (here / "package" / "src" / "EnsembleODE.jl").touch()
@@ -214,7 +218,7 @@ def test_options_of_the_interpreter_count(fake, given, monkeypatch, tmp_path):
 def test_juliacall_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "juliapkg", None)
     monkeypatch.setitem(sys.modules, "juliapkg.deps", None)
-    with pytest.raises(JuliaError, match=r"pip install 'ensembleode\[julia\]'`, then"):
+    with pytest.raises(JuliaError, match=rf"{re.escape(extras.installing('julia'))}, then"):
         environment.find()
 
 

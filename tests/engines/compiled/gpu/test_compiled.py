@@ -118,8 +118,9 @@ def test_every_architecture(arch, fixed):
     assert report.arch == arch
     assert report.solve.registers < 200
     assert report.solve.stack == 0
-    # (All stages and their cotangents are as many numbers as there are registers.)
-    assert report.pull_back.stack <= 16
+    # (All stages and their cotangents are as many numbers as there are registers. Fixed steps pass
+    # on an evaluation of three numbers besides.)
+    assert report.pull_back.stack <= (32 if fixed else 16)
     for code in ptx_of(ens, arch, saveat=0.1, **options):
         assert f".target {arch}" in code
         assert "ld.global.nc" in code
