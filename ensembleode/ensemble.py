@@ -83,11 +83,12 @@ class EnsembleThreads(EnsembleAlgorithm):
     **Cost:** no core waits for another within the time loop. On devices, chunks are dealt out in
     turn, so an ensemble of one chunk (up to 128 small trajectories) runs on one core.
 
-    **Limitations:** CPUs only; where JAX computes on a GPU, a `jit` can contain only what the
-    compiled engine solves, whose numbers go to the CPU and come back. On devices, inside `jit`, no argument may be committed to one device
-    (by `jax.device_put(x, device)`). With JAX 0.10, a Python loop over solves should wait for
-    results now and then (`jax.block_until_ready`), because devices may wait for each other for ever
-    if many solves are launched ahead. Inside `shard_map` it runs on the device of its shard.
+    **Limitations:** CPUs only. Where JAX computes on a GPU, a `jit` can contain only what the
+    compiled engine solves, whose numbers go to the CPU and come back. On devices, inside `jit`, no
+    argument may be committed to one device (by `jax.device_put(x, device)`). With JAX 0.10, a
+    Python loop over solves should wait for results now and then (`jax.block_until_ready`), because
+    devices may wait for each other for ever if many solves are launched ahead. Inside `shard_map`
+    it runs on the device of its shard.
 
     **Throws:** `ValueError` when there are fewer than `n` CPU devices where they are needed, or
     none as `JAX_PLATFORMS` leaves them out. **Warns** once when there is only one CPU device

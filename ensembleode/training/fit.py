@@ -22,7 +22,7 @@ from .identity import of_loss
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
 from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
-from .parallel import Placement, placement
+from .parallel import on_their_devices, Placement, placement
 from .processes import from_first, is_first, needed, peers
 from .step import checked, State, Step, traced
 
@@ -94,6 +94,7 @@ class FitResult:
         return ax
 
 
+@on_their_devices
 def fit(
     loss: Callable,
     params: Any,
@@ -140,10 +141,11 @@ def fit(
         fewer.
     - `devices`, `dist`, `ensemblealg`: the devices that share a batch, by default one. `devices` is
         a number or a list of devices; `dist=True` takes all; `ensemblealg` takes those of
-        `EnsembleSerial()`, `EnsembleThreads(n)` or `EnsembleGPUArray(devices=...)`. With several
-        devices, ensembles that the loss solves run on the device of their items. With several
-        processes ([`initialize`][ensembleode.initialize]), all take part, with the same number of
-        devices each.
+        `EnsembleSerial()`, `EnsembleThreads(n)`, `EnsembleGPUArray(devices=...)` or
+        `EnsembleGPUKernel(devices=...)`. With several devices, ensembles that the loss solves run
+        on the device of their items. With several processes
+        ([`initialize`][ensembleode.initialize]), all take part, with the same number of devices
+        each.
     - `scaling`: `"strong"` splits `batch_size` items among the devices; `"weak"` gives each device
         that many.
     - `microbatch`: the number of items that a device computes with at a time; a smaller one takes

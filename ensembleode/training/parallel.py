@@ -1,22 +1,25 @@
 """The devices that share a batch, and the part of the batch that each has."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..ensemble import EnsembleGPUArray, EnsembleSerial, EnsembleThreads
+from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleSerial, EnsembleThreads
 from ..executors.on_devices import AXIS, evaluated_on_each
 from ..ground import cpu_devices
 from ..ground.keys import as_before, raw
+from ..ground.placement import default_device, on_cpu, platform, platform_of
 from ..options import check_count
 
 
+P, T = ParamSpec("P"), TypeVar("T")
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 
@@ -34,7 +37,7 @@ class Placement:
     @property
     def first(self) -> jax.Device:
         """The first device of this process."""
-        return jax.local_devices()[0] if self.mesh is None else self.mesh.local_devices[0]
+        return default_device() if self.mesh is None else self.mesh.local_devices[0]
 
     def rows(self, n: int) -> int:
         """The number of rows for a batch of `n` items, so that all devices have equally many."""
@@ -111,6 +114,21 @@ def _all_reduced(tree: Any) -> Any:
     return jax.tree.unflatten(structure, out)
 
 
+def on_their_devices(fn: Callable[P, T]) -> Callable[P, T]:
+    """`fn` with the keywords `devices` and `ensemblealg`. Where these are on the CPU although JAX
+    computes on an accelerator, JAX computes on the CPU meanwhile."""
+
+    @functools.wraps(fn)
+    def computing(*args: P.args, **options: P.kwargs) -> T:
+        devices, ensemblealg = options.get("devices"), options.get("ensemblealg")
+        cpus = isinstance(devices, list | tuple) and all(platform_of(d) == "cpu" for d in devices)
+        cpus = cpus or isinstance(ensemblealg, EnsembleSerial | EnsembleThreads)
+        with on_cpu() if cpus and platform() != "cpu" else contextlib.nullcontext():
+            return fn(*args, **options)
+
+    return computing
+
+
 def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
     """The placement for these arguments of `fit`. **Raises:** `ValueError` for more devices than
     there are, and for contradictory arguments."""
@@ -121,17 +139,17 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
     if ensemblealg is not None:
         devices = _devices_of(ensemblealg)
     elif dist:
-        devices = len(jax.local_devices())
+        devices = len(_there())
     chosen = _chosen(devices)
     named = isinstance(devices, list | tuple)
     if jax.process_count() == 1 and len(chosen) == 1 and not named:
         return Placement()
     # Equally many devices of each process, in the same places.
-    platform = chosen[0].platform
-    there = jax.local_devices(backend=platform)
+    client = chosen[0].client
+    there = client.local_devices()
     places = [there.index(d) for d in chosen]
     everyone: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
-    for device in jax.devices(platform):
+    for device in client.devices():
         everyone[device.process_index].append(device)
     if any(len(x) <= max(places) for x in everyone):
         raise ValueError(
@@ -149,17 +167,23 @@ def _devices_of(ensemblealg: Any) -> Any:
             return None
         case EnsembleThreads(n=n):
             return list(cpu_devices.devices(n))
-        case EnsembleGPUArray(devices=devices):
+        case EnsembleGPUArray(devices=devices) | EnsembleGPUKernel(devices=devices):
             return devices
     raise ValueError(
-        "ensemblealg must be EnsembleSerial(), EnsembleThreads() or EnsembleGPUArray(devices=...): "
+        "ensemblealg must be EnsembleSerial(), EnsembleThreads(), EnsembleGPUArray(devices=...) or "
+        "EnsembleGPUKernel(devices=...): "
         f"the devices of this process that share a batch; got {type(ensemblealg).__name__}. Give "
         "others to the solve in the loss, and none to fit; for several processes see initialize."
     )
 
 
+def _there() -> list:
+    """The devices of this process of the kind on which JAX computes."""
+    return default_device().client.local_devices()
+
+
 def _chosen(devices: Any) -> list:
-    there = jax.local_devices()
+    there = _there()
     if devices is None:
         return there[:1]
     if isinstance(devices, list | tuple):
@@ -176,6 +200,6 @@ def _chosen(devices: Any) -> list:
             f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
             "before JAX computes anything."
         )
-        hint = hint if there[0].platform == "cpu" else ""
+        hint = hint if platform_of(there[0]) == "cpu" else ""
         raise ValueError(f"devices={count} are more than there are ({len(there)}).{hint}")
     return there[:count]

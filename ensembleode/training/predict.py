@@ -9,10 +9,11 @@ import numpy as np
 
 from ..options import check_count
 from .data import Arrays
-from .parallel import Placement, placement
+from .parallel import on_their_devices, Placement, placement
 from .processes import needed, peers
 
 
+@on_their_devices
 def predict(
     fn: Callable,
     params: Any,
