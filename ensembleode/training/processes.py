@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -114,6 +115,9 @@ class _Together:
         self._advice = "start it again"
         self._heard: dict[str, set[int]] = {"bye": set(), "left": set(), "done": set()}
         self._change = threading.Condition()
+        self._due: list[tuple[float, Callable, tuple]] = []  # when what is to be done
+        # (No thread can be started once Python has begun to end.)
+        threading.Thread(target=self._do_in_time, name="ensembleode watch", daemon=True).start()
         self._line = Lifeline(self._hear, patience)
         try:
             here = self._join()
@@ -217,10 +221,20 @@ class _Together:
         """Whether none needs another any more."""
         return len(self._heard["bye"]) == self._launch.processes
 
-    def _after(self, seconds: float, does: Any, *args: Any) -> None:
-        timer = threading.Timer(seconds, does, args)
-        timer.daemon = True
-        timer.start()
+    def _after(self, seconds: float, does: Callable, *args: Any) -> None:
+        self._due.append((time.monotonic() + seconds, does, args))
+
+    def _do_in_time(self) -> None:
+        while True:
+            with self._change:
+                now = time.monotonic()
+                due = [x for x in self._due if x[0] <= now]
+                self._due = [x for x in self._due if x[0] > now]
+                if not due:
+                    first = min((x[0] for x in self._due), default=None)
+                    self._change.wait(None if first is None else first - now)
+            for _, does, args in due:
+                does(*args)
 
     def _end_unless_told(self) -> None:
         if not self._is_told:
@@ -376,7 +390,7 @@ _together: _Together | None = None
 
 
 def _flush() -> None:
-    """Write out what Python still holds; in another thread, since this one might wait for ever."""
+    """Write out what Python still holds."""
 
     def flush():
         for stream in (sys.stdout, sys.stderr):
@@ -384,9 +398,17 @@ def _flush() -> None:
                 stream.flush()
         logging.shutdown()
 
+    if threading.current_thread() is threading.main_thread():
+        flush()
+        return
+    # The main thread may be in the middle of writing, for ever.
     thread = threading.Thread(target=flush, daemon=True)
-    thread.start()
-    thread.join(1.0)
+    try:
+        thread.start()
+    except RuntimeError:  # Python has begun to end
+        flush()
+    else:
+        thread.join(1.0)
 
 
 def is_first() -> bool:
