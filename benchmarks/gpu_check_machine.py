@@ -242,11 +242,12 @@ def in_order(small: bool) -> dict[str, Any]:
     found = [together(x) for _ in range(runs)]
     in_a_row = [_chain(alone, x, 4) for _ in range(runs)]
     off = [float(jnp.max(jnp.abs(y - expected))) for y in (*found, *in_a_row)]
-    # (XLA may fuse the operations between the kernels in another way.)
+    # (In one program, XLA may fuse the operations between the kernels in another way, and rounding
+    # may then change a step.)
     others = sum(bool((y != found[0]).any()) for y in found)
     others += sum(bool((y != expected).any()) for y in in_a_row)
     note = f"{others} of {2 * runs} runs have other bits"
-    return passed(max(off) < 1e-5 and not others, difference=max(off), allowed=1e-5, note=note)
+    return passed(max(off) < 1e-3 and not others, difference=max(off), allowed=1e-3, note=note)
 
 
 def operands_are_left_alone(small: bool) -> dict[str, Any]:

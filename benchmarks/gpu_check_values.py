@@ -40,6 +40,9 @@ ALLOWED = {
     (FLOAT64, ARRAYS): 1e-8,
 }
 
+# Seconds that the CPU is waited for: less than a check may take, with a GPU or without.
+PATIENCE = 30.0 if jax.default_backend() == "gpu" else 100.0
+
 
 class Way(NamedTuple):
     """What computes: its name, and the options of `solve` that choose it."""
@@ -143,12 +146,12 @@ def compared(check: Check, way: str, path: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def reference(path: pathlib.Path, patience: float = 30.0) -> dict[str, np.ndarray]:
+def reference(path: pathlib.Path) -> dict[str, np.ndarray]:
     """What the CPU has computed, as soon as it is there.
 
     **Raises:** `RuntimeError` where there is none.
     """
-    wrong, until = path.with_suffix(".error"), time.monotonic() + patience
+    wrong, until = path.with_suffix(".error"), time.monotonic() + PATIENCE
     while not path.exists():
         if wrong.exists():
             raise RuntimeError(f"the CPU failed, too: {wrong.read_text()}")
