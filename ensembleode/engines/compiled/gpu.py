@@ -27,7 +27,7 @@ ENGINE = OnGpu()
 
 # The largest number of constants and parameters of a field. Each is a parameter of the kernels, at
 # eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers take 4,352 bytes of
-# parameters.
+# parameters. (XLA takes any number: `PackKernelArgs` in xla/stream_executor/kernel_args.h.)
 _MOST_ARRAYS = 500
 
 

@@ -8,6 +8,11 @@ are no public API, so each of these names is in one function:
     compiles the PTX when the program is loaded.
 - The plugin's call for Triton's kernels, which takes any PTX, for when XLA's call is gone. JAX's
     ptxas compiles the PTX when the program is compiled.
+
+Where something of XLA is relied on, a comment names the file and the function that was read, in the
+XLA of August 2026 (183fa00), which is between those of JAX 0.11.1 and 0.11.2. Those of JAX 0.10.2
+and 0.11.0 do the same, in part in other functions, and so do the plugins of JAX 0.11.2 and 0.12.0.1
+as far as compiling shows (test_launch.py).
 """
 
 import ctypes
@@ -29,7 +34,8 @@ from .entry import entry, entry_name
 
 
 # Threads of a block: few enough that several blocks fit on a multiprocessor with 255 registers for
-# each thread.
+# each thread. (Kernels have no `.maxntid`. XLA checks none of these: what is launched goes as it is
+# to cuLaunchKernel, `LaunchCudaKernel` in xla/stream_executor/cuda/cuda_stream.cc.)
 BLOCK = 128
 _TARGET = "__gpu$xla.gpu.ptx"
 _WARP = 32
@@ -62,7 +68,8 @@ def launch(
 
     The kernel's pointers are to the operands, then to the outputs, each row-major. Blocks are
     whole, and there is at least one, so the kernel has to return from the threads past the last.
-    Outputs are uninitialised, and share no memory with operands.
+    Outputs are uninitialised, and share no memory with operands. As a value without side effects,
+    the call is made once where it is wanted twice, and isn't made where it isn't wanted.
 
     **Raises:** `KernelError` when there is nothing to compile or launch the kernel with,
     `CompileError` when it can't be compiled.
@@ -129,7 +136,26 @@ def custom_call(
 ) -> list[Array]:
     """Through XLA's custom call for PTX."""
     first = len(operands)
+    # Without layouts, JAX constrains operands and results to be row-major (`ffi_lowering` in
+    # jax/_src/ffi.py), and XLA copies what isn't (`AddCustomCallConstraints` in
+    # xla/service/layout_assignment.cc). Without `input_output_aliases`, no result shares memory
+    # with an operand, donated ones included (`CanShareOperandBufferWithUser` in
+    # xla/hlo/analysis/hlo_dataflow_analysis.cc, `GpuAliasInfo::MayAlias` in
+    # xla/service/gpu/alias_info.cc).
+    #
+    # The call is never done over to save memory (`IsRematerializable` in
+    # xla/hlo/transforms/simplifiers/hlo_rematerialization.cc). Outside of `shard_map`, each device
+    # of several makes the whole call on gathered operands (`HandleCustomCall` and `DefaultAction`
+    # of the partitioner in xla/service/spmd). As no handler is registered for it, operands are no
+    # slices of other arrays (`IsFfiCustomCall` in xla/service/gpu/gpu_compiler.cc).
     call = jax.ffi.ffi_call(_TARGET, list(outputs))
+    # The attributes are read by `KernelCall::Parse` in xla/service/gpu/kernel_call.cc: all are
+    # needed but `output_indices`, others are ignored, and integers are cut to 32 bits. The launch
+    # is on the stream of what comes before and after, or a node of a CUDA graph of both that waits
+    # for whatever writes what it reads, and the other way around
+    # (xla/backends/gpu/runtime/custom_kernel_thunk.cc: `ExecuteOnStream`, `Record`, `buffer_uses`).
+    # Results are not cleared (`EmitPtxCustomKernelThunk` in
+    # xla/service/gpu/custom_kernel_emitter_cuda.cc).
     results = call(
         *operands,
         name=entry_name(kernel.name),
@@ -139,7 +165,9 @@ def custom_call(
         block_x=np.int32(BLOCK),
         **dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), np.int32(1)),
         shared_mem_bytes=np.int32(0),
-        # Without these indices, some versions pass a buffer that two operands share only once.
+        # One place for each result, in order, among all pointers (`KernelArguments::Create` in
+        # xla/codegen/emitters/kernel_arguments.cc). Without them the order is the same, but some
+        # versions pass a buffer that two operands share only once.
         output_indices=tuple(np.int32(first + i) for i in range(len(outputs))),
     )
     return list(results)
@@ -156,9 +184,13 @@ def triton_call(
     oldest = min(map(capability, cuda_devices()), default=_BASELINE)
     code = ptx_of(kernel, arch_here())
     compiled = triton.TritonKernel(entry_name(kernel.name), BLOCK // _WARP, 1, 0, code, "", oldest)
-    # 16: all buffers of XLA are aligned to at least that many bytes.
+    # 16: all buffers of XLA are aligned to at least that many bytes, and XLA checks it of arrays
+    # that it is given (`CheckAlignment` in xla/service/gpu/gpu_executable_buffer_allocator.cc; 256
+    # for what it allocates itself, xla/service/gpu/gpu_constants.h).
     pointers = [triton.create_array_parameter(0, 16)] * (len(operands) + len(outputs))
     launched = triton.TritonKernelCall(compiled, blocks, 1, 1, pointers)
+    # (Two pointers more are passed, to scratch and for profiles, which our kernels don't declare:
+    # `KernelCall::Launch` in jaxlib/gpu/triton_kernels.cc. A launch reads what is declared.)
     call = jax.ffi.ffi_call("triton_kernel_call_ffi", list(outputs))
     return list(call(*operands, opaque=zlib.compress(launched.to_proto(kernel.name, b""))))
 
@@ -180,6 +212,10 @@ _KNOWN = (50, 52, 60, 61, 70, 75, 80, 86, 89, 90, 100, 120)
 def ptx_of(kernel: Kernel, arch: str) -> str:
     """The PTX of the kernel for this architecture ("sm_90") and later ones, in the oldest version
     possible so that old drivers take it.
+
+    (XLA hands it to the driver as it is, once for each program, device and launch in the program,
+    when that program first runs: `LoadPtx` in xla/stream_executor/cuda/cuda_executor.cc. The driver
+    has a cache on disk.)
 
     **Raises:** `KernelError` without LLVM; `CompileError`.
     """
@@ -228,8 +264,8 @@ _NO_CALL = (
 @functools.cache
 def _knows_target() -> bool:
     """Whether the plugin's XLA has the custom call. Without a plugin, True: the XLA of the computer
-    that will run it is expected to have it. The compiler recognises the call by its name and
-    registers it nowhere."""
+    that will run it is expected to have it. The compiler recognises the call by its name
+    (`IsCustomCallToPtxKernel` in xla/service/gpu/ir_emission_utils.cc) and registers it nowhere."""
     path = _plugin()
     if path is None:
         return True

@@ -4,6 +4,7 @@ refuses."""
 import math
 from fractions import Fraction
 
+import jax
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from .ptx.arithmetic import fma, operation
 from .ptx.errors import PtxError
 from .ptx.memory import Buffer, Memory
 from .ptx.running import run
+from .ptx.xla import parse_call
 
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -316,3 +318,15 @@ def test_what_a_kernel_is_given():
         run(".version 7.8\n.target sm_90\n.address_size 64", "other", 1, 1, [], Memory())
     with pytest.raises(PtxError, match="1 blocks of 2048 threads can't be launched"):
         launched("", block=2048)
+
+
+@pytest.mark.parametrize("indices", [(2,), (3, 2), (2, 2), (2, 3, 4)])
+def test_one_place_for_each_result_in_order(indices):
+    numbers = dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_y", "block_z"), np.int32(1))
+    numbers |= {"block_x": np.int32(128), "shared_mem_bytes": np.int32(0)}
+    given = {"name": "k", "kernel_type": "ptx", "kernel_data": "", **numbers}
+    outputs = [jax.ShapeDtypeStruct((3,), F32)] * 2
+    call = parse_call(outputs, given | {"output_indices": (np.int32(2), np.int32(3))})
+    assert call.order(2) == [0, 1, 2, 3]
+    with pytest.raises(PtxError, match="one place for each result"):
+        parse_call(outputs, given | {"output_indices": tuple(map(np.int32, indices))})

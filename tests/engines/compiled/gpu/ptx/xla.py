@@ -86,6 +86,9 @@ def parse_call(outputs: Sequence[jax.ShapeDtypeStruct], attributes: dict[str, An
     )
     if not are_right:
         raise PtxError(f"XLA reads other attributes, or of other types: {attributes}")
+    if indices and (len(indices) != len(outputs) or [*indices] != sorted(set(indices))):
+        # (As newer versions say: others read what is asked for here in the same way.)
+        raise PtxError(f"XLA wants one place for each result, in order, and these are {indices}.")
     grid_y, grid_z, block_y, block_z = (
         attributes[x] for x in ("grid_y", "grid_z", "block_y", "block_z")
     )
