@@ -13,48 +13,49 @@ from .marks import on_julia, slow_unless
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
-        slow_unless(False, "within_ode_batching.py", [], "coupled"),
-        slow_unless(False, "neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
-        slow_unless(
-            False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
-        ),
-        slow_unless(
-            False,
-            "allen_cahn.py",
-            ["--optimizer", "lm", "adam", "lbfgs", "--points", "400", "--steps", "2", "--no-plot"],
-            "relative L2 error",
-        ),
-        slow_unless(
-            False, "parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "compiled engine"
-        ),
-        slow_unless(
-            False,
-            "uncertainty.py",
-            ["--trajectories", "100", "--no-plot"],
-            "in batches of 37: True",
-        ),
-        slow_unless(
-            False,
-            "chemistry.py",
-            ["--trajectories", "100", "--updates", "5", "--no-plot"],
-            "constants found",
-        ),
-        slow_unless(
-            False,
-            "digits_neural_ode.py",
-            ["--ensemble", "columns", "--epochs", "1", "--no-plot"],
-            "%",
-        ),
-        slow_unless(
-            False, "distributed_training.py", ["--updates", "2", "--workers", "2"], "published"
-        ),
-        on_julia("julia_engine.py", [], "published"),
-    ],
-)
+# The examples, their arguments for a short run, and what they print then.
+CASES = [
+    ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
+    slow_unless(False, "within_ode_batching.py", [], "coupled"),
+    slow_unless(False, "neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
+    slow_unless(
+        False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
+    ),
+    slow_unless(
+        False,
+        "allen_cahn.py",
+        ["--optimizer", "lm", "adam", "lbfgs", "--points", "400", "--steps", "2", "--no-plot"],
+        "relative L2 error",
+    ),
+    slow_unless(
+        False, "parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "compiled engine"
+    ),
+    slow_unless(
+        False,
+        "uncertainty.py",
+        ["--trajectories", "100", "--no-plot"],
+        "in batches of 37: True",
+    ),
+    slow_unless(
+        False,
+        "chemistry.py",
+        ["--trajectories", "100", "--updates", "5", "--no-plot"],
+        "constants found",
+    ),
+    slow_unless(
+        False,
+        "digits_neural_ode.py",
+        ["--ensemble", "columns", "--epochs", "1", "--no-plot"],
+        "%",
+    ),
+    slow_unless(
+        False, "distributed_training.py", ["--updates", "2", "--workers", "2"], "published"
+    ),
+    on_julia("julia_engine.py", [], "published"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), CASES)
 def test_example(name, arguments, expected):
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, check=False

@@ -52,7 +52,10 @@ def test_page(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [slow_unless(case[0] == "quickstart.py", *case[:2]) for case in EXAMPLES],
+    [
+        pytest.param(*case.values[:2], marks=case.marks)
+        for case in (x if hasattr(x, "values") else pytest.param(*x) for x in EXAMPLES)
+    ],
 )
 def test_example(name, arguments, tmp_path):
     run(gpu_machine.__file__, FOLDER / name, *arguments, folder=tmp_path)
