@@ -135,7 +135,9 @@ class LeastSquaresStep(Step):
         def attempt(tried):
             damping = tried.damping
             damped = matrix + damping * jnp.eye(len(scale), dtype=matrix.dtype)
-            change = -jax.scipy.linalg.solve(damped, gradient, assume_a="pos")
+            # (To make symmetric what is would take longer than to factorise it.)
+            factor = jax.lax.linalg.cholesky(damped, symmetrize_input=False)
+            change = -jax.scipy.linalg.cho_solve((factor, True), gradient)
             trial = flat + (change / scale).astype(flat.dtype)
             foretold = change @ (damping * change - gradient)
             gain = (loss - self._loss(unravel(trial), batch, key)) / foretold
