@@ -66,12 +66,14 @@ class Place(NamedTuple):
         """
         return placement.on_cpu() if self.on_cpu else contextlib.nullcontext()
 
-    def check(self, executor: Executor, plan: Plan) -> None:
-        """**Raises:** `NotHere` where the next place is to be tried; `ValueError` and `KernelError`
-        for a plan that an algorithm which was asked for can't carry out."""
-        engine = plan.engine
-        if self.if_compiled and not isinstance(engine, Compiled):
-            raise NotHere(f"the {engine.name} engine solves it where JAX computes")
+    def check(self, executor: Executor, plan: Plan, why: str) -> None:
+        """**Arguments:** `why`: why the plan is for its engine.
+
+        **Raises:** `NotHere` where the next place is to be tried; `ValueError` and `KernelError`
+        for a plan that an algorithm which was asked for can't carry out.
+        """
+        if self.if_compiled and not isinstance(plan.engine, Compiled):
+            raise NotHere(why)
         try:
             executor.check(plan)
         except (ValueError, KernelError) as e:
@@ -108,5 +110,7 @@ def places(ensemblealg: EnsembleAlgorithm | None, *, alone: bool, in_julia: bool
         return [Place(EnsembleSerial() if alone else EnsembleThreads())]
     if alone:
         return [Place(EnsembleSerial(), on_cpu=True, if_compiled=True), Place(EnsembleSerial())]
-    kernels = [Place(EnsembleGPUKernel())] if placement.computes_on_nvidia() else []
+    kernels = (
+        [Place(EnsembleGPUKernel(), if_compiled=True)] if placement.computes_on_nvidia() else []
+    )
     return [*kernels, Place(EnsembleGPUArray()), Place(EnsembleThreads(), on_cpu=True)]

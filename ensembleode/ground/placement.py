@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.core
 import jax.tree_util as jtu
 import numpy as np
 

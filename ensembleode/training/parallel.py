@@ -19,7 +19,8 @@ from ..ground.placement import default_device, on_cpu, platform, platform_of
 from ..options import check_count
 
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 
 

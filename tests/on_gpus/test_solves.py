@@ -3,6 +3,7 @@ are the same as on the CPU."""
 
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,6 +123,21 @@ def test_arrays_where_there_is_no_kernel():
     assert not loops
     assert "1000xf64" in text
     assert "128xf64" not in text
+
+
+@pytest.mark.parametrize(("width", "engine"), [(14, "compiled"), (15, "lanes")])
+def test_networks_with_many_shared_weights_are_arrays(width, engine):
+    """Their gradients would take long to compile as kernels: 2-14-14-2 has 282 weights, 2-15-15-2
+    has 317."""
+    network = eqx.nn.MLP(2, 2, width, 2, jnp.tanh, key=jax.random.key(0))
+    prob = eo.ODEProblem(lambda u, p, t: p(u), jnp.ones(2), (0.0, 1.0), network)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.index))
+    sim = eo.solve(ens, trajectories=N)
+    assert sim.engine.name == engine
+    if engine == "lanes":
+        assert "317 numbers" in sim.engine.reason
+    asked = eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), trajectories=N)
+    np.testing.assert_allclose(asked.u, sim.u, rtol=1e-9)
 
 
 def test_several_gpus_do_not_wait_for_each_other():
