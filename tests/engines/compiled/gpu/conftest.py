@@ -9,14 +9,22 @@ from jax.experimental import topologies
 from ensembleode.engines.compiled import launch
 from ensembleode.executors import kernel
 
+from ....marks import slow_unless
 from .ptx import xla
 
 
-# What XLA wants to know of a GPU to compile such programs.
-H200 = """
-gpu_device_info {
-  name: "NVIDIA H200"
-  cuda_compute_capability { major: 9 }
+# The bytes of memory of the GPUs that are compiled for. (XLA's own target configs of these two, in
+# xla/backends/gpu/target_config/specs, differ also in bandwidth, which no program here hinges on.)
+MEMORY = {"H100": 84_942_979_072, "H200": 151_397_597_184}
+
+
+def target_config(name: str) -> str:
+    """What XLA wants to know of a GPU to compile such programs."""
+    # (With a driver and a runtime that record everything in command buffers, as those of today do.)
+    return f"""
+gpu_device_info {{
+  name: "NVIDIA {name}"
+  cuda_compute_capability {{ major: 9 }}
   core_count: 132
   threads_per_warp: 32
   threads_per_block_limit: 1024
@@ -29,21 +37,35 @@ gpu_device_info {
   shared_memory_per_block: 49152
   shared_memory_per_core: 233472
   shared_memory_per_block_optin: 232448
-  device_memory_size: 151397597184
-}
+  device_memory_size: {MEMORY[name]}
+  driver_version: "13.0.0"
+  runtime_version: "13.0.0"
+}}
 platform_name: "CUDA"
-device_description_str: "NVIDIA H200"
+device_description_str: "NVIDIA {name}"
 """
 
 
-@pytest.fixture(scope="module")
-def h200():
-    """A mesh of one H200 that isn't there."""
+def absent(name: str, gpus: int = 1):
+    """A mesh of so many GPUs that aren't there."""
+    options = {"target_config": target_config(name), "topology": f"1x1x{gpus}"}
     try:
-        topology = topologies.get_topology_desc("", "cuda", target_config=H200, topology="1x1x1")
+        topology = topologies.get_topology_desc("", "cuda", **options)
     except (NotImplementedError, RuntimeError) as e:
         pytest.skip(f"JAX has no CUDA plugin here, or not with JAX_PLATFORMS=cpu: {e}")
-    return topologies.make_mesh(topology, (1,), ("x",))
+    return topologies.make_mesh(topology, (gpus,), ("x",))
+
+
+@pytest.fixture(scope="module", params=[slow_unless(x == "H200", x) for x in MEMORY])
+def mesh(request):
+    """A mesh of one GPU that isn't there."""
+    return absent(request.param)
+
+
+@pytest.fixture(scope="module")
+def h200s():
+    """A mesh of two H200 that aren't there."""
+    return absent("H200", 2)
 
 
 @pytest.fixture(scope="module")
