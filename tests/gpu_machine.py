@@ -47,7 +47,7 @@ def simulate(gpus: int = 1) -> None:
     directly, through_host = call._lower, mlir.lower_fun(call._on_host, multiple_results=True)
     mlir.register_lowering(call._call_p, lowered, platform="cpu")
     placement.platform_of = platform_of
-    launch.check = lambda: None
+    launch.missing = list
     launch.launcher = lambda: host_call
 
 

@@ -25,7 +25,7 @@ from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
 from ..ground.keys import as_before, raw
-from ..ground.placement import on_this_platform, platform
+from ..ground.placement import on_this_platform, platform, platform_of
 from ..ground.recent import jit_recent
 from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
@@ -84,7 +84,7 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) ->
                 f"has {len(there)}: {there}."
             )
         devices = tuple(there[:devices])
-    if engine.shares_work and len(devices) > 1 and devices[0].platform == "cpu":
+    if engine.shares_work and len(devices) > 1 and platform_of(devices[0]) == "cpu":
         return Devices(threads=len(devices))
     return Devices(devices)
 
@@ -98,7 +98,7 @@ def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
-    if len(used) > 1 and used[0].platform == "cpu" and _WAITS_IN_LAPACK and _factorises(plan):
+    if len(used) > 1 and platform_of(used[0]) == "cpu" and _WAITS_IN_LAPACK and _factorises(plan):
         used = used[:1]
     if not used or (len(used) == 1 and len(devices) > 1):
         return None

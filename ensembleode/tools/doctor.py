@@ -11,6 +11,7 @@ import jax
 
 from ..engines.compiled import launch
 from ..ground import cpu_devices
+from ..ground.placement import platform_of
 
 
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
@@ -111,7 +112,7 @@ def _julia() -> dict[str, str | None]:
 
 
 def _gpu(problem: Any) -> str:
-    accelerators = [d for d in jax.local_devices() if d.platform != "cpu"]
+    accelerators = [d for d in jax.local_devices() if platform_of(d) != "cpu"]
     if accelerators:
         kind, missing = accelerators[0].device_kind, launch.missing()
         if missing:
