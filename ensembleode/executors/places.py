@@ -73,7 +73,9 @@ class Place(NamedTuple):
         for a plan that an algorithm which was asked for can't carry out.
         """
         if self.if_compiled and not isinstance(plan.engine, Compiled):
-            raise NotHere(why)
+            # (Of the reasons, only the compiled engine's is about this place.)
+            reason = why.partition("not compiled: ")[2].partition("; ")[0]
+            raise NotHere(reason or f"engine={plan.engine.name!r} is {why}")
         try:
             executor.check(plan)
         except (ValueError, KernelError) as e:
