@@ -42,8 +42,8 @@ def examples() -> list[pathlib.Path]:
 # What the pictures show, for those who can't see them.
 PICTURES = {
     "allen_cahn": """The reference solution and the network's look alike: two bands that sharpen in
-        time. Their difference, a thousandth of that, largest at the fronts and the ends. The losses
-        over seconds, by Levenberg-Marquardt, Adam and L-BFGS, anew in each window of time.""",
+        time. Their difference, below a hundredth, largest where the bands meet. The losses over
+        seconds, by Levenberg-Marquardt, Adam and L-BFGS, which begin anew in each window.""",
     "chemistry": """Ozone falls within a minute and rises again, in a band that widens. Five
         constants, begun wrong by factors of up to three, over updates: all end where they are
         true.""",

@@ -39,8 +39,8 @@ POINTS, WINDOWS, WAVES = 16_000, 4, 5
 ENOUGH = 0.002  # the largest error of `lm`
 OPTIMIZERS = {  # and the steps of a window
     "lm": ("Levenberg-Marquardt", lambda _: eo.LevenbergMarquardt(floor=1.0), 40),
-    "adam": ("Adam", lambda n: optax.adam(optax.cosine_decay_schedule(3e-3, n)), 1000),
-    "lbfgs": ("L-BFGS", lambda _: optax.lbfgs(), 400),
+    "adam": ("Adam", lambda n: optax.adam(optax.cosine_decay_schedule(3e-3, n)), 2000),
+    "lbfgs": ("L-BFGS", lambda _: optax.lbfgs(), 600),
 }
 
 
@@ -160,8 +160,8 @@ def plot(t, x, exact, found, logs):
         ax.set(title=name, xlabel="t", ylabel="x")
     for name, log in logs.items():
         axes[3].semilogy(*log.T, label=OPTIMIZERS[name][0], lw=0.8)
-    axes[3].set(title="loss of each window", xlabel="seconds")
-    axes[3].legend(frameon=False)
+    axes[3].set(title="loss, window after window", xlabel="seconds", ylim=(1e-9, None))
+    axes[3].legend(frameon=False, loc="lower left")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 
