@@ -41,7 +41,7 @@ from .executors import executor_for
 from .executors.places import NotHere, Place, places
 from .ground.aside import Aside
 from .ground.logs import log_once
-from .ground.placement import as_jax_arrays, brought_home
+from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
@@ -49,7 +49,6 @@ from .solution import EnsembleError, EnsembleSolution, ODESolution
 from .solvers import JuliaAlg
 from .solvers.norms import AbstractNorm
 from .stats import COUNTS, Stats
-from .tracing.program import being_staged
 
 
 @jax.disable_jit(False)  # without jit, every step of a loop would be called from Python
@@ -221,8 +220,10 @@ def solve(
     check_store_key(store_key, store)
     key = key_from(seed, key)
     how = (batch_size, max_repeats, progress, store, store_key)
-    traced_refuses = {"progress": progress, "throw": throw, "store": store is not None}
-    traced_refuses["on_interrupt"] = on_interrupt != "raise"
+    candidates = places(
+        ensemblealg, alone=alone, in_julia=engine == "julia" or isinstance(alg, JuliaAlg)
+    )
+    refusals: list[str] = []
 
     def planned(place: Place, engine: str) -> Run:
         """**Raises:** `NoEngine` or `NotHere` where the next place is to be tried."""
@@ -236,59 +237,66 @@ def solve(
         choice = choice._replace(reason="; ".join(filter(None, said)))
         return Run(job, ens, place.algorithm, executor, choice, n, *how, started)
 
-    def solved(place: Place) -> ODESolution | EnsembleSolution:
-        """The solution there.
+    def refuse(e: Exception) -> None:
+        """Leave out the first candidate, or raise its error if it is the last."""
+        if len(candidates) == 1:
+            raise e
+        name = type(candidates.pop(0).algorithm).__name__
+        refusals.append(f"not {name}(): {str(e).split('. ')[0].removesuffix('.')}")
 
-        **Raises:** `NoEngine`, `NotHere` or `CompileError` where the next place is to be tried.
-        """
-        run = planned(place, engine)
-        if run.job.plan.saves_values and ens.reduction is not None and ens.output_func is None:
-            raise ValueError(
-                "callback has a SavingCallback, and a reduction is given no more than the states: "
-                "let output_func return what the reduction needs of sol.saved.values."
-            )
-        if run.job.traced:
-            refuse_traced(**traced_refuses)
-            place.check_staged(run.job.plan.engine)
-            given = run.job.trajectories.options["sensealg"]
-            with sensitivity.explained(given, run.choice.sensealg):
-                run = run._replace(job=make_traceable(run.job, ens))
-                return _solve_alone(run)[0] if alone else _solve_traced(run)
-        solve_it = _solve_alone if alone else _solve_eagerly
-        try:
-            sim, cause = solve_it(run)
-        except CompileError as e:
-            if engine != "auto" or isinstance(place.algorithm, EnsembleGPUKernel):
-                raise
-            log_once(f"the lanes engine solves what the compiled engine can't: {e}")
-            run = planned(place, "lanes")
-            sim, cause = solve_it(run)
-        if cause is not None and not (
-            isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
-        ):
-            cause.solution = sim  # pyright: ignore
-            raise cause
-        notes = _say_if_stiff(run.job, alg, sim)
-        if throw:
-            _throw(sim, [*run.executor.notes, *notes])
-        return sim
+    def first() -> tuple[Place, Run]:
+        """The first place that can solve it, and what it runs."""
+        while True:
+            place = candidates[0]
+            try:
+                with place.computing():
+                    return place, planned(place, engine)
+            except (NoEngine, NotHere) as e:
+                refuse(e)
 
-    refusals: list[str] = []
-    in_julia = engine == "julia" or isinstance(alg, JuliaAlg)
-    candidates = places(ensemblealg, alone=alone, in_julia=in_julia)
-    for place in candidates:
-        try:
-            with place.computing():
-                sim = solved(place)
-        except (NoEngine, NotHere, CompileError) as e:
-            if place is candidates[-1]:
-                raise
-            refusals.append(
-                f"not {type(place.algorithm).__name__}(): {str(e).split('. ')[0].removesuffix('.')}"
-            )
+    place, run = first()
+    if run.job.plan.saves_values and ens.reduction is not None and ens.output_func is None:
+        raise ValueError(
+            "callback has a SavingCallback, and a reduction is given no more than the states: let "
+            "output_func return what the reduction needs of sol.saved.values."
+        )
+    if run.job.traced:
+        given_up = {"progress": progress, "throw": throw, "store": store is not None}
+        refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
+        place.check_staged(run.job.plan.engine)
+        given = run.job.trajectories.options["sensealg"]
+        with sensitivity.explained(given, run.choice.sensealg), place.computing():
+            run = run._replace(job=make_traceable(run.job, ens))
+            sim = _solve_alone(run)[0] if alone else _solve_traced(run)
+        return place.brought_home(sim)
+
+    solve_it = _solve_alone if alone else _solve_eagerly
+    try:
+        with place.computing():
+            sim, cause = solve_it(run)
+    except CompileError as e:
+        if engine != "auto":
+            raise
+        if isinstance(place.algorithm, EnsembleGPUKernel):
+            refuse(e)
+            place, run = first()
         else:
-            return brought_home(sim) if place.on_cpu and not being_staged() else sim
-    raise AssertionError("there is always a last place")
+            log_once(f"the lanes engine solves what the compiled engine can't: {e}")
+            with place.computing():
+                run = planned(place, "lanes")
+        with place.computing():
+            sim, cause = solve_it(run)
+    if cause is not None and not (
+        isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
+    ):
+        cause.solution = place.brought_home(sim)  # pyright: ignore
+        raise cause
+    with place.computing():
+        notes = _say_if_stiff(run.job, alg, sim)
+    sim = place.brought_home(sim)
+    if throw:
+        _throw(sim, [*run.executor.notes, *notes])
+    return sim
 
 
 #

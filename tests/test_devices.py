@@ -208,12 +208,6 @@ def test_errors():
         eo.EnsembleGPUArray(devices=[])
 
 
-def test_an_accelerator_is_not_for_threads(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    with pytest.raises(ValueError, match=r"use EnsembleGPUArray\(\), or set JAX_PLATFORMS=cpu"):
-        solve(eo.EnsembleThreads())
-
-
 #
 # How many there are is decided when JAX starts
 #

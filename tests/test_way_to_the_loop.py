@@ -12,6 +12,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.core.executor import Executor
+from ensembleode.executors.places import Place
 
 
 ROOT = str(pathlib.Path(eo.__file__).parent)
@@ -20,10 +21,11 @@ LOOPS = {"compiled": ("ensembleode_kernel", "call"), "lanes": ("while", "_solve_
 
 
 def is_record(x: Any) -> bool:
-    """Whether this is a record of ours that is handed on. (An executor is what does something.)"""
+    """Whether this is a record of ours that is handed on. (An executor and a place do
+    something.)"""
     named = isinstance(x, tuple) and hasattr(x, "_fields")
     ours = type(x).__module__.startswith("ensembleode.")
-    return ours and (named or dataclasses.is_dataclass(x)) and not isinstance(x, Executor)
+    return ours and (named or dataclasses.is_dataclass(x)) and not isinstance(x, Executor | Place)
 
 
 def given(frame: Any) -> list:

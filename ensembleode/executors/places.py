@@ -2,7 +2,7 @@
 if no ensemble algorithm says it."""
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -65,6 +65,10 @@ class Place(NamedTuple):
         **Raises:** `NoCpuError` where JAX was told to leave the CPU out.
         """
         return placement.on_cpu() if self.on_cpu else contextlib.nullcontext()
+
+    def brought_home(self, solution: Any) -> Any:
+        """A solution that was computed there, where JAX computes otherwise."""
+        return placement.brought_home(solution) if self.on_cpu and not being_staged() else solution
 
     def check(self, executor: Executor, plan: Plan, why: str) -> None:
         """**Arguments:** `why`: why the plan is for its engine.

@@ -179,7 +179,7 @@ def test_large_tables_of_each_trajectory_are_kept_as_arrays_on_gpus(
     program, state, nothing = traced(field, jnp.ones(2), [table])
     own = nothing._replace(p=(True,))
     assert own.parameters == (*nothing.consts, True)
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(compiled, "platform", lambda: backend)
     reason = compiled.ENGINE.slower(program, state, own, is_extended=False)
     assert bool(reason and "each trajectory's own" in reason) == is_slower
 

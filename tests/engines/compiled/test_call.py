@@ -440,8 +440,8 @@ def test_a_worker_that_cant_compile_says_so(monkeypatch):
     structs = [jax.ShapeDtypeStruct((4, 2), jnp.float64), jax.ShapeDtypeStruct((4,), bool)]
     kernels = kernels_in(f.trace(*structs).jaxpr)
     export = jax.export.export(f, platforms=["cpu"], disabled_checks=safety_checks(kernels))
-    program = worker.Exported({"cpu": export(*structs).serialize()}, 1, kernels)
-    assert worker._size(program) == len(program.platforms["cpu"]) + len(kernels[0].text)
+    program = worker.Exported(bytes(export(*structs).serialize()), 1, kernels)
+    assert worker._size(program) == len(program.serialised) + len(kernels[0].text)
     rows, kept = np.ones((3, 2)), {"hash": program}
     task = worker.Task("hash", worker.environment(), (rows,), (), 4, 1, 1, kept)
     with monkeypatch.context() as patched:
