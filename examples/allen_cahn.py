@@ -18,6 +18,7 @@ Comput. Phys. 29, 2021).
 """
 
 import argparse
+import os
 import pathlib
 import sys
 import time
@@ -33,6 +34,8 @@ import ensembleode as eo
 
 
 jax.config.update("jax_enable_x64", True)
+# Threads that factorise a matrix of this size wait for one another, if other programs run.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 DIFFUSION, REACTION = 1e-4, 5.0
 POINTS, WINDOWS, WAVES = 16_000, 4, 5
