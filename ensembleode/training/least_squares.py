@@ -72,7 +72,7 @@ class LevenbergMarquardt(eqx.Module):
             raise ValueError(f"floor must be finite and not negative, got {self.floor!r}.")
 
     def init(self, params: Any) -> "Damping":
-        """The state of the first step with `params`."""
+        """The state of the first step, for these `params`."""
         return Damping(jnp.asarray(self.damping, _dtype_of(params)))
 
 
