@@ -15,19 +15,18 @@ from ..engines.diffrax import Diffrax
 from ..engines.lanes import Lanes
 from ..ensemble import (
     EnsembleAlgorithm,
-    EnsembleDistributed,
     EnsembleGPUArray,
     EnsembleGPUKernel,
     EnsembleSerial,
-    EnsembleSplitThreads,
     EnsembleThreads,
+    OnCluster,
 )
 from ..ground import placement
 from ..tracing.program import being_staged
 
 
 # What runs on the CPU, whatever JAX computes on.
-_ON_CPU = (EnsembleSerial, EnsembleThreads, EnsembleDistributed, EnsembleSplitThreads)
+_ON_CPU = EnsembleSerial | EnsembleThreads | OnCluster
 
 
 class NotHere(ValueError):
@@ -100,6 +99,14 @@ class Place(NamedTuple):
                 "engine: use EnsembleGPUArray(), or jit for the CPU, with "
                 "jax.default_device('cpu')."
             )
+
+
+def brought_here(numbers: Any) -> Any:
+    """The numbers of a solve, which may be committed elsewhere, where JAX computes now."""
+    # (Being staged takes longer to find out, and there is mostly no accelerator.)
+    if not placement.has_accelerator() or being_staged():
+        return numbers
+    return placement.on_this_platform(numbers)
 
 
 def places(ensemblealg: EnsembleAlgorithm | None, *, alone: bool, in_julia: bool) -> list[Place]:

@@ -10,9 +10,8 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import Job, solve_lane, Unfinished
 from ..core.plan import Outcome
-from ..ground.placement import on_this_platform
 from ..ground.recent import jit_recent
-from ..tracing.program import being_staged
+from .places import brought_here
 from .sharded import Devices
 
 
@@ -46,9 +45,7 @@ class Serial(Executor):
         """Solve one trajectory by the program for a single problem."""
         lane = job.trajectories.lane(index, repeat)
         numbers = (lane, index, repeat, job.key, job.output_consts)
-        if not being_staged():
-            numbers = on_this_platform(numbers)
-        return finished(job, _solve, job.plan, *numbers)
+        return finished(job, _solve, job.plan, *brought_here(numbers))
 
 
 _solve = jit_recent(solve_lane)

@@ -24,11 +24,12 @@ from ..core.plan import Outcome, Plan, Result, shared_times
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
-from ..ground.keys import as_before, raw
-from ..ground.placement import on_this_platform, platform, platform_of
+from ..ground.moving import uncommitted
+from ..ground.placement import platform, platform_of
 from ..ground.recent import jit_recent
 from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
+from .places import brought_here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +46,7 @@ class Devices(Executor):
             job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
-        if not being_staged():
-            numbers = on_this_platform(numbers)
+        numbers = brought_here(numbers)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
             solve = _solve if job.traced else _fastest(_solve)
@@ -129,11 +129,7 @@ def _brought_home(outcome: Any, numbers: Any) -> Any:
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
             return jax.device_put(outcome, next(iter(x.devices())))
-
-    def free(x):
-        return as_before(x, jnp.asarray(np.asarray(raw(x))))
-
-    return jax.tree.map(free, outcome)
+    return jax.tree.map(uncommitted, outcome)
 
 
 def _fastest(solve: Any) -> Any:

@@ -30,6 +30,11 @@ def to_default(tree: Any, back: jax.Device) -> Any:
     return jtu.tree_map(lambda x: _moved_p.bind(x, to=None, back=back) if _has(x) else x, tree)
 
 
+def uncommitted(x: Any) -> Any:
+    """A known array on JAX's default device, committed to none."""
+    return as_before(x, jnp.asarray(np.asarray(raw(x))))
+
+
 def _has(x: Any) -> bool:
     return isinstance(x, jax.Array)
 
@@ -42,9 +47,7 @@ _moved_p = jex.Primitive("ensembleode_moved")
 @_moved_p.def_impl
 def _(x, *, to, back):
     del back
-    if to is None:
-        return as_before(x, jnp.asarray(np.asarray(raw(x))))
-    return jax.device_put(x, to)
+    return uncommitted(x) if to is None else jax.device_put(x, to)
 
 
 def _transposed(cotangent, x, *, to, back):

@@ -35,6 +35,11 @@ def platform() -> str:
     return platform_of(default_device())
 
 
+def has_accelerator() -> bool:
+    """Whether there is an accelerator, on which JAX computes unless it is told otherwise."""
+    return platform_of(jax.local_devices()[0]) != "cpu"
+
+
 def computes_on_nvidia() -> bool:
     """Whether JAX computes on an NVIDIA GPU."""
     device = default_device()
@@ -80,8 +85,6 @@ def on_this_platform(tree: Any) -> Any:
     """Arrays that a solve outside of `jit` is given, on the platform on which it computes. What is
     committed to a device of another one is moved, and so is what is differentiated or mapped, whose
     way back is to be here, too."""
-    if platform_of(jax.local_devices()[0]) == "cpu":
-        return tree
     device = default_device()
 
     def stays(x):
@@ -99,19 +102,19 @@ def brought_home(solution: Any) -> Any:
     default device, an accelerator, unless they take too much of its memory (see
     `as_jax_arrays`)."""
     leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, Aside))
-    traced = [isinstance(x, jax.core.Tracer) for x in leaves]
-    known = [
-        np.asarray(raw(x)) if isinstance(x, jax.Array) and not t else None
-        for x, t in zip(leaves, traced, strict=True)
-    ]
-    found = as_jax_arrays(known)
-    moved = to_default([x for x, t in zip(leaves, traced, strict=True) if t], back=_cpu())
-    for i, new in enumerate(found):
-        if new is not None:
-            leaves[i] = as_before(leaves[i], new)
-        elif traced[i]:
-            leaves[i] = moved.pop(0)
-    return jtu.tree_unflatten(tree, leaves)
+    cpu = _cpu()
+
+    def known(x):
+        is_known = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+        return np.asarray(raw(x)) if is_known else None
+
+    def home(x, found):
+        if found is not None:
+            return as_before(x, found)
+        return to_default(x, back=cpu) if isinstance(x, jax.core.Tracer) else x
+
+    found = as_jax_arrays([known(x) for x in leaves])
+    return jtu.tree_unflatten(tree, map(home, leaves, found))
 
 
 #
