@@ -6,7 +6,8 @@ A comment on a line of its own stands for it, so that neither can fall out of st
   then their sources;
 - `<!-- solvers -->`: a table of them; `<!-- explicit methods -->` and `<!-- implicit methods -->`:
   what each says of itself;
-- `<!-- julia methods -->`: the methods that `JuliaAlg` knows.
+- `<!-- julia methods -->`: the methods that `JuliaAlg` knows;
+- `<!-- capabilities -->`: a table of what each engine can do.
 
 Comments that mark what `benchmarks/limits_report.py` writes into a page are left out.
 """
@@ -17,6 +18,7 @@ import re
 import textwrap
 
 import ensembleode
+from ensembleode.engines.capabilities import cell, ENGINES, FEATURES
 from ensembleode.solvers.base import ODESolver
 
 
@@ -29,6 +31,7 @@ def on_page_markdown(markdown: str, **_) -> str:
     for kind in ("explicit", "implicit"):
         methods = "\n\n".join(map(_documented, _methods(implicit=kind == "implicit")))
         markdown = markdown.replace(f"<!-- {kind} methods -->", methods)
+    markdown = markdown.replace("<!-- capabilities -->", capabilities())
     markdown = re.sub(r"<!-- (limits: [\w ]+|end of limits) -->\n", "", markdown)
     return markdown.replace("<!-- julia methods -->", julia_methods())
 
@@ -101,6 +104,20 @@ def _methods(*, implicit: bool) -> list[type]:
     ]
     chosen = [x for x in methods if x.implicit == implicit]
     return sorted(chosen, key=lambda x: (x.order, x.__name__))
+
+
+def capabilities() -> str:
+    """A table of features by engines."""
+    rows = [f"| | {' | '.join(ENGINES)} |", f"|---|{'---|' * len(ENGINES)}"]
+    for feature in FEATURES:
+        if feature not in SAID_ELSEWHERE:
+            rows.append(f"| {' | '.join([feature, *(cell(feature, x) for x in ENGINES)])} |")
+    return "\n".join(rows)
+
+
+# Rows that would say nothing: which solvers an engine has is in the table of solvers, where it runs
+# in that of ensemble algorithms.
+SAID_ELSEWHERE = {"every solver", "arrays on an accelerator", "steps shared by all", "fixed steps"}
 
 
 def solvers() -> str:

@@ -35,12 +35,14 @@ class EnsembleError(RuntimeError):
 
 
 class EngineChoice(NamedTuple):
-    """Which engine ran, and why; and its solver, and its adjoint for gradients."""
+    """Which engine ran, and why; its solver, and its adjoint for gradients; and which engines that
+    would have come first did not run, each with the reason."""
 
     name: str
     reason: str
     solver: str = ""
     sensealg: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})"

@@ -232,7 +232,7 @@ def solve(
         with sensitivity.explained(sensealg, "ReplayAdjoint"):
             job, choice = job_for(ens, options, key, count, engine, alg, place.asked)
         executor = executor_for(place.algorithm, job.plan.engine)
-        place.check(executor, job.plan, choice.reason)
+        place.check(executor, job.plan, choice)
         said = [choice.reason, *refusals, executor.how, place.how]
         choice = choice._replace(reason="; ".join(filter(None, said)))
         return Run(job, ens, place.algorithm, executor, choice, n, *how, started)

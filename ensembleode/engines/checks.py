@@ -10,38 +10,8 @@ from ..core.lane import Lane, Trajectories
 from ..ground.logs import log_once
 from ..numbers import of_kind
 from ..options import holds_tolerances
-from ..solvers import ODESolver
 from ..tracing.program import is_tracer
 from ..tracing.pulses import switches_in_time
-
-
-def refusal_of_ours(
-    name: str, alg: Any, options: dict, dtype: Any, *, more: str = ""
-) -> str | None:
-    """Why the engine of this name, which runs this library's own solvers, can't run `alg`; None if
-    it can.
-
-    **Arguments:** `more`: what else the engine runs, in the words of the error message.
-    """
-    if dtype not in (np.float32, np.float64):
-        return f"its states are float32 or float64, and u0 is {dtype}."
-    if not isinstance(alg, ODESolver):
-        return f"it runs ensembleode's own solvers{more}."
-    if name not in alg.engines:
-        return f"it runs on {', '.join(alg.engines)}."
-    if holds_tolerances(options["stepsize_controller"]):
-        return "stepsize_controller is one of diffrax."
-    return None
-
-
-def refusal_backwards(options: dict) -> str | None:
-    """Why steps can't end on known times, where a gradient solves the ODE backwards."""
-    if type(options["sensealg"]).__name__ != "BacksolveAdjoint":
-        return None
-    return (
-        "sensealg=BacksolveAdjoint() solves the ODE once more, backwards, and would miss the known "
-        "times on the way; leave it out."
-    )
 
 
 def check_backsolve(options: dict) -> None:

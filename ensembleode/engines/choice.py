@@ -3,20 +3,17 @@
 from typing import Any
 
 from ..core.lane import Trajectories
-from ..ensemble import EnsembleColumns
-from ..numbers import of_kind
 from ..solution import EngineChoice
 from ..solvers import JuliaAlg
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
+from .capabilities import Asked, COMPILED_ONLY, lacking, lacks_adjoint
 from .engine import Engine
 
 
 # In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
-# Of this library's engines only the compiled one runs these methods.
-_COMPILED = (Rosenbrock, AutoSwitch)
 
 
 class NoEngine(ValueError):
@@ -33,8 +30,8 @@ def choose(
     **Raises:** `ValueError` for an unknown engine; `NoEngine` for one that can't run `alg` or the
     field, or where none can.
     """
-    has_mass = every.form is not None and every.form.mass is not None
-    if has_mass and not isinstance(alg, Rosenbrock | JuliaAlg):
+    asked = Asked(alg, every, ensemblealg)
+    if asked.mass is not None and not isinstance(alg, Rosenbrock | JuliaAlg):
         raise ValueError(
             f"mass_matrix is given, and {_name(alg)} solves du/dt = f(u, p, t) without one: pass a "
             "Rosenbrock method, such as eo.Rodas5P()."
@@ -43,26 +40,20 @@ def choose(
     remedy = _remedy(alg, options["sensealg"])
     (state,) = field.out_avals
     named = {e.name: e for e in ENGINES}
-    has_known_times = any(getattr(batched, row.name) is not None for row in of_kind("stops"))
+    refused: dict[str, str] = {}
 
     def chosen(candidate, why):
+        if reason := lacking(candidate.name, asked, placed=True):
+            raise NoEngine(reason)
         sensealg = options["sensealg"]
         adjoint = candidate.default_sensealg if sensealg is None else _name(sensealg)
-        return candidate, EngineChoice(candidate.name, why, _methods(alg), adjoint)
+        about = (candidate.name, why, _methods(alg), adjoint, tuple(refused.items()))
+        return candidate, EngineChoice(*about)
 
     def unfit(candidate):
-        reason = candidate.refusal(alg, options, state.dtype, ensemblealg)
-        columns = isinstance(ensemblealg, EnsembleColumns)
-        if reason is None and columns:
-            reason = candidate.columns_refusal(alg, options, state, batched)
-        if reason is None and has_known_times:
-            reason = candidate.known_times_refusal(options)
-        if reason is None and every.extension is not None:
-            reason = candidate.extended_refusal(options)
+        reason = candidate.missing() or lacking(candidate.name, asked)
         if reason is None and every.events is not None:
-            reason = candidate.events_refusal(every.events, options)
-        if reason is None and has_mass:
-            reason = candidate.mass_refusal(options)
+            reason = candidate.unreadable_callbacks(every.events)
         return reason
 
     if engine != "auto":
@@ -72,37 +63,35 @@ def choose(
             raise NoEngine(
                 f"engine={engine!r} can't run {_name(alg)}: {reason.removesuffix('.')}{remedy}."
             )
-        if reason := named[engine].field_refusal(field, state, batched):
+        if reason := named[engine].unreadable(field, state, batched):
             raise NoEngine(
                 f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{remedy}."
             )
         return chosen(named[engine], "asked for")
-    reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
-        ours = isinstance(alg, _COMPILED) or every.events is not None
+        ours = isinstance(alg, COMPILED_ONLY) or every.events is not None
         if ours and candidate is julia.ENGINE and not isinstance(alg, JuliaAlg):
             reason = reason or "it is asked for by name."
-        reason = reason or candidate.field_refusal(field, state, batched)
-        if every.events is None and _has_arrays(alg):
+        reason = reason or candidate.unreadable(field, state, batched)
+        if every.events is None and not isinstance(alg, COMPILED_ONLY):
             is_extended = every.extension is not None
             reason = reason or candidate.slower(field, state, batched, is_extended=is_extended)
         if reason is None:
-            why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
+            why = "; ".join(["auto: the first that runs " + _name(alg), *_told(refused)])
             return chosen(candidate, why)
-        reasons.append(f"not {candidate.name}: {reason.removesuffix('.')}")
-    raise NoEngine(f"no engine can run {_name(alg)} ({'; '.join(reasons)}){remedy}")
+        refused[candidate.name] = reason.removesuffix(".")
+    raise NoEngine(f"no engine can run {_name(alg)} ({'; '.join(_told(refused))}){remedy}")
 
 
-def _has_arrays(alg: Any) -> bool:
-    """Whether a method can be run by engines that hold trajectories as arrays of JAX."""
-    return not isinstance(alg, _COMPILED)
+def _told(refused: dict[str, str]) -> list[str]:
+    return [f"not {engine}: {reason}" for engine, reason in refused.items()]
 
 
 def _remedy(alg: Any, sensealg: Any) -> str:
-    if not isinstance(alg, _COMPILED):
+    if not isinstance(alg, COMPILED_ONLY):
         return ""
-    if sensealg is not None and not isinstance(sensealg, compiled.SENSEALGS):
+    if sensealg is not None and lacks_adjoint("compiled", _name(sensealg)):
         return (
             "; leave sensealg out, or pass eo.ReplayAdjoint(), the default: it goes back through "
             "the steps of this method, has derivatives of any order, and is stable where the "

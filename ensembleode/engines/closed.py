@@ -33,13 +33,11 @@ class Closed(Engine):
         cotangent for each trajectory, or one for each group where all trajectories share a
         parameter. The cotangents of trajectories that failed are arbitrary.
     - `moves_steps`: whether `ForwardDiffSensitivity()` also differentiates the step sizes.
-    - `has_jumps`: whether the engine solves with callbacks.
     """
 
     chunked = True
     closed = True
     moves_steps: ClassVar[bool] = False
-    has_jumps: ClassVar[bool] = True
     solved: ClassVar[Callable[[Plan, Lane, Any], Result]]
     rows: ClassVar[Callable[[Plan, Lane, Any], Any]]
     pull_back: ClassVar[Callable[[Flow, Lane, Known, Any], list]]

@@ -27,6 +27,7 @@ from .along import (
     with_rows,
 )
 from .batching import batch
+from .capabilities import no_derivative, STOPS
 from .flow import (
     augmented,
     augmented_tangents,
@@ -81,13 +82,8 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     moving, table = dlanes.d_discontinuities, lanes.d_discontinuities
     if moving is None or is_zero(moving):
         return flow, lanes, dlanes
-    if not flow.plan.engine.has_jumps:
-        raise NotImplementedError(
-            "d_discontinuities depend on what this solve is differentiated by, and the steps of "
-            "ReplayAdjoint() are constants: use engine='compiled', which has that derivative, or "
-            "engine='lanes' with sensealg=ForwardDiffSensitivity(), whose steps move with these "
-            "times, or take them for constants, jax.lax.stop_gradient(times)."
-        )
+    if reason := no_derivative(flow.plan.engine.name, STOPS):
+        raise NotImplementedError(reason)
     own = bool(flow.plan.batched.d_discontinuities)
     like = jax.ShapeDtypeStruct(table.shape[own:], table.dtype)
     plan = with_moving_discontinuities(flow.plan, like)

@@ -33,12 +33,11 @@ class Engine(abc.ABC):
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
 
-    @abc.abstractmethod
-    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run the solver `alg` with these resolved options, on a state of
-        this dtype, for this ensemble algorithm (None for a single problem); None when it can."""
+    def missing(self) -> str | None:
+        """Why this engine can't run on this machine; None when it can."""
+        return None
 
-    def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field on such a state; None when it can.
 
         **Arguments:** `batched`: which numbers differ between trajectories, a `Lane` of booleans.
@@ -46,26 +45,10 @@ class Engine(abc.ABC):
         del field, state, batched
         return None
 
-    def extended_refusal(self, options: dict) -> str | None:
-        """Why, with these options, this engine can't solve for components that its step-size
-        control doesn't look at, such as integrals (see `core.extended_state`); None when it can."""
-        del options
-        return (
-            "its step-size control looks at all components of a state, so it has no integrands: "
-            "let f return what integrand does as further components of the state."
-        )
-
-    def mass_refusal(self, options: dict) -> str | None:
-        """Why, with these options, this engine can't solve with a mass matrix, by methods that can;
-        None when it can."""
-        del options
-        return 'it has no mass_matrix: use engine="compiled".'
-
-    def events_refusal(self, events: Events, options: dict) -> str | None:
-        """Why, with these options, this engine can't solve with these callbacks; None when it
-        can."""
-        del events, options
-        return 'it has no callbacks: use engine="compiled", on threads or GPU kernels.'
+    def unreadable_callbacks(self, events: Events) -> str | None:
+        """Why this engine can't run these callbacks; None when it can."""
+        del events
+        return None
 
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
         """Why another engine is faster with this field, or is the only one with its derivative;
@@ -74,18 +57,6 @@ class Engine(abc.ABC):
         **Arguments:** `is_extended`: whether the state has components behind the user's.
         """
         del field, state, batched, is_extended
-        return None
-
-    def known_times_refusal(self, options: dict) -> str | None:
-        """Why, with these options, this engine's steps can't end on known times (`tstops`,
-        `d_discontinuities`); None when they can."""
-        del options
-        return None
-
-    def columns_refusal(self, alg: Any, options: dict, state: Any, batched: Lane) -> str | None:
-        """Why this engine can't step all trajectories together, as the columns of a matrix; None
-        when it can."""
-        del alg, options, state, batched
         return None
 
     @abc.abstractmethod

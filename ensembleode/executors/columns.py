@@ -10,40 +10,17 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import axes, finish_lanes, Job
 from ..core.lane import Lane
-from ..core.plan import Outcome, Plan, Result
+from ..core.plan import Outcome, Result
 from ..engines import columns
 from ..engines.compiled import Compiled
 from ..ground import cpu_devices
 from ..ground.recent import jit_recent
-from ..numbers import but, of_kind
+from ..numbers import of_kind
 from ..tracing.program import Program
 
 
 class Columns(Executor):
     """Solves the trajectories as the columns of one state."""
-
-    def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` when an option that all columns share differs between
-        trajectories, and for callbacks, an integrand and a mass matrix."""
-        if plan.events is not None:
-            raise ValueError(
-                "EnsembleColumns solves all trajectories with the same steps, and a callback acts "
-                "on each by itself: use EnsembleThreads()."
-            )
-        if plan.extension is not None:
-            raise ValueError(
-                "EnsembleColumns has no integrands: let f return what integrand does as further "
-                "components of the state, or use EnsembleThreads()."
-            )
-        if plan.form is not None and plan.form.mass is not None:
-            raise ValueError("EnsembleColumns has no mass_matrix: use EnsembleThreads().")
-        for row in but("state", "parameters", "constants", "flag"):
-            if getattr(plan.batched, row.name):
-                raise ValueError(
-                    "EnsembleColumns solves all trajectories with the same steps, so "
-                    f"{row.option} must be the same for all; prob_func makes it depend on the "
-                    "index. Use EnsembleGPUArray() or EnsembleSerial()."
-                )
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         lanes = job.trajectories.lanes(indices, repeat)

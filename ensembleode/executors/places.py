@@ -22,6 +22,7 @@ from ..ensemble import (
     OnCluster,
 )
 from ..ground import placement
+from ..solution import EngineChoice
 from ..tracing.program import being_staged
 
 
@@ -69,16 +70,15 @@ class Place(NamedTuple):
         """A solution that was computed there, where JAX computes otherwise."""
         return placement.brought_home(solution) if self.on_cpu and not being_staged() else solution
 
-    def check(self, executor: Executor, plan: Plan, why: str) -> None:
-        """**Arguments:** `why`: why the plan is for its engine.
+    def check(self, executor: Executor, plan: Plan, choice: EngineChoice) -> None:
+        """**Arguments:** `choice`: the engine of the plan, and why it is this one.
 
         **Raises:** `NotHere` where the next place is to be tried; `ValueError` and `KernelError`
         for a plan that an algorithm which was asked for can't carry out.
         """
         if self.if_compiled and not isinstance(plan.engine, Compiled):
-            # (Of the reasons, only the compiled engine's is about this place.)
-            reason = why.partition("not compiled: ")[2].partition("; ")[0]
-            raise NotHere(reason or f"engine={plan.engine.name!r} is {why}")
+            asked_for = f"engine={choice.name!r} is {choice.reason}"
+            raise NotHere(dict(choice.refused).get("compiled", asked_for))
         try:
             executor.check(plan)
         except (ValueError, KernelError) as e:

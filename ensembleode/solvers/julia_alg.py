@@ -158,3 +158,9 @@ class JuliaAlg(ODESolver):
                 "it takes numbers, true and false, tuples of numbers, Val(...), and methods."
             )
         return value
+
+
+def among(method: Description) -> set[Description]:
+    """A method and the methods among its arguments."""
+    every = (*method.arguments, *(x for _, x in method.options))
+    return {method}.union(*(among(x) for x in every if isinstance(x, Description)))

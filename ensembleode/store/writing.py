@@ -180,7 +180,7 @@ class Writer:
             "kind": self.kind,
             **self._said,
             "order": self.job.plan.order,
-            "engine": list(choice),
+            "engine": list(choice[:4]),
             "dims": list(dims.items()),
             "complete": False,
         }

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import column_step
+from ensembleode.engines import tuning
 from ensembleode.executors.distributed.dispatch import Batch, dispatch
 from ensembleode.executors.distributed.pools import ExecutorPool
 
@@ -187,7 +187,7 @@ def test_those_that_wait_for_another_method():
 def test_columns(engine):
     how = {**OPTIONS, "engine": engine}
     if engine == "compiled":
-        how["maxiters"] = column_step.MOST_STEPS
+        how["maxiters"] = tuning.MOST_COLUMN_STEPS
     expected = eo.solve(columns(1.0), eo.Tsit5(), eo.EnsembleColumns(), **how)
     got = interrupted(lambda: eo.solve(columns(), eo.Tsit5(), eo.EnsembleColumns(), **how)).solution
     assert (got.retcode == eo.ReturnCode.Default).all()

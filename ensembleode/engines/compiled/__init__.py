@@ -29,33 +29,22 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from ... import sensitivity
 from ...core.events import Events
 from ...core.lane import Lane
-from ...ensemble import EnsembleColumns, EnsembleGPUArray
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.outer_products import taken_out
 from ...fields.transposes import transposed
 from ...fields.walking import length, statements
 from ...ground.logs import log_once
 from ...ground.placement import platform
-from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Program
-from ..checks import refusal_of_ours
 from ..closed import Closed
 from ..flow import Flow, Known, own_and_shared
 from . import gauss_adjoint, solves
-from .column_step import MOST_STEPS, NORMS
 from .compiler import available
 from .description import least_in_memory
 from .field import by_loops
 from .operations import check
-
-
-# What runs as arrays where JAX computes on an accelerator.
-_AS_ARRAYS = EnsembleGPUArray | EnsembleColumns
-# The choices of `sensealg` that this engine has for every method.
-SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
 # The lanes engine is faster, or compiles in less time, beyond these sizes (see
@@ -76,8 +65,6 @@ _MOST_SHARED_ON_GPU = 300
 _FEW_COMPONENTS, _MOST_SHARED = 8, 2**20
 # The same for states whose steps are written out, whatever their size.
 _MOST_WRITTEN_OUT = 200
-# The step of a column is written out, too, in code for many columns at once.
-_MOST_IN_COLUMNS = 48
 
 
 class _Reading(NamedTuple):
@@ -127,13 +114,6 @@ def _read_program(program: Program, what: str) -> _Reading:
     return _Reading(None, size)
 
 
-def _refused_by_gauss(options: dict, what: str) -> str | None:
-    """Why a solve with `what` can't be differentiated by these options; None when it can."""
-    if isinstance(options["sensealg"], sensitivity.GaussAdjoint):
-        return f"sensealg=GaussAdjoint() has no {what} in this engine."
-    return None
-
-
 class Compiled(Closed):
     """Small systems as one loop of machine code, on CPUs."""
 
@@ -151,24 +131,13 @@ class Compiled(Closed):
         pull_back = gauss_adjoint.pull_back if is_gauss else solves.pull_back
         return pull_back(flow, lanes, known, cotangent)
 
-    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run `alg` with these options on such a state; None when it can."""
+    def missing(self) -> str | None:
+        """Why there is no compiler on this machine; None where there is one."""
         if reason := available():
             log_once(f"the lanes engine takes the place of the compiled one, more slowly: {reason}")
-            return reason
-        if reason := refusal_of_ours(self.name, alg, options, dtype):
-            return reason
-        sensealg = options["sensealg"]
-        is_gauss = isinstance(sensealg, sensitivity.GaussAdjoint) and alg.method.is_implicit
-        if sensealg is not None and not isinstance(sensealg, SENSEALGS) and not is_gauss:
-            return f"sensealg={type(sensealg).__name__}() is of other engines."
-        if options["adaptive"] is False and (reason := _refused_by_gauss(options, "fixed steps")):
-            return reason
-        if platform() != "cpu" and isinstance(ensemblealg, _AS_ARRAYS | None):
-            return f"it runs on CPUs, and JAX computes on {platform()}."
-        return None
+        return reason
 
-    def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field on such a state; None when it can."""
         del batched
         if 0 in state.shape:
@@ -177,39 +146,12 @@ class Compiled(Closed):
             return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
         return _read(field).refusal
 
-    def extended_refusal(self, options: dict) -> str | None:
-        """Why, with these options, this engine can't integrate further components along; None when
-        it can."""
-        return _refused_by_gauss(options, "integrands")
-
-    def columns_refusal(self, alg: Any, options: dict, state: Any, batched: Lane) -> str | None:
-        """Why this engine can't step all trajectories together, as the columns of a matrix; None
-        when it can."""
-        if not isinstance(alg.method, RungeKutta):
-            return "its EnsembleColumns have explicit Runge-Kutta methods only."
-        if not isinstance(options["internalnorm"], NORMS | None):
-            return "its EnsembleColumns have RMSNorm() and MaxNorm() only."
-        if batched.d_discontinuities is not None:
-            return "its EnsembleColumns have no d_discontinuities."
-        if options["maxiters"] > MOST_STEPS:
-            return f"its EnsembleColumns remember the times of all steps, {MOST_STEPS:,} at most."
-        if (size := math.prod(state.shape)) > _MOST_IN_COLUMNS:
-            return f"its EnsembleColumns have at most {_MOST_IN_COLUMNS} components, not {size}."
-        return None
-
-    def mass_refusal(self, options: dict) -> str | None:
-        """Why, with these options, this engine can't solve with a mass matrix; None when it can."""
-        return _refused_by_gauss(options, "mass matrices")
-
-    def events_refusal(self, events: Events, options: dict) -> str | None:
-        """Why, with these options, this engine can't solve with these callbacks; None when it
-        can."""
-        if reason := _refused_by_gauss(options, "callbacks"):
-            return reason
+    def unreadable_callbacks(self, events: Events) -> str | None:
+        """Why this engine can't run these callbacks; None when it can."""
+        what = "a condition or an affect of a callback"
         for part in events.parts:
             if part.program.jaxpr.effects:
-                return "a condition or an affect of a callback has effects, such as printing."
-            what = "a condition or an affect of a callback"
+                return f"{what} has effects, such as printing."
             if reason := _read_program(part.program, what).refusal:
                 return reason
         return None

@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 
 from ...fields.walking import length
 from ...solvers.method import Attempt
-from ...solvers.norms import MaxNorm, RMSNorm
+from ...solvers.norms import MaxNorm
 from ...solvers.step_size import scaled
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .description import Description
@@ -28,12 +28,6 @@ T, H = range(2)
 # The entries of `places`: which of the two halves of `both` holds the columns; and the first and
 # the last row (this excluded) that lie in the step.
 HALF, FIRST, END = range(3)
-
-# The norms that are made of a number for each column.
-NORMS = RMSNorm | MaxNorm
-
-# For derivatives, the times of as many accepted steps as `maxiters` are kept.
-MOST_STEPS = 2**20
 
 
 def carried(d: Description) -> int:

@@ -11,7 +11,6 @@ from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import parameters_of
 from ..flow import real_of
-from ..lanes import Lanes
 from . import Compiled, kernel
 from .launch import Kernel
 from .solves import described
@@ -32,25 +31,17 @@ _MOST_ARRAYS = 500
 
 
 def refusal(plan: Plan) -> str | None:
-    """Why there is no kernel for a plan; None where there is one."""
+    """Why there is no kernel for a plan of the compiled or the lanes engine; None where there is
+    one."""
     field: Any = plan.field
-    reason = ENGINE.field_refusal(field, plan.state, plan.batched)
-    if not isinstance(plan.engine, Compiled | Lanes):
-        if reason is not None:
-            return f"runs what the compiled engine does: {reason}"
-        return f"runs the methods of the compiled engine, and this is {plan.engine.name!r}."
+    if reason := ENGINE.unreadable(field, plan.state, plan.batched):
+        return f"runs what the compiled engine does: {reason}"
     if (arrays := len(parameters_of(field))) > _MOST_ARRAYS:
         return (
             f"takes at most {_MOST_ARRAYS} arrays (each leaf of p, each array that f closes over, "
             f"and one for the numbers written in f), and these are {arrays}: put several into one."
         )
-    solver = plan.method.value
-    if solver.direction == "reverse" and solver.adjoint != ENGINE.default_sensealg:
-        return (
-            f"differentiates by {ENGINE.default_sensealg}() or ForwardDiffSensitivity(), not by "
-            f"{solver.adjoint}()."
-        )
-    return reason and f"runs what the compiled engine does: {reason}"
+    return None
 
 
 def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:

@@ -23,15 +23,6 @@ class Diffrax(Engine):
     name = "diffrax"
     default_sensealg = "RecursiveCheckpointAdjoint"
 
-    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run `alg` with these options; None when it can."""
-        del dtype, ensemblealg
-        return _solving().refusal(alg, options)
-
-    def known_times_refusal(self, options: dict) -> str | None:
-        """Why this engine can't step onto known times with these options; None when it can."""
-        return _solving().known_times_refusal(options)
-
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `solving.method`."""
         return _solving().method(alg, options, has_dt=has_dt)

@@ -25,7 +25,7 @@ from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
 from ...tracing.program import Program, Static
-from ..checks import check_backsolve, check_controller, check_steps, refusal_backwards
+from ..checks import check_backsolve, check_controller, check_steps
 from . import implicit
 from .control import ARRAYS, controller_for, NONFINITE, STOPPED
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
@@ -56,11 +56,8 @@ class _Method(eqx.Module):
 #
 
 
-def refusal(alg: Any, options: dict) -> str | None:
-    """Why this engine can't run `alg` with these options; None when it can."""
-    sensealg = options["sensealg"]
-    if isinstance(sensealg, sensitivity.ReplayAdjoint | sensitivity.GaussAdjoint):
-        return f"sensealg={type(sensealg).__name__}() is one of this library's own engines."
+def unfit(alg: Any) -> str | None:
+    """Why this engine can't run `alg`; None when it can."""
     if isinstance(alg, ODESolver):
         if "diffrax" in alg.engines:
             return None
@@ -73,15 +70,6 @@ def refusal(alg: Any, options: dict) -> str | None:
         f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
         "solver, such as Tsit5()."
     )
-
-
-def known_times_refusal(options: dict) -> str | None:
-    """Why steps can't end on known times with these options; None when they can."""
-    if isinstance(options["stepsize_controller"], diffrax.StepTo):
-        return (
-            "stepsize_controller=StepTo(...) takes the steps that it is given: put the times there."
-        )
-    return refusal_backwards(options)
 
 
 def versions() -> dict[str, str]:

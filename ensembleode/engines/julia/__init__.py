@@ -16,8 +16,6 @@ ensemble algorithms run the ensembles, in this process or in a separate one.
 
 from typing import Any, NamedTuple
 
-from ... import sensitivity
-from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...solvers import JuliaAlg
@@ -26,7 +24,7 @@ from ...solvers.julia_alg import Description
 from ...solvers.method import Method as OwnMethod
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
-from ..checks import check_controller, check_steps, refusal_backwards, refusal_of_ours
+from ..checks import check_controller, check_steps
 from ..engine import Engine
 from . import environment, gradients as gradients, methods as methods
 
@@ -45,42 +43,11 @@ class Method(NamedTuple):
     method: OwnMethod | None = None
 
 
-_SENSEALGS = (
-    sensitivity.BacksolveAdjoint,
-    sensitivity.ForwardDiffSensitivity,
-    sensitivity.InterpolatingAdjoint,
-)
-
-
 class Julia(Engine):
     """OrdinaryDiffEq and DiffEqGPU, through juliacall."""
 
     name = "julia"
     default_sensealg = "forward sensitivities or InterpolatingAdjoint"
-
-    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run `alg` with these options on a state of this dtype; None when
-        it can."""
-        sensealg = options["sensealg"]
-        if reason := refusal_of_ours(self.name, alg, options, dtype, more=", and JuliaAlg(...)"):
-            return reason
-        if reason := methods.control_refusal(alg, options, ensemblealg):
-            return reason
-        if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
-            return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
-        return None
-
-    def known_times_refusal(self, options: dict) -> str | None:
-        """Why this engine can't step onto known times with these options; None when it can."""
-        return refusal_backwards(options)
-
-    def mass_refusal(self, options: dict) -> None:
-        """None: every solve with these options can have a mass matrix."""
-        del options
-
-    def events_refusal(self, events: Events, options: dict) -> None:
-        """None, as Julia has all of the callbacks."""
-        del events, options
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """The solver with its options.

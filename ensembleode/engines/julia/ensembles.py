@@ -8,10 +8,9 @@ import numpy as np
 
 from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, solve_lanes
-from ...core.plan import Outcome, Plan
+from ...core.plan import Outcome
 from ...ensemble import EnsembleColumns
 from ...ground.recent import jit_recent
-from ...numbers import but, of_kind
 from ...tracing.program import Static
 from . import methods, session
 from .numbers import result_of
@@ -23,43 +22,6 @@ class InJulia(Executor):
     """Runs the trajectories of a batch in one call of Julia, at this place."""
 
     place: methods.Place
-
-    def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` for plans that DiffEqGPU can't run, and for those whose results
-        would be wrong in Julia."""
-        methods.check_events(plan.method.value.description, plan)
-        methods.check_mass(plan.method.value.description, plan)
-        if not methods.is_gpu(self.place):
-            return
-        if plan.mass is not None:
-            raise ValueError(
-                f"{self.place[0]} of DiffEqGPU runs without a mass_matrix: use EnsembleThreads(), "
-                "or engine='compiled'."
-            )
-        if plan.events is not None:
-            raise ValueError(
-                f"{self.place[0]} of DiffEqGPU has no callbacks: use EnsembleThreads(), or "
-                "engine='compiled'."
-            )
-        if plan.saving.mode == "steps":
-            raise ValueError(f"{self.place[0]} can't save every step; use saveat.")
-        if plan.method.value.sensealg == "InterpolatingAdjoint":
-            raise ValueError(
-                f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
-                "follows back: leave sensealg out, or use BacksolveAdjoint()."
-            )
-        for row in of_kind("bound", "stops"):
-            if getattr(plan.batched, row.name) is not None:
-                raise ValueError(
-                    f"{self.place[0]} of DiffEqGPU has no {row.option}: use EnsembleThreads()."
-                )
-        for row in but("state", "parameters", "constants", "flag"):
-            may_differ = row.kind == "time" and self.place[0] != "EnsembleGPUArray"
-            if getattr(plan.batched, row.name) and not may_differ:
-                raise ValueError(
-                    f"{self.place[0]} shares {row.option} among all trajectories, and prob_func "
-                    "makes it depend on the index. Use EnsembleThreads()."
-                )
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         lanes = job.trajectories.lanes(indices, repeat)

@@ -25,6 +25,7 @@ from ...ground.host import host_call
 from ...ground.retcode import ReturnCode
 from ...numbers import of_kind
 from ...tracing.program import Program, trace
+from ..capabilities import CALLBACKS, MASS, no_derivative, STOPS
 from ..rates import rates
 from . import methods, session
 from .fields import translate
@@ -33,8 +34,6 @@ from .requests import Request
 from .solving import (
     field_of,
     NO_DERIVATIVE,
-    NO_DERIVATIVE_OF_EVENTS,
-    NO_DERIVATIVE_WITH_MASS,
     options_of,
     solve_in_program,
 )
@@ -47,10 +46,9 @@ _MOST_SENSITIVITIES = 20
 def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
     """Solve `n` trajectories; the result can be differentiated if there are neither callbacks nor a
     mass matrix."""
-    if plan.events is not None:
-        return solve_in_program(plan, lanes, n, NO_DERIVATIVE_OF_EVENTS)
-    if plan.mass is not None:
-        return solve_in_program(plan, lanes, n, NO_DERIVATIVE_WITH_MASS)
+    for feature, given in ((CALLBACKS, plan.events), (MASS, plan.mass)):
+        if given is not None and (reason := no_derivative("julia", feature)):
+            return solve_in_program(plan, lanes, n, reason)
     chosen = plan.method.value.sensealg
     if chosen == "ForwardDiffSensitivity":
         return sensitivity.forward_only(_forward(plan, lanes, n))
@@ -62,12 +60,8 @@ def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
 def _check_moving(moves: Any) -> None:
     """**Raises:** `NotImplementedError` for a derivative with respect to times at which `f`
     jumps."""
-    if moves:
-        raise NotImplementedError(
-            "d_discontinuities depend on what this solve is differentiated by, and engine='julia' "
-            "has no derivative by the times where f jumps: use engine='compiled', or take them for "
-            "constants, jax.lax.stop_gradient(times)."
-        )
+    if moves and (reason := no_derivative("julia", STOPS)):
+        raise NotImplementedError(reason)
 
 
 #

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from ...core.plan import Plan
 from ...ensemble import (
     EnsembleAlgorithm,
     EnsembleDistributed,
@@ -16,9 +15,8 @@ from ...ensemble import (
 from ...ground import cpu_devices
 from ...solvers import JuliaAlg, ODESolver
 from ...solvers.auto import AutoSwitch
-from ...solvers.controllers import AbstractController, IController, PIController, PIDController
-from ...solvers.julia_alg import described, Description, Val
-from ...solvers.norms import MaxNorm, RMSNorm
+from ...solvers.controllers import AbstractController, PIController, PIDController
+from ...solvers.julia_alg import among, described, Description, Val
 from . import environment
 
 
@@ -50,31 +48,6 @@ def as_table(method: Description) -> dict[str, Any]:
     }
 
 
-def control_refusal(alg: Any, options: dict, ensemblealg: Any) -> str | None:
-    """Why Julia can't use this step-size controller or this norm; None when it can."""
-    controller, norm = options["stepsize_controller"], options["internalnorm"]
-    if controller is None and norm is None:
-        return None
-    if isinstance(ensemblealg, EnsembleGPUArray | EnsembleGPUKernel):
-        return "DiffEqGPU has a step-size controller and a norm of its own."
-    if controller is not None and type(controller) not in _CONTROLLERS:
-        return (
-            f"stepsize_controller={type(controller).__name__}() is in Python, and Julia has "
-            "PIController, IController and PIDController."
-        )
-    if norm is not None and type(norm) not in (RMSNorm, MaxNorm):
-        return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
-    if controller is not None and isinstance(alg, AutoSwitch):
-        return "each method of two that are switched has its own controller in Julia."
-    betas = () if not isinstance(controller, PIController) else (controller.beta1, controller.beta2)
-    if isinstance(alg, JuliaAlg) and None in betas:
-        return "the order of a JuliaAlg is known to Julia only: give PIController(beta1, beta2)."
-    return None
-
-
-_CONTROLLERS = (PIController, IController, PIDController)
-
-
 def control_as_table(controller: AbstractController) -> dict[str, Any]:
     """The table of a step-size controller in a request."""
     if isinstance(controller, PIDController):
@@ -96,46 +69,9 @@ def _as_value(x: Any) -> Any:
     return {"val": x.value} if isinstance(x, Val) else x
 
 
-def among(method: Description) -> set[Description]:
-    """A method and the methods among its arguments."""
-    every = (*method.arguments, *(x for _, x in method.options))
-    return {method}.union(*(among(x) for x in every if isinstance(x, Description)))
-
-
 def packages(method: Description) -> set[str]:
     """The Julia packages of a method and of the methods among its arguments."""
     return {x.package for x in among(method)}
-
-
-# When an event has cut a step of these methods, OrdinaryDiffEq interpolates within the step with
-# wrong coefficients (`stiff_addsteps.jl` computes none for their caches).
-_ASTRAY_BEFORE_EVENTS = ("Rosenbrock23", "Rosenbrock32")
-
-
-def check_events(method: Description, plan: Plan) -> None:
-    """**Raises:** `ValueError` if Julia would save wrong states."""
-    found = [x.name for x in among(method) if x.name in _ASTRAY_BEFORE_EVENTS]
-    if plan.events is None or not plan.events.continuous or plan.saving.mode != "times":
-        return
-    if found:
-        raise ValueError(
-            f"with engine='julia' {found[0]} has no right states within a step that an event cuts, "
-            "where a time of saveat may be: leave saveat out, or use Rodas5P or engine='compiled'."
-        )
-
-
-# Their estimates of the error are of `M u`, and are compared with the tolerances of `u`.
-_ONLY_DIAGONAL = ("Rosenbrock23", "Rosenbrock32")
-
-
-def check_mass(method: Description, plan: Plan) -> None:
-    """**Raises:** `ValueError` if the method of Julia can't solve with this mass matrix."""
-    found = [x.name for x in among(method) if x.name in _ONLY_DIAGONAL]
-    if found and plan.mass is not None and any(i != j for i, j, _ in plan.mass.entries):
-        raise ValueError(
-            f"with engine='julia' {found[0]} takes diagonal mass matrices only: use Rodas5P, or "
-            "engine='compiled'."
-        )
 
 
 def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:

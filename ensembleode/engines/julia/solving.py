@@ -22,14 +22,6 @@ NO_DERIVATIVE = (
     "ForwardDiffSensitivity(), for jacfwd(jacfwd(...)), or engine='diffrax' with sensealg="
     "DirectAdjoint(), for hessian."
 )
-NO_DERIVATIVE_WITH_MASS = (
-    "this solve has a mass_matrix, and engine='julia' has no derivatives with one. Leave engine "
-    "out, or pass engine='compiled'."
-)
-NO_DERIVATIVE_OF_EVENTS = (
-    "this solve has callbacks, and engine='julia' has no derivatives of what they do. Leave engine "
-    "out, or pass engine='compiled'."
-)
 
 
 def field_of(plan: Plan) -> Field:

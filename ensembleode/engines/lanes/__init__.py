@@ -18,29 +18,23 @@ from typing import Any
 
 import jax
 
-from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
 from ...ground.placement import platform
 from ...tracing.program import Program
-from ..checks import refusal_backwards, refusal_of_ours
 from ..closed import Closed
 from ..compiled.compiler import available
 from ..flow import Flow
-from ..own_methods import REVERSE
 from . import gradients, solves
 from .chunks import width_of
 from .gradients import Found
 from .replay import SavedRows
 
 
-_SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
-
-
 @functools.lru_cache(maxsize=256)
-def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None:
+def _unreadable(field, shape, dtype, batched_consts, batched_p) -> str | None:
     if field.jaxpr.effects:
         # Lanes that only fill up a chunk would have these effects, too.
         effects = ", ".join(sorted(map(str, field.jaxpr.effects)))
@@ -58,35 +52,13 @@ class Lanes(Closed):
     name = "lanes"
     default_sensealg = "ReplayAdjoint"
     moves_steps = True
-    has_jumps = False
     solved = staticmethod(solves.solve)
     rows = staticmethod(solves.rows)
     pull_back = staticmethod(gradients.pull_back)
 
-    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
-        """Why this engine can't run `alg` with these options on such a state; None when it can."""
-        del ensemblealg
-        sensealg = options["sensealg"]
-        if reason := refusal_of_ours(self.name, alg, options, dtype):
-            return reason
-        if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
-            return f"sensealg={type(sensealg).__name__}() is one of diffrax."
-        return None
-
-    def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field on such a state; None when it can."""
-        return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
-
-    def known_times_refusal(self, options: dict) -> str | None:
-        """Why this engine can't step onto known times with these options; None when it can."""
-        return refusal_backwards(options)
-
-    def extended_refusal(self, options: dict) -> str | None:
-        """Why, with these options, this engine can't integrate further components along; None when
-        it can."""
-        if isinstance(options["sensealg"], sensitivity.BacksolveAdjoint):
-            return "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint()."
-        return None
+        return _unreadable(field, state.shape, state.dtype, batched.consts, batched.p)
 
     def is_stoppable(self) -> bool:
         """True where there is LLVM, which compiles the kernel that reads the flag."""

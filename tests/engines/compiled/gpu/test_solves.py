@@ -238,9 +238,7 @@ def test_what_is_refused(gpu, request):
     if gpu:
         request.getfixturevalue("on_host")
     alg = eo.EnsembleGPUKernel()
-    with pytest.raises(
-        ValueError, match=r"the methods of the compiled.*'diffrax'.*EnsembleGPUArray"
-    ):
+    with pytest.raises(ValueError, match=r"the methods of the compiled.*EnsembleGPUArray"):
         eo.solve(ensemble(), eo.KenCarp4(), alg, trajectories=2)
     with pytest.raises(ValueError, match=r"ReplayAdjoint\(\).*not by GaussAdjoint\(\)"):
         eo.solve(ensemble(), eo.Tsit5(), alg, trajectories=2, sensealg=eo.GaussAdjoint())

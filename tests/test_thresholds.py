@@ -1,0 +1,483 @@
+"""Where a number decides between two ways to compute, both ways are right.
+
+`THRESHOLDS` has every number with which sizes are compared, and on which side of it a problem is
+tried: at the number that the problem just has, and at one less. A number that isn't listed fails
+`test_every_threshold_is_listed`.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import pathlib
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.compiled import kernel, machine
+
+from .marks import slow_unless
+from .problems import lotka_volterra, ROBERTSON, robertson
+
+
+PACKAGE = pathlib.Path(eo.__file__).parent
+
+
+#
+# Problems, each with much of something
+#
+
+
+def of_each(prob):
+    """An ensemble whose trajectories start apart from each other."""
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / 10))
+    )
+
+
+def network(dtype, width=12):
+    """Matrices of shared weights."""
+    key = jax.random.key(0)
+    sizes = [(width, 2), (width, width), (2, width)]
+    ws = [jax.random.normal(key, s, dtype) / np.sqrt(s[1]).astype(dtype) for s in sizes]
+
+    def f(u, p, t):
+        hidden = jnp.tanh(p[0] @ u)
+        return p[2] @ jnp.tanh(p[1] @ hidden) - u
+
+    return of_each(eo.ODEProblem(f, jnp.array([0.7, -0.4], dtype), (0.0, 1.0), ws))
+
+
+wide_network = functools.partial(network, width=64)
+
+
+def own_network(dtype):
+    """Weights of each trajectory's own."""
+    ens = network(dtype)
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=[w * (1 + ctx.index / 10) for w in prob.p])
+
+    return eo.EnsembleProblem(ens.prob, prob_func)
+
+
+def ring(dtype, n=20):
+    """Many components, each driven by its neighbours (Lorenz 96)."""
+
+    def f(u, p, t):
+        return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + p
+
+    u0 = 8 + jnp.sin(jnp.arange(n, dtype=dtype))
+    return of_each(eo.ODEProblem(f, u0, (0.0, 0.3), jnp.asarray(8.0, dtype)))
+
+
+def waves(dtype):
+    """Many sines."""
+
+    def f(u, p, t):
+        return sum(jnp.sin(k * u + p) for k in range(1, 16)) / 15 - jnp.roll(u, 1)
+
+    return of_each(eo.ODEProblem(f, jnp.array([0.3, 0.5], dtype), (0.0, 1.0), dtype(0.2)))
+
+
+def branches(dtype):
+    """Ways that depend on the state, with a loop in one of them."""
+
+    def far(u):
+        return jax.lax.fori_loop(0, 6, lambda i, x: x - 0.1 * jnp.tanh(x), u)
+
+    def f(u, p, t):
+        return jax.lax.cond(u[0] > p, lambda u: -u * u, far, u) - 0.5 * u
+
+    return of_each(eo.ODEProblem(f, jnp.array([0.4, 0.5], dtype), (0.0, 1.0), dtype(0.9)))
+
+
+def stiff(dtype):
+    """Reactions along a chain: a banded Jacobian."""
+
+    def f(u, p, t):
+        chain = p[0] * (jnp.roll(u, 1) - u).at[0].set(0) - p[1] * u * u
+        return chain.at[0].add(-p[0] * u[0])
+
+    u0 = jnp.linspace(1, 2, 7, dtype=dtype)
+    return of_each(eo.ODEProblem(f, u0, (0.0, 0.5), (dtype(30.0), dtype(0.5))))
+
+
+def dense(dtype):
+    """A full Jacobian."""
+    a = jax.random.normal(jax.random.key(1), (6, 6), dtype)
+
+    def f(u, p, t):
+        return p * (a @ jnp.tanh(u)) - 5 * u
+
+    return of_each(eo.ODEProblem(f, jnp.linspace(1, 2, 6, dtype=dtype), (0.0, 0.5), dtype(2.0)))
+
+
+def algebraic(dtype):
+    """A component that is determined by the others (Robertson's reactions)."""
+
+    def f(u, p, t):
+        rates = robertson(u, p, t)
+        return jnp.stack([*rates[:2], u[0] + u[1] + u[2] - 1])
+
+    mass = np.diag([1.0, 1.0, 0.0])
+    prob = eo.ODEProblem(
+        eo.ODEFunction(f, mass_matrix=mass),
+        jnp.array([1.0, 0.0, 0.0], dtype),
+        (0.0, 10.0),
+        jnp.asarray(ROBERTSON, dtype),
+    )
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, p=prob.p * (1 + ctx.index / 10))
+    )
+
+
+def long_sum(dtype):
+    """Many numbers written in `f`, in one expression."""
+
+    def f(u, p, t):
+        return -u + sum((k / 7) * u ** (1 + k % 2) * 0.01 for k in range(1, 50)) * p
+
+    return of_each(eo.ODEProblem(f, jnp.array([0.3, 0.5], dtype), (0.0, 1.0), dtype(-0.2)))
+
+
+def predators(dtype):
+    u0, p = jnp.ones(2, dtype), jnp.array([1.5, 1.0, 3.0, 1.0], dtype)
+    return of_each(eo.ODEProblem(lotka_volterra, u0, (0.0, 3.0), p))
+
+
+HALVED = eo.ContinuousCallback(
+    lambda u, t, i: u[0] - 0.9 * i.t - 0.2, lambda i: eo.remake(i, u=0.5 * i.u)
+)
+
+
+class Way(NamedTuple):
+    """Options that change the code."""
+
+    options: Mapping
+    changes: Mapping = types.MappingProxyType({})
+    where: Any = eo.EnsembleThreads()
+
+
+WAYS = {
+    "ends": Way({}),
+    "times": Way({"saveat": [0.05, 0.1, 0.25]}),
+    "every step": Way({"save_everystep": True, "maxiters": 256}),
+    "fixed": Way({"adaptive": False, "dt": 0.01}),
+    "events": Way({"callback": HALVED}),
+    "integrand": Way({}, {"integrand": lambda u, p, t: u[0] * u[1]}),
+    "columns": Way({}, where=eo.EnsembleColumns()),
+}
+EXPLICIT = tuple(WAYS)
+IMPLICIT = ("ends", "times", "every step", "events", "integrand")
+
+
+class Threshold(NamedTuple):
+    """A number that decides between two ways.
+
+    - `problem`: one that has much of what it bounds.
+    - `low`, `high`: values with which the problem is on one side, and on the other.
+    - `ways`: the options that are tried.
+    - `in_code`: whether the two ways are other code of a kernel.
+    - `registers`: how many vector registers a machine has where this matters.
+    """
+
+    problem: Any
+    low: Any = 0
+    high: Any = 10**9
+    ways: tuple[str, ...] = ("ends", "times")
+    in_code: bool = True
+    alg: Any = eo.Tsit5()
+    registers: int | None = None
+
+
+RODAS = eo.Rodas5P()
+C, F = "engines.compiled", "fields"
+THRESHOLDS = {
+    f"{C}.description._MOST_VARIABLES": Threshold(network, ways=EXPLICIT),
+    f"{C}.description._MOST_OWN_VARIABLES": Threshold(own_network, ways=EXPLICIT),
+    f"{C}.description._MOST_RESIDUALS": Threshold(network),
+    f"{C}.description._MOST_RECORDED": Threshold(network),
+    f"{C}.numbers._MOST_HELD": Threshold(own_network, ways=EXPLICIT),
+    f"{C}.numbers._MOST_SHARED": Threshold(network, ways=EXPLICIT),
+    f"{C}.numbers._MOST_PACKED": Threshold(wide_network),
+    f"{C}.products._WRITTEN_OUT": Threshold(network, ways=EXPLICIT),
+    f"{C}.products._LONGEST_SUM": Threshold(network),
+    f"{C}.products._LEAST_PACKED": Threshold(wide_network),
+    f"{C}.panels._LEAST_ROWS": Threshold(network, high=10**6),
+    f"{C}.solves._MOST_NEAR": Threshold(network, ways=("fixed",)),
+    f"{C}.solves._FEW": Threshold(network, registers=16),
+    f"{C}.solves._LARGEST_SEGMENTS": Threshold(network, low=1, in_code=False),
+    f"{C}.printer._WRITTEN_OUT": Threshold(ring, ways=EXPLICIT),
+    f"{C}.printer._LONGEST_TURN": Threshold(ring),
+    f"{C}.printer._CHEAP": Threshold(branches, ways=EXPLICIT),
+    f"{C}.field._MOST_DEAR": Threshold(waves),
+    f"{C}.equations._LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
+    f"{C}.equations._MOST_INLINED": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.linear._MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.linear._MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
+    f"{C}.balls._MOST_OPERATIONS": Threshold(branches),
+    f"{C}.loop._TURNS": Threshold(predators, low=1, high=2**14),
+    f"{C}.parking._PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
+    "engines.columns._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
+    f"{F}.scalarise.MOST_OPERATIONS": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{F}.jacobian._MOST_OPERATIONS": Threshold(stiff, ways=IMPLICIT, alg=RODAS),
+    f"{F}.sparsity._MOST_UNROLLED": Threshold(branches, alg=RODAS),
+    f"{F}.forwarding._MOST_LOOPS": Threshold(network),
+    f"{F}.lowering.elementwise._DEEPEST": Threshold(long_sum, low=1),
+    f"{F}.walking._OTHERS": Threshold(waves),
+    f"{F}.products._LEAST": Threshold(network),
+    "tracing.written_numbers._MOST_APART": Threshold(long_sum),
+    "solvers.mass_matrix._MOST_SUMMED": Threshold(algebraic, ways=("ends",), alg=RODAS),
+}
+
+
+class Found(NamedTuple):
+    values: Any
+    slopes: Any
+    texts: frozenset
+
+
+def forget():
+    """Forget what was made with another number."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ensembleode"):
+            for value in list(vars(module).values()):
+                getattr(value, "cache_clear", lambda: None)()
+    jax.clear_caches()
+
+
+def solved(monkeypatch, case, way, dtype):
+    """The solution of a case, with its gradient and the code of its kernels."""
+    forget()
+    texts = set()
+
+    def noted(of, text_of):
+        def make(d):
+            texts.add(text_of(made := of(d)))
+            return made
+
+        return make
+
+    here = machine.host()
+    if case.registers is not None:
+        here = dataclasses.replace(here, registers=case.registers)
+    with monkeypatch.context() as patch, machine.using(here):
+        patch.setattr(kernel, "solving", noted(kernel.solving, lambda x: x[0]))
+        patch.setattr(kernel, "pulling_back", noted(kernel.pulling_back, lambda x: x.text))
+        ens, way = case.problem(dtype), WAYS[way]
+        tolerance = 1e-9 if dtype == np.float64 else 1e-4
+        tight = {"abstol": tolerance, "reltol": tolerance}
+        if way.options.get("adaptive") is False:
+            tight = {}
+
+        @jax.jit
+        def loss(u0, p):
+            prob = eo.remake(ens.prob, u0=u0, p=p, **way.changes)
+            with_these = eo.EnsembleProblem(prob, ens.prob_func)
+            options = {"engine": "compiled", "trajectories": 5, **tight, **way.options}
+            sim = eo.solve(with_these, case.alg, way.where, **options)
+            u = jnp.where(jnp.isfinite(sim.u), sim.u, 0)
+            out = u if sim.integral is None else (u, sim.integral)
+            return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(out)), (out, sim.retcode)
+
+        (_, (values, codes)), slopes = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+            ens.prob.u0, ens.prob.p
+        )
+        assert (np.asarray(codes) < 3).all(), codes
+    return Found(values, slopes, frozenset(texts))
+
+
+def number(name):
+    module, _, attribute = f"ensembleode.{name}".rpartition(".")
+    return importlib.import_module(module), attribute
+
+
+CASES = [
+    slow_unless(way == case.ways[0] and dtype is np.float64 and i % 6 == 0, name, way, dtype)
+    for i, (name, case) in enumerate(THRESHOLDS.items())
+    for way in case.ways
+    for dtype in (np.float64, np.float32)
+]
+
+
+@pytest.mark.parametrize(("name", "way", "dtype"), CASES)
+def test_both_sides(monkeypatch, name, way, dtype):
+    case = THRESHOLDS[name]
+    found = []
+    for value in (case.low, case.high):
+        monkeypatch.setattr(*number(name), value)
+        found.append(solved(monkeypatch, case, way, dtype))
+    low, high = found
+    if case.in_code:
+        assert low.texts != high.texts
+    # (Tolerances above the rounding errors that other sums have, and steps that follow from them.)
+    close = 1e-7 if dtype == np.float64 else 5e-3
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=close, atol=close),
+        (low.values, low.slopes),
+        (high.values, high.slopes),
+    )
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+@pytest.mark.parametrize("n", [15, 16, 17, 31, 32, 33])
+@pytest.mark.parametrize("way", EXPLICIT)
+@pytest.mark.slow
+def test_states_in_memory(monkeypatch, way, n, registers):
+    """From as many components on as there are registers."""
+    case = Threshold(functools.partial(ring, n=n), registers=registers)
+    got = solved(monkeypatch, case, way, np.float64)
+    monkeypatch.setattr("ensembleode.engines.compiled.description.least_in_memory", lambda: 10**6)
+    expected = solved(monkeypatch, case, way, np.float64)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), got[:2], expected[:2]
+    )
+
+
+#
+# That none is forgotten
+#
+
+
+# Rooms in which sizes decide how something is computed.
+ROOMS = ("engines", "fields", "tracing", "core", "solvers")
+# Numbers that nothing is computed in two ways by, and where else those are tested that decide about
+# more than a kernel.
+OTHERS = {
+    # Refusals, and what the formulas of functions are made of.
+    "engines.compiled.compiler.OLDEST",
+    "engines.compiled.compiler._LONGEST",
+    "engines.compiled.compiler._MOST",
+    "engines.compiled.gpu._MOST_ARRAYS",
+    "engines.tuning.MOST_COLUMN_COMPONENTS",
+    "engines.tuning.MOST_COLUMN_STEPS",
+    "engines.checks._ROUNDINGS",
+    "engines.compiled.functions.error_functions._HALF_AT",
+    "engines.compiled.functions.gamma._STIRLING_FROM",
+    "engines.compiled.functions.gamma._SUMMED_BELOW",
+    "solvers.mass_matrix._ROUNDINGS",
+    "solvers.order_conditions._ROUNDING",
+    "solvers.step_size.MOST_FAILURES",
+    "solvers.step_size._FAR",
+    "solvers.time.STRETCH",
+    "solvers.powers._LARGE",
+    "core.consistent_start._MOST_STEPS",
+    # When memory is given back, and how often progress is said.
+    "engines.compiled.object_cache._EACH",
+    "core.progress._EACH",
+    # test_every_event.py, test_batches.py: rooms for events, sizes of batches.
+    "core.every_event._MOST_ROOM",
+    "core.batch_size._FEW",
+    "core.batch_size._LEAST",
+    "core.moving_jumps.ROWS",
+}
+# The choice between engines: tests/engines/test_limits_of_auto.py. Other engines: their own tests.
+OTHER_ROOMS = ("engines.julia.", "engines.lanes.", "fields.lanes.", "engines.compiled.tiles.")
+
+
+def numbers_of(tree):
+    """The names at the top of a module that are numbers."""
+
+    def is_number(x):
+        if isinstance(x, ast.BinOp):
+            return is_number(x.left) and is_number(x.right)
+        return isinstance(x, ast.Constant) and type(x.value) in (int, float)
+
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=True))
+            yield from (x.id for x, y in pairs if isinstance(x, ast.Name) and is_number(y))
+
+
+def compared_in(tree):
+    """The names that sizes are compared with."""
+    order = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], order):
+            for x in ast.walk(node):
+                yield from [x.id] if isinstance(x, ast.Name) else []
+                yield from [x.attr] if isinstance(x, ast.Attribute) else []
+
+
+def thresholds_there():
+    trees = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+        for room in ROOMS
+        for path in (PACKAGE / room).rglob("*.py")
+    }
+    trees = {name: ast.parse(path.read_text()) for name, path in trees.items()}
+    imported = {
+        alias.name
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    everywhere = {x for tree in trees.values() for x in compared_in(tree)} & imported
+    return {
+        f"{name}.{x}"
+        for name, tree in trees.items()
+        for x in numbers_of(tree)
+        if x in {*compared_in(tree), *everywhere}
+    }
+
+
+def test_every_threshold_is_listed():
+    there = {x for x in thresholds_there() if not x.startswith(OTHER_ROOMS)}
+    listed = {*THRESHOLDS, *OTHERS, *OF_AUTO}
+    assert there - listed == set(), "numbers that are compared with: test both of their sides"
+    for name in listed:
+        module, attribute = number(name)
+        assert isinstance(getattr(module, attribute), int | float), name
+
+
+def test_a_new_threshold_would_be_seen():
+    tree = ast.parse("_MOST, OTHER = 8, 2**4\ndef f(x):\n    return x.size > _MOST\n")
+    assert set(numbers_of(tree)) & set(compared_in(tree)) == {"_MOST"}
+
+
+#
+# The choice between engines
+#
+
+
+OF_AUTO = {
+    f"{C}._MOST_COMPONENTS": ring,
+    f"{C}._MOST_STATEMENTS": waves,
+    f"{C}._MOST_FACTORS": network,
+    f"{C}._FEW_COMPONENTS": ring,
+    f"{C}._MOST_SHARED": ring,
+    f"{C}._MOST_WRITTEN_OUT": ring,
+    f"{C}._MOST_OWN_ON_GPU": None,
+    f"{C}._MOST_SHARED_ON_GPU": None,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [x for x, problem in OF_AUTO.items() if problem and "_FEW" not in x]
+)
+def test_both_sides_of_the_choice(monkeypatch, name):
+    """Whichever engine solves it, the values are the same."""
+    ens = OF_AUTO[name](np.float64)
+    if name.endswith("_MOST_WRITTEN_OUT"):
+        prob = eo.remake(ens.prob, integrand=lambda u, p, t: u[0])
+        ens = eo.EnsembleProblem(prob, ens.prob_func)
+    found = {}
+    for value in (0, 10**9):
+        forget()
+        monkeypatch.setattr(*number(name), value)
+        sim = eo.solve(ens, eo.Tsit5(), trajectories=3, abstol=1e-9, reltol=1e-9)
+        found[sim.engine.name] = sim.u
+    assert set(found) == {"lanes", "compiled"}
+    np.testing.assert_allclose(*found.values(), rtol=1e-7)
