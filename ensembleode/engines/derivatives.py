@@ -44,10 +44,8 @@ from .primitives import (
     bend_p,
     bind,
     half,
-    numbers_avals,
     pull_p,
     push_p,
-    rows_avals,
     solve_p,
     unpack,
 )
@@ -113,7 +111,7 @@ def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -
 def _pull_dot(
     flow: Flow, dlanes: Lane, dc: Any, lanes: Lane, known: Known, c: Any, pulled: Callable
 ) -> list:
-    """The tangents of `pulled()`, the results of `pull`."""
+    """The tangents of `pulled()`, the results of `pull`; None for zero."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     more: list = []
     if dtimes is not None and not is_zero(dtimes):
@@ -145,10 +143,10 @@ def _pull_dot(
         by = -times_rate(to_u0, each_t0(flow, dlanes.t0))
         to_u0, to_wanted = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
         more.append([to_u0, *to_wanted])
-    found: list = [None] * len(numbers_avals(flow))
+    found: list = [None] * (1 + len(flow.wanted))
     for xs in more:
         found = list(map(_sum, found, xs))
-    return [ad.Zero(a) if x is None else x for x, a in zip(found, numbers_avals(flow), strict=True)]
+    return found
 
 
 def _sum(a: Any, b: Any) -> Any:
@@ -181,6 +179,12 @@ def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]
     return flow.with_moved(plan=dataclasses.replace(plan, batched=batched)), lanes
 
 
+def _tangents(outs: Sequence, found: Sequence) -> list:
+    """The tangents of `outs`, where None is zero."""
+    pairs = zip(outs, found, strict=True)
+    return [ad.Zero.from_primal_value(out) if x is None else x for out, x in pairs]
+
+
 def _is_still(dlanes: Lane) -> bool:
     return all(map(is_zero, jtu.tree_leaves(dlanes, is_leaf=is_zero)))
 
@@ -191,7 +195,7 @@ def _solve_jvp(primals, tangents, *, flow):
     outs = solve_p.bind(*primals, flow=flow)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, known)
-    return outs, [ad.Zero(rows_avals(flow)[0]) if out is None else out]
+    return outs, _tangents(outs, [out])
 
 
 def _push_jvp(primals, tangents, *, flow):
@@ -208,7 +212,7 @@ def _push_jvp(primals, tangents, *, flow):
         return bind(solve_p, wide, both, known)[0]
 
     out = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, known)
-    return outs, [ad.Zero(rows_avals(flow)[0]) if out is None else half(out, 1)]
+    return outs, _tangents(outs, [out if out is None else half(out, 1)])
 
 
 def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
@@ -227,7 +231,7 @@ def _pull_jvp(primals, tangents, *, flow):
     dlanes, _, dc = unpack(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
-    return outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs)
+    return outs, _tangents(outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs))
 
 
 def _bend_jvp(primals, tangents, *, flow):
@@ -250,8 +254,7 @@ def _bend_jvp(primals, tangents, *, flow):
 
     moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
-    to_u0 = ad.Zero(numbers_avals(flow)[0]) if is_zero(u0) else u0[:, 0]
-    return outs, [to_u0, *parameters]
+    return outs, _tangents(outs, [u0 if u0 is None else u0[:, 0], *parameters])
 
 
 #
