@@ -16,7 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..tracing.program import is_inexact, Program, trace
 from .given_device import for_one_device
@@ -28,17 +28,18 @@ def together(xs: Sequence) -> list:
     split over the devices."""
     types: list[Any] = list(map(jax.typeof, xs))
     varying = frozenset().union(*(a.manual_axis_type.varying for a in types))
+    mesh: Any = next((a.sharding.mesh for a in types if a.sharding.mesh.explicit_axes), None)
     found = []
     for x, a in zip(xs, types, strict=True):
-        if any(a.sharding.spec):
-            x = jax.sharding.reshard(x, _whole(a))
+        if mesh is not None and a.sharding != (whole := _whole(mesh, a)):
+            x = jax.sharding.reshard(x, whole)
         missing = varying - a.manual_axis_type.varying
         found.append(jax.lax.pcast(x, tuple(missing), to="varying") if missing else x)
     return found
 
 
-def _whole(aval: Any) -> NamedSharding:
-    return NamedSharding(aval.sharding.mesh, PartitionSpec(*[None] * aval.ndim))
+def _whole(mesh: Any, aval: Any) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
 
 
 def results_of(avals: Sequence, operands: Sequence) -> list:
@@ -48,8 +49,7 @@ def results_of(avals: Sequence, operands: Sequence) -> list:
         return list(avals)
     return [
         x.update(
-            sharding=NamedSharding(like.sharding.mesh, PartitionSpec(*[None] * x.ndim)),
-            manual_axis_type=like.manual_axis_type,
+            sharding=_whole(like.sharding.mesh, x), manual_axis_type=like.manual_axis_type
         )
         for x in avals
     ]
@@ -91,7 +91,7 @@ def alone(fn: Callable, *args: Any) -> Any:
     """`fn(*args)`, computed by each device by itself where the arrays are on a mesh of which their
     types tell."""
     leaves, structure = jtu.tree_flatten(args)
-    if not any(map(_is_on_mesh, leaves)):
+    if not is_on_mesh(leaves):
         return fn(*args)
     found: Any = None
 
@@ -104,9 +104,16 @@ def alone(fn: Callable, *args: Any) -> Any:
     return jtu.tree_unflatten(found, outs)
 
 
-def _is_on_mesh(x: Any) -> bool:
-    mesh: Any = jax.typeof(x).sharding.mesh
-    return any(kind != AxisType.Auto for kind in mesh.axis_types)
+def operands_of(tree: Any) -> Any:
+    """The arrays of a tree as they are operands of `alone`."""
+    leaves, structure = jtu.tree_flatten(tree)
+    return jtu.tree_unflatten(structure, together(leaves)) if is_on_mesh(leaves) else tree
+
+
+def is_on_mesh(tree: Any) -> bool:
+    """Whether arrays are on a mesh of which their types tell."""
+    meshes = {jax.typeof(x).sharding.mesh for x in jtu.tree_leaves(tree)}
+    return any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes)
 
 
 def _computed(fn: Callable, *args: Any) -> list:
