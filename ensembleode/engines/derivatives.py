@@ -34,8 +34,8 @@ from .flow import (
     Flow,
     is_zero,
     Known,
-    real_of,
-    reals_of,
+    inexact_of,
+    inexacts_of,
     stacked,
     with_own,
     with_wanted,
@@ -60,13 +60,13 @@ from .results import each
 def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
     """The flow and the operands for the tangents of x. The tangent of the initial state includes
     its change along the field when `t0` moves. None where all tangents are zero."""
-    v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
+    v0, reals = dlanes.u0, inexacts_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
     v0 = ad.instantiate_zeros(v0)
     if not is_zero(dlanes.t0):
         v0 = v0 - times_rate(start_rate(flow, lanes, known), each_t0(flow, dlanes.t0))
-    own = reals_of(flow.plan, flow.plan.batched)
+    own = inexacts_of(flow.plan, flow.plan.batched)
     moved = [None if is_zero(x) else bool(o) for x, o in zip(reals, own, strict=True)]
     return flow.with_moved(moved, groups=1, wanted=()), [v0, *(x for x in reals if not is_zero(x))]
 
@@ -182,7 +182,7 @@ def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]
 def _tangents(outs: Sequence, found: Sequence) -> list:
     """The tangents of `outs`, where None is zero."""
     pairs = zip(outs, found, strict=True)
-    return [ad.Zero.from_primal_value(out) if x is None else x for out, x in pairs]
+    return [ad.Zero(jax.typeof(out).to_tangent_aval()) if x is None else x for out, x in pairs]
 
 
 def _is_still(dlanes: Lane) -> bool:
@@ -267,7 +267,7 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     `bend` are linear."""
     z0, *zs = cts
     k = flow.groups
-    flags, found = dict.fromkeys(real_of(flow.plan.field)), []
+    flags, found = dict.fromkeys(inexact_of(flow.plan.field)), []
     for i, z, own in zip(flow.wanted, zs, flow.own, strict=True):
         if not is_zero(z):
             flags[i] = own or k > 1
@@ -285,7 +285,7 @@ def _to_tangents(
     are_asked = iter(rest)
     asked = {
         i: m
-        for i, m in zip(real_of(flow.plan.field), like.moved, strict=True)
+        for i, m in zip(inexact_of(flow.plan.field), like.moved, strict=True)
         if m is not None and next(are_asked)
     }
     flow = dataclasses.replace(flow, groups=1, wanted=tuple(asked))

@@ -152,7 +152,9 @@ def _jvp(primals: Sequence, tangents: Sequence, *, program: Program) -> tuple:
         return jax.jvp(at, [primals[i] for i in moved], tangents)[1]
 
     found = iter(_computed(pushed, list(primals), [tangents[i] for i in moved]))
-    return outs, [next(found) if is_inexact(x) else ad.Zero.from_primal_value(x) for x in outs]
+    avals: list[Any] = [jax.typeof(x).to_tangent_aval() for x in outs]
+    dots = [next(found) if is_inexact(x) else ad.Zero(a) for x, a in zip(outs, avals, strict=True)]
+    return outs, dots
 
 
 def _transpose(cts: Sequence, *operands: Any, program: Program) -> list:

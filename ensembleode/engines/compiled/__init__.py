@@ -27,7 +27,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 
 from ...core.events import Events
 from ...core.lane import Lane
@@ -39,7 +38,7 @@ from ...ground.logs import log_once
 from ...ground.placement import platform
 from ...tracing.program import Program
 from ..closed import Closed
-from ..flow import Flow, Known, own_and_shared
+from ..flow import Flow, inexact_of, Known, own_and_shared
 from . import gauss_adjoint, solves
 from .compiler import available
 from .description import least_in_memory
@@ -83,13 +82,12 @@ def _read(field: Program) -> _Reading:
 
 @functools.lru_cache(maxsize=1024)
 def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
-    avals = parameters_of(field)
-    real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
-    own = [i for i in real if is_own[i]]
+    avals, inexact = parameters_of(field), inexact_of(field)
+    own = [i for i in inexact if is_own[i]]
     (out,) = field.out_avals
     kept = math.prod(out.shape) + sum(math.prod(avals[i].shape) for i in own)
     try:
-        jaxpr = transposed(field, [*own, *(i for i in real if not is_own[i])])
+        jaxpr = transposed(field, [*own, *(i for i in inexact if not is_own[i])])
     except Exception:
         # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
         # solve doesn't need it.

@@ -21,7 +21,7 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Switching
 from ...tracing.program import Program
-from ..flow import real_of
+from ..flow import inexact_of
 from .machine import current
 from .numbers import Layout
 from .stops import known_times
@@ -174,7 +174,7 @@ class Description:
         """Whether the cotangents of parameters that all trajectories share are summed up in memory
         (see `parameter_sums`). All of them decide, whichever are wanted, as this also decides how a
         step is recorded."""
-        _, shared = _own_and_shared(self, real_of(self.field))
+        _, shared = _own_and_shared(self, inexact_of(self.field))
         many = size_of(self, shared) > _MOST_VARIABLES
         return self.own_in_memory or (many and not self.on_gpu)
 
@@ -182,7 +182,7 @@ class Description:
     def own_in_memory(self) -> bool:
         """Whether the cotangents of parameters that each trajectory has for itself are summed up in
         memory, too."""
-        own, _ = _own_and_shared(self, real_of(self.field))
+        own, _ = _own_and_shared(self, inexact_of(self.field))
         return not self.on_gpu and size_of(self, own) > _MOST_OWN_VARIABLES
 
     @property
