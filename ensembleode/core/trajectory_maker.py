@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..callbacks import all_of
+from ..ground.alone import without_mesh
 from ..ground.state_tree import StateTree, tree_of
 from ..initialization import BrownFullBasicInit
 from ..numbers import NUMBERS, of_kind, Row
@@ -340,7 +341,7 @@ def trace_program(
     )
     if is_field:
         _check_rate(program, u)
-    return program, tuple(consts)
+    return without_mesh(program), tuple(consts)
 
 
 def _check_rate(program: Program, u: Any) -> None:

@@ -18,7 +18,7 @@ import jax.tree_util as jtu
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..tracing.program import is_inexact, Program, trace
+from ..tracing.program import evaluated, is_inexact, Program, program_of, trace, with_constants
 from .given_device import for_one_device
 from .recent import jit_recent
 
@@ -74,12 +74,46 @@ def _bare(a: Any) -> Any:
     return jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type)
 
 
+def without_types(tree: Any) -> Any:
+    """The abstract values of arrays, for one device."""
+    return jax.tree.map(lambda x: _bare(jax.typeof(x)), tree)
+
+
 def split_like(outs: Sequence, operands: Sequence, axes: Sequence) -> list:
     """Results whose first axis is the mapped axis of operands, split over the devices as that
     is."""
     at = [(jax.typeof(x).sharding, a) for x, a in zip(operands, axes, strict=True) if a is not None]
     split = next((s.update(spec=[s.spec[a]]) for s, a in at if s.spec[a] is not None), None)
     return list(outs) if split is None else [jax.sharding.reshard(x, split) for x in outs]
+
+
+def without_mesh(program: Program) -> Program:
+    """A program for one device, from one that was traced with arrays on a mesh."""
+    jaxpr, n = program.jaxpr, len(program.jaxpr.constvars)
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+    if not any(_tells(a.sharding.mesh) for a in avals):
+        return program
+
+    def evaluate(*xs):
+        return evaluated(jaxpr, *xs[n:], consts=xs[:n], instead=_unsharded)
+
+    with for_one_device():
+        inner: Any = jax.make_jaxpr(evaluate)(*map(_bare, avals)).jaxpr
+    jaxpr = with_constants(inner, inner.invars[:n], inner.invars[n:])
+    return program_of(jaxpr, program.out_tree, rules=True)
+
+
+def _unsharded(eqn: Any, ins: Sequence) -> Any:
+    """For `evaluated`: the outputs of an equation that names axes of a mesh; None for others."""
+    if eqn.primitive.name in ("pvary", "reshard"):
+        return ins
+    if eqn.primitive.name == "jit":
+        return evaluated(eqn.params["jaxpr"], *ins, instead=_unsharded)
+    named = {k: None for k in ("sharding", "out_sharding") if eqn.params.get(k) is not None}
+    if not named:
+        return None
+    outs = eqn.primitive.bind(*ins, **{**eqn.params, **named})
+    return outs if eqn.primitive.multiple_results else [outs]
 
 
 #
@@ -112,15 +146,17 @@ def operands_of(tree: Any) -> Any:
 
 def is_on_mesh(tree: Any) -> bool:
     """Whether arrays are on a mesh of which their types tell."""
-    meshes = {jax.typeof(x).sharding.mesh for x in jtu.tree_leaves(tree)}
-    return any(mesh.manual_axes or mesh.explicit_axes for mesh in meshes)
+    return any(_tells(jax.typeof(x).sharding.mesh) for x in jtu.tree_leaves(tree))
+
+
+def _tells(mesh: Any) -> bool:
+    return bool(mesh.manual_axes or mesh.explicit_axes)
 
 
 def _computed(fn: Callable, *args: Any) -> list:
     """The list that `fn` returns; `args` are arrays, or lists of them."""
     with for_one_device():
-        like = jax.tree.map(lambda x: _bare(jax.typeof(x)), args)
-        program, consts = trace(fn, *like)
+        program, consts = trace(fn, *without_types(args))
     return _alone_p.bind(*together([*consts, *jtu.tree_leaves(args)]), program=program)
 
 
