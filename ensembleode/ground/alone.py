@@ -90,30 +90,32 @@ def split_like(outs: Sequence, operands: Sequence, axes: Sequence) -> list:
 def without_mesh(program: Program) -> Program:
     """A program for one device, from one that was traced with arrays on a mesh."""
     jaxpr, n = program.jaxpr, len(program.jaxpr.constvars)
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
-    if not any(_tells(a.sharding.mesh) for a in avals):
+    given = [*jaxpr.constvars, *jaxpr.invars]
+    every: Any = [*given, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    if not any(_tells(v.aval.sharding.mesh) for v in every):
         return program
 
     def evaluate(*xs):
         return evaluated(jaxpr, *xs[n:], consts=xs[:n], instead=_unsharded)
 
     with for_one_device():
-        inner: Any = jax.make_jaxpr(evaluate)(*map(_bare, avals)).jaxpr
+        inner: Any = jax.make_jaxpr(evaluate)(*(_bare(v.aval) for v in given)).jaxpr
     jaxpr = with_constants(inner, inner.invars[:n], inner.invars[n:])
     return program_of(jaxpr, program.out_tree, rules=True)
 
 
 def _unsharded(eqn: Any, ins: Sequence) -> Any:
-    """For `evaluated`: the outputs of an equation that names axes of a mesh; None for others."""
-    if eqn.primitive.name in ("pvary", "reshard"):
+    """For `evaluated`: the outputs of an equation, which may name axes of a mesh, for one
+    device."""
+    prim, params = eqn.primitive, dict(eqn.params)
+    if prim.name in ("pvary", "reshard"):
         return ins
-    if eqn.primitive.name == "jit":
-        return evaluated(eqn.params["jaxpr"], *ins, instead=_unsharded)
-    named = {k: None for k in ("sharding", "out_sharding") if eqn.params.get(k) is not None}
-    if not named:
-        return None
-    outs = eqn.primitive.bind(*ins, **{**eqn.params, **named})
-    return outs if eqn.primitive.multiple_results else [outs]
+    if prim.name == "jit":
+        return evaluated(params["jaxpr"], *ins, instead=_unsharded)
+    params |= {k: None for k in ("sharding", "out_sharding") if k in params}
+    # (Bound here, as an equation that is evaluated brings the mesh that it was traced on.)
+    outs = prim.bind(*ins, **prim.get_bind_params(params))
+    return outs if prim.multiple_results else [outs]
 
 
 #
