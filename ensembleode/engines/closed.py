@@ -65,7 +65,7 @@ class Closed(Engine):
         mask = jnp.ones(n, bool) if mask is None else mask
         if not forward and solver.adjoint != self.default_sensealg:
             lanes = sensitivity.reverse_only(lanes, solver.adjoint + "()")
-        solved = functools.partial(self.solved, plan)
+        solved: Any = functools.partial(self.solved, plan)
         if forward and self.moves_steps:
             result = alone(solved, lanes, mask)
         else:

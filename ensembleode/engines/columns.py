@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from .. import sensitivity
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..ground.alone import alone
 from ..fields.lanes.field import LaneField
+from ..ground.alone import alone
 from ..solvers.method import Attempt
 from ..solvers.norms import MaxNorm
 from ..tracing.program import Program, Static

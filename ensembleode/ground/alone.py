@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
-import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
@@ -48,9 +47,7 @@ def results_of(avals: Sequence, operands: Sequence) -> list:
     if like is None:
         return list(avals)
     return [
-        x.update(
-            sharding=_whole(like.sharding.mesh, x), manual_axis_type=like.manual_axis_type
-        )
+        x.update(sharding=_whole(like.sharding.mesh, x), manual_axis_type=like.manual_axis_type)
         for x in avals
     ]
 

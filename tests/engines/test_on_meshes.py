@@ -177,15 +177,15 @@ def test_gradient_inside_of_the_map():
 
 ON_EXPLICIT = {
     "alone": one_by_one,
-    "one state": lambda starts, rate: (
-        eo.solve(eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT).u[0]
-    ),
-    "lanes": lambda starts, rate: (
-        eo.solve(eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT, engine="lanes").u[0]
-    ),
-    "diffrax": lambda starts, rate: (
-        eo.solve(eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT, engine="diffrax").u[0]
-    ),
+    "one state": lambda starts, rate: eo.solve(
+        eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT
+    ).u[0],
+    "lanes": lambda starts, rate: eo.solve(
+        eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT, engine="lanes"
+    ).u[0],
+    "diffrax": lambda starts, rate: eo.solve(
+        eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT, engine="diffrax"
+    ).u[0],
 }
 
 

@@ -27,7 +27,6 @@ import functools
 import math
 from typing import Any, NamedTuple
 
-
 from ...core.events import Events
 from ...core.lane import Lane
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
