@@ -65,7 +65,8 @@ class Closed(Engine):
         mask = jnp.ones(n, bool) if mask is None else mask
         if not forward and solver.adjoint != self.default_sensealg:
             lanes = sensitivity.reverse_only(lanes, solver.adjoint + "()")
-        solved: Any = functools.partial(self.solved, plan)
+        solve: Any = self.solved
+        solved = functools.partial(solve, plan)
         if forward and self.moves_steps:
             result = alone(solved, lanes, mask)
         else:
