@@ -380,7 +380,7 @@ OTHERS = {
     "core.moving_jumps.ROWS",
 }
 # The choice between engines: tests/engines/test_limits_of_auto.py. Other engines: their own tests.
-OTHER_ROOMS = ("engines.julia.", "engines.lanes.", "fields.lanes.", "engines.compiled.tiles.")
+OTHER_ROOMS = ("engines.julia.", "engines.lanes.", "fields.lanes.")
 
 
 def numbers_of(tree):
