@@ -7,7 +7,7 @@ return code, and takes the next trajectory when it has finished one.
 - `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
 - `field.py`: the vector field, evaluated in place or as a function of its own. `printer.py`: prints
     it from the small language of `fields`, with the help of `operations.py`, `products.py`,
-    `tiles.py` (products by AMX), `reading.py` and `uniformity.py`.
+    `reading.py` and `uniformity.py`.
 - `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `pull_back.py`: the
     time loop's reverse mode, through recorded turns (`record.py`, `replay.py`); `steps.py`: the
     reverse mode of one step. `parameter_sums.py`, `panels.py`: the sums of parameters' cotangents.

@@ -76,7 +76,6 @@ class Description:
     - `width`: the number of lanes.
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
-    - `has_tiles`: the same of the products of matrices that a field asks for.
     - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
         the number of the thread, and how many threads there are.
     """
@@ -98,7 +97,6 @@ class Description:
     form: ImplicitForm | None = None
     in_memory: bool = False
     inner: bool = False
-    has_tiles: bool = False
 
     @property
     def size(self) -> int:
