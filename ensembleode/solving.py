@@ -26,7 +26,17 @@ from .core.every_event import with_more_room
 from .core.every_step import count_steps
 from .core.gather import outcome_of_one
 from .core.interrupts import check, stoppable
-from .core.job import events_of, integers, Job, may_rerun, saved_of, solution_of, Unfinished
+from .core.job import (
+    adds_end,
+    events_of,
+    integers,
+    Job,
+    may_rerun,
+    outcome_with_end,
+    saved_of,
+    solution_of,
+    Unfinished,
+)
 from .core.lane import Lane
 from .core.plan import dense_of, Outcome, shared_times
 from .core.progress import Progress
@@ -266,7 +276,7 @@ def solve(
         place.check_staged(run.job.plan.engine)
         given = run.job.trajectories.options["sensealg"]
         with sensitivity.explained(given, run.choice.sensealg), place.computing():
-            run = run._replace(job=make_traceable(run.job, ens))
+            run = run._replace(job=make_traceable(run.job, ens, run.n))
             sim = _solve_alone(run)[0] if alone else _solve_traced(run)
         return place.brought_home(sim)
 
@@ -319,26 +329,31 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
     given = job.trajectories.given and job.trajectories.given.of(0)
+    t, reached = outcome.t, outcome.length
     if job.traced:
+        outcome = outcome_with_end(job, outcome)
         sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
-        return dataclasses.replace(sol, saved=saved_of(job, sol.t, outcome.saved)), None
+        return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
     outcome = jax.block_until_ready(outcome)
-    codes = ("length", "retcode", *COUNTS)
-    known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
-    known["retcode"] = ReturnCode(known["retcode"])
-    if job.plan.own_times:
-        names = ["u", "t", "inner", "integral"]
-        if job.trajectories.times_of_values is None:
-            names.append("saved")
-        rows = {name: getattr(outcome, name) for name in names}
+    retcode = ReturnCode(int(outcome.retcode))
+    is_cut = job.plan.own_times
+    if retcode is ReturnCode.Terminated:
+        is_cut, outcome = True, outcome_with_end(job, outcome)
+    known = {name: jax.tree.map(int, getattr(outcome, name)) for name in ("length", *COUNTS)}
+    known["retcode"] = retcode
+    if is_cut:
+        rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral", "p_at")}
         known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
+        if job.trajectories.times_of_values is None:
+            values = t, outcome.saved
+            t, known["saved"] = jax.tree.map(lambda x: x[: max(1, int(reached))], values)
     outcome = outcome._replace(**known)
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:
         count = int(sol.events.count)
         events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
         sol = dataclasses.replace(sol, events=events)
-    return dataclasses.replace(sol, saved=saved_of(job, sol.t, outcome.saved)), None
+    return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
 
 
 def _solve_traced(run: Run) -> EnsembleSolution:
@@ -440,7 +455,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     elif ens.output_func is not None:
         kind = "outputs"
     u, t, inner, values, dense = outcome.u, outcome.t, outcome.inner, outcome.saved, None
-    integral = outcome.integral if kind == "trajectories" else None
+    beside = (outcome.integral, outcome.p_at) if kind == "trajectories" else (None, None)
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -449,12 +464,12 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
-            rows = (u, t, inner, integral)
-            u, t, inner, integral = jax.tree.map(lambda x: x[:, :most], rows)
+            rows = (u, t, inner, beside)
+            u, t, inner, beside = jax.tree.map(lambda x: x[:, :most], rows)
             if job.trajectories.times_of_values is None:
                 values = jax.tree.map(lambda x: x[:, :most], values)
         if kind != "reduced":
-            u, t, inner, integral, values = as_jax_arrays((u, t, inner, integral, values))
+            u, t, inner, beside, values = as_jax_arrays((u, t, inner, beside, values))
     about = (outcome.converged, elapsed, run.choice, kind)
     if kind == "trajectories":
         batched = job.plan.batched
@@ -468,9 +483,13 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         most = int(np.max(np.asarray(events.count), initial=0))
         events = as_jax_arrays(first_events(events, most, several=True))
     given = _given(job)
-    about = (*about, dense, job.plan.order, integral, events, given)
-    saved = saved_of(job, t, values) if kind == "trajectories" else None
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, saved=saved)
+    about = (*about, dense, job.plan.order, beside[0], events, given)
+    more: dict[str, Any] = {}
+    if kind == "trajectories":
+        ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
+        more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
+        more["saved"] = saved_of(job, t, values)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, **more)
 
 
 def _given(job: Job) -> Aside:

@@ -1,32 +1,78 @@
-"""The room for the events of trajectories, which grows where it is too small."""
+"""The room for the events of trajectories: how many are recorded, and after how many a trajectory
+ends.
+
+Outside of `jit`, a trajectory ends where there is no more room, and is solved again with more. In a
+traced solve, it goes on past the record, which changes nothing of its states and their derivatives.
+"""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
+from ..ground.logs import log_once
 from ..ground.retcode import ReturnCode
+from .events import EVENT_ROWS
 from .job import Job, with_output
 from .lane import Trajectories
-from .plan import Outcome
+from .plan import Outcome, Plan
 
 
-# The room for events of a trajectory where the user doesn't say how many there are.
+# The room for those events of a trajectory whose number nobody knows, outside of `jit` at first.
 MOST_EVENTS = 16
 # The factor by which the room grows where it is too small.
 _MORE = 8
 # The largest room. A ball that comes to rest bounces ever more often, and no room is enough for it.
 _MOST_ROOM = 2**13
+# The largest room for events whose number nobody knows in a traced solve; there is less of it where
+# the record of all trajectories would take more than so many bytes.
+_MOST_TRACED, _RECORD = 2**10, 2**24
 
 
-def first_room(every: Trajectories) -> int:
-    """The number of events of a trajectory for which there is room at first."""
-    events = every.events
+def first_room(every: Trajectories) -> tuple[int, int]:
+    """The number of events of a trajectory for which there is room at first, and the number of
+    which the next one ends the trajectory. Events at known times are counted."""
+    events, given = every.events, every.options["max_events"]
     if events is None or not events.is_kept:
-        return 0
+        return 0, 0
+    if given is not None:
+        return given, given
+    room = 1 if events.only_ends else events.known + events.unforeseen * MOST_EVENTS
+    return room, room
+
+
+def with_room_of_trace(job: Job, n: int) -> Job:
+    """The job with the room for events of a traced solve of `n` trajectories, and room in the
+    states' own course for as many as there may be outside of `jit`.
+
+    It says once what the record doesn't have, where it may lack events.
+    """
+    plan, events = job.plan, job.plan.events
+    given = job.trajectories.options["max_events"]
+    if not plan.max_events or given is not None:
+        return job
+    assert events is not None
     if events.only_ends:
-        return 1
-    return every.options["max_events"] or MOST_EVENTS
+        return job
+    last = events.known + events.unforeseen * _MOST_ROOM
+    fitting = max(MOST_EVENTS, _RECORD // (n * _bytes(plan)))
+    foreseen = min(_MOST_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
+    room = min(events.known + foreseen, fitting)
+    if room < last:
+        later = "later ones act, and are counted, but are not in its arrays"
+        if not plan.engine.closed:
+            last, later = room, "a trajectory that has more ends with ReturnCode.MaxEvents"
+        log_once(
+            "inside jit, grad or vmap it is not known how many events a trajectory will have, so "
+            f"sol.events has room for some; {later}. Pass max_events, as many as there may be."
+        )
+    return with_output(job.replan(max_events=room, last_event=last))
+
+
+def _bytes(plan: Plan) -> int:
+    """The bytes of an event in the record."""
+    assert plan.events is not None
+    return EVENT_ROWS * plan.state.size * plan.state.dtype.itemsize + 4 * (1 + plan.events.longest)
 
 
 def with_more_room(job: Job, outcome: Outcome) -> Job | None:
@@ -34,7 +80,8 @@ def with_more_room(job: Job, outcome: Outcome) -> Job | None:
     than there was room for, or if the user has said how many there may be."""
     if not lacks_room(job, outcome).any():
         return None
-    return with_output(job.replan(max_events=_MORE * job.plan.max_events))
+    room = _MORE * job.plan.max_events
+    return with_output(job.replan(max_events=room, last_event=room))
 
 
 def lacks_room(job: Job, outcome: Outcome) -> Any:
@@ -43,7 +90,7 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
     given = job.trajectories.options["max_events"]
     if job.plan.events is None or given is not None or job.traced:
         return np.False_
-    if job.plan.max_events >= _MOST_ROOM:
+    if job.plan.max_events >= _MOST_ROOM + job.plan.events.known:
         return np.False_
     return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
 

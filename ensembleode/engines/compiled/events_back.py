@@ -54,6 +54,7 @@ class EventsBack:
     """The variables that lanes have for events on the way back.
 
     - `count`: how many events of the trajectory are left.
+    - `at_end`: whether no event has been passed yet.
     - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
     - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
     - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
@@ -63,12 +64,24 @@ class EventsBack:
     def __init__(self, replay: Replay, events: Events, jumps: Jumps):
         self.replay, self.b, self.events, self.jumps = replay, replay.b, events, jumps
         b, p = self.b, replay.problem
-        self.count = b.variable(I64, 0)
+        self.count, self.at_end = b.variable(I64, 0), b.variable(BOOL, False)
         self.cut = b.variable(BOOL, False)
         reads = any("uprev" in x.part.extras for x in events.jumps)
         self.to_start = [b.variable(p.dtype, 0) for _ in range(p.size)] if reads else []
         n_moved = (moved_numbers(events) or 1) if follow(events) else 0
         self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
+
+    def load(self, mask: Value, count: Value) -> None:
+        """Start on the way back, in the lanes of the mask, from behind so many events."""
+        self.count.set_where(mask, count)
+        self.at_end.set_where(mask, self.replay.cotangents.events.ends.ne(0))
+
+    def _of_event(self, slot: Value, mask: Value) -> list[Value]:
+        """The cotangents of the rows of an event in the lanes of the mask; zero in the others."""
+        replay, of = self.replay, self.replay.cotangents.events
+        index, size = replay.held.index.get(), replay.problem.size
+        places = of.places(replay.order, slot, index, size)
+        return [of.buffer.gather(place, mask, 0) for row in places for place in row]
 
     def saves_after(self, marks: Sequence[Value]) -> Value:
         """The lanes that save the state after the step, if every step is saved."""
@@ -169,13 +182,16 @@ class EventsBack:
         rate = rate_of(p.field, p.form)
         moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
+        of_event = [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)
-            first = replay.loop.saved.n + self.count.get() * EVENT_ROWS
-            for i in range(EVENT_ROWS):
-                cotangents += replay.cotangent_of(first + i, x.here)
-        else:
-            cotangents += [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
+            event, of = self.count.get(), replay.cotangents.events
+            of_event = self._of_event(event + of.ends, x.here & (event < of.room))
+        if self.events.may_end:
+            last = self._of_event(self.b.constant(0, I64), x.here & self.at_end.get())
+            of_event = [a + b for a, b in zip(of_event, last, strict=True)]
+            self.at_end.set_where(x.here, False)
+        cotangents += of_event
         assert len(cotangents) == ROWS * p.size
         if not moving.follows:
             each = p.size // max(1, len(self.to_time))
