@@ -101,7 +101,7 @@ def with_end(
     - `length`: how many rows were reached.
     - `adds`: whether there is one row more for the end.
     """
-    rows = jax.tree.map(jnp.asarray, rows)
+    rows, length = jax.tree.map(jnp.asarray, (rows, length))
     if adds:
         rows = jax.tree.map(lambda x: jnp.concatenate([x, x[-1:]]), rows)
     last, start = jnp.clip(length - 1, 0), length
@@ -113,7 +113,7 @@ def with_end(
         end = jax.tree.map(lambda x, y: jnp.where(is_end, x, y), ended, end)
         start = jnp.where(lacks, jnp.minimum(length, rows.t.size - 1), length)
         length = jnp.where(lacks, start + 1, length)
-    past = (jnp.arange(rows.t.size) >= start) & is_successful(retcode)
+    past = (jnp.arange(rows.t.size, dtype=start.dtype) >= start) & is_successful(retcode)
     return jax.tree.map(lambda x, y: _where(past, y[None], x), rows, end), length
 
 

@@ -486,8 +486,10 @@ class EnsembleSolution(_Solution):
             or, for a pytree, `saved.name`; over `saved.time` if that has times of its own.
         - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
             `stats`, over `trajectory`.
+        - `p_at`, over the same dimensions, where affects change parameters: `p_at.name`, likewise.
         - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and
-            `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`.
+            `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`;
+            and where they may end trajectories, `end.t` and `end.u`, as in `sim.end`.
         - With an `output_func`: a variable for each leaf of its outputs, in place of `u`.
         - The initial states and parameters that differ between trajectories, as coordinates: `u0`
             and `p`, or one for each leaf, `u0.name`, `p.name` (unless a variable has that name). So

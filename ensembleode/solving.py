@@ -72,6 +72,7 @@ def solve(
     save_start: bool | None = None,
     save_end: bool | None = None,
     save_everystep: bool | None = None,
+    save_after_events: bool | None = None,
     abstol: Any = None,
     reltol: Any = None,
     dt: Any = None,
@@ -135,6 +136,8 @@ def solve(
         interpolant of the method that `saveat` uses, too. By default False. Outside of `jit` it
         solves twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as
         memory is reserved for that many steps.
+    - `save_after_events`: whether the state that `saveat` saves at the time of an event is the one
+        after all events at that time, instead of the one before. By default False.
     - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the size of the first step, or of all steps if they are fixed. It may be negative if
         time runs backwards, but needn't be. (A traced one is used without its sign.)
@@ -161,9 +164,11 @@ def solve(
         [`CallbackSet`][ensembleode.CallbackSet] of several. Callbacks from a `prob_func` may close
         over different numbers for each trajectory.
     - `max_events`: the largest number of events of a trajectory in `sim.events`; a trajectory that
-        has more ends with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192
-        (where a trajectory has more than 16, all are solved again with more room), and inside `jit`
-        16.
+        has more ends with `ReturnCode.MaxEvents`. By default as many as there are: events at known
+        times are counted, and of others there may be 8,192 (where a trajectory has more than 16 of
+        these, all are solved again with more room). Inside `jit` there is room for 1,024 of these,
+        and for fewer where those of all trajectories would take more than 16 MiB, which a warning
+        says; later ones act, too, and `sim.events.count` counts them.
     - `initializealg`: the treatment of a start at which the algebraic equations of a mass matrix
         don't hold: by default [`CheckInit()`][ensembleode.CheckInit], which gives a return code; or
         [`BrownFullBasicInit()`][ensembleode.BrownFullBasicInit], which solves them.

@@ -45,13 +45,16 @@ def job_for(
     has_dt, extension = every.batched.dt is not None, every.extension
     method = module.method(alg, every.options, has_dt=has_dt)
     room, last = first_room(every)
+    saving = every.saving
+    if saving.mode == "times" and every.events is not None:
+        saving = saving._replace(after_events=bool(every.options["save_after_events"]))
     plan = Plan(
         engine=module,
         method=method,
         field=every.field,
         state=state,
         controlled=extension.controlled if extension else math.prod(state.shape),
-        saving=every.saving,
+        saving=saving,
         maxiters=every.options["maxiters"],
         width=module.width(state, n or 1),
         batched=every.batched,

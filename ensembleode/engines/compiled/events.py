@@ -17,6 +17,7 @@ from typing import Any, TYPE_CHECKING
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
 from ...core.moving_jumps import follow
+from ...core.saving import Saving
 from ...solvers import verdicts
 from ...solvers.time import next_time
 from ...solvers.verdicts import Verdict
@@ -380,19 +381,22 @@ class Happening:
                 to.buffer.scatter(place, mask, x)
 
     def _save_after(self, here: Value) -> None:
-        """Where every step is saved, save the state after the events at the end of this step."""
+        """Save the state after the events at the end of this step, where that is wanted."""
         loop, b = self.loop, self.b
-        if loop.outputs is None or loop.problem.saving.mode != "steps":
+        saving = loop.problem.saving
+        wanted = [saves_after(x, saving) for x in self.events.callbacks]
+        if loop.outputs is None or not any(wanted):
             return
         saves = here
-        if not all(x.save_positions[1] for x in self.events.callbacks):
+        if not all(wanted):
             saves = b.constant(False, BOOL, of_lanes=True)
             for x, marks in self._marks_of():
-                if x.save_positions[1]:
+                if saves_after(x, saving):
                     for mark in marks:
                         saves = saves | mark.get().ne(0)
             saves = saves & here
-        loop.saved.write_step(saves, loop.t.get(), loop.state())
+        write = loop.saved.write_step if saving.mode == "steps" else loop.saved.write_again
+        write(saves, loop.t.get(), loop.state())
 
     def _marks_of(self) -> list[tuple[Continuous | Discrete, list[Variable]]]:
         found: list = [(x, self.marks[places]) for _, x, places in self.events.slices()]
@@ -414,6 +418,14 @@ class Happening:
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)
         self._look(here)
+
+
+def saves_after(x: Continuous | Discrete, saving: Saving) -> bool:
+    """Whether the state after an event of this callback is saved: as a further row where every step
+    is saved, otherwise in the rows at that time."""
+    if saving.mode == "steps":
+        return x.save_positions[1]
+    return saving.after_events and not (isinstance(x, Discrete) and x.is_discontinuity)
 
 
 def directions(x: Continuous) -> list[tuple[Jump, int]]:

@@ -18,7 +18,7 @@ from ...core.moving_jumps import follow, moving_of, ROWS
 from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
-from .events import directions, moved_numbers, times_of
+from .events import directions, moved_numbers, saves_after, times_of
 from .steps import Calls, Pulled, within_of
 
 
@@ -84,10 +84,10 @@ class EventsBack:
         return [of.buffer.gather(place, mask, 0) for row in places for place in row]
 
     def saves_after(self, marks: Sequence[Value]) -> Value:
-        """The lanes that save the state after the step, if every step is saved."""
+        """The lanes that save the state after the events at the end of the step."""
         here = self.b.constant(False, BOOL, of_lanes=True)
         for x, own in self._marks_of(marks):
-            if x.save_positions[1]:
+            if saves_after(x, self.replay.problem.saving):
                 for mark in own:
                     here = here | mark.ne(0.0)
         return here

@@ -199,6 +199,21 @@ class Replay:
         self.rows.set_where(mask, self.rows.get() - 1)
         self._add_row(mask & (self.rows.get() < self.loop.saved.n))
 
+    def _saved_after(self, mask: Value, t: Value) -> None:
+        """Add the cotangents of the last rows, those at the time `t`, in the lanes of the mask."""
+        b, saved = self.b, self.loop.saved
+
+        def due() -> Value:
+            here = mask & (self.rows.get() > 0)
+            return here & saved.time_at(self.rows.get() - 1, here, self.held).eq(t)
+
+        def one() -> None:
+            here = due()
+            self.rows.set_where(here, self.rows.get() - 1)
+            self._add_row(here)
+
+        b.while_(lambda: b.any(due()), one)
+
     def _add_row(self, mask: Value) -> None:
         row = self.cotangent_of(self.rows.get(), mask)
         for x, more in zip(self.adjoint, row, strict=True):
@@ -272,8 +287,11 @@ class Replay:
                 variable.set_where(took, x)
         theta = None
         if self.events is not None:
+            after = took & self.events.saves_after(turn.marks)
             if p.saving.mode == "steps":
-                self._saved_step(took & self.events.saves_after(turn.marks))
+                self._saved_step(after)
+            elif p.saving.after_events:
+                self._saved_after(after, turn.t2)
             theta = (turn.t2 - t) / b.where(took, h, 1.0)
             self.events.back(method, took, turn, theta, pulled, calls)
         if p.saving.mode == "steps":

@@ -195,6 +195,21 @@ class SavedRows:
         self._write_time(row, here, t)
         self.row.set(row + self.b.cast(here, I64))
 
+    def write_again(self, mask: Value, t: Value, y: tuple) -> None:
+        """Write the last rows, those at the time `t`, again, in the lanes of the mask."""
+        b, row = self.b, self.b.variable(I64, self.row.get())
+
+        def due() -> Value:
+            here = mask & (row.get() > 0)
+            return here & self.time_at(row.get() - 1, here, self.held).eq(t)
+
+        def one() -> None:
+            here = due()
+            row.set_where(here, row.get() - 1)
+            self.write(row.get(), here, y)
+
+        b.while_(lambda: b.any(due()), one)
+
     def _write_inner(self, step: Step, equations: Any) -> None:
         """Write the states at the inner nodes of a step, with the next row."""
         p, method, row = self.problem, step.method, self.row.get()
