@@ -92,7 +92,7 @@ def with_end(
     rows: End, ended: End | None, length: Any, retcode: Any, *, adds: bool
 ) -> tuple[End, Any]:
     """The rows of one trajectory with its end in the row after those that were reached, and in all
-    that follow, unless it has failed; and the number of rows up to the end.
+    that follow, unless it has failed; and the number of rows with the end.
 
     **Arguments:**
 

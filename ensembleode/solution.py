@@ -110,9 +110,9 @@ class ODESolution(_Solution):
     - `integral`: the integral of the problem's `integrand` from the start to each time, in the
         structure of the integrand with leaves `[time, ...]`; None without an integrand.
     - `u0`, `p`: the initial state and the parameters, in the structure of the problem's.
-    - `length`: how many of the times were reached, with the event that ended it. If times differ
-        between trajectories or an event ended it, the solution is cut to this length outside of
-        `jit`; if it failed, the other states are NaN.
+    - `length`: how many of the times were reached; states after that are NaN if it failed. If times
+        differ between trajectories or an event ended it, solutions are cut to this length, and to
+        the end, outside of `jit`.
     - `engine`: which engine ran, and why.
     - `events`: with callbacks, its [`Events`][ensembleode.Events].
     - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
@@ -277,9 +277,9 @@ class EnsembleSolution(_Solution):
 
     @property
     def end(self) -> End:
-        """Where the trajectories have [stopped][ensembleode.End], also under `jit`: `sim.end.t[i]` is
-        `sim[i].t[-1]`, for each trajectory that succeeded. It is differentiable, as are the times of
-        the events that ended trajectories.
+        """Where the trajectories have [stopped][ensembleode.End], also under `jit`. For a trajectory
+        that succeeded, `sim.end.t[i]` is `sim[i].t[-1]`. Where events ended trajectories, their
+        times have derivatives, too.
 
         **Raises:** `TypeError` for outputs and for a reduced ensemble.
 
@@ -354,7 +354,8 @@ class EnsembleSolution(_Solution):
         every = self.u, self.integral, self.p_at, values, self._ended
         *rows, values, ended = jax.tree.map(lambda x: x[i], every)
         rows, saved_t = End(t, *rows), t
-        length, retcode = self.lengths[i], self.retcode[i]
+        count = length = self.lengths[i]
+        retcode = self.retcode[i]
         dense = None if self._dense is None else self._dense.of(i)
         is_known = not is_tracer(length)
         retcode = ReturnCode(int(retcode)) if is_known else retcode
@@ -364,10 +365,9 @@ class EnsembleSolution(_Solution):
             reached = slice(0, max(1, int(length)))
             saved_t, values = jax.tree.map(lambda x: x[reached], (t, values))
         if (may_lack and not is_known) or retcode is ReturnCode.Terminated:
-            rows, length = with_end(rows, ended, length, retcode, adds=self._adds_end)
+            rows, count = with_end(rows, ended, length, retcode, adds=self._adds_end)
         if is_cut:
-            length = int(length)
-            reached = slice(0, max(1, length))
+            reached = slice(0, max(1, int(count)))
             rows = jax.tree.map(lambda x: x[reached], rows)
             dense = None if dense is None else dense.rows(reached)
         u, t, integral = rows.u, rows.t, rows.integral

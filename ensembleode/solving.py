@@ -334,24 +334,24 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
     given = job.trajectories.given and job.trajectories.given.of(0)
-    t, reached = outcome.t, outcome.length
+    t = outcome.t
     if job.traced:
-        outcome = outcome_with_end(job, outcome)
+        outcome, _ = outcome_with_end(job, outcome)
         sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
         return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
     outcome = jax.block_until_ready(outcome)
     retcode = ReturnCode(int(outcome.retcode))
-    is_cut = job.plan.own_times
+    is_cut, count = job.plan.own_times, outcome.length
     if retcode is ReturnCode.Terminated:
-        is_cut, outcome = True, outcome_with_end(job, outcome)
+        is_cut, (outcome, count) = True, outcome_with_end(job, outcome)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in ("length", *COUNTS)}
     known["retcode"] = retcode
     if is_cut:
         rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral", "p_at")}
-        known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
+        known |= jax.tree.map(lambda x: x[: max(1, int(count))], rows)
         if job.trajectories.times_of_values is None:
             values = t, outcome.saved
-            t, known["saved"] = jax.tree.map(lambda x: x[: max(1, int(reached))], values)
+            t, known["saved"] = jax.tree.map(lambda x: x[: max(1, known["length"])], values)
     outcome = outcome._replace(**known)
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:

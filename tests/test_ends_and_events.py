@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
+from ensembleode.core import every_event
 from ensembleode.ground import logs
 
 
@@ -58,10 +59,13 @@ def test_known_times_are_counted_in_a_trace(kind):
 
 
 def clock(rate, most=None, end=10.0):
-    """Ticks whenever the first component reaches 1; the second one counts them."""
-    ticks = eo.ContinuousCallback(
-        lambda u, t, integrator: u[0] - 1.0, lambda i: eo.remake(i, u=i.u.at[0].set(0.0).at[1].add(t_of(i)))
-    )  # fmt: skip
+    """A clock that ticks whenever the first component reaches 1; the second one adds up the
+    times."""
+
+    def tick(integrator):
+        return eo.remake(integrator, u=jnp.stack([0.0, integrator.u[1] + integrator.t]))
+
+    ticks = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 1.0, tick)
     prob = eo.ODEProblem(
         lambda u, rate, t: jnp.stack([rate, 0.0 * rate]), jnp.zeros(2), (0.0, end), rate,
         callback=ticks,
@@ -69,15 +73,9 @@ def clock(rate, most=None, end=10.0):
     return eo.solve(prob, max_events=most, **TIGHT)
 
 
-def t_of(integrator):
-    return integrator.t
-
-
 def test_events_beyond_the_record_act(monkeypatch):
     """States and their derivatives are those of all events, whatever the record has, and a warning
     says what it lacks."""
-    from ensembleode.core import every_event
-
     monkeypatch.setattr(every_event, "_MOST_TRACED", 20)
     logs.log_once.cache_clear()
     rate = 4.06
@@ -189,7 +187,7 @@ def test_where_a_solve_stopped_is_its_last_row(how):
     for found in (views, of_output(speeds), jax.jit(of_output)(speeds), jax.jit(of_end)(speeds)):
         np.testing.assert_allclose(found, expected, **close)
     for view in sim:
-        assert len(view.t) == len(view.u) == view.length
+        assert len(view.t) == len(view.u)
         assert np.isfinite(view.u).all()
     # The time is 2 / speed where it lands.
     slope = np.array([-0.5, 0.0, -0.5])
@@ -203,7 +201,8 @@ def test_where_a_solve_stopped_is_its_last_row(how):
 
 
 def test_a_failure_has_no_end():
-    prob = eo.ODEProblem(lambda u, p, t: p * u**2, 1.0, (0.0, 2.0), 0.1, callback=eo.ContinuousCallback(lambda u, t, i: u - 50.0, eo.terminate))  # fmt: skip
+    large = eo.ContinuousCallback(lambda u, t, i: u - 50.0, eo.terminate)
+    prob = eo.ODEProblem(lambda u, p, t: p * u**2, 1.0, (0.0, 2.0), 0.1, callback=large)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=0.1 + 0.9 * ctx.index))
     sim = eo.solve(ens, trajectories=2, saveat=0.5, maxiters=12, dtmax=0.2)
     assert sim.retcode.tolist() == [eo.ReturnCode.Success, eo.ReturnCode.MaxIters]
@@ -216,15 +215,14 @@ def test_a_failure_has_no_end():
 
 def test_the_end_where_the_record_is_too_short(monkeypatch):
     """Neither an event that isn't recorded, nor one of a callback without a record, loses it."""
-    from ensembleode.core import every_event
-
-    monkeypatch.setattr(every_event, "_MOST_TRACED", 3)
+    monkeypatch.setattr(every_event, "_RECORD", 0)
+    monkeypatch.setattr(every_event, "MOST_EVENTS", 3)
     stop = eo.ContinuousCallback(
         lambda u, t, i: t - 7.77, eo.terminate, save_positions=(False, False)
     )
 
     def solve(k, **options):
-        sol = decay(k, eo.CallbackSet(eo.PresetTimeCallback(jnp.arange(1.0, 9.0), added), stop), **options)
+        sol = decay(k, eo.CallbackSet(doses(8), stop), **options)
         return jnp.stack([sol.t[-1], sol.u[-1, 0]])
 
     exact = sum(np.exp(-0.1 * (7.77 - i)) for i in range(1, 8))
@@ -262,7 +260,24 @@ def test_ends_on_disk(tmp_path):
 #
 
 
-@settings(max_examples=12, deadline=None)
+def dosed(k, times, saved, after):
+    """The states and doses at saved times. Each dose is half of the one before."""
+
+    def dose(i):
+        return eo.remake(i, u=i.u + i.p["dose"], p={**i.p, "dose": i.p["dose"] / 2})
+
+    prob = eo.ODEProblem(
+        lambda u, p, t: -p["k"] * u, jnp.ones(1), (0.0, 3.5), {"k": k, "dose": jnp.ones(())},
+        callback=eo.PresetTimeCallback(times, dose),
+    )  # fmt: skip
+    sol = eo.solve(prob, saveat=saved, save_after_events=after, **TIGHT)
+    return sol.u[:, 0], sol.p_at["dose"]
+
+
+DOSED = [jax.jit(f, static_argnums=3) for f in (dosed, jax.jacrev(dosed), jax.jacfwd(dosed))]
+
+
+@settings(max_examples=30, deadline=None)
 @given(
     times=st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0]), min_size=1, max_size=6),
     saved=st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.25, 2.0, 2.0, 3.0]), min_size=4, max_size=4),
@@ -271,33 +286,17 @@ def test_ends_on_disk(tmp_path):
 def test_rows_at_the_time_of_events(times, saved, after):
     """With derivatives of both modes; a dose at the start is part of the start."""
     times, saved = np.unique(times), np.sort(saved)
-    padded = jnp.asarray(np.concatenate([times, np.full(6 - len(times), np.inf)]))
-
-    def solve(k):
-        def dose(i):
-            return eo.remake(i, u=i.u + i.p["dose"], p={**i.p, "dose": i.p["dose"] / 2})
-
-        prob = eo.ODEProblem(
-            lambda u, p, t: -p["k"] * u, jnp.ones(1), (0.0, 3.5), {"k": k, "dose": jnp.ones(())},
-            callback=eo.PresetTimeCallback(padded, dose),
-        )  # fmt: skip
-        sol = eo.solve(prob, saveat=jnp.asarray(saved), save_after_events=after, **TIGHT)
-        return sol.u[:, 0], sol.p_at["dose"]
-
+    padded = np.concatenate([times, np.full(6 - len(times), np.inf)])
+    (u, dose), *slopes = (f(0.3, padded, saved, after) for f in DOSED)
     past = (times < saved[:, None]) | ((times == saved[:, None]) & (after | (times == 0.0)))
     sizes = 0.5 ** np.arange(len(times))
-
-    def exact(k):
-        left = jnp.where(past, sizes[None] * jnp.exp(-k * (saved[:, None] - times[None])), 0.0)
-        return jnp.exp(-k * saved) + left.sum(1)
-
-    jitted = jax.jit(solve)
-    u, dose = jitted(0.3)
-    np.testing.assert_allclose(u, exact(0.3), rtol=1e-7)
+    left = np.where(past, sizes * np.exp(-0.3 * (saved[:, None] - times)), 0.0)
+    np.testing.assert_allclose(u, np.exp(-0.3 * saved) + left.sum(1), rtol=1e-7)
     np.testing.assert_array_equal(dose, 0.5 ** past.sum(1))
-    expected = jax.jacfwd(exact)(0.3)
-    for mode in (jax.jacrev, jax.jacfwd):
-        np.testing.assert_allclose(mode(lambda k: jitted(k)[0])(0.3), expected, atol=1e-7)
+    slope = -saved * np.exp(-0.3 * saved) - (left * (saved[:, None] - times)).sum(1)
+    for found, of_dose in slopes:
+        np.testing.assert_allclose(found, slope, atol=1e-7)
+        np.testing.assert_array_equal(of_dose, 0.0)
 
 
 def test_rows_after_events_that_are_searched():

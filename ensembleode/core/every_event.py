@@ -35,17 +35,16 @@ def first_room(every: Trajectories) -> tuple[int, int]:
     events, given = every.events, every.options["max_events"]
     if events is None or not events.is_kept:
         return 0, 0
-    if given is not None:
-        return given, given
-    room = 1 if events.only_ends else events.known + events.unforeseen * MOST_EVENTS
+    if events.only_ends:
+        room = sum(x.is_kept for x in events.callbacks)
+    else:
+        room = given or events.known + events.unforeseen * MOST_EVENTS
     return room, room
 
 
 def with_room_of_trace(job: Job, n: int) -> Job:
-    """The job with the room for events of a traced solve of `n` trajectories, and room in the
-    states' own course for as many as there may be outside of `jit`.
-
-    It says once what the record doesn't have, where it may lack events.
+    """The job of a traced solve of `n` trajectories, with a record of as many events as it has memory
+    for, past which trajectories go on. A warning says so where the record may be too short.
     """
     plan, events = job.plan, job.plan.events
     given = job.trajectories.options["max_events"]
@@ -63,8 +62,8 @@ def with_room_of_trace(job: Job, n: int) -> Job:
         if not plan.engine.closed:
             last, later = room, "a trajectory that has more ends with ReturnCode.MaxEvents"
         log_once(
-            "inside jit, grad or vmap it is not known how many events a trajectory will have, so "
-            f"sol.events has room for some; {later}. Pass max_events, as many as there may be."
+            "inside jit, grad or vmap there is limited room for the events of a trajectory, as many "
+            f"as sol.events.t.shape says: {later}. Pass max_events, as many as there may be."
         )
     return with_output(job.replan(max_events=room, last_event=last))
 

@@ -221,7 +221,7 @@ def with_output(job: Job) -> Job:
         if apart is not None:
             result, values = apart(result, numbers)
         outcome, saved = _as_given(plan, result), saved_of(job, result.t, values)
-        sol = solution_of(outcome_with_end(job, outcome), plan, numbers)
+        sol = solution_of(outcome_with_end(job, outcome)[0], plan, numbers)
         sol = dataclasses.replace(sol, saved=saved)
         got = output_func(sol, EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
@@ -305,16 +305,16 @@ def adds_end(job: Job) -> bool:
     return bool(np.asarray(known[0])[-1] != known[1])
 
 
-def outcome_with_end(job: Job, outcome: Outcome) -> Outcome:
-    """The outcome of one trajectory with its end in rows that were not reached: see
-    `events.with_end`."""
+def outcome_with_end(job: Job, outcome: Outcome) -> tuple[Outcome, Any]:
+    """The outcome of one trajectory with its end in rows that were not reached, and the number of
+    rows with the end: see `events.with_end`."""
     if not (job.plan.may_end or job.plan.saving.mode == "steps"):
-        return outcome
+        return outcome, outcome.length
     names = "t", "u", "integral", "p_at"
     rows = End(*(getattr(outcome, name) for name in names))
     at = outcome.ended, outcome.length, outcome.retcode
-    rows, length = with_end(rows, *at, adds=adds_end(job))
-    return outcome._replace(**{name: getattr(rows, name) for name in names}, length=length)
+    rows, count = with_end(rows, *at, adds=adds_end(job))
+    return outcome._replace(**{name: getattr(rows, name) for name in names}), count
 
 
 def saved_of(job: Job, t: Any, values: Any) -> Saved | None:

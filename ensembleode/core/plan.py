@@ -135,7 +135,7 @@ class Plan:
         these."""
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
-        events = self.events, self.max_events, self.last_event
+        events = self.events, self.max_events, self.last_event, self.keeps_end
         programs = self.field, *state, self.batched, self.output, *events, *self.beside
         more = [x for x in (self.form, self.apart) if x is not None]
         return (*solver, *programs, *more)

@@ -118,7 +118,7 @@ def _pulled(flow: Flow, lanes: Lane, known: Known, c: Sequence) -> list:
 
 def _asked(flow: Flow, c: Sequence) -> tuple[Flow, list]:
     """The flow and its cotangents, without the rows of events where their cotangent is zero."""
-    if all(map(is_zero, c[1:])):
+    if len(c) > 1 and is_zero(c[1]):
         flow, c = without_events(flow), c[:1]
     return flow, list(map(ad.instantiate_zeros, c))
 

@@ -90,7 +90,7 @@ def _doubled(w: Any, c: Any) -> Any:
 
 
 def parted(flow: Flow, operands: Sequence) -> tuple[Sequence, Sequence, Sequence]:
-    """The operands `c`, `v` and `w` of `bend`: `c` and `w` are lists as long as that of the rows."""
+    """The operands `c`, `v` and `w` of `bend`, where `c` and `w` are lists like the rows."""
     n = len(sizes_of(flow))
     return operands[:n], operands[n:-n], operands[-n:]
 

@@ -151,9 +151,9 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
     if retcode is ReturnCode.Terminated and events is not None:
         many = jax.tree.map(lambda x: np.asarray(x)[None], (u, t, lengths, Stats(*stats), events))
         u, t, lengths, stats, events = many
-        codes = np.asarray([retcode.value], np.int8)
-        of_ends = _of_ends(events, codes)
-        return EnsembleSolution(u, t, codes, lengths, stats, *about, events=events, **of_ends)[0]
+        code = np.asarray([retcode.value], np.int8)
+        of_ends = _of_ends(events, code)
+        return EnsembleSolution(u, t, code, lengths, stats, *about, events=events, **of_ends)[0]
     return ODESolution(u, t, retcode, one, int(lengths), None, engine, events=events)
 
 

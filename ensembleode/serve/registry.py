@@ -106,7 +106,8 @@ class Registry:
         - `labels`: the names of the components of the state; or `{"u0": [...], "p": [...]}`.
         - `options`: those of the solver (`abstol=`, `reltol=`, `dt=`, ...), and `callback=`.
             Answers then have the events, of which a trajectory may have `max_events=`, by default
-            16 and as many as there are known times. (Callbacks with `save_positions=(False, False)` may act any number of times.)
+            16 besides those at known times. (Callbacks with `save_positions=(False, False)` may act
+            any number of times.)
 
         **Returns:** the registry.
 
