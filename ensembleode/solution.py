@@ -277,9 +277,9 @@ class EnsembleSolution(_Solution):
 
     @property
     def end(self) -> End:
-        """Where the trajectories have [stopped][ensembleode.End], also under `jit`. For a trajectory
-        that succeeded, `sim.end.t[i]` is `sim[i].t[-1]`. Where events ended trajectories, their
-        times have derivatives, too.
+        """Where trajectories have [stopped][ensembleode.End], also under `jit`: `sim.end.t[i]` is
+        `sim[i].t[-1]` if that trajectory succeeded. The times of events that ended trajectories
+        have derivatives, too.
 
         **Raises:** `TypeError` for outputs and for a reduced ensemble.
 

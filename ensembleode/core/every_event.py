@@ -38,13 +38,13 @@ def first_room(every: Trajectories) -> tuple[int, int]:
     if events.only_ends:
         room = sum(x.is_kept for x in events.callbacks)
     else:
-        room = given or events.known + events.unforeseen * MOST_EVENTS
+        room = given or max(1, events.known + events.unforeseen * MOST_EVENTS)
     return room, room
 
 
 def with_room_of_trace(job: Job, n: int) -> Job:
-    """The job of a traced solve of `n` trajectories, with a record of as many events as it has memory
-    for, past which trajectories go on. A warning says so where the record may be too short.
+    """The job of a traced solve of `n` trajectories, with a record of as many events as there is
+    memory for, past which trajectories go on. A warning says so where that may be too few.
     """
     plan, events = job.plan, job.plan.events
     given = job.trajectories.options["max_events"]
@@ -53,17 +53,17 @@ def with_room_of_trace(job: Job, n: int) -> Job:
     assert events is not None
     if events.only_ends:
         return job
-    last = events.known + events.unforeseen * _MOST_ROOM
+    last = max(1, events.known + events.unforeseen * _MOST_ROOM)
     fitting = max(MOST_EVENTS, _RECORD // (n * _bytes(plan)))
     foreseen = min(_MOST_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
-    room = min(events.known + foreseen, fitting)
+    room = max(1, min(events.known + foreseen, fitting))
     if room < last:
         later = "later ones act, and are counted, but are not in its arrays"
         if not plan.engine.closed:
             last, later = room, "a trajectory that has more ends with ReturnCode.MaxEvents"
         log_once(
-            "inside jit, grad or vmap there is limited room for the events of a trajectory, as many "
-            f"as sol.events.t.shape says: {later}. Pass max_events, as many as there may be."
+            "inside jit, grad or vmap there is limited room for the events of a trajectory, as "
+            f"sol.events.t.shape says: {later}. Pass max_events, as many as there may be."
         )
     return with_output(job.replan(max_events=room, last_event=last))
 

@@ -71,8 +71,8 @@ def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
 
 def _pull(flow: Flow, lanes: Lane, known: Known, *c: Any) -> list:
     # The cotangents of rows that were not reached may be NaN.
-    c = list(map(where, is_there(flow, known), c))
-    u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, c)
+    cotangents = list(map(where, is_there(flow, known), c))
+    u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, cotangents)
     own = zip(parameters, flow.own, strict=True)
     parameters = [where(known.ok, x) if is_own else x for x, is_own in own]
     return [where(known.ok, u0), *parameters]

@@ -94,8 +94,8 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
 
 
 def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
-    """Where each of `n` trajectories starts, and where it ends, `[trajectory, 2]`: at `t1`, or where an
-    event ended it."""
+    """Where each of `n` trajectories starts, and where it ends, at `t1` or by an event:
+    `[trajectory, 2]`."""
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
     if ended is not None:

@@ -55,6 +55,7 @@ class EventsBack:
 
     - `count`: how many events of the trajectory are left.
     - `at_end`: whether no event has been passed yet.
+    - `cotangents`: those of the rows of events.
     - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
     - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
     - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
@@ -63,7 +64,9 @@ class EventsBack:
 
     def __init__(self, replay: Replay, events: Events, jumps: Jumps):
         self.replay, self.b, self.events, self.jumps = replay, replay.b, events, jumps
-        b, p = self.b, replay.problem
+        b, p, cotangents = self.b, replay.problem, replay.cotangents.events
+        assert cotangents is not None
+        self.cotangents = cotangents
         self.count, self.at_end = b.variable(I64, 0), b.variable(BOOL, False)
         self.cut = b.variable(BOOL, False)
         reads = any("uprev" in x.part.extras for x in events.jumps)
@@ -74,13 +77,12 @@ class EventsBack:
     def load(self, mask: Value, count: Value) -> None:
         """Start on the way back, in the lanes of the mask, from behind so many events."""
         self.count.set_where(mask, count)
-        self.at_end.set_where(mask, self.replay.cotangents.events.ends.ne(0))
+        self.at_end.set_where(mask, self.cotangents.ends.ne(0))
 
     def _of_event(self, slot: Value, mask: Value) -> list[Value]:
         """The cotangents of the rows of an event in the lanes of the mask; zero in the others."""
-        replay, of = self.replay, self.replay.cotangents.events
-        index, size = replay.held.index.get(), replay.problem.size
-        places = of.places(replay.order, slot, index, size)
+        replay, of = self.replay, self.cotangents
+        places = of.places(replay.order, slot, replay.held.index.get(), replay.problem.size)
         return [of.buffer.gather(place, mask, 0) for row in places for place in row]
 
     def saves_after(self, marks: Sequence[Value]) -> Value:
@@ -185,7 +187,7 @@ class EventsBack:
         of_event = [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)
-            event, of = self.count.get(), replay.cotangents.events
+            event, of = self.count.get(), self.cotangents
             of_event = self._of_event(event + of.ends, x.here & (event < of.room))
         if self.events.may_end:
             last = self._of_event(self.b.constant(0, I64), x.here & self.at_end.get())

@@ -246,22 +246,23 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
     outputs.append(_counts(d, n))
     found = _run(plan, *_to_solve(d, plan, lanes, mask, outputs))
     *found, counts = found[: len(outputs)]
-    slots = marks = None
+    of_events: list = []
     if events is not None:
-        *found, slots, marks = (
-            x if i < len(found) - 2 else _trajectories_before_rows(d, x)
-            for i, x in enumerate(found)
-        )
+        of_events = [_trajectories_before_rows(d, x) for x in found[-2:]]
+        found = found[:-2]
     u, *t = [_trajectories_first(d, x) for x in found]
-    u = u.reshape(n, saved, *plan.state.shape)
-    rows = [u] if not plan.event_slots else [u, slots.reshape(n, -1, *plan.state.shape)]
+    rows = [u.reshape(n, saved, *plan.state.shape)]
+    if plan.event_slots:
+        rows.append(of_events[0].reshape(n, -1, *plan.state.shape))
     if rows_alone:
         return rows
     counted = dict(zip(d.counted, counts[4:], strict=True))
     codes = counts[0].astype(jnp.int8)
-    happened, ended = _events_of(plan, rows[1:], marks, codes, counted.get("events"))
+    happened, ended = None, None
+    if plan.event_slots:
+        happened, ended = _events_of(plan, rows[1], of_events[1], codes, counted["events"])
     left = Left(
-        u,
+        rows[0],
         t[0] if saving.mode == "steps" else None,
         counts[3],
         codes,
@@ -342,19 +343,16 @@ def _rows_before_trajectories(d: Description, x: Any) -> Any:
 
 
 def _events_of(
-    plan: Plan, rows: Sequence, marks: Any, codes: Any, count: Any
+    plan: Plan, rows: Any, marks: Any, codes: Any, count: Any
 ) -> tuple[Happened | None, End | None]:
-    """The events, from their rows `[trajectory, 3 slot, *state]`, where there are slots."""
-    if not rows:
-        return None, None
-    n, events = len(codes), plan.events
-    assert events is not None
+    """The events, from their rows `[trajectory, 3 slot, *state]`."""
+    n = len(codes)
     there = jnp.arange(plan.max_events, dtype=count.dtype)[None] < count[:, None]
     is_end = (codes == ReturnCode.Terminated.value)[:, None]
     slots = jnp.concatenate([is_end, there], axis=1) if plan.keeps_end else there
     slots = jnp.repeat(slots, EVENT_ROWS, axis=1)
     mask = slots.reshape(*slots.shape, *(1,) * len(plan.state.shape))
-    found, ended = events_in(plan, jnp.where(mask, rows[0], jnp.nan))
+    found, ended = events_in(plan, jnp.where(mask, rows, jnp.nan))
     if not plan.max_events:
         return None, ended
     which, crossed = jnp.split(marks.reshape(n, plan.max_events, -1), [1], axis=2)
