@@ -91,8 +91,8 @@ def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
 def with_end(
     rows: End, ended: End | None, length: Any, retcode: Any, *, adds: bool
 ) -> tuple[End, Any]:
-    """The rows of one trajectory with its end in the row after those that were reached, and in all
-    that follow, unless it has failed; and the number of rows with the end.
+    """The rows of one trajectory with its end in the last one, unless it has failed; and how many
+    were reached, with the end.
 
     **Arguments:**
 
@@ -113,8 +113,16 @@ def with_end(
         end = jax.tree.map(lambda x, y: jnp.where(is_end, x, y), ended, end)
         start = jnp.where(lacks, jnp.minimum(length, rows.t.size - 1), length)
         length = jnp.where(lacks, start + 1, length)
-    past = (jnp.arange(rows.t.size, dtype=start.dtype) >= start) & is_successful(retcode)
-    return jax.tree.map(lambda x, y: _where(past, y[None], x), rows, end), length
+    lacks = (start < rows.t.size) & is_successful(retcode)
+    rows = jax.tree.map(lambda x, y: x.at[-1].set(jnp.where(lacks, y, x[-1])), rows, end)
+    return rows, length
+
+
+def cut(rows: PyTree, length: int, count: int) -> PyTree:
+    """The first `length` rows; and the last one, where `count` are wanted, and these are more."""
+    if count <= length:
+        return jax.tree.map(lambda x: x[: max(1, length)], rows)
+    return jax.tree.map(lambda x: jnp.concatenate([x[:length], x[-1:]]), rows)
 
 
 def _taken(x: Any, place: Any) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
-from .events import End, end_of, Events, first_events, with_end
+from .events import cut, End, end_of, Events, first_events, with_end
 from .ground.aside import Aside
 from .ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
 from .ground.state_tree import flattened
@@ -120,8 +120,9 @@ class ODESolution(_Solution):
         `p` with leaves `[time, ...]`, and None for all others; None where none change.
 
     Where an event has ended it, `t[-1]` and `u[-1]` are the event's, whatever else is saved. Inside
-    of `jit` and of an `output_func`, the rows after the end repeat it, and there is one more row
-    for it where it isn't known that `t1` is saved.
+    of `jit` and of an `output_func`, the last row is the end, after rows of NaN that were not
+    reached; where an event may end it, and the end of `tspan` isn't known to be saved, there is one
+    more row for that.
 
     Called with times, it interpolates (after `save_everystep=True`).
     """
@@ -362,14 +363,12 @@ class EnsembleSolution(_Solution):
         may_lack = own_times or ended is not None
         is_cut = is_known and (own_times or retcode is ReturnCode.Terminated)
         if is_cut and self.saved is not None and not self.saved.has_own_times:
-            reached = slice(0, max(1, int(length)))
-            saved_t, values = jax.tree.map(lambda x: x[reached], (t, values))
+            saved_t, values = cut((t, values), int(length), int(length))
         if (may_lack and not is_known) or retcode is ReturnCode.Terminated:
             rows, count = with_end(rows, ended, length, retcode, adds=self._adds_end)
         if is_cut:
-            reached = slice(0, max(1, int(count)))
-            rows = jax.tree.map(lambda x: x[reached], rows)
-            dense = None if dense is None else dense.rows(reached)
+            rows = cut(rows, int(length), int(count))
+            dense = None if dense is None else dense.rows(slice(len(rows.t)))
         u, t, integral = rows.u, rows.t, rows.integral
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)

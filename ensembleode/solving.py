@@ -46,7 +46,7 @@ from .engines.choice import NoEngine
 from .engines.compiled.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
-from .events import first_events
+from .events import cut, first_events
 from .executors import executor_for
 from .executors.places import NotHere, Place, places
 from .ground.aside import Aside
@@ -348,10 +348,10 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     known["retcode"] = retcode
     if is_cut:
         rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral", "p_at")}
-        known |= jax.tree.map(lambda x: x[: max(1, int(count))], rows)
+        known |= cut(rows, known["length"], int(count))
         if job.trajectories.times_of_values is None:
             values = t, outcome.saved
-            t, known["saved"] = jax.tree.map(lambda x: x[: max(1, known["length"])], values)
+            t, known["saved"] = cut(values, known["length"], known["length"])
     outcome = outcome._replace(**known)
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:

@@ -12,6 +12,8 @@ import ensembleode as eo
 from ensembleode.core import every_event
 from ensembleode.ground import logs
 
+from .marks import slow_unless
+
 
 TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
 
@@ -148,7 +150,7 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize("how", SAVED)
+@pytest.mark.parametrize("how", [slow_unless(x in ("before", "steps"), x) for x in SAVED])
 def test_where_a_solve_stopped_is_its_last_row(how):
     """Alone, in a view, in `output_func`, staged or not, with derivatives."""
     options = SAVED[how]
@@ -184,20 +186,28 @@ def test_where_a_solve_stopped_is_its_last_row(how):
     close = {"rtol": 1e-7, "atol": 1e-7}
     sim = ensemble(speeds)
     views = np.stack([[x.t[-1], *x.u[-1]] for x in sim])
-    for found in (views, of_output(speeds), jax.jit(of_output)(speeds), jax.jit(of_end)(speeds)):
+    for found in (views, of_output(speeds), of_end(speeds)):
         np.testing.assert_allclose(found, expected, **close)
     for view in sim:
         assert len(view.t) == len(view.u)
         assert np.isfinite(view.u).all()
     # The time is 2 / speed where it lands.
     slope = np.array([-0.5, 0.0, -0.5])
-    for f in (last, jax.jit(last)):
-        np.testing.assert_allclose(f(2.0), expected[0], **close)
-        np.testing.assert_allclose(jax.jacrev(f)(2.0), slope, **close)
+    np.testing.assert_allclose(last(2.0), expected[0], **close)
+    np.testing.assert_allclose(jax.jit(jax.jacrev(last))(2.0), slope, **close)
     for f in (of_output, of_end):
-        np.testing.assert_allclose(jax.jacrev(f)(speeds)[0, :, 0], slope, **close)
-    if how in ("ends", "spacing"):
-        np.testing.assert_allclose(jax.jacfwd(jax.jacrev(last))(2.0), [0.5, 0.0, 0.5], **close)
+        np.testing.assert_allclose(jax.jit(jax.jacrev(f))(speeds)[0, :, 0], slope, **close)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"saveat": 0.6}])
+def test_second_derivatives_of_ends(options):
+    def last(speed):
+        sol = falling(speed, lands(0.0), **options)
+        return jnp.stack([sol.t[-1], *sol.u[-1]])
+
+    found = jax.jit(jax.jacfwd(jax.jacrev(last)))(2.0)
+    np.testing.assert_allclose(found, [0.5, 0.0, 0.5], rtol=1e-7, atol=1e-7)
 
 
 def test_a_failure_has_no_end():

@@ -306,8 +306,8 @@ def adds_end(job: Job) -> bool:
 
 
 def outcome_with_end(job: Job, outcome: Outcome) -> tuple[Outcome, Any]:
-    """The outcome of one trajectory with its end in rows that were not reached, and the number of
-    rows with the end: see `events.with_end`."""
+    """The outcome of one trajectory with its end in the last row, and how many rows were reached,
+    with the end: see `events.with_end`."""
     if not (job.plan.may_end or job.plan.saving.mode == "steps"):
         return outcome, outcome.length
     names = "t", "u", "integral", "p_at"
