@@ -244,6 +244,8 @@ class EnsembleSolution(_Solution):
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
     - `events`: with callbacks, their [`Events`][ensembleode.Events] over the trajectories.
     - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
+    - `p_at`: the parameters that affects change, `[trajectory, time, ...]`: see
+        [`ODESolution`][ensembleode.ODESolution]. `end`: where the trajectories stopped.
 
     For any batches and any ensemble algorithm, `u` and `t` are JAX arrays, and outside of `jit`,
     `retcode`, `lengths` and `stats` are NumPy arrays. With an accelerator, results that were
