@@ -167,8 +167,9 @@ def solve(
         has more ends with `ReturnCode.MaxEvents`. By default as many as there are: events at known
         times are counted, and of others there may be 8,192 (where a trajectory has more than 16 of
         these, all are solved again with more room). Inside `jit` there is room for 1,024 of these,
-        and for fewer where those of all trajectories would take more than 16 MiB, which a warning
-        says; later ones act, too, and `sim.events.count` counts them.
+        and for fewer where those of all trajectories would take more than 16 MiB (2 MiB in a
+        gradient outside of `jit`), which a warning says; later ones act, too, and
+        `sim.events.count` counts them.
     - `initializealg`: the treatment of a start at which the algebraic equations of a mass matrix
         don't hold: by default [`CheckInit()`][ensembleode.CheckInit], which gives a return code; or
         [`BrownFullBasicInit()`][ensembleode.BrownFullBasicInit], which solves them.

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..ground.logs import log_once
 from ..ground.retcode import ReturnCode
+from ..tracing.program import being_staged
 from .events import EVENT_ROWS
 from .job import Job, with_output
 from .lane import Trajectories
@@ -24,9 +25,10 @@ MOST_EVENTS = 16
 _MORE = 8
 # The largest room. A ball that comes to rest bounces ever more often, and no room is enough for it.
 _MOST_ROOM = 2**13
-# The largest room for events whose number nobody knows in a traced solve; there is less of it where
-# the record of all trajectories would take more than so many bytes.
-_MOST_TRACED, _RECORD = 2**10, 2**24
+# The largest room for events whose number nobody knows in a traced solve. There is less of it where
+# the record of all trajectories would take more than so many bytes, and an eighth of these outside
+# of `jit`, where each operation passes over it, whether anybody reads it or not.
+_MOST_TRACED, _RECORD, _EAGER = 2**10, 2**24, 8
 
 
 def first_room(every: Trajectories) -> tuple[int, int]:
@@ -54,7 +56,8 @@ def with_room_of_trace(job: Job, n: int) -> Job:
     if events.only_ends:
         return job
     last = max(1, events.known + events.unforeseen * _MOST_ROOM)
-    fitting = max(MOST_EVENTS, _RECORD // (n * _bytes(plan)))
+    record = _RECORD if being_staged() else _RECORD // _EAGER
+    fitting = max(MOST_EVENTS, record // (n * _bytes(plan)))
     foreseen = min(_MOST_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
     room = max(1, min(events.known + foreseen, fitting))
     if room < last:
