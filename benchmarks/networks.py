@@ -1,14 +1,11 @@
 """Networks whose weights all trajectories share: the compiled engine, lanes, and C++ by hand.
 
     python benchmarks/networks.py [--widths 16,64] [--trajectories 16,256] [--dtype float32]
-        [--precision BF16_BF16_F32_X3]
 
 A network 2 -> W -> W -> 2 with tanh is solved from 0 to 1 by Tsit5, with ten fixed steps and
 adaptively at 1e-5, and differentiated by the states of each trajectory and by all weights. All run
 in turns in one process, on one core, without JAX's cache on disk. C++ (networks.cpp, with g++ or
 $CXX, the better of two widths) has fixed steps only, float32, and multiples of 64 trajectories.
-
-With --precision, the compiled engine also runs with all products at that precision of JAX.
 
 A cell has the median CPU time in milliseconds, and the CPU time of the first call in seconds; that
 of C++ has the time of a solve, and in brackets the ratios of compiled's two times to it. The last
@@ -47,10 +44,9 @@ def case(width, n, dtype):
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), (rng.normal(size=(n, 2)), p))
 
 
-def functions(engine, n, options, precision=None):
-    """The solve and its gradient, with products of this precision."""
+def functions(engine, n, options):
+    """The solve and its gradient."""
 
-    @jax.default_matmul_precision(precision)
     def solve(u0, p):
         prob = eo.ODEProblem(tanh_network, u0[0], (0.0, 1.0), p)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
@@ -90,15 +86,11 @@ def main():
     parser.add_argument("--widths", default="16,64,128,256")
     parser.add_argument("--trajectories", default="16,256,1024,4096")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--precision")
     parser.add_argument("--budget", type=float, default=5.0)
     given = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_enable_x64", True)
-    engines = {x: (x, None) for x in ENGINES}
-    if given.precision:
-        engines |= {f"compiled {given.precision}": ("compiled", given.precision)}
-    ways = [f"{engine}, {what}" for what in ("solve", "gradient") for engine in engines]
+    ways = [f"{engine}, {what}" for what in ("solve", "gradient") for engine in ENGINES]
     about, core = machine("ensembleode", "jax"), last_core()
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
     print(line(["W", "trajectories", "steps", *ways, "C++", "difference"]))
@@ -107,16 +99,16 @@ def main():
             args = case(width, n, given.dtype)
             for name, options in STEPS.items():
                 with held(None if core is None else {core}):
-                    found = cells(width, n, args, options, engines, ways, given.budget)
+                    found = cells(width, n, args, options, ways, given.budget)
                 print(line([width, n, name, *found]), flush=True)
 
 
-def cells(width, n, args, options, engines, ways, budget):
+def cells(width, n, args, options, ways, budget):
     """The cells of a row: of the ways, of C++, and the difference from it."""
     runs, firsts = {}, {}
-    for name, (engine, precision) in engines.items():
-        for what, run in functions(engine, n, options, precision).items():
-            way = f"{name}, {what}"
+    for engine in ENGINES:
+        for what, run in functions(engine, n, options).items():
+            way = f"{engine}, {what}"
             firsts[way], found = timed(run, *args, clock=time.process_time)
             runs[way] = lambda run=run: jax.block_until_ready(run(*args))
             if way == "compiled, solve":

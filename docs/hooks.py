@@ -108,10 +108,9 @@ def _methods(*, implicit: bool) -> list[type]:
 
 def capabilities() -> str:
     """A table of features by engines."""
+    shown = [x for x in FEATURES if x not in SAID_ELSEWHERE]
     rows = [f"| | {' | '.join(ENGINES)} |", f"|---|{'---|' * len(ENGINES)}"]
-    for feature in FEATURES:
-        if feature not in SAID_ELSEWHERE:
-            rows.append(f"| {' | '.join([feature, *(cell(feature, x) for x in ENGINES)])} |")
+    rows += [f"| {' | '.join([x, *(cell(x, y) for y in ENGINES)])} |" for x in shown]
     return "\n".join(rows)
 
 

@@ -88,7 +88,8 @@ class EnsembleThreads(EnsembleAlgorithm):
     argument may be committed to one device (by `jax.device_put(x, device)`). With JAX 0.10, a
     Python loop over solves should wait for results now and then (`jax.block_until_ready`), because
     devices may wait for each other for ever if many solves are launched ahead. Inside `shard_map`
-    it runs on the device of its shard.
+    it runs on the device of its shard, and where arrays are on a mesh with explicit axes, each
+    device solves all.
 
     **Throws:** `ValueError` when there are fewer than `n` CPU devices where they are needed, or
     none as `JAX_PLATFORMS` leaves them out. **Warns** once when there is only one CPU device

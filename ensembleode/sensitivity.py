@@ -152,27 +152,19 @@ def reverse_only(tree: PyTree, name: str) -> PyTree:
 
 @contextlib.contextmanager
 def explained(sensealg: Any, adjoint: str) -> Iterator[None]:
-    """Within this block, two errors of JAX's get a remedy: that of forward mode through a
-    `jax.custom_vjp`, which is a reverse-only adjoint where JAX notices it before `reverse_only`
-    does (for a Hessian, in some versions), or a function of the user's; and that of a `shard_map`
-    of the user's, which checks which values vary over the mesh, while time loops don't declare it.
+    """Within this block, JAX's error of forward mode through a `jax.custom_vjp` gets a remedy: that
+    is a reverse-only adjoint where JAX notices it before `reverse_only` does (for a Hessian, in
+    some versions), or a function of the user's.
 
     **Arguments:** `adjoint`: the name of the adjoint that is used, also if `sensealg` is None.
     """
     try:
         yield
-    except (TypeError, ValueError) as e:
-        text = str(e)
-        if "forward-mode autodiff (jvp) to a custom_vjp" in text:
+    except TypeError as e:
+        if "forward-mode autodiff (jvp) to a custom_vjp" in str(e):
             if adjoint in _HAVE_FORWARD:
                 raise TypeError(_RULES) from e
             raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
-        if "varying manual axes" in text or "manual axis types do not match" in text:
-            raise TypeError(
-                "solve can't say which of its values vary over the mesh, which shard_map checks: "
-                "pass check_vma=False to jax.shard_map (or leave shard_map out, as EnsembleThreads "
-                "and EnsembleGPUArray use all devices by themselves)."
-            ) from e
         raise
 
 

@@ -1236,26 +1236,7 @@ def test_a_derivative_rule_that_closes_over_a_traced_value(transform):
         transform(end)(-2.0)
 
 
-@pytest.mark.parametrize("engine", ["lanes", "diffrax"])
-def test_a_shard_map_that_checks_what_varies(engine):
-    def end(rates):
-        def prob_func(prob, ctx):
-            return eo.remake(prob, p=rates[ctx.index])
-
-        return solve_of(prob_func)
-
-    def solve_of(prob_func):
-        ens = eo.EnsembleProblem(decay(), prob_func)
-        return eo.solve(ens, trajectories=2, engine=engine).u[:, -1]
-
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("devices",))
-    spec = jax.sharding.PartitionSpec("devices")
-
-    def mapped(**options):
-        fn = jax.shard_map(end, mesh=mesh, in_specs=spec, out_specs=spec, **options)
-        return fn(jnp.array([-1.0, -2.0]))
-
-    with pytest.raises(TypeError, match="pass check_vma=False"):
-        mapped()
-    if engine == "lanes":
-        assert mapped(check_vma=False).shape == (2, 2)
+def test_a_field_of_integers():
+    """The advice can be taken."""
+    with pytest.raises(TypeError, match=r"returned int\d+: write out.astype\(u.dtype\)"):
+        field(lambda u, p, t: jnp.where(u > 0, 1, 2))

@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator, StepLimit
+from ..ground.alone import without_mesh
 from ..ground.state_tree import StateTree
 from ..saving_callback import SavingCallback
 from ..solvers.arithmetic import ArrayArithmetic
@@ -304,7 +305,7 @@ class Tracing:
             "of NumPy or Python, or the clock). It is traced once: draw them before, and pass them "
             "in p.",
         )
-        program, used = _without_unused(program, n, tuple(extras))
+        program, used = _without_unused(without_mesh(program), n, tuple(extras))
         program, written = with_numbers_apart(program)
         start = len(self.consts)
         self.consts += [*consts, *written]

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..dense import kept
 from ..events import End, Events, with_end
+from ..ground.alone import alone
 from ..ground.aside import Aside
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
@@ -113,12 +114,12 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     **Arguments:** `numbers`: what `_numbers` returns of its lane.
     """
     if plan.output is not None:
-        u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
+        u, rerun = alone(plan.output, output_consts, result, numbers, index, repeat, key)
         gone = dict.fromkeys(("t", "inner", "events", "ended"))
         return Outcome(*result._replace(u=u, **gone), rerun)
     values = None
     if plan.apart is not None:
-        result, values = plan.apart(output_consts, result, numbers)
+        result, values = alone(plan.apart, output_consts, result, numbers)
     given = _as_given(plan, result)._replace(saved=values)
     if plan.inner and result.inner is None:
         dense = dense_of(given, plan, (numbers.consts, numbers.p))

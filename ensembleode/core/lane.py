@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..fields import parameters_of
+from ..ground.alone import alone
 from ..ground.state_tree import StateTree
 from ..numbers import NUMBERS, of_kind
 from ..saving_callback import SavingCallback
@@ -224,7 +225,7 @@ class Trajectories:
             if several:
                 axes = [0 if b else None for b in batched]
                 fn = jax.vmap(of_one, in_axes=(axes[0], axes[1:-1], axes[-1]))
-            return lane._replace(u0=fn(u0, numbers, t0))
+            return lane._replace(u0=alone(fn, u0, numbers, t0))
 
         own, given = any(batched), self.shared
         unknown = own or any(x is None for x in (given.u0, *given.parameters, given.t0))

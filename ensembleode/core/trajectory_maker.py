@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..callbacks import all_of
+from ..ground.alone import without_mesh
 from ..ground.state_tree import StateTree, tree_of
 from ..initialization import BrownFullBasicInit
 from ..numbers import NUMBERS, of_kind, Row
@@ -17,7 +18,7 @@ from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_among, SavingCallback
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
-from ..tracing.program import is_tracer, Program, Static, trace
+from ..tracing.program import is_inexact, is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .callback_tracing import Tracing
 from .consistent_start import with_equations_after_jumps
@@ -340,7 +341,7 @@ def trace_program(
     )
     if is_field:
         _check_rate(program, u)
-    return program, tuple(consts)
+    return without_mesh(program), tuple(consts)
 
 
 def _check_rate(program: Program, u: Any) -> None:
@@ -359,11 +360,17 @@ def _check_rate(program: Program, u: Any) -> None:
             f"{out.shape}. (It is called as f(u, p, t).)"
         )
     if out.dtype != u.dtype:
+        remedy = f"write out.astype(u.dtype) for the out that it returns{_USUAL_CAUSE}"
+        if is_inexact(out):
+            remedy = (
+                f"give u0 that dtype (u0.astype('{out.dtype}')), or cast inside f{_USUAL_CAUSE}"
+            )
         raise TypeError(
-            f"f must return the dtype of the state u, {u.dtype}; it returned {out.dtype}. Give u0 "
-            f"that dtype (u0.astype('{out.dtype}')), or cast inside f (parameters and constants "
-            "of another precision are the usual cause)."
+            f"f must return the dtype of the state u, {u.dtype}; it returned {out.dtype}: {remedy}."
         )
+
+
+_USUAL_CAUSE = " (parameters and constants of another precision or kind are the usual cause)"
 
 
 def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:

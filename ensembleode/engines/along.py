@@ -2,6 +2,7 @@
 derivatives with respect to times consist."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from ..core.events import EVENT_ROWS
 from ..core.lane import Lane
+from ..ground.alone import alone
 from .flow import Flow, Known
 from .rates import rates
 from .results import each
@@ -93,7 +95,8 @@ def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
         name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
         for name in ("consts", "p")
     }
-    return where(ok, rates(plan, lanes._replace(**numbers), safe(u), safe(t)))
+    rate = functools.partial(rates, plan)
+    return where(ok, alone(rate, lanes._replace(**numbers), safe(u), safe(t)))
 
 
 def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..ground.alone import split_like, together
 from .along import sizes_of
 from .flow import Flow, widened
 from .primitives import bend_p, bind, pull_p, push_p, solve_p, unpack
@@ -28,12 +29,16 @@ def _folded_tangents(flow: Flow, size: int, v: Sequence, batched: Sequence) -> t
 
 def batch(prim: Any, operands, axes, *, flow):
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-    operands = [
-        x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)
-    ]
+    given, operands = (
+        operands,
+        together(
+            [x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)]
+        ),
+    )
     batched = [a is not None for a in axes]
     if not flow.plan.engine.widens(flow, size):
-        return _in_turn(prim, flow, operands, batched)
+        found = _in_turn(prim, flow, operands, batched)
+        return split_like(found, given, axes), [0] * len(found)
     lanes, known, *others = unpack(flow, operands)
     lanes_b, known_b, *others_b = unpack(flow, batched)
     # These operands differ between trajectories: rows and tangents.
@@ -63,10 +68,10 @@ def batch(prim: Any, operands, axes, *, flow):
             else:
                 x = x.reshape(size, -1, *x.shape[1:])
             found.append(x)
-    return found, [0] * len(found)
+    return split_like(found, given, axes), [0] * len(found)
 
 
-def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> tuple:
+def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> list:
     """The results of the primitive, computed for one place of the mapped axis after the other."""
     mapped = [x for x, b in zip(operands, batched, strict=True) if b]
 
@@ -75,5 +80,4 @@ def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool])
         each = [next(left) if b else x for x, b in zip(operands, batched, strict=True)]
         return prim.bind(*each, flow=flow)
 
-    found = jax.lax.map(one, mapped)
-    return found, [0] * len(found)
+    return jax.lax.map(one, mapped)

@@ -1,6 +1,7 @@
 """The common part of this library's own engines: their solves are primitives whose derivatives are
 solves again."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from .. import sensitivity
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
+from ..ground.alone import alone
 from ..tracing.program import Static
 from . import own_methods
 from .derivatives import differentiable
@@ -64,10 +66,12 @@ class Closed(Engine):
         mask = jnp.ones(n, bool) if mask is None else mask
         if not forward and solver.adjoint != self.default_sensealg:
             lanes = sensitivity.reverse_only(lanes, solver.adjoint + "()")
+        solve: Any = self.solved
+        solved = functools.partial(solve, plan)
         if forward and self.moves_steps:
-            result = self.solved(plan, lanes, mask)
+            result = alone(solved, lanes, mask)
         else:
-            result = self.solved(plan, jax.tree.map(jax.lax.stop_gradient, lanes), mask)
+            result = alone(solved, jax.tree.map(jax.lax.stop_gradient, lanes), mask)
             result = differentiable(plan, lanes, mask, result, self.more_of(plan, result))
         if forward:
             result = sensitivity.forward_only(result)

@@ -19,6 +19,7 @@ from .. import sensitivity
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..fields.lanes.field import LaneField
+from ..ground.alone import alone
 from ..solvers.method import Attempt
 from ..solvers.norms import MaxNorm
 from ..tracing.program import Program, Static
@@ -55,7 +56,7 @@ def solve(plan: Plan, lanes: Lane, matrix_plan: Plan, matrix: Lane, n: int) -> R
     fixed = jax.lax.stop_gradient((lanes, matrix))
     stepped = functools.partial(_stepped, plan, matrix_plan, n)
     # Under `vmap` it runs once for each entry.
-    found = jax.custom_batching.sequential_vmap(stepped)(*fixed)
+    found = alone(jax.custom_batching.sequential_vmap(stepped), *fixed)
     result = _by_trajectory(plan, found.result, n)
     if solver.adaptive:
         plan, lanes = _with_steps(plan, lanes, found.ends)

@@ -32,10 +32,10 @@ from .flow import (
     augmented,
     augmented_tangents,
     Flow,
+    inexact_of,
+    inexacts_of,
     is_zero,
     Known,
-    real_of,
-    reals_of,
     stacked,
     with_own,
     with_wanted,
@@ -44,11 +44,9 @@ from .primitives import (
     bend_p,
     bind,
     half,
-    numbers_avals,
     parted,
     pull_p,
     push_p,
-    rows_avals,
     solve_p,
     unpack,
 )
@@ -63,13 +61,13 @@ from .results import each, events_in, rows_of_events
 def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
     """The flow and the operands for the tangents of x. The tangent of the initial state includes
     its change along the field when `t0` moves. None where all tangents are zero."""
-    v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
+    v0, reals = dlanes.u0, inexacts_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
     v0 = ad.instantiate_zeros(v0)
     if not is_zero(dlanes.t0):
         v0 = v0 - times_rate(start_rate(flow, lanes, known), each_t0(flow, dlanes.t0))
-    own = reals_of(flow.plan, flow.plan.batched)
+    own = inexacts_of(flow.plan, flow.plan.batched)
     moved = [None if is_zero(x) else bool(o) for x, o in zip(reals, own, strict=True)]
     return flow.with_moved(moved, groups=1, wanted=()), [v0, *(x for x in reals if not is_zero(x))]
 
@@ -98,7 +96,7 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
 
 
 def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> list:
-    """The tangents of the results of `solve`, of which `rows()` returns the first."""
+    """The tangents of the results of `solve`, None for zero; `rows()` returns the first result."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     outs: list = [None] * len(sizes_of(flow))
     if moving is not None:
@@ -107,7 +105,7 @@ def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -
     if dtimes is not None and not is_zero(dtimes):
         rate = row_rates(flow, lanes, known, rows())
         outs[0] = _sum(outs[0], to_rows(flow, known, times_rate(rate, at_times(flow, dtimes))))
-    return [ad.Zero(a) if x is None else x for x, a in zip(outs, rows_avals(flow), strict=True)]
+    return outs
 
 
 def _pulled(flow: Flow, lanes: Lane, known: Known, c: Sequence) -> list:
@@ -126,7 +124,7 @@ def _asked(flow: Flow, c: Sequence) -> tuple[Flow, list]:
 def _pull_dot(
     flow: Flow, dlanes: Lane, dc: list, lanes: Lane, known: Known, c: Sequence, pulled: Callable
 ) -> list:
-    """The tangents of `pulled()`, the results of `pull`."""
+    """The tangents of `pulled()`, the results of `pull`; None for zero."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     more: list = []
     if dtimes is not None and not is_zero(dtimes):
@@ -158,10 +156,10 @@ def _pull_dot(
         by = -times_rate(to_u0, each_t0(flow, dlanes.t0))
         to_u0, to_wanted = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
         more.append([to_u0, *to_wanted])
-    found: list = [None] * len(numbers_avals(flow))
+    found: list = [None] * (1 + len(flow.wanted))
     for xs in more:
         found = list(map(_sum, found, xs))
-    return [ad.Zero(a) if x is None else x for x, a in zip(found, numbers_avals(flow), strict=True)]
+    return found
 
 
 def _sum(a: Any, b: Any) -> Any:
@@ -194,6 +192,12 @@ def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]
     return flow.with_moved(plan=dataclasses.replace(plan, batched=batched)), lanes
 
 
+def _tangents(outs: Sequence, found: Sequence) -> list:
+    """The tangents of `outs`, where None is zero."""
+    pairs = zip(outs, found, strict=True)
+    return [ad.Zero(jax.typeof(out).to_tangent_aval()) if x is None else x for out, x in pairs]
+
+
 def _is_still(dlanes: Lane) -> bool:
     return all(map(is_zero, jtu.tree_leaves(dlanes, is_leaf=is_zero)))
 
@@ -203,7 +207,7 @@ def _solve_jvp(primals, tangents, *, flow):
     dlanes, *_ = unpack(flow, tangents)
     outs = solve_p.bind(*primals, flow=flow)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
-    return outs, _solve_dot(flow, dlanes, lambda: outs[0], lanes, known)
+    return outs, _tangents(outs, _solve_dot(flow, dlanes, lambda: outs[0], lanes, known))
 
 
 def _push_jvp(primals, tangents, *, flow):
@@ -220,8 +224,7 @@ def _push_jvp(primals, tangents, *, flow):
         return bind(solve_p, wide, both, known)[0]
 
     found = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, known)
-    zeros = map(ad.Zero, rows_avals(flow))
-    return outs, [z if is_zero(x) else half(x, 1) for x, z in zip(found, zeros, strict=True)]
+    return outs, _tangents(outs, [x if x is None else half(x, 1) for x in found])
 
 
 def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
@@ -240,7 +243,7 @@ def _pull_jvp(primals, tangents, *, flow):
     dlanes, _, *dc = unpack(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
-    return outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs)
+    return outs, _tangents(outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs))
 
 
 def _bend_jvp(primals, tangents, *, flow):
@@ -264,8 +267,7 @@ def _bend_jvp(primals, tangents, *, flow):
 
     moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
-    to_u0 = ad.Zero(numbers_avals(flow)[0]) if is_zero(u0) else u0[:, 0]
-    return outs, [to_u0, *parameters]
+    return outs, _tangents(outs, [u0 if u0 is None else u0[:, 0], *parameters])
 
 
 #
@@ -278,7 +280,7 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     `bend` are linear."""
     z0, *zs = cts
     k = flow.groups
-    flags, found = dict.fromkeys(real_of(flow.plan.field)), []
+    flags, found = dict.fromkeys(inexact_of(flow.plan.field)), []
     for i, z, own in zip(flow.wanted, zs, flow.own, strict=True):
         if not is_zero(z):
             flags[i] = own or k > 1
@@ -296,7 +298,7 @@ def _to_tangents(
     are_asked = iter(rest)
     asked = {
         i: m
-        for i, m in zip(real_of(flow.plan.field), like.moved, strict=True)
+        for i, m in zip(inexact_of(flow.plan.field), like.moved, strict=True)
         if m is not None and next(are_asked)
     }
     flow = dataclasses.replace(flow, groups=1, wanted=tuple(asked))

@@ -19,7 +19,7 @@ from ..core.plan import Plan
 from ..core.rate import rate_of
 from ..fields import parameters_of
 from ..fields.jacobian import leaves_no_tangent
-from ..tracing.program import Program, trace
+from ..tracing.program import is_inexact, Program, trace
 from .results import each
 
 
@@ -50,9 +50,9 @@ class Flow:
 
     - `groups`: the number of groups of equal size into which the trajectories fall. Each group has
         its own sum of the gradients with respect to shared parameters.
-    - `moved`: for each real parameter, None if it has no tangent, and otherwise whether each
+    - `moved`: for each inexact parameter, None if it has no tangent, and otherwise whether each
         trajectory has its own tangent. The initial state always has a tangent for each.
-    - `wanted`: the numbers of those real parameters, among the field's constants and parameters,
+    - `wanted`: the numbers of those inexact parameters, among the field's constants and parameters,
         whose cotangents `pull` and `bend` compute, besides that of the initial state.
     - `tree`: the structure of the numbers (a `Lane`) and of the `Known`.
     """
@@ -86,29 +86,29 @@ class Flow:
 #
 
 
-def real_of(field: Any) -> list[int]:
-    """The indices of those constants and parameters of the field that are real numbers."""
-    avals = parameters_of(field)
-    return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+def inexact_of(field: Any) -> list[int]:
+    """The indices of those constants and parameters of the field that have derivatives: real and
+    complex numbers."""
+    return [i for i, a in enumerate(parameters_of(field)) if is_inexact(a)]
 
 
 def own_and_shared(field: Any, batched: Lane) -> tuple[int, int]:
-    """How many real numbers of the field's constants and parameters each trajectory has for itself,
-    and how many all trajectories share.
+    """How many inexact numbers of the field's constants and parameters each trajectory has for
+    itself, and how many all trajectories share.
 
     **Arguments:** `batched`: says which parameters trajectories have for themselves.
     """
     avals, is_own, sizes = parameters_of(field), batched.parameters, {True: 0, False: 0}
-    for i in real_of(field):
+    for i in inexact_of(field):
         sizes[bool(is_own[i])] += avals[i].size
     return sizes[True], sizes[False]
 
 
-def reals_of(plan: Plan, lanes: Lane) -> list:
-    """The real parameters among the numbers of trajectories; or their flags or tangents, in a Lane
-    of these."""
+def inexacts_of(plan: Plan, lanes: Lane) -> list:
+    """The inexact parameters among the numbers of trajectories; or their flags or tangents, in a
+    Lane of these."""
     every = lanes.parameters
-    return [every[i] for i in real_of(plan.field)]
+    return [every[i] for i in inexact_of(plan.field)]
 
 
 def with_wanted(flow: Flow, lanes: Lane, values: Sequence) -> Lane:
@@ -234,7 +234,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     cotangents that F does: the cotangent of a tangent isn't needed, as `bend` is linear in it."""
     v0, *tangents = v
     plan = flow.plan
-    flags = zip(real_of(plan.field), flow.moved, strict=True)
+    flags = zip(inexact_of(plan.field), flow.moved, strict=True)
     which = tuple(i for i, m in flags if m is not None)
     own = (*plan.batched.parameters, *(m for m in flow.moved if m is not None))
     program, consts = _field_with_tangents(plan.field, which)

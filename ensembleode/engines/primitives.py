@@ -45,6 +45,7 @@ from jax.interpreters import mlir
 
 from ..core.lane import Lane
 from ..fields import parameters_of
+from ..ground.alone import lowered, results_of, together
 from ..ground.recent import jit_recent
 from .along import is_there, sizes_of, where
 from .flow import augmented, Flow, Known
@@ -123,11 +124,10 @@ def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
         return fn(flow, *unpack(flow, operands))
 
     prim.opened = run  # see `compiled.call.kernels_in`
-    eagerly = jit_recent(lambda flow, *operands: run(*operands, flow=flow))
+    eagerly = jit_recent(lambda flow, *operands: prim.bind(*operands, flow=flow))
     prim.def_impl(jax.disable_jit(False)(lambda *operands, flow: eagerly(flow, *operands)))
-    prim.def_abstract_eval(lambda *_, flow: results(flow))
-    lower: Callable = mlir.lower_fun(run, multiple_results=True)
-    mlir.register_lowering(prim, lower)
+    prim.def_abstract_eval(lambda *avals, flow: results_of(results(flow), avals))
+    mlir.register_lowering(prim, lowered(run))
     return prim
 
 
@@ -139,7 +139,8 @@ def unpack(flow: Flow, operands: Sequence) -> list:
 
 def bind(prim: Any, flow: Flow, lanes: Lane, known: Known, *others: Any) -> list:
     leaves, tree = jtu.tree_flatten((lanes, known))
-    return prim.bind(*leaves, *others, flow=dataclasses.replace(flow, tree=tree))
+    flow = dataclasses.replace(flow, tree=tree)
+    return prim.bind(*together([*leaves, *others]), flow=flow)
 
 
 def _solve_or_given(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:

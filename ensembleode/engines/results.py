@@ -14,9 +14,11 @@ from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
 from ..core.saving import meant
 from ..events import End
+from ..ground.alone import without_types
+from ..ground.given_device import for_one_device
 from ..ground.retcode import ReturnCode
 from ..solvers.switching import Tried
-from ..tracing.program import Program, trace
+from ..tracing.program import Program, program_of, trace, with_constants
 
 
 class Left(NamedTuple):
@@ -158,7 +160,12 @@ def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     if not isinstance(plan.field, Program):
 
         def traced(fn, *p):
-            return trace(lambda u, p, t: fn(lane.consts, u, p, t), u0, p, t, rules=True)
+            with for_one_device():
+                program, consts = trace(fn, *without_types((lane.consts, u0, p, t)))
+            jaxpr, n = program.jaxpr, len(lane.consts)
+            constants = (*jaxpr.constvars, *jaxpr.invars[:n])
+            jaxpr = with_constants(jaxpr, constants, jaxpr.invars[n:])
+            return program_of(jaxpr, program.out_tree, rules=True), [*consts, *lane.consts]
 
         u0, form = jnp.asarray(lane.u0), plan.form
         t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)

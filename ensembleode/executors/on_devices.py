@@ -6,9 +6,8 @@ inside, and so are its forward and its backward pass. The derivatives of this li
 primitives, however, are JAX's, of any order.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -16,12 +15,12 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from .. import sensitivity
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..ground.given_device import device_is_given
+from ..ground.given_device import device_is_given, for_one_device
 
 
 AXIS = "trajectories"
@@ -31,13 +30,6 @@ _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 def is_on_one_device() -> bool:
     """Whether the code that is being traced is for one device of several."""
     return bool(device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
-
-
-@contextlib.contextmanager
-def for_one_device() -> Iterator[None]:
-    """Within this block, code is traced for a single device, however many there are."""
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
-        yield
 
 
 def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:

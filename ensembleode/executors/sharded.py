@@ -24,6 +24,7 @@ from ..core.plan import Outcome, Plan, Result, shared_times
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
+from ..ground.alone import is_on_mesh
 from ..ground.moving import uncommitted
 from ..ground.placement import platform, platform_of
 from ..ground.recent import jit_recent
@@ -47,7 +48,9 @@ class Devices(Executor):
         lanes = job.trajectories.lanes(indices, repeat)
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         numbers = brought_here(numbers)
-        mesh = _mesh(self.devices, job.plan, indices.shape[0])
+        mesh = None
+        if not is_on_mesh(lanes):
+            mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
             solve = _solve if job.traced else _fastest(_solve)
             return finished(job, solve, job.plan, *numbers)

@@ -164,16 +164,11 @@ class Matrix:
 
 @dc.dataclass(frozen=True, slots=True)
 class Product:
-    """The matrix product `out = x @ y`.
-
-    - `algorithm`: the name of the `jax.lax.DotAlgorithmPreset` that was asked for; None for the
-        arithmetic of the dtype. A target may always be more precise.
-    """
+    """The matrix product `out = x @ y`."""
 
     out: Matrix
     x: Matrix
     y: Matrix
-    algorithm: str | None = None
 
 
 Stmt: TypeAlias = Let | Assign | Store | For | While | Switch | Product

@@ -22,7 +22,7 @@ from jax import lax
 from ..tracing.program import with_constants
 from .gather_scatter import padded, Windows
 from .movements import MOVEMENTS
-from .products import algorithm, layouts
+from .products import layouts
 from .scalarise import inlined
 
 
@@ -40,7 +40,6 @@ class Term(NamedTuple):
 
     - `to`: places among all the parameters that were taken out, one after the other.
     - `left`, `right`: places among the numbers that the program returns for them.
-    - `algorithm`: that of the product (see `ir.Product`).
     """
 
     rows: int
@@ -49,7 +48,6 @@ class Term(NamedTuple):
     to: Places
     left: Places
     right: Places | None = None
-    algorithm: str | None = None
 
     def side_by_side(self) -> Term:
         """The same sums, where rows and columns are exchanged if columns don't lie side by side."""
@@ -241,7 +239,7 @@ class _Terms:
         at, of_left, of_right = (p for p in places if p is not None)
         of_left = of_left._replace(start=of_left.start + self._start(x))
         of_right = of_right._replace(start=of_right.start + self._start(y))
-        self.terms.append(Term(rows, columns, inner, at, of_left, of_right, algorithm(eqn)))
+        self.terms.append(Term(rows, columns, inner, at, of_left, of_right))
         return True
 
 

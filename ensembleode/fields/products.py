@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import numpy as np
-from jax import lax
 
 
 # A product of matrices with fewer multiplications is written out as loops.
@@ -17,12 +16,6 @@ def is_large(eqn: Any) -> bool:
     (contracted, _), _ = eqn.params["dimension_numbers"]
     inner = math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
     return math.prod(eqn.outvars[0].aval.shape) * inner >= _LEAST
-
-
-def algorithm(eqn: Any) -> str | None:
-    """The name of the algorithm that a product asks for; None where it asks for none."""
-    precision = eqn.params["precision"]
-    return precision.name if isinstance(precision, lax.DotAlgorithmPreset) else None
 
 
 def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:

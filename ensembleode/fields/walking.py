@@ -59,7 +59,7 @@ def buffers(stmt: ir.Stmt) -> Iterator[ir.Buffer]:
     match stmt:
         case ir.Store(buffer, _, _):
             yield buffer
-        case ir.Product(out, x, y, _):
+        case ir.Product(out, x, y):
             yield from (out.buffer, x.buffer, y.buffer)
     yield from (x.buffer for x in loads(expressions(stmt)))
 
@@ -91,7 +91,7 @@ def length(stmts: Sequence[ir.Stmt], *, by_terms: bool = True) -> int:
                 total += length((*test, *body), by_terms=by_terms)
             case ir.Switch(_, cases):
                 total += sum(length(case, by_terms=by_terms) for case in cases)
-            case ir.Product(out, x, _, _):
+            case ir.Product(out, x, _):
                 total += out.rows * out.columns * (x.columns if by_terms else 1)
             case _:
                 total += 1

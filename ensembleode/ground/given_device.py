@@ -5,7 +5,18 @@ JAX forgets everything that it has compiled when the context is made. So it is m
 imported.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
+from jax.sharding import AbstractMesh
 
 
 device_is_given = jax.make_user_context(default_value=False)
+
+
+@contextlib.contextmanager
+def for_one_device() -> Iterator[None]:
+    """Within this block, code is traced for a single device, however many there are."""
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
+        yield

@@ -41,7 +41,7 @@ class Program:
     the same shapes and dtypes, whatever functions they were traced from.
     """
 
-    __slots__ = ("_hash", "_key", "jaxpr", "out_avals", "out_tree")
+    __slots__ = ("__weakref__", "_hash", "_key", "jaxpr", "out_avals", "out_tree")
 
     def __init__(self, jaxpr: jex.Jaxpr, out_tree: Any, key: tuple):
         self.jaxpr = jaxpr

@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..core.fingerprint import NotKnown, text_of_jaxpr
-from ..executors.on_devices import for_one_device
+from ..ground.given_device import for_one_device
 from ..ground.version import __version__
 from .step import Step
 

@@ -7,7 +7,7 @@ return code, and takes the next trajectory when it has finished one.
 - `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
 - `field.py`: the vector field, evaluated in place or as a function of its own. `printer.py`: prints
     it from the small language of `fields`, with the help of `operations.py`, `products.py`,
-    `tiles.py` (products by AMX), `reading.py` and `uniformity.py`.
+    `reading.py` and `uniformity.py`.
 - `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `pull_back.py`: the
     time loop's reverse mode, through recorded turns (`record.py`, `replay.py`); `steps.py`: the
     reverse mode of one step. `parameter_sums.py`, `panels.py`: the sums of parameters' cotangents.
@@ -28,8 +28,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from ...core.events import Events
 from ...core.lane import Lane
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
@@ -40,7 +38,7 @@ from ...ground.logs import log_once
 from ...ground.placement import platform
 from ...tracing.program import Program
 from ..closed import Closed
-from ..flow import Flow, Known, own_and_shared
+from ..flow import Flow, inexact_of, Known, own_and_shared
 from . import gauss_adjoint, solves
 from .compiler import available
 from .description import least_in_memory
@@ -84,13 +82,12 @@ def _read(field: Program) -> _Reading:
 
 @functools.lru_cache(maxsize=1024)
 def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
-    avals = parameters_of(field)
-    real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
-    own = [i for i in real if is_own[i]]
+    avals, inexact = parameters_of(field), inexact_of(field)
+    own = [i for i in inexact if is_own[i]]
     (out,) = field.out_avals
     kept = math.prod(out.shape) + sum(math.prod(avals[i].shape) for i in own)
     try:
-        jaxpr = transposed(field, [*own, *(i for i in real if not is_own[i])])
+        jaxpr = transposed(field, [*own, *(i for i in inexact if not is_own[i])])
     except Exception:
         # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
         # solve doesn't need it.

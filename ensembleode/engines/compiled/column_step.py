@@ -60,7 +60,7 @@ def stepping(d: Description) -> str:
     - `measures [measure, column]`: for an adaptive step the column's part in the norm of each error
         estimate; for a fixed step a number that is zero if the state after it is finite.
     """
-    module = Module(d.width, has_fma=d.has_fma, has_tiles=d.has_tiles)
+    module = Module(d.width, has_fma=d.has_fma)
     given = ["now", "places", "both_before", "rows_before"]
     names = [*given, "both", "rows", "measures"]
     more = [(name, I32 if name == "places" else d.dtype) for name in names]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from . import object_cache
-from .machine import current, gpu, host, Machine, tiles_permitted
+from .machine import current, gpu, host, Machine
 
 
 # The oldest version of LLVM that reads our IR.
@@ -106,8 +106,6 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
             return found
         if machine.triple != host().triple:
             raise CompileError(f"code for {machine.name} ({machine.triple}) can't run here.")
-        if "@llvm.x86.ldtilecfg" in text and not tiles_permitted():
-            raise CompileError("the products of this code take AMX, which Linux doesn't permit.")
         # Code that was made for other registers would crash, so it must not be found under this
         # key.
         saved = object_code = object_cache.load(key)
@@ -254,10 +252,6 @@ _MOST, _LONGEST = 20, 500
 
 # The architecture that has these intrinsics, by the first word of their names.
 _OWN = {"x86": "x86_64", "aarch64": "aarch64", "nvvm": "nvptx64"}
-_OF_TILES = (
-    *("ldtilecfg", "sttilecfg", "tdpbf16ps", "tileloadd64", "tilestored64", "tilezero"),
-    "avx512bf16",
-)
 _FOREIGN = (*_OWN, "amdgcn", "arm", "hexagon", "ppc", "r600", "riscv", "s390", "spv", "wasm")
 # The functions that the C library offers on a CPU, and nothing offers on a GPU.
 _LIBM = (
@@ -280,8 +274,6 @@ def _has(machine: Machine, name: str) -> bool:
     if not name.startswith("llvm."):
         return not machine.is_gpu  # on a CPU, loading the code finds out
     _, first, *rest = name.split(".")
-    if first == "x86" and rest[0] in _OF_TILES:
-        return machine.has_tiles
     if first in _FOREIGN:
         return _OWN.get(first) == machine.architecture
     if not machine.is_gpu or first not in _LIBM:

@@ -21,7 +21,7 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Switching
 from ...tracing.program import Program
-from ..flow import real_of
+from ..flow import inexact_of
 from .machine import current
 from .numbers import Layout
 from .stops import known_times
@@ -76,7 +76,6 @@ class Description:
     - `width`: the number of lanes.
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
-    - `has_tiles`: the same of the products of matrices that a field asks for.
     - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
         the number of the thread, and how many threads there are.
     """
@@ -98,7 +97,6 @@ class Description:
     form: ImplicitForm | None = None
     in_memory: bool = False
     inner: bool = False
-    has_tiles: bool = False
 
     @property
     def size(self) -> int:
@@ -174,7 +172,7 @@ class Description:
         """Whether the cotangents of parameters that all trajectories share are summed up in memory
         (see `parameter_sums`). All of them decide, whichever are wanted, as this also decides how a
         step is recorded."""
-        _, shared = _own_and_shared(self, real_of(self.field))
+        _, shared = _own_and_shared(self, inexact_of(self.field))
         many = size_of(self, shared) > _MOST_VARIABLES
         return self.own_in_memory or (many and not self.on_gpu)
 
@@ -182,7 +180,7 @@ class Description:
     def own_in_memory(self) -> bool:
         """Whether the cotangents of parameters that each trajectory has for itself are summed up in
         memory, too."""
-        own, _ = _own_and_shared(self, real_of(self.field))
+        own, _ = _own_and_shared(self, inexact_of(self.field))
         return not self.on_gpu and size_of(self, own) > _MOST_OWN_VARIABLES
 
     @property

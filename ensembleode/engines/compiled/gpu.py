@@ -10,7 +10,7 @@ from typing import Any
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import parameters_of
-from ..flow import real_of
+from ..flow import inexact_of
 from . import Compiled, kernel
 from .launch import Kernel
 from .solves import described
@@ -49,7 +49,7 @@ def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
 
     **Arguments:** `lanes`: the numbers of the trajectories, which may be abstract values.
     """
-    d = described(plan, lanes, 1, wanted=tuple(real_of(plan.field)))
+    d = described(plan, lanes, 1, wanted=tuple(inexact_of(plan.field)))
     in_reverse = plan.method.value.direction == "reverse"
     back = kernel.pulling_back(d).text if in_reverse else None
     texts = {"solve": kernel.solving(d)[0], "pull_back": back}

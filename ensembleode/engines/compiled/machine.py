@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import ctypes
 import dataclasses
 import functools
 import re
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -30,8 +28,6 @@ class Machine:
         thread.
     - `has_fma`: whether a product and a sum are one instruction, rounded once.
     - `has_range`: whether the larger of two magnitudes is one instruction (that of AVX-512).
-    - `has_tiles`: whether it multiplies matrices of bfloat16 numbers (by AMX). Linux has to permit
-        that, too: see `tiles_permitted`.
     """
 
     name: str
@@ -42,7 +38,6 @@ class Machine:
     registers: int
     has_fma: bool
     has_range: bool = False
-    has_tiles: bool = False
 
     @property
     def is_gpu(self) -> bool:
@@ -96,21 +91,7 @@ def of_x86(has: dict[str, bool]) -> dict:
         "registers": 32 if wide else 16,
         "has_fma": fused,
         "has_range": wide and has.get("avx512dq", False),
-        "has_tiles": wide and all(has.get(x, False) for x in _TILES),
     }
-
-
-# The features of a CPU that products by AMX use.
-_TILES = ("amx-tile", "amx-bf16", "avx512bf16")
-
-
-@functools.cache
-def tiles_permitted() -> bool:
-    """Whether this process may use AMX. Linux is asked once, and permits it to all threads."""
-    if not sys.platform.startswith("linux") or host().architecture != "x86_64":
-        return False
-    call, request, tiles = 158, 0x1023, 18  # arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return ctypes.CDLL(None).syscall(call, request, tiles) == 0
 
 
 _current: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machine", default=None)

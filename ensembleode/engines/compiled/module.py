@@ -18,8 +18,6 @@ class Module:
     - `is_gpu`: whether the module is for a GPU, where a function may be a kernel.
     - `has_fma`: whether a fused product and sum is as fast as the two operations.
     - `has_range`: whether `largest_magnitude` may use AVX-512.
-    - `has_tiles`: whether products may use AMX. Each function that is called from outside
-        configures its tiles then, and leaves behind the configuration that it found.
     """
 
     def __init__(
@@ -29,15 +27,12 @@ class Module:
         is_gpu: bool = False,
         has_fma: bool = True,
         has_range: bool = False,
-        has_tiles: bool = False,
     ):
         assert width >= 1
         assert width == 1 or not is_gpu
         self.lanes = width if width > 1 else 0
         self.width, self.is_gpu, self.has_fma = width, is_gpu, has_fma
-        self.has_range, self.has_tiles = has_range, has_tiles
-        # Whether a product does use them.
-        self.uses_tiles = False
+        self.has_range = has_range
         self._declared: dict[str, str] = {}
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
@@ -75,24 +70,8 @@ class Module:
         builder = Builder(self)
         yield builder
         head = f"define {linkage} void @{name}({', '.join(parameters)}) {attributes} #0 {{"
-        if linkage == "external" and self.uses_tiles:
-            self._configure_tiles(builder)
         body = "\n".join(["entry:", *builder.allocas, *builder.first, *builder.lines])
         self._functions[name] = f"{head}\n{body}\n}}\n"
-
-    def _configure_tiles(self, builder: Builder) -> None:
-        for name in ("ldtilecfg", "sttilecfg"):
-            self.declare(f"llvm.x86.{name}", f"void @llvm.x86.{name}(ptr)")
-        # Palette 1, in which all tiles have 64 bytes in each of 16 rows.
-        tiles = [1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8]
-        ours, before = self.table(tiles, np.dtype(np.int8)), builder.on_stack("[64 x i8], align 64")
-        builder.first[:0] = [
-            f"  call void @llvm.x86.sttilecfg(ptr {before})",
-            f"  call void @llvm.x86.ldtilecfg(ptr {ours})",
-        ]
-        assert builder.lines.pop() == "  ret void"
-        # (Without a configuration, this releases the tiles.)
-        builder.lines += [f"  call void @llvm.x86.ldtilecfg(ptr {before})", "  ret void"]
 
     @property
     def text(self) -> str:

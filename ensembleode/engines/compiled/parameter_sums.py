@@ -16,8 +16,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 
 from ...fields.outer_products import Places, Scattered, TakenOut, Term
-from . import tiles
-from .builder import Buffer, Builder, I32, I64, Value, Variable
+from .builder import Buffer, Builder, I64, Value, Variable
 from .machine import current
 from .panels import Panels, suits
 from .products import along, room
@@ -141,11 +140,6 @@ class Collection:
         fitting = _COLLECTED // (self._each * sums.memory.dtype.itemsize)
         self._most = max(1, min(_MOST_CALLS, fitting))
         self.length = self._most * self._each
-        # Memory for sums by tiles.
-        self._tiles = self._start + self.length
-        vectors = self._most * max(1, self.b.lanes) // tiles.LANES
-        by_tiles = filter(None, (_by_tiles(self.b, x) for x in _shared(program.terms, sums.n_own)))
-        self.length += max((tiles.outer_size(x.rows, vectors) for x in by_tiles), default=0)
         self._calls = calls
 
     def next(self) -> Memory:
@@ -179,8 +173,7 @@ class Collection:
             name = f"{self._name}_{i}"
             if not b.module.has(name):
                 self._write(name, terms, is_own)
-            more = f"ptr {sums.base}, ptr {memory.offset(self._tiles).base}"
-            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, {more})")
+            b.emit(f"call void @{name}(ptr {factors.base}, {self._calls.get()}, ptr {sums.base})")
         self._calls.set(0)
 
     def _write(self, name: str, terms: Sequence, is_own: bool) -> None:
@@ -188,7 +181,6 @@ class Collection:
         b, dtype = self.b, self._sums.memory.dtype
         kind = _Entries if isinstance(terms[0], Scattered) else _Products
         parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
-        parameters.append("ptr noalias %tiles")
         with b.module.function(name, parameters, attributes="noinline") as inside:
             # (A register at a time: the tiles of sums are squarer.)
             inside.lanes = min(b.lanes, current().lanes(dtype))
@@ -198,16 +190,6 @@ class Collection:
             collected = _Collected(inside, factors, calls, self._each, self._kept, parts)
             kind(collected, terms, sums, is_own).write()
             inside.return_()
-
-
-def _by_tiles(b: Builder, term: Term) -> Term | None:
-    """The term, or the same one transposed, if it is added up by tiles."""
-    if not b.module.has_tiles or term.algorithm != tiles.ALGORITHM or term.right is None:
-        return None
-    if term.inner != 1 or not tiles.pays(term.rows, term.columns):
-        return None
-    term = term.side_by_side()
-    return term if term.to.second == 1 else None
 
 
 def _split(terms: Sequence) -> Iterator[Sequence]:
@@ -263,12 +245,6 @@ class _Collected:
         factors = self._factors.offset(self._kept * unit)
         return Panels(b, term, factors, self.calls, self._each, unit, sums)
 
-    def factors(self, numbers: Places) -> tiles.Factors:
-        """All lanes of numbers at these places."""
-        width = self.parts * self.b.lanes
-        start = (self._kept + numbers.start) * width
-        return tiles.Factors(self._factors, self._each, start, numbers.first * width)
-
     def for_each_call(self, body: Callable[[Memory], None]) -> None:
         """Run `body(factors)` for each call in turn; number `i` of one part of the lanes has the
         index `i * parts` in `factors.moved(part)`."""
@@ -293,15 +269,6 @@ class _Products:
 
     def _term(self, term: Term) -> None:
         b = self.b
-        if not self.is_own and (found := _by_tiles(b, term)) is not None:
-            assert found.right is not None
-            of_columns = Places(found.right.start, found.right.second)
-            left, right = map(self.collected.factors, (found.left, of_columns))
-            calls, parts = self.collected.calls, self.collected.parts
-            to = self.sums.offset(found.to.start), found.to.first
-            size, memory = (found.rows, found.columns), Buffer(b, "%tiles", I32)
-            tiles.add_outer(b, left, right, calls, parts, to, size, memory)
-            return
         if not self.is_own and (panels := self.collected.panels(term, self.sums)):
             panels.write()
             return

@@ -7,13 +7,11 @@ branch that one of them takes, and masks keep the results of the others unchange
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...fields import ir, walking
-from . import tiles
-from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
+from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .machine import current
 from .operations import checked, operation
 from .products import product, Rows, Strips, strips_pay, tile_of
@@ -235,8 +233,6 @@ class Printer:
             self.region, self.mask = before
 
     def product(self, stmt: ir.Product) -> None:
-        if self._by_tiles(stmt):
-            return
         b, out = self.b, stmt.out
         shape = out.rows, out.columns, stmt.x.columns
         varies = self.uniformity.in_lanes(out.buffer)
@@ -264,65 +260,6 @@ class Printer:
             return [self.load(m.buffer, _place(m, first + i, term)) for i in range(n)]
 
         return found
-
-    def _by_tiles(self, stmt: ir.Product) -> bool:
-        """Write a product by tiles, if it asks for that and pays; False where it doesn't."""
-        out, x, y = stmt.out, stmt.x, stmt.y
-        if self.uniformity.buffer_varies(x.buffer):  # (the same product, transposed)
-            out, x, y = (m.swapped for m in (out, y, x))
-        b, dtype, of_lanes = self.b, out.buffer.dtype, self.uniformity.buffer_varies
-        asked = b.module.has_tiles and stmt.algorithm == tiles.ALGORITHM and dtype == F32
-        if not asked or not tiles.pays(out.rows, x.columns):
-            return False
-        if of_lanes(x.buffer) or not of_lanes(y.buffer) or b.lanes % tiles.LANES:
-            return False
-        # (To pack weights takes longer than a product by them.)
-        packed = self.numbers.packed(tiles.Tiles(x)) if x.buffer.group == "shared" else None
-        if packed is None:
-            return False
-        values, value_strides = self._of_lanes(y.buffer), y.strides
-        mask = None if self.uniformity.is_local(out.buffer, self.region) else self.mask
-        if mask is None:
-            result = self.scratch(out.buffer).moved(self._offset(out.buffer))
-        else:
-            result = Memory.on_stack(b, dtype, out.buffer.size, of_lanes=True)
-        strides = out.strides
-        memory = self._memory_for_tiles
-        for column in range(out.columns):
-            tiles.multiply(
-                b,
-                packed,
-                (values.moved(column * value_strides[1]).buffer, value_strides[0] * b.lanes),
-                (result.moved(column * strides[1]).buffer, strides[0] * b.lanes),
-                out.rows,
-                x.columns,
-                memory,
-            )
-        if mask is not None:
-            b.for_(out.buffer.size, lambda i: self.store(out.buffer, i, result.load(i)))
-        return True
-
-    @functools.cached_property
-    def _memory_for_tiles(self) -> Buffer:
-        """Memory for the values of one product by tiles after the other."""
-        products = (s for s in walking.statements(self.fn.body) if isinstance(s, ir.Product))
-        most = max(x.columns for s in products for x in (s.x, s.y.swapped))
-        return self.b.array(I32, tiles.values_size(most, self.b.lanes))
-
-    def _of_lanes(self, buffer: ir.Buffer) -> Memory:
-        """The memory of a buffer, from its first number on."""
-        if buffer.group in ("work", "out"):
-            return self.scratch(buffer).moved(self._offset(buffer))
-        memory = self.memory(buffer).moved(buffer.start)
-        if memory.offsets is None:
-            return memory
-        copy = Memory.on_stack(self.b, buffer.dtype, buffer.size, of_lanes=True)
-        self.b.for_(buffer.size, lambda i: copy.store(i, memory.load(i)))
-        return copy
-
-    #
-    # Memory
-    #
 
     def index(self, index: ir.Index) -> Value | int:
         """An index into a buffer; a Python number where it is known."""

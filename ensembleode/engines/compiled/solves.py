@@ -20,14 +20,14 @@ from ...core.saving import Saving
 from ...dense import inner_nodes
 from ...events import End
 from ...fields import parameters_of
-from ...fields.products import algorithm, is_large
+from ...fields.products import is_large
 from ...ground.retcode import ReturnCode
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
 from ..flow import Flow, Known, own_and_shared, widened
 from ..results import events_in, Left, result_of
-from . import kernel, launch, machine, tiles
+from . import kernel, launch, machine
 from .call import call
 from .description import Description, is_in_memory, size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
@@ -102,7 +102,6 @@ def described(
         plan.events,
         plan.form,
         _in_memory(plan),
-        has_tiles=not on_gpu and _by_tiles(plan, here),
     )
 
 
@@ -119,8 +118,6 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     has_products = _has_products(plan.field)
     crowded = plan.method.value.controller is not None or has_products
     width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
-    if _by_tiles(plan, here):
-        width = max(width, tiles.LANES)  # fewer lanes would have other bits, without tiles
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
@@ -145,22 +142,6 @@ def _reused(plan: Plan) -> bool:
     is_explicit = isinstance(plan.method.value.method, RungeKutta)
     least = _REUSED_IN_MEMORY if _in_memory(plan) else _REUSED
     return is_explicit and shared >= least and _has_products(plan.field)
-
-
-def _by_tiles(plan: Plan, here: machine.Machine) -> bool:
-    """Whether a field asks for products by tiles, and this machine has them."""
-    return (
-        here.has_tiles
-        and plan.state.dtype == np.float32
-        and _asks_for_tiles(plan.field)
-        and machine.tiles_permitted()
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def _asks_for_tiles(field: Program) -> bool:
-    products = (x for x in equations(field.jaxpr) if x.primitive.name == "dot_general")
-    return any(algorithm(x) == tiles.ALGORITHM for x in products)
 
 
 @functools.lru_cache(maxsize=256)

@@ -129,7 +129,7 @@ class Uniformity:
             case ir.Store(buffer, index, expr):
                 if self.varies(expr) or self._index_varies(index):
                     self._varying.add(self.place_of(buffer))
-            case ir.Product(out, x, y, _):
+            case ir.Product(out, x, y):
                 if self.buffer_varies(x.buffer) or self.buffer_varies(y.buffer):
                     self._varying.add(self.place_of(out.buffer))
         if isinstance(stmt, ir.Store | ir.Product):

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from ... import sensitivity
 from ...core.lane import Lane
-from ...core.plan import Plan, Result
+from ...core.plan import Plan, Result, shared_times
 from ...fields.jacobian import is_reverse_only
+from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.controllers import AbstractController
@@ -138,6 +139,10 @@ def _orders(alg: Any, solver: Any) -> tuple[int, int]:
 
 def integrate(plan: Plan, lane: Lane) -> Result:
     """Solve one trajectory."""
+    return _timed(plan, lane, _integrated(plan, lane))
+
+
+def _integrated(plan: Plan, lane: Lane) -> Result:
     method: _Method = plan.method.value
     field = plan.field
     if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
@@ -148,18 +153,21 @@ def integrate(plan: Plan, lane: Lane) -> Result:
         )
     if method.direction == "reverse":
         label = type(method.adjoint).__name__ + "()"
-        return _isolated(sensitivity.reverse_only(lane, label), plan)
-    result = _integrate(plan, lane)
+        return _isolated(operands_of(sensitivity.reverse_only(lane, label)), plan)
+    result = alone(functools.partial(_integrate, plan), lane)
     return sensitivity.forward_only(result) if method.direction == "forward" else result
 
 
 def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     """Solve trajectories, all at once."""
     in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
-    t = 0 if plan.own_times else None
-    out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
-    solve = functools.partial(integrate, plan)
-    return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
+    solve = functools.partial(_integrated, plan)
+    return _timed(plan, lanes, jax.vmap(solve, in_axes=(in_axes,), axis_size=n)(lanes))
+
+
+def _timed(plan: Plan, lanes: Lane, result: Result) -> Result:
+    """The result with its saved times, which it lacks where trajectories share them."""
+    return result if plan.own_times else result._replace(t=shared_times(plan, lanes))
 
 
 def counts(method: Static) -> tuple[str, ...]:
@@ -187,19 +195,26 @@ def _isolated(lane: Lane, plan: Plan) -> Result:
     A loss can mask a failed trajectory. But its zero cotangents times infinite derivatives in the
     backward pass are NaN, which would spread to all trajectories through shared parameters.
     """
-    return _integrate(plan, lane)
+    return alone(functools.partial(_integrate, plan), lane)
 
 
 @_isolated.def_fwd
 def _(perturbed, lane, plan):
-    diff, rest = eqx.partition(lane, perturbed)
+    def forward(diff, rest):
+        def solution(diff):
+            return eqx.partition(_integrate(plan, eqx.combine(diff, rest)), eqx.is_inexact_array)
 
-    def solution(diff):
-        return eqx.partition(_integrate(plan, eqx.combine(diff, rest)), eqx.is_inexact_array)
+        inexact, pullback, counts = jax.vjp(solution, diff, has_aux=True)
+        return eqx.combine(inexact, counts), pullback
 
-    inexact, pullback, counts = jax.vjp(solution, diff, has_aux=True)
-    result = eqx.combine(inexact, counts)
-    return result, (pullback, inexact, result.retcode)
+    backsolve = isinstance(plan.method.value.adjoint, diffrax.BacksolveAdjoint)
+    if backsolve and any(map(jnp.iscomplexobj, lane.parameters)):
+        raise TypeError(
+            "p has complex numbers, and sensealg=BacksolveAdjoint() of the diffrax engine solves "
+            "for real ones: leave sensealg out."
+        )
+    result, pullback = alone(forward, *eqx.partition(lane, perturbed))
+    return result, (pullback, eqx.filter(result, eqx.is_inexact_array), result.retcode)
 
 
 @_isolated.def_bwd
@@ -208,7 +223,8 @@ def _(residuals, cotangents, perturbed, lane, plan):
     pullback, inexact, retcode = residuals
     # diffrax promotes types where it solves backwards, which jax may be told to refuse.
     with jax.numpy_dtype_promotion("standard"):
-        (gradient,) = pullback(sensitivity.with_zeros(inexact, cotangents))
+        cotangents = sensitivity.with_zeros(inexact, cotangents)
+        (gradient,) = alone(lambda pull, c: pull(c), pullback, cotangents)
     succeeded = retcode == ReturnCode.Success.value
     return jax.tree.map(lambda g: jnp.where(succeeded, g, jnp.zeros_like(g)), gradient)
 
@@ -391,8 +407,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     inner = None
     if saving.mode == "steps" and keeps(plan):
         inner = within_steps(plan, sol, reached)
-    if plan.own_times:
-        t = jnp.where(reached, t, jnp.nan)
+    t = jnp.where(reached, t, jnp.nan) if plan.own_times else None
     steps, naccept = (
         jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
     )

@@ -142,7 +142,7 @@ class _Printer:
                 yield "end"
             case ir.Switch(which, cases):
                 yield from self.switch(which, cases)
-            case ir.Product(out, x, y, _):
+            case ir.Product(out, x, y):
                 yield self.product(out, x, y)
 
     def switch(self, which: ir.Expr, cases: Sequence[Sequence[ir.Stmt]]) -> Iterator[str]:

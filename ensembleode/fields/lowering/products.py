@@ -8,7 +8,7 @@ import numpy as np
 
 from ..gather_scatter import strides_of
 from ..ir import Assign, Matrix, Op, Product
-from ..products import algorithm, is_large
+from ..products import is_large
 from .passing import aval_of, Lowering, rule
 from .values import BOOL, cast, number, position, stored, Value
 
@@ -30,7 +30,7 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
         if left is not None and right is not None:
             out = run.allocate(dtype, math.prod(aval.shape))
             result = Matrix(out, left.rows, right.columns, False)
-            run.emit(Product(result, left, right, algorithm(eqn)))
+            run.emit(Product(result, left, right))
             return [stored(out, aval.shape)]
     # Each component of an operand is read for several components of the result.
     x, y = (run.flat(run.settled(v, 2)) for v in ins)
