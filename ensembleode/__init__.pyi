@@ -27,7 +27,7 @@ from .ensemble import (
     EnsembleSplitThreads as EnsembleSplitThreads,
     EnsembleThreads as EnsembleThreads,
 )
-from .events import Events as Events
+from .events import End as End, Events as Events
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
 from .ground.version import __version__ as __version__

@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
-from .events import Events, first_events
+from .events import cut, End, end_of, Events, first_events, with_end
 from .ground.aside import Aside
 from .ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
 from .ground.state_tree import flattened
@@ -110,12 +110,19 @@ class ODESolution(_Solution):
     - `integral`: the integral of the problem's `integrand` from the start to each time, in the
         structure of the integrand with leaves `[time, ...]`; None without an integrand.
     - `u0`, `p`: the initial state and the parameters, in the structure of the problem's.
-    - `length`: how many of the times were reached; states after that are NaN. If times differ
-        between trajectories, solutions taken out of an ensemble outside of `jit` are cut to this
-        length.
+    - `length`: how many of the times were reached; states after that are NaN if it failed. If times
+        differ between trajectories or an event ended it, solutions are cut to this length, and to
+        the end, outside of `jit`.
     - `engine`: which engine ran, and why.
     - `events`: with callbacks, its [`Events`][ensembleode.Events].
     - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
+    - `p_at`: the parameters that affects change, at each time, in the structure of the problem's
+        `p` with leaves `[time, ...]`, and None for all others; None where none change.
+
+    Where an event has ended it, `t[-1]` and `u[-1]` are the event's, whatever else is saved. Inside
+    of `jit` and of an `output_func`, the last row is the end, after rows of NaN that were not
+    reached; where an event may end it, and the end of `tspan` isn't known to be saved, there is one
+    more row for that.
 
     Called with times, it interpolates (after `save_everystep=True`).
     """
@@ -132,6 +139,7 @@ class ODESolution(_Solution):
     events: Events | None = None
     _given: Aside = Aside()
     saved: Saved | None = None
+    p_at: PyTree = None
 
     def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -236,6 +244,8 @@ class EnsembleSolution(_Solution):
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
     - `events`: with callbacks, their [`Events`][ensembleode.Events] over the trajectories.
     - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
+    - `p_at`: the parameters that affects change, `[trajectory, time, ...]`: see
+        [`ODESolution`][ensembleode.ODESolution]. `end`: where the trajectories stopped.
 
     For any batches and any ensemble algorithm, `u` and `t` are JAX arrays, and outside of `jit`,
     `retcode`, `lengths` and `stats` are NumPy arrays. With an accelerator, results that were
@@ -264,6 +274,39 @@ class EnsembleSolution(_Solution):
     events: Events | None = None
     _given: Aside = Aside()
     saved: Saved | None = None
+    p_at: PyTree = None
+    _ended: End | None = None
+    _adds_end: bool = eqx.field(static=True, default=False)
+
+    @property
+    def end(self) -> End:
+        """Where trajectories have [stopped][ensembleode.End], also under `jit`: `sim.end.t[i]` is
+        `sim[i].t[-1]` if that trajectory succeeded. The times of events that ended trajectories
+        have derivatives, too.
+
+        **Raises:** `TypeError` for outputs and for a reduced ensemble.
+
+        >>> import ensembleode as eo
+        >>> lands = eo.ContinuousCallback(lambda u, t, integrator: u, eo.terminate)
+        >>> prob = eo.ODEProblem(lambda u, p, t: -p, 1.0, (0.0, 2.0), 1.0, callback=lands)
+        >>> ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=2.0**-ctx.index))
+        >>> sim = eo.solve(ens, trajectories=3, saveat=0.3)
+        >>> sim.end.t.round(6).tolist(), sim.end.u.round(6).tolist()
+        ([1.0, 2.0, 2.0], [0.0, 0.0, 0.5])
+        """
+        if self.kind != "trajectories":
+            raise TypeError(
+                "this ensemble has outputs, or was reduced: let output_func return sol.t[-1] and "
+                "sol.u[-1]."
+            )
+        t = self.t if np.ndim(self.t) == 2 else jnp.broadcast_to(self.t, self._shape)
+        rows = End(t, self.u, self.integral, self.p_at)
+        rows = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), rows)
+        return end_of(rows, self._ended, self.lengths, self.retcode)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return len(self), np.shape(self.t)[-1]
 
     @property
     def successful(self) -> Any:
@@ -311,19 +354,24 @@ class EnsembleSolution(_Solution):
         own_times = np.ndim(self.t) == 2
         t = self.t[i] if own_times else self.t
         values = None if self.saved is None else self.saved.values
-        rows = self.u, self.integral, values
-        u, integral, values = jax.tree.map(lambda x: x[i], rows)
-        length = self.lengths[i]
-        dense = None if self._dense is None else self._dense.of(i)
+        every = self.u, self.integral, self.p_at, values, self._ended
+        *rows, values, ended = jax.tree.map(lambda x: x[i], every)
+        rows, saved_t = End(t, *rows), t
+        count = length = self.lengths[i]
         retcode = self.retcode[i]
-        if not is_tracer(length):
-            retcode = ReturnCode(int(retcode))
-            if own_times:
-                reached = slice(0, max(1, int(length)))
-                u, t, integral = jax.tree.map(lambda x: x[reached], (u, t, integral))
-                if self.saved is not None and not self.saved.has_own_times:
-                    values = jax.tree.map(lambda x: x[reached], values)
-                dense = None if dense is None else dense.rows(reached)
+        dense = None if self._dense is None else self._dense.of(i)
+        is_known = not is_tracer(length)
+        retcode = ReturnCode(int(retcode)) if is_known else retcode
+        may_lack = own_times or ended is not None
+        is_cut = is_known and (own_times or retcode is ReturnCode.Terminated)
+        if is_cut and self.saved is not None and not self.saved.has_own_times:
+            saved_t, values = cut((t, values), int(length), int(length))
+        if (may_lack and not is_known) or retcode is ReturnCode.Terminated:
+            rows, count = with_end(rows, ended, length, retcode, adds=self._adds_end)
+        if is_cut:
+            rows = cut(rows, int(length), int(count))
+            dense = None if dense is None else dense.rows(slice(len(rows.t)))
+        u, t, integral = rows.u, rows.t, rows.integral
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
@@ -332,10 +380,10 @@ class EnsembleSolution(_Solution):
         saved = None
         if self.saved is not None:
             own = self.saved.has_own_times
-            saved = Saved(self.saved.t if own else t, values, own)
+            saved = Saved(self.saved.t if own else saved_t, values, own)
         return ODESolution(
             u, t, retcode, stats, length, dense, self.engine, self._order, integral, events, given,
-            saved,
+            saved, rows.p_at,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator:
@@ -439,8 +487,10 @@ class EnsembleSolution(_Solution):
             or, for a pytree, `saved.name`; over `saved.time` if that has times of its own.
         - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
             `stats`, over `trajectory`.
+        - `p_at`, over the same dimensions, where affects change parameters: `p_at.name`, likewise.
         - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and
-            `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`.
+            `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`;
+            and where they may end trajectories, `end.t` and `end.u`, as in `sim.end`.
         - With an `output_func`: a variable for each leaf of its outputs, in place of `u`.
         - The initial states and parameters that differ between trajectories, as coordinates: `u0`
             and `p`, or one for each leaf, `u0.name`, `p.name` (unless a variable has that name). So

@@ -26,7 +26,17 @@ from .core.every_event import with_more_room
 from .core.every_step import count_steps
 from .core.gather import outcome_of_one
 from .core.interrupts import check, stoppable
-from .core.job import events_of, integers, Job, may_rerun, saved_of, solution_of, Unfinished
+from .core.job import (
+    adds_end,
+    events_of,
+    integers,
+    Job,
+    may_rerun,
+    outcome_with_end,
+    saved_of,
+    solution_of,
+    Unfinished,
+)
 from .core.lane import Lane
 from .core.plan import dense_of, Outcome, shared_times
 from .core.progress import Progress
@@ -36,7 +46,7 @@ from .engines.choice import NoEngine
 from .engines.compiled.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
-from .events import first_events
+from .events import cut, first_events
 from .executors import executor_for
 from .executors.places import NotHere, Place, places
 from .ground.aside import Aside
@@ -62,6 +72,7 @@ def solve(
     save_start: bool | None = None,
     save_end: bool | None = None,
     save_everystep: bool | None = None,
+    save_after_events: bool | None = None,
     abstol: Any = None,
     reltol: Any = None,
     dt: Any = None,
@@ -125,6 +136,8 @@ def solve(
         interpolant of the method that `saveat` uses, too. By default False. Outside of `jit` it
         solves twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as
         memory is reserved for that many steps.
+    - `save_after_events`: whether the state that `saveat` saves at the time of an event is the one
+        after all events at that time, instead of the one before. By default False.
     - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the size of the first step, or of all steps if they are fixed. It may be negative if
         time runs backwards, but needn't be. (A traced one is used without its sign.)
@@ -151,9 +164,12 @@ def solve(
         [`CallbackSet`][ensembleode.CallbackSet] of several. Callbacks from a `prob_func` may close
         over different numbers for each trajectory.
     - `max_events`: the largest number of events of a trajectory in `sim.events`; a trajectory that
-        has more ends with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192
-        (where a trajectory has more than 16, all are solved again with more room), and inside `jit`
-        16.
+        has more ends with `ReturnCode.MaxEvents`. By default as many as there are: events at known
+        times are counted, and of others there may be 8,192 (where a trajectory has more than 16 of
+        these, all are solved again with more room). Inside `jit` there is room for 1,024 of these,
+        and for fewer where those of all trajectories would take more than 16 MiB (2 MiB in a
+        gradient outside of `jit`), which a warning says; later ones act, too, and
+        `sim.events.count` counts them.
     - `initializealg`: the treatment of a start at which the algebraic equations of a mass matrix
         don't hold: by default [`CheckInit()`][ensembleode.CheckInit], which gives a return code; or
         [`BrownFullBasicInit()`][ensembleode.BrownFullBasicInit], which solves them.
@@ -266,7 +282,7 @@ def solve(
         place.check_staged(run.job.plan.engine)
         given = run.job.trajectories.options["sensealg"]
         with sensitivity.explained(given, run.choice.sensealg), place.computing():
-            run = run._replace(job=make_traceable(run.job, ens))
+            run = run._replace(job=make_traceable(run.job, ens, run.n))
             sim = _solve_alone(run)[0] if alone else _solve_traced(run)
         return place.brought_home(sim)
 
@@ -319,26 +335,31 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
     given = job.trajectories.given and job.trajectories.given.of(0)
+    t = outcome.t
     if job.traced:
+        outcome, _ = outcome_with_end(job, outcome)
         sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
-        return dataclasses.replace(sol, saved=saved_of(job, sol.t, outcome.saved)), None
+        return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
     outcome = jax.block_until_ready(outcome)
-    codes = ("length", "retcode", *COUNTS)
-    known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
-    known["retcode"] = ReturnCode(known["retcode"])
-    if job.plan.own_times:
-        names = ["u", "t", "inner", "integral"]
+    retcode = ReturnCode(int(outcome.retcode))
+    is_cut, count = job.plan.own_times, outcome.length
+    if retcode is ReturnCode.Terminated:
+        is_cut, (outcome, count) = True, outcome_with_end(job, outcome)
+    known = {name: jax.tree.map(int, getattr(outcome, name)) for name in ("length", *COUNTS)}
+    known["retcode"] = retcode
+    if is_cut:
+        rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral", "p_at")}
+        known |= cut(rows, known["length"], int(count))
         if job.trajectories.times_of_values is None:
-            names.append("saved")
-        rows = {name: getattr(outcome, name) for name in names}
-        known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
+            values = t, outcome.saved
+            t, known["saved"] = cut(values, known["length"], known["length"])
     outcome = outcome._replace(**known)
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:
         count = int(sol.events.count)
         events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
         sol = dataclasses.replace(sol, events=events)
-    return dataclasses.replace(sol, saved=saved_of(job, sol.t, outcome.saved)), None
+    return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
 
 
 def _solve_traced(run: Run) -> EnsembleSolution:
@@ -440,7 +461,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     elif ens.output_func is not None:
         kind = "outputs"
     u, t, inner, values, dense = outcome.u, outcome.t, outcome.inner, outcome.saved, None
-    integral = outcome.integral if kind == "trajectories" else None
+    beside = (outcome.integral, outcome.p_at) if kind == "trajectories" else (None, None)
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -449,12 +470,12 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
-            rows = (u, t, inner, integral)
-            u, t, inner, integral = jax.tree.map(lambda x: x[:, :most], rows)
+            rows = (u, t, inner, beside)
+            u, t, inner, beside = jax.tree.map(lambda x: x[:, :most], rows)
             if job.trajectories.times_of_values is None:
                 values = jax.tree.map(lambda x: x[:, :most], values)
         if kind != "reduced":
-            u, t, inner, integral, values = as_jax_arrays((u, t, inner, integral, values))
+            u, t, inner, beside, values = as_jax_arrays((u, t, inner, beside, values))
     about = (outcome.converged, elapsed, run.choice, kind)
     if kind == "trajectories":
         batched = job.plan.batched
@@ -468,9 +489,13 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         most = int(np.max(np.asarray(events.count), initial=0))
         events = as_jax_arrays(first_events(events, most, several=True))
     given = _given(job)
-    about = (*about, dense, job.plan.order, integral, events, given)
-    saved = saved_of(job, t, values) if kind == "trajectories" else None
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, saved=saved)
+    about = (*about, dense, job.plan.order, beside[0], events, given)
+    more: dict[str, Any] = {}
+    if kind == "trajectories":
+        ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
+        more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
+        more["saved"] = saved_of(job, t, values)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, **more)
 
 
 def _given(job: Job) -> Aside:

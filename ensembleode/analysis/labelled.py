@@ -35,6 +35,9 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     variables, state = _states(sim, ("trajectory", time[0][-1]), names)
     variables |= {"length": ("trajectory", np.asarray(sim.lengths))}
     variables |= _counts(sim, ("trajectory",)) | _events(sim, ("trajectory",))
+    if sim._ended is not None:
+        for name in ("t", "u"):
+            variables |= _beside(f"end.{name}", getattr(sim.end, name), ("trajectory",))
     own = trajectory | {"time": time} | state
     return xarray.Dataset(variables, _given(sim, variables | own) | own, attrs)
 
@@ -111,7 +114,8 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     """The variables of the states (`u`, or one for each leaf of a pytree) and of the values beside
     them; and their coordinates."""
     u, saved = sol.u, sol.saved
-    beside, times = _beside("integral", sol.integral, outer), {}
+    beside = _beside("integral", sol.integral, outer) | _beside("p_at", sol.p_at, outer)
+    times = {}
     if saved is not None and saved.has_own_times:
         times = {OWN_TIMES: np.asarray(saved.t)}
         beside |= _beside("saved", saved.values, (*outer[:-1], OWN_TIMES))
@@ -188,7 +192,7 @@ OWN_TIMES = "saved.time"
 
 
 def name_beside(what: str, path: tuple) -> str:
-    """The name of a leaf of the values beside the states, `"integral"` or `"saved"`."""
+    """The name of a leaf of the values beside the states, such as `"integral"` or `"saved"`."""
     leaf = jtu.keystr(path, simple=True, separator=".")
     return f"{what}.{leaf}" if leaf else what
 

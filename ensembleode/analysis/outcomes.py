@@ -63,7 +63,10 @@ def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
         return np.column_stack([np.asarray(x, np.float64) for x in columns]), names
     u = np.asarray(flattened(sim.u, 2, sim._order))
     last = np.maximum(np.asarray(sim.lengths) - 1, 0)
-    return u[np.arange(len(u)), last].reshape(len(u), -1), component_names(sim.u, 2, sim._order)
+    reached = u[np.arange(len(u)), last].reshape(len(u), -1)
+    end = flattened(sim.end.u, 1, sim._order).reshape(reached.shape)
+    found = np.where(np.asarray(sim.successful)[:, None], end, reached)
+    return found, component_names(sim.u, 2, sim._order)
 
 
 def add_outcomes(

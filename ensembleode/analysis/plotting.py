@@ -152,6 +152,8 @@ def plot_solution(
         states = states_between(sol._dense, sol.t, sol.u, sol.length, _POINTS, several=False)
         between = np.asarray(flattened(states, 2, sol._order)).reshape(rows, _POINTS, -1)
     path = _path(np.asarray(sol.t), u, between, length, plan.components)
+    if retcode == ReturnCode.Terminated:
+        path = _to_end(path, np.append(sol.t[-1], u[-1, plan.components]))
 
     ax = axes_for(plan, ax)
     curves = [path[:, columns] for columns in plan.columns]
@@ -223,10 +225,23 @@ def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[
         dense = sim._dense.of(chosen)
         states = states_between(dense, t, some, lengths, points, several=True)
         between = np.asarray(flattened(states, 3, sim._order)).reshape(*t.shape, points, -1)
-    return [
+    paths = [
         _path(*one, int(length), components)
         for *one, length in zip(t, u, between, lengths, strict=True)
     ]
+    if sim._ended is not None:
+        end = sim.end
+        u = np.asarray(flattened(end.u, 1, sim._order)).reshape(n, -1)[:, components]
+        ends = np.column_stack([end.t, u])[chosen]
+        is_end = np.asarray(sim.retcode)[chosen] == ReturnCode.Terminated.value
+        for i in np.flatnonzero(is_end):
+            paths[i] = _to_end(paths[i], ends[i])
+    return paths
+
+
+def _to_end(path: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The path up to where an event ended it."""
+    return path if np.array_equal(path[-1:], end[None]) else np.vstack([path, end])
 
 
 def _path(

@@ -3,6 +3,7 @@
 import math
 
 from ..ground.placement import default_device, HOST, platform_of, share_of_memory
+from .events import EVENT_ROWS
 from .executor import Executor
 from .job import Job
 
@@ -27,7 +28,7 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     """
     u0 = job.plan.state
     state = max(1, math.prod(u0.shape))
-    rows = job.plan.saving.rows or 256
+    rows = (job.plan.saving.rows or 256) + EVENT_ROWS * job.plan.event_slots
     # The stages twice, as XLA keeps old and new ones; or the Jacobian of an implicit method.
     factorises = job.plan.engine.factorises(job.plan)
     stages = None if factorises else job.plan.method.value.stages

@@ -142,7 +142,7 @@ class Tracing:
                 "time out."
             )
         kept = any(x.save_positions)
-        how: dict[str, Any] = {"is_kept": kept, "after_jump": solves}
+        how: dict[str, Any] = {"is_kept": kept, "after_jump": solves, "most": np.size(times)}
         return Discrete(number, part, jump, x.save_positions, True, at_start, since, **how)
 
     def _condition(

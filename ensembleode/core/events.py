@@ -16,8 +16,8 @@ from ..tracing.program import Program, program_of, trace, with_constants
 from .extended_state import Extension
 
 
-# An event has three rows among those of its trajectory: the state before it, the state after it,
-# and its time as the first component of a row that is otherwise zero.
+# An event has three rows: the state before it, the state after it, and its time as the first
+# component of a row that is otherwise zero.
 EVENT_ROWS = 3
 
 
@@ -89,6 +89,11 @@ class Continuous:
         """Whether solutions record its events."""
         return any(self.save_positions)
 
+    @property
+    def may_end(self) -> bool:
+        """Whether it may end a trajectory."""
+        return any(x.ends is not False for x in jumps_of(self))
+
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
@@ -118,6 +123,7 @@ class Discrete:
     - `limit`: the limit on the next step.
     - `is_discontinuity`: whether it acts at a jump of the field, and serves only for derivatives.
     - `after_jump`: whether it solves the algebraic equations as they are after a jump of the field.
+    - `most`: how often it acts at most, where it acts at known times; else None.
     """
 
     which: int
@@ -131,6 +137,12 @@ class Discrete:
     limit: Limit | None = None
     is_discontinuity: bool = False
     after_jump: bool = False
+    most: int | None = None
+
+    @property
+    def may_end(self) -> bool:
+        """Whether it may end a trajectory."""
+        return self.jump.ends is not False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +160,7 @@ class Events:
     def jumps(self) -> tuple[Jump, ...]:
         """All jumps, each once, in the order of the callbacks; the jump of a rising condition is
         before that of a falling one."""
-        return tuple(dict.fromkeys(jump for x in self.callbacks for jump in _jumps_of(x)))
+        return tuple(dict.fromkeys(jump for x in self.callbacks for jump in jumps_of(x)))
 
     @property
     def about(self) -> tuple:
@@ -157,7 +169,7 @@ class Events:
             (x.rootfind.__name__, x.interp_points, x.repeat_nudge, x.dtrelax, x.length)
             for x in self.continuous
         ]
-        acts = [(x.which, x.save_positions, [y.ends for y in _jumps_of(x)]) for x in self.callbacks]
+        acts = [(x.which, x.save_positions, [y.ends for y in jumps_of(x)]) for x in self.callbacks]
         sides = [(x.up is None, x.down is None, x.up == x.down) for x in self.continuous]
         held = [(i, *_about_limit(x)) for i, x in enumerate(self.discrete) if x.limit is not None]
         quiet = [i for i, x in enumerate(self.discrete) if x.is_kept != any(x.save_positions)]
@@ -198,7 +210,7 @@ class Events:
     @property
     def may_end(self) -> bool:
         """Whether an affect may end a trajectory."""
-        return any(x.ends is not False for x in self.jumps)
+        return any(x.may_end for x in self.callbacks)
 
     @property
     def limits(self) -> bool:
@@ -214,6 +226,17 @@ class Events:
     def only_ends(self) -> bool:
         """Whether every event ends its trajectory."""
         return all(x.ends is True for x in self.jumps)
+
+    @property
+    def known(self) -> int:
+        """How many events there may be at known times of which solutions keep a record."""
+        return sum(x.most or 0 for x in self.discrete if x.is_kept)
+
+    @property
+    def unforeseen(self) -> bool:
+        """Whether nobody knows how many events there may be of which solutions keep a record."""
+        every = (x for x in self.callbacks if x.is_kept)
+        return any(isinstance(x, Continuous) or x.most is None for x in every)
 
     @property
     def consts(self) -> list[Any]:
@@ -266,7 +289,7 @@ def _about_limit(callback: Discrete) -> tuple:
     return () if limit is None else (limit.scalefactor, limit.tolerance is None)
 
 
-def _jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
+def jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
     if isinstance(callback, Discrete):
         yield callback.jump
     else:

@@ -36,11 +36,14 @@ class Extension:
     - `integral`: the structure of the integrals; None where there are none.
     - `held`: the held numbers, each with its place among the field's constants and parameters
         (constants first), its shape and its dtype.
+    - `parameters`: the place of the first parameter in that list, and the structure of the
+        parameters; None without held numbers.
     """
 
     user: jax.ShapeDtypeStruct
     integral: StateTree | None = None
     held: tuple[tuple[int, jax.ShapeDtypeStruct], ...] = ()
+    parameters: tuple[int, Any] | None = None
 
     @property
     def controlled(self) -> int:
@@ -82,6 +85,17 @@ class Extension:
             found.append(u[..., start:end].reshape(*u.shape[:-1], *x.shape).astype(x.dtype))
             start = end
         return tuple(found)
+
+    def changing_of(self, u: Any) -> Any:
+        """The held numbers of states `[..., component]` in the structure of the parameters, with
+        None in the place of all others; None where none are held."""
+        if self.parameters is None:
+            return None
+        first, structure = self.parameters
+        leaves: list = [None] * structure.num_leaves
+        for (i, _), x in zip(self.held, self.held_of(u), strict=True):
+            leaves[i - first] = x
+        return jtu.tree_unflatten(structure, leaves)
 
     def state(self, user: Any, integrals: Any = None, held: Sequence = ()) -> Any:
         """The vector `[component]` from the user's state, the vector of the integrals (by default

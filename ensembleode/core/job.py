@@ -12,7 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..dense import kept
-from ..events import Events
+from ..events import End, Events, with_end
 from ..ground.alone import alone
 from ..ground.aside import Aside
 from ..options import time_dtype_of
@@ -115,7 +115,8 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     """
     if plan.output is not None:
         u, rerun = alone(plan.output, output_consts, result, numbers, index, repeat, key)
-        return Outcome(*result._replace(u=u, t=None, inner=None, events=None), rerun)
+        gone = dict.fromkeys(("t", "inner", "events", "ended"))
+        return Outcome(*result._replace(u=u, **gone), rerun)
     values = None
     if plan.apart is not None:
         result, values = alone(plan.apart, output_consts, result, numbers)
@@ -132,12 +133,20 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
     """The outcome of a result, with states in the structure that the user gave, and the integrals
     separate."""
     events = result.events
+
+    def beside(u: Any) -> tuple:
+        return plan.integral_of(u), plan.changing_of(u)
+
     if events is not None:
         before, after = plan.as_given(events.before), plan.as_given(events.after)
         events = events._replace(before=before, after=after)
     u, inner = plan.as_given(result.u), plan.as_given(result.inner)
-    given = Outcome(*result._replace(u=u, inner=inner, events=events))
-    return given._replace(integral=plan.integral_of(result.u))
+    ended = result.ended
+    if ended is not None:
+        ended = End(ended.t, plan.as_given(ended.u), *beside(ended.u))
+    given = Outcome(*result._replace(u=u, inner=inner, events=events, ended=ended))
+    integral, p_at = beside(result.u)
+    return given._replace(integral=integral, p_at=p_at)
 
 
 def _numbers(plan: Plan, lanes: Lane) -> Lane | None:
@@ -154,7 +163,7 @@ def _numbers(plan: Plan, lanes: Lane) -> Lane | None:
 def codes_and_counts(outcome: Outcome) -> Outcome:
     """The outcome without states and times, which is all that is kept where outputs are added
     up."""
-    gone = ("u", "t", "inner", "length", "events", "rerun", "integral")
+    gone = ("u", "t", "inner", "length", "events", "ended", "rerun", "integral", "p_at")
     return outcome._replace(**dict.fromkeys(gone))
 
 
@@ -196,7 +205,8 @@ def with_output(job: Job) -> Job:
         events = Happened(times, which, crossed, states, states, count)
     counts = dict.fromkeys(plan.engine.counts(plan.method), count)
     about = {"length": count, "retcode": array((), np.int8), **dict.fromkeys(COUNTS), **counts}
-    result = Result(u, t, inner, **about, events=events)
+    ended = End(array((), t.dtype), state) if plan.keeps_end else None
+    result = Result(u, t, inner, **about, events=events, ended=ended)
 
     apart = taken_apart(job.trajectories, plan) if plan.saves_values else None
     if output_func is None:
@@ -211,8 +221,9 @@ def with_output(job: Job) -> Job:
         values = None
         if apart is not None:
             result, values = apart(result, numbers)
-        sol = solution_of(_as_given(plan, result)._replace(saved=values), plan, numbers)
-        sol = dataclasses.replace(sol, saved=saved_of(job, sol.t, values))
+        outcome, saved = _as_given(plan, result), saved_of(job, result.t, values)
+        sol = solution_of(outcome_with_end(job, outcome)[0], plan, numbers)
+        sol = dataclasses.replace(sol, saved=saved)
         got = output_func(sol, EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
@@ -280,7 +291,31 @@ def solution_of(
     u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
     dense = None if numbers is None else dense_of(outcome, plan, (numbers.consts, numbers.p))
     about = (dense, engine, plan.order, outcome.integral, events_of(outcome, plan), Aside(given))
-    return ODESolution(u, t, outcome.retcode, stats, length, *about)
+    return ODESolution(u, t, outcome.retcode, stats, length, *about, p_at=outcome.p_at)
+
+
+def adds_end(job: Job) -> bool:
+    """Whether there may be no row in which an event's end of a trajectory could stand, as the last
+    of the saved times isn't known to be `t1`."""
+    plan, of = job.plan, job.trajectories
+    if plan.saving.mode != "times" or not plan.may_end:
+        return False
+    known = (of.shared.saveat, of.shared.t1)
+    if any(x is None or is_tracer(x) for x in known) or of.times_of_values is not None:
+        return True
+    return bool(np.asarray(known[0])[-1] != known[1])
+
+
+def outcome_with_end(job: Job, outcome: Outcome) -> tuple[Outcome, Any]:
+    """The outcome of one trajectory with its end in the last row, and how many rows were reached,
+    with the end: see `events.with_end`."""
+    if not (job.plan.may_end or job.plan.saving.mode == "steps"):
+        return outcome, outcome.length
+    names = "t", "u", "integral", "p_at"
+    rows = End(*(getattr(outcome, name) for name in names))
+    at = outcome.ended, outcome.length, outcome.retcode
+    rows, count = with_end(rows, *at, adds=adds_end(job))
+    return outcome._replace(**{name: getattr(rows, name) for name in names}), count
 
 
 def saved_of(job: Job, t: Any, values: Any) -> Saved | None:

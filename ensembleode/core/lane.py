@@ -147,7 +147,8 @@ class Trajectories:
             (state,) = self.field.out_avals
             user = jax.ShapeDtypeStruct(state.shape, state.dtype)
             user, integral = (before.user, before.integral) if before else (user, None)
-            extension = Extension(user, integral, held)
+            structure = None if self.given is None else (n_consts, self.given.numbers)
+            extension = Extension(user, integral, held, structure)
             form = form and form.with_held(field, before, extension)
             field = with_held(field, before, extension)
 

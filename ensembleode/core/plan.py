@@ -50,8 +50,11 @@ class Plan:
         and the values.
     - `tree`: the structure of a state that is a pytree to the user.
     - `events`: the callbacks (see `core.events`); None without callbacks.
-    - `max_events`: the number of events of a trajectory that there is room for; zero where none are
-        kept.
+    - `max_events`: the number of events of a trajectory that there is room for in the record; zero
+        where none are kept.
+    - `last_event`: the number of events of a trajectory of which the next one ends it, with
+        `ReturnCode.MaxEvents`.
+    - `keeps_end`: whether there is also room for the event that ends a trajectory.
     - `inner`: whether results also have the states within steps, where every step is saved.
     - `form`: what implicit methods need besides the field; None where they need nothing, and for
         explicit methods.
@@ -77,6 +80,8 @@ class Plan:
     extension: Extension | None = None
     events: Events | None = None
     max_events: int = 0
+    last_event: int = 0
+    keeps_end: bool = False
     form: ImplicitForm | None = None
 
     @property
@@ -108,8 +113,15 @@ class Plan:
 
     @property
     def may_end(self) -> bool:
-        """Whether an event that is kept may end a trajectory before `t1`."""
-        return self.events is not None and self.events.may_end and self.events.is_kept
+        """Whether an event that the engine tells of may end a trajectory before `t1`."""
+        events = self.events
+        return events is not None and events.may_end and (self.engine.closed or events.is_kept)
+
+    @property
+    def event_slots(self) -> int:
+        """The number of events of a trajectory that there is room for: the one that ended it, where
+        one may, and those of the record."""
+        return self.max_events + self.keeps_end
 
     @property
     def order(self) -> tuple[str, ...] | None:
@@ -123,7 +135,7 @@ class Plan:
         these."""
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
-        events = self.events, self.max_events
+        events = self.events, self.max_events, self.last_event, self.keeps_end
         programs = self.field, *state, self.batched, self.output, *events, *self.beside
         more = [x for x in (self.form, self.apart) if x is not None]
         return (*solver, *programs, *more)
@@ -138,6 +150,11 @@ class Plan:
         """The integrals of states `[..., component]`, in the structure of the integrand; None where
         there is none."""
         return None if self.extension is None else self.extension.integral_of(u)
+
+    def changing_of(self, u: Any) -> Any:
+        """The parameters that affects change, of states `[..., component]`, in the structure of the
+        parameters; None where none change."""
+        return None if self.extension is None else self.extension.changing_of(u)
 
 
 # The number of the callback in the place of an event that did not happen.
@@ -182,6 +199,7 @@ class Result(NamedTuple):
         were not kept.
     - The counts are those of `Stats`.
     - `events`: a `Happened`; None without callbacks whose events are kept.
+    - `ended`: an `End`, NaN unless an event ended the trajectory; None where none may.
     """
 
     u: Any
@@ -196,9 +214,10 @@ class Result(NamedTuple):
     nw: Any = None
     nsolve: Any = None
     events: Any = None
+    ended: Any = None
 
 
-_GIVEN = (*Result._fields, "rerun", "integral", "saved", "converged")
+_GIVEN = (*Result._fields, "rerun", "integral", "p_at", "saved", "converged")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
@@ -207,10 +226,11 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
     The fields are those of a `Result`, with these differences:
 
     - `u` is in the structure of the user's state. With an `output_func` it is the output instead,
-        and `t`, `inner` and `events` are None.
+        and `t`, `inner`, `events` and `ended` are None.
     - `t` is None unless the trajectories have their own times.
     - `rerun` is None where no reruns can be asked for.
     - `integral` is that of the integrand, `[time, ...]`; None where there is none.
+    - `p_at` are the parameters that affects change, `[time, ...]`; None where none change.
     - `saved`: the values of a `SavingCallback`, `[time, ...]`; None where there is none.
     - For an ensemble with a reduction, `u` is reduced. `converged` says whether the reduction, or
         the last trajectory, ended the ensemble; it is None for a batch.

@@ -19,11 +19,14 @@ class Saving(NamedTuple):
     - `mode`: `"ends"`, `"times"` (an array of these) or `"steps"` (every accepted step).
     - `start`: whether the start is saved, in the modes `"ends"` and `"steps"`.
     - `rows`: the largest number of times of a trajectory.
+    - `after_events`: whether the state that is saved at the time of an event is the one after it,
+        in the mode `"times"`.
     """
 
     mode: Literal["ends", "times", "steps"]
     start: bool
     rows: int
+    after_events: bool = False
 
 
 class Spacing(NamedTuple):

@@ -1,6 +1,7 @@
 """The rate at which saved states change with their times: `f` along the solution, of which
 derivatives with respect to times consist."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,7 +10,6 @@ import jax.numpy as jnp
 
 from ..core.events import EVENT_ROWS
 from ..core.lane import Lane
-from ..core.plan import Happened
 from ..ground.alone import alone
 from .flow import Flow, Known
 from .rates import rates
@@ -27,36 +27,31 @@ def saved_of(flow: Flow) -> int:
     return 1 if saving.mode == "ends" else saving.rows
 
 
-def rows_of(flow: Flow) -> int:
-    """The number of rows of a trajectory, including those of events."""
-    return saved_of(flow) + EVENT_ROWS * flow.plan.max_events
+def sizes_of(flow: Flow) -> list[int]:
+    """The numbers of rows of a trajectory: of saved states; and of events, where there is room for
+    some."""
+    slots = flow.plan.event_slots
+    return [saved_of(flow), EVENT_ROWS * slots] if slots else [saved_of(flow)]
 
 
-def rows_of_events(events: Happened) -> Any:
-    """The rows `[trajectory, row, *state]` of events: for each event the state before it, the state
-    after it, and its time as the first component of a row that is otherwise zero."""
-    before = events.before
-    t = events.t.reshape(*events.t.shape, 1)
-    time = jnp.concatenate([t, jnp.zeros((*t.shape[:2], before[0, 0].size - 1), t.dtype)], axis=2)
-    rows = jnp.stack([before, events.after, time.reshape(before.shape)], axis=2)
-    return rows.reshape(before.shape[0], -1, *before.shape[2:])
+def without_events(flow: Flow) -> Flow:
+    """The flow whose rows are those of saved states alone."""
+    plan = dataclasses.replace(flow.plan, max_events=0, keeps_end=False)
+    return dataclasses.replace(flow, plan=plan)
 
 
-def with_rows(events: Happened, rows: Any) -> Happened:
-    """The events with their states and times taken from these rows (see `rows_of_events`)."""
-    before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
-    t = time.reshape(*time.shape[:2], -1)[..., 0]
-    return events._replace(before=before, after=after, t=t)
-
-
-def is_there(flow: Flow, known: Known) -> Any:
-    """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`."""
-    there, happened = _is_saved(flow, known), known.happened
-    if happened is None:
-        return there
-    events = jnp.arange(flow.plan.max_events, dtype=happened.dtype)
-    events = known.ok[:, None] & (events[None] < happened[:, None])
-    return jnp.concatenate([there, jnp.repeat(events, EVENT_ROWS, axis=1)], axis=1)
+def is_there(flow: Flow, known: Known) -> list[Any]:
+    """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`, as in
+    `sizes_of`."""
+    there, plan, ok = [_is_saved(flow, known)], flow.plan, known.ok[:, None]
+    if plan.event_slots:
+        ended, happened = known.ended, known.happened
+        events = [] if ended is None or not plan.keeps_end else [ok & ended[:, None]]
+        if happened is not None:
+            event = jnp.arange(plan.max_events, dtype=happened.dtype)[None]
+            events.append(ok & (event < happened[:, None]))
+        there.append(jnp.repeat(jnp.concatenate(events, axis=1), EVENT_ROWS, axis=1))
+    return there
 
 
 def _is_saved(flow: Flow, known: Known) -> Any:
@@ -129,7 +124,6 @@ def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
     `saveat`, or at `t1` alone. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
-        rows = rows[:, : saved_of(flow)]
         there, t = _is_saved(flow, known), each(lanes.saveat, plan.batched.saveat, n)
     else:
         row, is_end = _which_end(flow, known)
@@ -151,18 +145,17 @@ def at_times(flow: Flow, dtimes: Any) -> Any:
 
 
 def to_rows(flow: Flow, known: Known, x: Any) -> Any:
-    """An array over the times of `row_rates`, extended to all rows by zeros."""
+    """An array over the times of `row_rates`, extended to all saved rows by zeros."""
     if flow.plan.saving.mode != "steps":
-        none = jnp.zeros((flow.n, rows_of(flow) - x.shape[1], *x.shape[2:]), x.dtype)
-        return jnp.concatenate([x, none], axis=1) if flow.plan.max_events else x
+        return x
     row, _ = _which_end(flow, known)
-    is_end = jnp.arange(rows_of(flow), dtype=row.dtype)[None] == row[:, None]
-    return where(is_end, jnp.broadcast_to(x, (flow.n, rows_of(flow), *x.shape[2:])))
+    is_end = jnp.arange(saved_of(flow), dtype=row.dtype)[None] == row[:, None]
+    return where(is_end, jnp.broadcast_to(x, (flow.n, saved_of(flow), *x.shape[2:])))
 
 
 def from_rows(flow: Flow, known: Known, c: Any) -> Any:
-    """The transpose of `to_rows`: from all rows to the times of `row_rates`."""
+    """The transpose of `to_rows`: from all saved rows to the times of `row_rates`."""
     if flow.plan.saving.mode != "steps":
-        return c[:, : saved_of(flow)]
+        return c
     row, _ = _which_end(flow, known)
     return jnp.take_along_axis(c, row.reshape(-1, *(1,) * (c.ndim - 1)), 1)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..ground.alone import split_like, together
+from .along import sizes_of
 from .flow import Flow, widened
 from .primitives import bend_p, bind, pull_p, push_p, solve_p, unpack
 
@@ -42,7 +43,7 @@ def batch(prim: Any, operands, axes, *, flow):
     lanes_b, known_b, *others_b = unpack(flow, batched)
     # These operands differ between trajectories: rows and tangents.
     n_v = 0 if prim in (solve_p, pull_p) else 1 + sum(m is not None for m in flow.moved)
-    start = 1 if prim is bend_p else 0
+    start = len(sizes_of(flow)) if prim is bend_p else 0
     v, v_b = (x[start : start + n_v] for x in (others, others_b))
     rows, rows_b = (x[:start] + x[start + n_v :] for x in (others, others_b))
     wide, lanes, known, *rows = widened(

@@ -296,6 +296,8 @@ _ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
 
 
 def _events_in_julia(asked: Asked) -> str | None:
+    if asked.option("save_after_events"):
+        return "it saves the states before events: leave out save_after_events."
     found = asked.in_julia & _ASTRAY_IN_JULIA
     events: Any = asked.every.events
     if not found or not events.continuous or asked.every.saving.mode != "times":

@@ -26,12 +26,13 @@ class Closed(Engine):
 
     - `solved(plan, lanes, mask)`: returns the result of the wanted trajectories; it has times only
         where each trajectory has its own.
-    - `rows(plan, lanes, mask)`: returns the saved states of the trajectories that succeeded (where
-        only ends are saved, the last state), `[trajectory, row, *state]`. Behind these are three
-        rows for each event that there is room for: the state before it, the state after it, and its
-        time as the first component. The rows of other trajectories are arbitrary.
-    - `pull_back(flow, lanes, known, cotangent)`: turns the cotangents of the rows into those of the
-        initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
+    - `rows(plan, lanes, mask)`: returns a list with the saved states of the trajectories that
+        succeeded (where only ends are saved, the last state), `[trajectory, row, *state]`; and,
+        where there is room for events, with three rows for each of the `Plan.event_slots`: the
+        state before it, the state after it, and its time as the first component. The rows of other
+        trajectories are arbitrary.
+    - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
+        the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
         cotangent for each trajectory, or one for each group where all trajectories share a
         parameter. The cotangents of trajectories that failed are arbitrary.
     - `moves_steps`: whether `ForwardDiffSensitivity()` also differentiates the step sizes.
@@ -41,7 +42,7 @@ class Closed(Engine):
     closed = True
     moves_steps: ClassVar[bool] = False
     solved: ClassVar[Callable[[Plan, Lane, Any], Result]]
-    rows: ClassVar[Callable[[Plan, Lane, Any], Any]]
+    rows: ClassVar[Callable[[Plan, Lane, Any], list]]
     pull_back: ClassVar[Callable[[Flow, Lane, Known, Any], list]]
 
     def more_of(self, plan: Plan, result: Result) -> Any:

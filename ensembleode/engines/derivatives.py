@@ -20,11 +20,11 @@ from .along import (
     from_rows,
     moving_times,
     row_rates,
-    rows_of_events,
+    sizes_of,
     start_rate,
     times_rate,
     to_rows,
-    with_rows,
+    without_events,
 )
 from .batching import batch
 from .capabilities import no_derivative, STOPS
@@ -44,12 +44,13 @@ from .primitives import (
     bend_p,
     bind,
     half,
+    parted,
     pull_p,
     push_p,
     solve_p,
     unpack,
 )
-from .results import each
+from .results import each, events_in, rows_of_events
 
 
 #
@@ -94,45 +95,57 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     return flow.with_moved((*flow.moved, None), plan=plan), lanes, dlanes
 
 
-def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> Any:
-    """The tangent of `rows`, the result of `solve`."""
+def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> list:
+    """The tangents of the results of `solve`, None for zero; `rows()` returns the first result."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
-    out = None
+    outs: list = [None] * len(sizes_of(flow))
     if moving is not None:
         with_v, v = moving
-        (out,) = bind(push_p, with_v, lanes, known, *v)
+        outs = bind(push_p, with_v, lanes, known, *v)
     if dtimes is not None and not is_zero(dtimes):
         rate = row_rates(flow, lanes, known, rows())
-        along = to_rows(flow, known, times_rate(rate, at_times(flow, dtimes)))
-        out = along if out is None else out + along
-    return out
+        outs[0] = _sum(outs[0], to_rows(flow, known, times_rate(rate, at_times(flow, dtimes))))
+    return outs
+
+
+def _pulled(flow: Flow, lanes: Lane, known: Known, c: Sequence) -> list:
+    """`pull`, which does without the rows of events where their cotangent is zero."""
+    flow, c = _asked(flow, c)
+    return bind(pull_p, flow, lanes, known, *c)
+
+
+def _asked(flow: Flow, c: Sequence) -> tuple[Flow, list]:
+    """The flow and its cotangents, without the rows of events where their cotangent is zero."""
+    if len(c) > 1 and is_zero(c[1]):
+        flow, c = without_events(flow), c[:1]
+    return flow, list(map(ad.instantiate_zeros, c))
 
 
 def _pull_dot(
-    flow: Flow, dlanes: Lane, dc: Any, lanes: Lane, known: Known, c: Any, pulled: Callable
+    flow: Flow, dlanes: Lane, dc: list, lanes: Lane, known: Known, c: Sequence, pulled: Callable
 ) -> list:
     """The tangents of `pulled()`, the results of `pull`; None for zero."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     more: list = []
     if dtimes is not None and not is_zero(dtimes):
         # J^T c at the saved states, and how it changes with the parameters of f.
-        (rows,) = bind(solve_p, flow.with_moved(groups=1, wanted=()), lanes, known)
+        rows, *_ = bind(solve_p, flow.with_moved(groups=1, wanted=()), lanes, known)
         args = _by_group(flow, lanes)
 
         def along(rows, wanted):
             return row_rates(*_of_groups(flow, lanes, wanted), known, rows)
 
-        by = times_rate(from_rows(flow, known, c), at_times(flow, dtimes))
+        by = times_rate(from_rows(flow, known, c[0]), at_times(flow, dtimes))
         at_rows, to_wanted = jax.vjp(along, rows, args)[1](by)
-        dc = at_rows + ad.instantiate_zeros(dc)
+        dc = [at_rows + ad.instantiate_zeros(dc[0]), *dc[1:]]
         more.append([None, *to_wanted])
     if moving is not None:
         with_v, v = moving
         with_v = with_v.with_moved(with_v.moved, groups=flow.groups, wanted=flow.wanted)
-        w = ad.instantiate_zeros(dc)
-        more.append(bind(bend_p, with_v, lanes, known, c, *v, w))
-    elif not is_zero(dc):
-        more.append(bind(pull_p, flow.with_moved(), lanes, known, dc))
+        w = map(ad.instantiate_zeros, dc)
+        more.append(bind(bend_p, with_v, lanes, known, *c, *v, *w))
+    elif not all(map(is_zero, dc)):
+        more.append(_pulled(flow.with_moved(), lanes, known, dc))
     if not is_zero(dlanes.t0):
         to_u0 = pulled()[0]
 
@@ -194,8 +207,7 @@ def _solve_jvp(primals, tangents, *, flow):
     dlanes, *_ = unpack(flow, tangents)
     outs = solve_p.bind(*primals, flow=flow)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
-    out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, known)
-    return outs, _tangents(outs, [out])
+    return outs, _tangents(outs, _solve_dot(flow, dlanes, lambda: outs[0], lanes, known))
 
 
 def _push_jvp(primals, tangents, *, flow):
@@ -211,8 +223,8 @@ def _push_jvp(primals, tangents, *, flow):
     def rows():
         return bind(solve_p, wide, both, known)[0]
 
-    out = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, known)
-    return outs, _tangents(outs, [out if out is None else half(out, 1)])
+    found = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, known)
+    return outs, _tangents(outs, [x if x is None else half(x, 1) for x in found])
 
 
 def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
@@ -227,30 +239,31 @@ def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
 
 
 def _pull_jvp(primals, tangents, *, flow):
-    lanes, known, c = unpack(flow, primals)
-    dlanes, _, dc = unpack(flow, tangents)
+    lanes, known, *c = unpack(flow, primals)
+    dlanes, _, *dc = unpack(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     return outs, _tangents(outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs))
 
 
 def _bend_jvp(primals, tangents, *, flow):
-    lanes, known, c, *v, w = unpack(flow, primals)
-    dlanes, _, dc, *dv, dw = unpack(flow, tangents)
+    lanes, known, *others = unpack(flow, primals)
+    dlanes, _, *tangents = unpack(flow, tangents)
+    (c, v, w), (dc, dv, dw) = parted(flow, others), parted(flow, tangents)
     outs = bend_p.bind(*primals, flow=flow)
-    if _is_still(dlanes) and is_zero(dc):
+    if _is_still(dlanes) and all(map(is_zero, dc)):
         if all(map(is_zero, dv)):
-            return outs, bind(pull_p, flow.with_moved(), lanes, known, dw)
+            return outs, _pulled(flow.with_moved(), lanes, known, dw)
         with_v, dv = _linear(flow, dv)
-        dw = ad.instantiate_zeros(dw)
-        return outs, bind(bend_p, with_v, lanes, known, c, *dv, dw)
+        dw = map(ad.instantiate_zeros, dw)
+        return outs, bind(bend_p, with_v, lanes, known, *c, *dv, *dw)
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     wide, both = augmented(flow, lanes, v)
-    c2 = jnp.stack([w, c], axis=2)
-    dc2 = stacked(dw, dc, axis=2)
+    c2 = [jnp.stack([x, y], axis=2) for x, y in zip(w, c, strict=True)]
+    dc2 = [stacked(x, y, axis=2) for x, y in zip(dw, dc, strict=True)]
 
     def pulled():
-        return bind(pull_p, wide, both, known, c2)
+        return bind(pull_p, wide, both, known, *c2)
 
     moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
@@ -299,35 +312,39 @@ def _to_tangents(
 def _push_transpose(cts, *operands, flow):
     lanes, known, *v = unpack(flow, operands)
     fixed = [None] * (len(operands) - len(v))
-    if is_zero(cts[0]):
+    if all(map(is_zero, cts)):
         return [*fixed, *(None for _ in v)]
-    found = _to_tangents(flow.with_moved(), pull_p, lanes, known, cts[0], v=v, like=flow)
+    asked, c = _asked(flow.with_moved(), cts)
+    found = _to_tangents(asked, pull_p, lanes, known, *c, v=v, like=flow)
     return [*fixed, *found]
 
 
 def _pull_transpose(cts, *operands, flow):
-    lanes, known, _ = unpack(flow, operands)
-    fixed = [None] * (len(operands) - 1)
+    lanes, known, *c = unpack(flow, operands)
+    fixed = [None] * (len(operands) - len(c))
     if all(map(is_zero, cts)):
-        return [*fixed, None]
+        return [*fixed, *(None for _ in c)]
     with_z, z = _as_tangents(flow, cts)
     return [*fixed, *bind(push_p, with_z, lanes, known, *z)]
 
 
 def _bend_transpose(cts, *operands, flow):
-    lanes, known, c, *v, w = unpack(flow, operands)
-    fixed = [None] * (len(operands) - len(v) - 1)
+    lanes, known, *others = unpack(flow, operands)
+    c, v, w = parted(flow, others)
+    fixed = [None] * (len(operands) - len(v) - len(w))
     if all(map(is_zero, cts)):
-        return [*fixed, *(None for _ in v), None]
+        return [*fixed, *(None for _ in (*v, *w))]
     with_z, z = _as_tangents(flow, cts)
     to_v: list = [None] * len(v)
     if any(map(ad.is_undefined_primal, v)):
-        none = jnp.zeros_like(c)
-        to_v = _to_tangents(with_z, bend_p, lanes, known, c, *z, none, v=v, like=flow)
-    to_w = None
-    if ad.is_undefined_primal(w):
-        (to_w,) = bind(push_p, with_z, lanes, known, *z)
-    return [*fixed, *to_v, to_w]
+        none = map(jnp.zeros_like, c)
+        to_v = _to_tangents(with_z, bend_p, lanes, known, *c, *z, *none, v=v, like=flow)
+    to_w: list = [None] * len(w)
+    are_asked = list(map(ad.is_undefined_primal, w))
+    if any(are_asked):
+        pushed = bind(push_p, with_z, lanes, known, *z)
+        to_w = [x if is_asked else None for x, is_asked in zip(pushed, are_asked, strict=True)]
+    return [*fixed, *to_v, *to_w]
 
 
 for _prim, _jvp, _transpose in (
@@ -371,13 +388,12 @@ def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any =
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
     flow = Flow(plan, len(u))
     rows = u[:, -1:] if saving.mode == "ends" else u
-    size = rows.shape[1]
-    if events is not None:
-        rows = jnp.concatenate([rows, rows_of_events(events)], axis=1)
-    (rows,) = bind(solve_p, flow, lanes, known, rows)
-    if events is not None:
-        result = result._replace(events=with_rows(events, rows[:, size:]))
-        rows = rows[:, :size]
+    slots = [rows_of_events(events, result.ended)] if plan.event_slots else []
+    rows, *slots = bind(solve_p, flow, lanes, known, rows, *slots)
+    if slots:
+        found, ended = events_in(plan, *slots)
+        events = None if events is None else events._replace(**found)
+        result = result._replace(events=events, ended=ended)
     if saving.mode == "times" or not saving.start:
         return result._replace(u=rows)
     # A state that is saved as the start is u0, wherever t0 is; one saved at a time of saveat moves

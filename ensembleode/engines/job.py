@@ -1,5 +1,6 @@
 """From an ensemble to the job of solving it, and the engine for that."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax.tree_util as jtu
 
 from ..core.arguments import check_direction
 from ..core.consistent_start import with_consistent_start
-from ..core.every_event import first_room
+from ..core.every_event import first_room, with_room_of_trace
 from ..core.every_step import bounded
 from ..core.job import Job, may_rerun, with_output
 from ..core.plan import Plan
@@ -43,13 +44,17 @@ def job_for(
         (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
     method = module.method(alg, every.options, has_dt=has_dt)
+    room, last = first_room(every)
+    saving = every.saving
+    if saving.mode == "times" and every.events is not None:
+        saving = saving._replace(after_events=bool(every.options["save_after_events"]))
     plan = Plan(
         engine=module,
         method=method,
         field=every.field,
         state=state,
         controlled=extension.controlled if extension else math.prod(state.shape),
-        saving=every.saving,
+        saving=saving,
         maxiters=every.options["maxiters"],
         width=module.width(state, n or 1),
         batched=every.batched,
@@ -58,9 +63,11 @@ def job_for(
         extension=extension,
         events=every.events,
         form=every.form if module.reads_form(method) else None,
-        max_events=first_room(every),
+        max_events=room,
+        last_event=last,
         saves_values=every.saving_callback is not None,
     )
+    plan = dataclasses.replace(plan, keeps_end=plan.may_end)
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
     check_limits(adaptive, every.events)
@@ -98,9 +105,9 @@ def _with_room(job: Job, where: str) -> Job:
     return bounded(job, job.plan.maxiters)
 
 
-def make_traceable(job: Job, ens: EnsembleProblem) -> Job:
-    """The job inside of jit, where no decision can depend on numbers."""
-    job = _with_room(job, "inside jit, grad or vmap")
+def make_traceable(job: Job, ens: EnsembleProblem, n: int) -> Job:
+    """The job of `n` trajectories inside of jit, where no decision can depend on numbers."""
+    job = with_room_of_trace(_with_room(job, "inside jit, grad or vmap"), n)
     if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
         raise ValueError(
             "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "

@@ -12,6 +12,9 @@ the field F extended by a tangent:
 wanted (see `flow.Flow`): those whose tangents a `push` or `bend` has that is transposed. So what
 JAX knows to be constant costs nothing on the way back.
 
+The saved states are a list, and so are `c` and `w`: where there is room for events, the rows of
+these come second, so that nothing is done with them where nobody asks for their derivatives.
+
 The primitives are linear in the operands after the `;`. They are closed: the derivative of each is
 one of them, for F or for JF, and so is each transpose (the transpose of `bend` with respect to v is
 `bend`, as second derivatives are symmetric). Batching makes more trajectories. JF is not traced
@@ -44,7 +47,7 @@ from ..core.lane import Lane
 from ..fields import parameters_of
 from ..ground.alone import lowered, results_of, together
 from ..ground.recent import jit_recent
-from .along import is_there, rows_of, where
+from .along import is_there, sizes_of, where
 from .flow import augmented, Flow, Known
 
 
@@ -60,33 +63,44 @@ def half(rows: Any, i: int) -> Any:
 
 def _solve(flow: Flow, lanes: Lane, known: Known) -> list:
     rows = flow.plan.engine.rows(flow.plan, lanes, known.ok)
-    return [where(is_there(flow, known), rows)]
+    return list(map(where, is_there(flow, known), rows))
 
 
 def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
-    (rows,) = _solve(*augmented(flow, lanes, v), known)
-    return [half(rows, 1)]
+    return [half(rows, 1) for rows in _solve(*augmented(flow, lanes, v), known)]
 
 
-def _pull(flow: Flow, lanes: Lane, known: Known, c: Any) -> list:
+def _pull(flow: Flow, lanes: Lane, known: Known, *c: Any) -> list:
     # The cotangents of rows that were not reached may be NaN.
-    c = where(is_there(flow, known), c)
-    u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, c)
+    cotangents = list(map(where, is_there(flow, known), c))
+    u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, cotangents)
     own = zip(parameters, flow.own, strict=True)
     parameters = [where(known.ok, x) if is_own else x for x, is_own in own]
     return [where(known.ok, u0), *parameters]
 
 
-def _bend(flow: Flow, lanes: Lane, known: Known, c: Any, *rest: Any) -> list:
-    *v, w = rest
+def _bend(flow: Flow, lanes: Lane, known: Known, *rest: Any) -> list:
+    c, v, w = parted(flow, rest)
     wide, both = augmented(flow, lanes, v)
-    u0, *parameters = _pull(wide, both, known, jnp.stack([w, c], axis=2))
+    u0, *parameters = _pull(wide, both, known, *map(_doubled, w, c))
     return [u0[:, 0], *parameters]
 
 
+def _doubled(w: Any, c: Any) -> Any:
+    return jnp.stack([w, c], axis=2)
+
+
+def parted(flow: Flow, operands: Sequence) -> tuple[Sequence, Sequence, Sequence]:
+    """The operands `c`, `v` and `w` of `bend`, where `c` and `w` are lists like the rows."""
+    n = len(sizes_of(flow))
+    return operands[:n], operands[n:-n], operands[-n:]
+
+
 def rows_avals(flow: Flow) -> list:
-    plan = flow.plan
-    return [jax.core.ShapedArray((flow.n, rows_of(flow), *plan.state.shape), plan.state.dtype)]
+    state = flow.plan.state
+    return [
+        jax.core.ShapedArray((flow.n, rows, *state.shape), state.dtype) for rows in sizes_of(flow)
+    ]
 
 
 def numbers_avals(flow: Flow) -> list:

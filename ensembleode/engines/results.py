@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Int8
 
+from ..core.events import EVENT_ROWS, Events
 from ..core.implicit_form import with_constants_around
 from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
 from ..core.saving import meant
+from ..events import End
 from ..ground.alone import without_types
 from ..ground.given_device import for_one_device
 from ..ground.retcode import ReturnCode
@@ -29,7 +31,7 @@ class Left(NamedTuple):
     - `naccept`, `ntried`: the numbers of accepted and of tried steps; `ntried` is a `Tried` if two
         methods make the steps.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
-    - `events`: None without callbacks whose events are kept.
+    - `events`, `ended`: see `Result`.
     """
 
     u: Inexact[Array, "lane row *state"]
@@ -40,13 +42,14 @@ class Left(NamedTuple):
     ntried: Int[Array, "lane"] | Tried
     restarts: Int[Array, "lane"] | None = None
     events: Happened | None = None
+    ended: End | None = None
 
 
 def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     """The result for these numbers, NaN in rows that were not reached; it has times only where each
     trajectory has its own. A trajectory has not succeeded if its saved states overflow, or if a
     time to save was missed."""
-    saving, codes, events = plan.saving, left.codes, left.events
+    saving, codes = plan.saving, left.codes
     method = plan.method.value.method
     success = codes == ReturnCode.Success.value
     ended = codes == ReturnCode.Terminated.value
@@ -76,7 +79,7 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     t = None
     if plan.own_times:
         if saving.mode == "ends":
-            t = end_times(lanes, events, codes)[:, -saving.rows :]
+            t = end_times(lanes, left.ended, n)[:, -saving.rows :]
         else:
             t = times if left.t is None else left.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
@@ -89,20 +92,47 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     tried = left.ntried.all if isinstance(left.ntried, Tried) else left.ntried
     about = length, codes, left.naccept, tried - left.naccept, nf
     of_matrices = method.linear_algebra(left.ntried) or ()
-    return Result(u, t, None, *about, *of_matrices, events=events)
+    return Result(u, t, None, *about, *of_matrices, events=left.events, ended=left.ended)
 
 
-def end_times(lanes: Lane, events: Happened | None, codes: Any) -> Any:
-    """Where each trajectory starts, and where it ends, `[trajectory, 2]`: at `t1`, or where an
-    event ended it."""
+def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
+    """Where each of `n` trajectories starts, and where it ends, at `t1` or by an event:
+    `[trajectory, 2]`."""
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
-    n = len(codes)
     ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
-    if events is not None:
-        last = jnp.clip(events.count - 1, 0)[:, None]
-        last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
-        ends[1] = jnp.where(codes == ReturnCode.Terminated.value, last, ends[1])
+    if ended is not None:
+        ends[1] = jnp.where(jnp.isnan(ended.t), ends[1], ended.t)
     return jnp.stack(ends, axis=1)
+
+
+#
+# Events
+#
+
+
+def rows_of_events(events: Happened | None, ended: End | None) -> Any:
+    """The rows `[trajectory, row, *state]` of events, three for each of the `Plan.event_slots`: the
+    state before it, the state after it, and its time as the first component of a row that is
+    otherwise zero. Of the event that ended a trajectory the first one isn't kept."""
+    parts = []
+    if ended is not None:
+        parts.append([jnp.zeros_like(ended.u[:, None]), ended.u[:, None], ended.t[:, None]])
+    if events is not None:
+        parts.append([events.before, events.after, events.t])
+    before, after, t = (jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+    zeros = jnp.zeros((*t.shape, before[0, 0].size - 1), t.dtype)
+    time = jnp.concatenate([t[..., None], zeros], axis=2).reshape(before.shape)
+    rows = jnp.stack([before, after, time], axis=2)
+    return rows.reshape(len(rows), -1, *before.shape[2:])
+
+
+def events_in(plan: Plan, rows: Any) -> tuple[dict[str, Any], End | None]:
+    """What these rows have of a `Happened`, by the names of its fields; and the `End`."""
+    before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
+    t, first = time.reshape(*time.shape[:2], -1)[..., 0], int(plan.keeps_end)
+    ended = End(t[:, 0], after[:, 0]) if plan.keeps_end else None
+    named = {"t": t, "before": before, "after": after}
+    return {name: x[:, first:] for name, x in named.items()}, ended
 
 
 def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
@@ -171,7 +201,8 @@ def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
 def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
     """The saved times `[trajectory, row]` as functions of the numbers that they depend on.
 
-    In a solve that saves every step, all times but the first and the last are constants.
+    In a solve that saves every step, all times but the first and the last are constants. The last
+    one is where an event ended the trajectory if the state after that event is saved.
     """
     n, rows = result.t.shape
 
@@ -188,4 +219,13 @@ def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
         last = row == result.length[:, None] - 1
         arrived = result.retcode[:, None] == ReturnCode.Success.value
         t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
+        if result.ended is not None and (plan.saving.mode == "ends" or _saves_ends(plan.events)):
+            is_end = (result.retcode == ReturnCode.Terminated.value)[:, None]
+            t = jnp.where(last & is_end, result.ended.t[:, None], t)
     return jnp.where(jnp.isnan(saved), saved, t)
+
+
+def _saves_ends(events: Events | None) -> bool:
+    """Whether the state after every event that may end a trajectory is saved with the steps."""
+    assert events is not None
+    return all(x.save_positions[1] for x in events.callbacks if x.may_end)

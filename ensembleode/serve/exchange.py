@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..events import Events
+from ..events import end_by, Events
 from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution
 from ..stats import COUNTS, Stats
@@ -140,13 +140,29 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
         events = _events(answer.get("events"), u.shape[retcode.ndim + 1 :])
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ServiceError("the answer is not a solution.", code="bad_answer") from e
-    if retcode.ndim == 0:
-        one = Stats(*(None if x is None else int(x) for x in stats))
-        return ODESolution(
-            u, t, ReturnCode(int(retcode)), one, int(lengths), None, engine, events=events
-        )
     about = (True, elapsed, engine, "trajectories")
-    return EnsembleSolution(u, t, retcode, lengths, Stats(*stats), *about, events=events)
+    if retcode.ndim:
+        of_ends = _of_ends(events, retcode)
+        return EnsembleSolution(
+            u, t, retcode, lengths, Stats(*stats), *about, events=events, **of_ends
+        )
+    one = Stats(*(None if x is None else int(x) for x in stats))
+    retcode = ReturnCode(int(retcode))
+    if retcode is ReturnCode.Terminated and events is not None:
+        many = jax.tree.map(lambda x: np.asarray(x)[None], (u, t, lengths, Stats(*stats), events))
+        u, t, lengths, stats, events = many
+        code = np.asarray([retcode.value], np.int8)
+        of_ends = _of_ends(events, code)
+        return EnsembleSolution(u, t, code, lengths, stats, *about, events=events, **of_ends)[0]
+    return ODESolution(u, t, retcode, one, int(lengths), None, engine, events=events)
+
+
+def _of_ends(events: Events | None, retcode: np.ndarray) -> dict[str, Any]:
+    """What a solution knows of trajectories that an event ended."""
+    if events is None:
+        return {}
+    ended = end_by(events.t, events.u_after, events.count, retcode)
+    return {"_ended": jax.tree.map(np.asarray, ended), "_adds_end": True}
 
 
 def _events(answer: Mapping[str, Any] | None, state: tuple[int, ...]) -> Events | None:
@@ -198,7 +214,8 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
     about = (True, first.elapsed, first.engine, "trajectories")
     events = [part.events for part in parts if part.events is not None]
     found = _in_a_row(events) if events else None
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=found)
+    of_ends = _of_ends(found, retcode)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=found, **of_ends)
 
 
 def _in_a_row(parts: list[Events]) -> Events:

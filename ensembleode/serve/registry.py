@@ -16,6 +16,7 @@ import numpy as np
 
 from ..callbacks import all_of
 from ..core.every_event import MOST_EVENTS
+from ..core.known_times import scheduled
 from ..core.saving import grid, Spacing
 from ..ground.state_tree import refuse_tree
 from ..options import check_count, check_option_names, merge, time_dtype_of
@@ -105,7 +106,8 @@ class Registry:
         - `labels`: the names of the components of the state; or `{"u0": [...], "p": [...]}`.
         - `options`: those of the solver (`abstol=`, `reltol=`, `dt=`, ...), and `callback=`.
             Answers then have the events, of which a trajectory may have `max_events=`, by default
-            16. (Callbacks with `save_positions=(False, False)` may act any number of times.)
+            16 besides those at known times. (Callbacks with `save_positions=(False, False)` may act
+            any number of times.)
 
         **Returns:** the registry.
 
@@ -272,7 +274,9 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     options = merge({k: v for k, v in kept.items() if not k.startswith("save")}, options)
     options |= {"maxiters": most, "engine": engine}
     if options.get("callback") is not None:
-        options.setdefault("max_events", MOST_EVENTS)
+        dtype = time_dtype_of(prob.u0)
+        known = (x for x in scheduled(options["callback"], *prob.tspan, dtype) if x is not None)
+        options.setdefault("max_events", MOST_EVENTS + sum(x.size for x in known))
     if prob.integrand is not None:
         raise TypeError(
             "prob has an integrand, and a service answers with states: let f return what integrand "

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 
 from ..core.executor import Executor
 from ..core.job import Job
 from ..core.plan import Happened, Outcome
 from ..ensemble import EnsembleAlgorithm
-from ..events import Events
+from ..events import end_by, Events
 from ..executors import EXECUTORS
 from ..stats import COUNTS
 from .registry import is_parameter
@@ -108,9 +109,12 @@ class _Executor(Executor):
         if plan.own_times:
             t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
         counts = {name: getattr(answer, name) for name in COUNTS}
-        events = _happened(answer.events)
+        events, ended = _happened(answer.events), None
+        if events is not None and plan.may_end:
+            ended = end_by(events.t, events.after, events.count, answer.retcode)
+            ended = jax.tree.map(np.asarray, ended)
         about = (t, None, lengths, answer.retcode)
-        return Outcome(answer.u[:, :rows], *about, **counts, events=events)
+        return Outcome(answer.u[:, :rows], *about, **counts, events=events, ended=ended)
 
 
 def _happened(events: Events | None) -> Happened | None:

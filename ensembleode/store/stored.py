@@ -1,5 +1,6 @@
 """The contents of a store: the arrays of an ensemble, and the solution that is made from them."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,10 +15,10 @@ from ..analysis.labelled import (
     OWN_TIMES,
     state_dims,
 )
-from ..core.job import events_of
+from ..core.job import adds_end, events_of, Job
 from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
-from ..events import Events
+from ..events import End, Events
 from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
@@ -47,7 +48,21 @@ _DU = "du."  # in stores of earlier versions
 
 def as_kept(outcome: Outcome, plan: Plan) -> Outcome:
     """An outcome as a store keeps it; its events are those of a solution."""
-    return outcome._replace(rerun=None, events=events_of(outcome, plan))
+    ended = outcome.ended
+    if ended is not None:
+        ended = dataclasses.replace(ended, p_at=_plain(ended.p_at))
+    changed = {"events": events_of(outcome, plan), "ended": ended, "p_at": _plain(outcome.p_at)}
+    return outcome._replace(rerun=None, **changed)
+
+
+def _plain(p: Any) -> Any:
+    """Parameters as a store has them: those of other classes as a dict of their numbers."""
+    try:
+        described(p, "p")
+    except TypeError:
+        leaves = jtu.tree_leaves_with_path(p)
+        return {jtu.keystr(path, simple=True, separator="."): x for path, x in leaves}
+    return p
 
 
 def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
@@ -86,12 +101,15 @@ def variables_of(
                 leaf = output_name(path[1:])
                 name = leaf if field == "u" else _INNER + leaf
                 dims = (*lead, *inner_dims(name, ndim - len(lead)))
-        elif field in ("integral", "saved"):
+        elif field in ("integral", "p_at", "saved"):
             name = name_beside(field, path[1:])
-            of_rows = time if field == "integral" or times_of_values is None else OWN_TIMES
+            of_rows = time if field != "saved" or times_of_values is None else OWN_TIMES
             dims = (of_rows, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
+        elif field == "ended":
+            name = jtu.keystr(path, simple=True, separator=".")
+            dims = inner_dims(name, ndim)
         elif field == "events":
             name = jtu.keystr(path, simple=True, separator=".")
             dims, grows = event_dims(path[1:], ndim), name != "events.count"
@@ -106,6 +124,15 @@ def variables_of(
             f"{names}."
         )
     return variables, tree
+
+
+def end_described(job: Job, ended: End | None) -> Any:
+    """The description of the ends of trajectories in JSON; None where no event may end any."""
+    if ended is None:
+        return None
+    names = ("t", "u", "integral", "p_at")
+    parts = {name: described(getattr(ended, name), f"ended.{name}") for name in names}
+    return {"parts": parts, "adds": adds_end(job)}
 
 
 def events_described(events: Events | None, variables: list[Variable], room: int) -> Any:
@@ -167,5 +194,9 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if (of_values := kept.get("saved")) is not None:
         own = OWN_TIMES in group
         saved = Saved(np.asarray(group[OWN_TIMES]) if own else t, made(of_values), own)
+    more: dict[str, Any] = {"p_at": made(kept.get("p_at"))}
+    if (of_ends := kept.get("ended")) is not None:
+        ended = End(**{name: made(x) for name, x in of_ends["parts"].items()})
+        more |= {"_ended": ended, "_adds_end": of_ends["adds"]}
     about = (whole, elapsed, engine, kind, dense, order, integral, events, Aside(given), saved)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, **more)

@@ -30,6 +30,7 @@ from .reading import attributes_at, files_at, FORMAT, readable, solution_at
 from .stored import (
     abstract_of,
     as_kept,
+    end_described,
     events_described,
     StoreError,
     variables_of,
@@ -97,6 +98,8 @@ class Writer:
         self._said = {
             "outputs": tree,
             "integral": described(outcome.integral, "integral"),
+            "p_at": described(outcome.p_at, "p_at"),
+            "ended": end_described(job, outcome.ended),
             "saved": described(outcome.saved, "saved"),
             "events": of_events,
             "given": self._given.described,

@@ -117,8 +117,7 @@ def test_gradients_of_what_a_callback_ended(running):
     start, times = np.array([1.4, 0.0]), np.array([0.0, 0.25, 0.5, 1.0])
 
     def loss(sim):
-        u = sim.u[..., 0]
-        return jnp.sum(jnp.where(jnp.isnan(u), 0.0, u) ** 2)
+        return jnp.sum(sim.u[..., :3, 0] ** 2)
 
     def here(p):
         return eo.solve(eo.remake(ball(), p=p, u0=jnp.asarray(start)), saveat=jnp.asarray(times))

@@ -25,6 +25,7 @@ return code, and takes the next trajectory when it has finished one.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ...core.events import Events
@@ -122,11 +123,11 @@ class Compiled(Closed):
     numbers_apart = True
 
     @staticmethod
-    def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+    def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
         """See `Closed`."""
         is_gauss = flow.plan.method.value.adjoint == "GaussAdjoint"
         pull_back = gauss_adjoint.pull_back if is_gauss else solves.pull_back
-        return pull_back(flow, lanes, known, cotangent)
+        return pull_back(flow, lanes, known, cotangents)
 
     def missing(self) -> str | None:
         """Why there is no compiler on this machine; None where there is one."""

@@ -17,6 +17,7 @@ from typing import Any, TYPE_CHECKING
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
 from ...core.moving_jumps import follow
+from ...core.saving import Saving
 from ...solvers import verdicts
 from ...solvers.time import next_time
 from ...solvers.verdicts import Verdict
@@ -316,6 +317,8 @@ class Happening:
             on, *rows = (found[i * n : (i + 1) * n] for i in range(1 + EVENT_ROWS))
             if callback.is_kept:
                 self._note(callback, mask, marks, rows)
+            if self.events.may_end and (outputs := loop.outputs) is not None:
+                self._write(b.constant(0, I64), mask & outputs.events.ends.ne(0), rows)
             for variable, x in zip(loop.y, on, strict=True):
                 variable.set_where(mask, x)
             for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
@@ -331,15 +334,15 @@ class Happening:
         b.if_(b.any(here), do)
 
     def _is_out(self) -> Value:
-        """The lanes that had more events than there is room for."""
+        """The lanes that had more events than they may."""
         return self.loop.code.get().eq(verdicts.MAX_EVENTS)
 
     def _with_room(self, here: Value, marks: Sequence[Variable]) -> Value:
-        """The lanes of `here` that have room for another event; the others end."""
+        """The lanes of `here` that may have another event; the others end."""
         b, loop = self.b, self.loop
         if loop.outputs is None:
             return here
-        full = here & (b.cast(self.count.get(), I64) >= loop.outputs.room)
+        full = here & (b.cast(self.count.get(), I64) >= loop.outputs.events.last)
         loop.code.set_where(full, verdicts.MAX_EVENTS)
         loop.active.set(loop.active.get() & ~full)
         for x in marks:
@@ -359,30 +362,41 @@ class Happening:
         self.count.set_where(mask, self.count.get() + 1)
         if outputs is None:
             return
-        first = loop.saved.n + event * EVENT_ROWS
-        for i, row in enumerate(rows):
-            loop.saved.write(first + i, mask, tuple(row))
+        to = outputs.events
+        mask = mask & (event < to.room)
+        self._write(event + to.ends, mask, rows)
         index, width = loop.held.index.get(), 1 + self.events.longest
         found = [b.constant(callback.which, I32), *(x.get() for x in marks)]
         found += [b.constant(0, I32)] * (width - len(found))
         for i, x in enumerate(found):
-            place = loop.order.place(index, event * width + i, outputs.room * width)
+            place = loop.order.place_in_row(to.n, event * width + i, index, 0, 1)
             outputs.marks.scatter(place, mask, x)
 
+    def _write(self, slot: Value, mask: Value, rows: Sequence[Sequence[Value]]) -> None:
+        """Write the rows of an event into a slot, in the lanes of the mask."""
+        to, loop = self.loop.outputs.events, self.loop
+        places = to.places(loop.order, slot, loop.held.index.get(), len(rows[0]))
+        for row, of_row in zip(rows, places, strict=True):
+            for x, place in zip(row, of_row, strict=True):
+                to.buffer.scatter(place, mask, x)
+
     def _save_after(self, here: Value) -> None:
-        """Where every step is saved, save the state after the events at the end of this step."""
+        """Save the state after the events at the end of this step, where that is wanted."""
         loop, b = self.loop, self.b
-        if loop.outputs is None or loop.problem.saving.mode != "steps":
+        saving = loop.problem.saving
+        wanted = [saves_after(x, saving) for x in self.events.callbacks]
+        if loop.outputs is None or not any(wanted):
             return
         saves = here
-        if not all(x.save_positions[1] for x in self.events.callbacks):
+        if not all(wanted):
             saves = b.constant(False, BOOL, of_lanes=True)
             for x, marks in self._marks_of():
-                if x.save_positions[1]:
+                if saves_after(x, saving):
                     for mark in marks:
                         saves = saves | mark.get().ne(0)
             saves = saves & here
-        loop.saved.write_step(saves, loop.t.get(), loop.state())
+        write = loop.saved.write_step if saving.mode == "steps" else loop.saved.write_again
+        write(saves, loop.t.get(), loop.state())
 
     def _marks_of(self) -> list[tuple[Continuous | Discrete, list[Variable]]]:
         found: list = [(x, self.marks[places]) for _, x, places in self.events.slices()]
@@ -404,6 +418,14 @@ class Happening:
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)
         self._look(here)
+
+
+def saves_after(x: Continuous | Discrete, saving: Saving) -> bool:
+    """Whether the state after an event of this callback is saved: as a further row where every step
+    is saved, otherwise in the rows at that time."""
+    if saving.mode == "steps":
+        return x.save_positions[1]
+    return saving.after_events and not (isinstance(x, Discrete) and x.is_discontinuity)
 
 
 def directions(x: Continuous) -> list[tuple[Jump, int]]:

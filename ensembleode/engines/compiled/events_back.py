@@ -18,7 +18,7 @@ from ...core.moving_jumps import follow, moving_of, ROWS
 from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
-from .events import directions, moved_numbers, times_of
+from .events import directions, moved_numbers, saves_after, times_of
 from .steps import Calls, Pulled, within_of
 
 
@@ -54,6 +54,8 @@ class EventsBack:
     """The variables that lanes have for events on the way back.
 
     - `count`: how many events of the trajectory are left.
+    - `at_end`: whether no event has been passed yet.
+    - `cotangents`: those of the rows of events.
     - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
     - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
     - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
@@ -62,19 +64,32 @@ class EventsBack:
 
     def __init__(self, replay: Replay, events: Events, jumps: Jumps):
         self.replay, self.b, self.events, self.jumps = replay, replay.b, events, jumps
-        b, p = self.b, replay.problem
-        self.count = b.variable(I64, 0)
+        b, p, cotangents = self.b, replay.problem, replay.cotangents.events
+        assert cotangents is not None
+        self.cotangents = cotangents
+        self.count, self.at_end = b.variable(I64, 0), b.variable(BOOL, False)
         self.cut = b.variable(BOOL, False)
         reads = any("uprev" in x.part.extras for x in events.jumps)
         self.to_start = [b.variable(p.dtype, 0) for _ in range(p.size)] if reads else []
         n_moved = (moved_numbers(events) or 1) if follow(events) else 0
         self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
 
+    def load(self, mask: Value, count: Value) -> None:
+        """Start on the way back, in the lanes of the mask, from behind so many events."""
+        self.count.set_where(mask, count)
+        self.at_end.set_where(mask, self.cotangents.ends.ne(0))
+
+    def _of_event(self, slot: Value, mask: Value) -> list[Value]:
+        """The cotangents of the rows of an event in the lanes of the mask; zero in the others."""
+        replay, of = self.replay, self.cotangents
+        places = of.places(replay.order, slot, replay.held.index.get(), replay.problem.size)
+        return [of.buffer.gather(place, mask, 0) for row in places for place in row]
+
     def saves_after(self, marks: Sequence[Value]) -> Value:
-        """The lanes that save the state after the step, if every step is saved."""
+        """The lanes that save the state after the events at the end of the step."""
         here = self.b.constant(False, BOOL, of_lanes=True)
         for x, own in self._marks_of(marks):
-            if x.save_positions[1]:
+            if saves_after(x, self.replay.problem.saving):
                 for mark in own:
                     here = here | mark.ne(0.0)
         return here
@@ -169,13 +184,16 @@ class EventsBack:
         rate = rate_of(p.field, p.form)
         moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
+        of_event = [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)
-            first = replay.loop.saved.n + self.count.get() * EVENT_ROWS
-            for i in range(EVENT_ROWS):
-                cotangents += replay.cotangent_of(first + i, x.here)
-        else:
-            cotangents += [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
+            event, of = self.count.get(), self.cotangents
+            of_event = self._of_event(event + of.ends, x.here & (event < of.room))
+        if self.events.may_end:
+            last = self._of_event(self.b.constant(0, I64), x.here & self.at_end.get())
+            of_event = [a + b for a, b in zip(of_event, last, strict=True)]
+            self.at_end.set_where(x.here, False)
+        cotangents += of_event
         assert len(cotangents) == ROWS * p.size
         if not moving.follows:
             each = p.size // max(1, len(self.to_time))

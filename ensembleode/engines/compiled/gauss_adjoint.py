@@ -16,6 +16,7 @@ like those of an integrand.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +50,7 @@ _BELOW = 1e-2
 _PARTS = 32
 
 
-def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
     """See `closed.Closed`. The cotangents of a trajectory whose adjoint can't be solved are NaN.
 
     **Raises:** `NotImplementedError` for derivatives by the times at which the field jumps.
@@ -61,7 +62,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
             "sensealg=GaussAdjoint() takes for constants: pass ReplayAdjoint(), which has that "
             "derivative, or jax.lax.stop_gradient(times)."
         )
-    there = is_there(flow, known)
+    (cotangent,), (there,) = cotangents, is_there(flow, known)
     size = _part(plan)
 
     def of(which: Any) -> list:

@@ -29,7 +29,7 @@ from .pull_back import pull_back
 from .queue import Queue
 from .record import Blocks, Work
 from .replay import Cotangents, Pullback
-from .saved_rows import Outputs
+from .saved_rows import EventRows, Outputs
 
 
 def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
@@ -53,7 +53,7 @@ def _memory(d: Description) -> tuple[str, ...]:
 
 
 def _cotangents(d: Description) -> list[str]:
-    return ["rows", "reached", *(["happened"] if d.events is not None else [])]
+    return ["rows", "reached", *(["happened", "of_events"] if d.events is not None else [])]
 
 
 def _inputs(d: Description) -> list[str]:
@@ -73,9 +73,9 @@ def _arrays(d: Description) -> list[str]:
 def _outputs(d: Description) -> list[str]:
     """The results of `solve`."""
     times = ["out_t"] if d.saving.mode == "steps" else []
-    marks = ["out_marks"] if d.events is not None else []
+    events = ["out_events", "out_marks"] if d.events is not None else []
     inner = ["out_inner"] if d.inner else []
-    return ["out_u", *times, *marks, "out_counts", *inner, *_arrays(d)]
+    return ["out_u", *times, *events, "out_counts", *inner, *_arrays(d)]
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
@@ -109,12 +109,14 @@ class Frame:
             self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
-        # How many events of one trajectory there is memory for.
-        self.room = None
-        if d.events is not None:
-            self.room = b.cast(Buffer(b, "%room", I32).load(0), I64)
         self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
+        # What is known of the rows of events, in the buffer of this name.
+        self.events = None
+        for name in self.others.keys() & {"out_events", "of_events"}:
+            known = Buffer(b, "%room", I32)
+            sizes = (b.cast(known.load(i), I64) for i in range(3))
+            self.events = EventRows(self.others[name], self.n, *sizes)
         self.maxiters = self.sizes.load(MAXITERS)
         self.order = Order(self.n if d.on_gpu else None)
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
@@ -174,7 +176,7 @@ def solving(d: Description) -> tuple[str, int]:
         queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
         results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
-        more = frame.room, others.get("out_marks"), others.get("out_inner")
+        more = frame.events, others.get("out_marks"), others.get("out_inner")
         outputs = Outputs(*results, *more)
         given = frame.times, outputs, frame.rows, frame.maxiters
         functions = _callbacks_in(b, d)
@@ -226,7 +228,8 @@ def pulling_back(d: Description) -> PullingBack:
     real, bytes_ = d.dtype, np.dtype(np.int8)
     given = _cotangents(d)
     names = (*given, *_GRADIENTS, *_memory(d), *_arrays(d))
-    whole = {"kept": bytes_, "events": I32, "arrays": bytes_, **dict.fromkeys(given[1:], I32)}
+    whole = {"kept": bytes_, "arrays": bytes_}
+    whole |= dict.fromkeys(("events", "reached", "happened"), I32)
     more = [(name, whole.get(name, real)) for name in names]
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
@@ -252,9 +255,9 @@ def pulling_back(d: Description) -> PullingBack:
         calls = calls_in(b, d, equations, sums)
         keeping = keeping_in(b, d, equations)
         pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d, sums), sums, keeping)
-        of_rows, reached, *happened = (others[x] for x in given)
         gradients = [others[x] for x in _GRADIENTS]
-        cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)
+        more = others.get("happened"), frame.events
+        cotangents = Cotangents(others["rows"], others["reached"], *gradients, *more)
         kept_size = 0
 
         def run() -> None:

@@ -512,8 +512,7 @@ class Loop:
         if p.saving.mode == "ends":
 
             def write(c: Any, x: Value) -> None:
-                size = p.size if self.outputs.room is None else self.saved.rows * p.size
-                self.outputs.u.scatter(self.order.place(index, c, size), ended, x)
+                self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
 
             each(self.state(), write)
         counts = [self.code.get(), naccept, ntried]

@@ -107,6 +107,14 @@ class Order(NamedTuple):
         """The place of number `i`, of `size` numbers, of trajectory `index`."""
         return index * size + i if self.n is None else index + i * self.n
 
+    def place_in_row(
+        self, n: Value, row: Value | int, index: Value, i: Value | int, size: int
+    ) -> Value:
+        """The place of number `i`, of `size` numbers, of trajectory `index`, one of `n`, in a row
+        that all trajectories have. Rows that no trajectory reaches lie together, in memory that
+        nothing touches."""
+        return (row * n + index) * size + i if self.n is None else (row * size + i) * n + index
+
 
 def trajectories_last(x: Any) -> Any:
     """An array with the trajectories along its first axis, rearranged for a GPU: [number,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ...core.events import EVENT_ROWS
 from ...solvers.method import Method
 from ...solvers.switching import Switching
 from .builder import Buffer, Builder, I64, Value, Variable
@@ -24,16 +23,18 @@ from .loop import Loop
 from .numbers import Held
 from .parameter_sums import ParameterSums
 from .record import Record, Turn
+from .saved_rows import EventRows
 from .steps import Calls, Pulled, start_of, step_of, Trace, variables_of, within_of
 
 
 class Cotangents(NamedTuple):
     """The cotangents that are pulled back, and the results, as row-major arrays.
 
-    - `rows [trajectory, row, component]`: the cotangents of what was saved, and then of events.
+    - `rows [trajectory, row, component]`: the cotangents of what was saved.
     - `reached [trajectory]`: how many times were saved, including those past the last row; not used
         where only ends are saved.
-    - `happened [trajectory]`: how many events there were, where there is `room` for some.
+    - `happened [trajectory]`: with callbacks, how many events there were; `events`: the cotangents
+        of their rows.
     - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
         the results; the latter two are the gradients by the parameters.
 
@@ -48,7 +49,7 @@ class Cotangents(NamedTuple):
     own: Buffer
     shared: Buffer
     happened: Buffer | None = None
-    room: Value | None = None
+    events: EventRows | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +130,11 @@ class Replay:
         if self.events is not None:
             happened = self.cotangents.happened
             assert happened is not None
-            self.events.count.set_where(mask, b.cast(happened.gather(index, mask, 0), I64))
+            self.events.load(mask, b.cast(happened.gather(index, mask, 0), I64))
         if p.saving.mode == "ends":
-            size = p.size if self.events is None else self.n_rows * p.size
 
             def read(c: Any, x: Any) -> None:
-                place = self.order.place(index, c, size)
+                place = self.order.place(index, c, p.size)
                 x.set(self.cotangents.rows.gather(place, mask, x.get()))
 
             each_place(self.adjoint, read)
@@ -186,7 +186,7 @@ class Replay:
 
     def cotangent_of(self, row: Value, mask: Value) -> list[Any]:
         """The cotangent of a saved row in the lanes of the mask; zero in the others."""
-        size, rows, index = self.problem.size, self.n_rows, self.held.index.get()
+        size, rows, index = self.problem.size, self.loop.saved.n, self.held.index.get()
         return built(
             self.b,
             self.problem,
@@ -194,16 +194,25 @@ class Replay:
             lambda place: self.cotangents.rows.gather(place, mask, 0),
         )
 
-    @property
-    def n_rows(self) -> Value:
-        """The number of rows, of saved times and of events."""
-        rows, room = self.loop.saved.n, self.cotangents.room
-        return rows if room is None else rows + room * EVENT_ROWS
-
     def _saved_step(self, mask: Value) -> None:
         """Add the cotangent of the row that was saved for a step, in the lanes of the mask."""
         self.rows.set_where(mask, self.rows.get() - 1)
         self._add_row(mask & (self.rows.get() < self.loop.saved.n))
+
+    def _saved_after(self, mask: Value, t: Value) -> None:
+        """Add the cotangents of the last rows, those at the time `t`, in the lanes of the mask."""
+        b, saved = self.b, self.loop.saved
+
+        def due() -> Value:
+            here = mask & (self.rows.get() > 0)
+            return here & saved.time_at(self.rows.get() - 1, here, self.held).eq(t)
+
+        def one() -> None:
+            here = due()
+            self.rows.set_where(here, self.rows.get() - 1)
+            self._add_row(here)
+
+        b.while_(lambda: b.any(due()), one)
 
     def _add_row(self, mask: Value) -> None:
         row = self.cotangent_of(self.rows.get(), mask)
@@ -278,8 +287,11 @@ class Replay:
                 variable.set_where(took, x)
         theta = None
         if self.events is not None:
+            after = took & self.events.saves_after(turn.marks)
             if p.saving.mode == "steps":
-                self._saved_step(took & self.events.saves_after(turn.marks))
+                self._saved_step(after)
+            elif p.saving.after_events:
+                self._saved_after(after, turn.t2)
             theta = (turn.t2 - t) / b.where(took, h, 1.0)
             self.events.back(method, took, turn, theta, pulled, calls)
         if p.saving.mode == "steps":

@@ -10,7 +10,32 @@ from ...solvers.method import Attempt, Method
 from .builder import Buffer, Builder, I64, Value, Variable
 from .components import arithmetic, each
 from .description import Description
-from .numbers import Held
+from .numbers import Held, Order
+
+
+class EventRows(NamedTuple):
+    """The rows of events, or their cotangents, `[slot * EVENT_ROWS, trajectory, component]`; on a
+    GPU the trajectories come last.
+
+    - `n`: the number of trajectories.
+    - `room`: how many events of a trajectory the record has room for, from slot `ends` on.
+    - `last`: the number of events of which the next one ends its trajectory.
+    - `ends`: 1 if slot 0 has the last event so far, recorded or not; else 0.
+    """
+
+    buffer: Buffer
+    n: Value
+    room: Value
+    last: Value
+    ends: Value
+
+    def places(self, order: Order, slot: Value, index: Value, size: int) -> list[list[Value]]:
+        """The places of the numbers of an event: for each of its rows a list."""
+        first = slot * EVENT_ROWS
+        return [
+            [order.place_in_row(self.n, first + i, index, c, size) for c in range(size)]
+            for i in range(EVENT_ROWS)
+        ]
 
 
 class Outputs(NamedTuple):
@@ -22,10 +47,8 @@ class Outputs(NamedTuple):
     - `counts [count, trajectory]`: the return code, the accepted and the tried steps, the rows, and
         then the counts that `Description.counted` names.
     - `n`: the number of trajectories.
-    - `room`: with callbacks, how many events of a trajectory there is room for. Each event has
-        three further rows of `u`, behind those that are saved: the state before it, the state after
-        it, and its time as the first component.
-    - `marks [trajectory, event, 1 + longest]`: which callback an event belongs to, and how each of
+    - `events`: the rows of events, with callbacks.
+    - `marks [event, 1 + longest, trajectory]`: which callback an event belongs to, and how each of
         its conditions crossed zero (1 for a discrete callback).
     - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step that
         ends in a row, where these are saved.
@@ -35,7 +58,7 @@ class Outputs(NamedTuple):
     t: Buffer | None
     counts: Buffer
     n: Value
-    room: Value | None = None
+    events: EventRows | None = None
     marks: Buffer | None = None
     inner: Buffer | None = None
 
@@ -78,10 +101,6 @@ class SavedRows:
         # Attributes that may be None have type Any: each is used only where it isn't None.
         self._times: Any = times
         self._outputs: Any = outputs
-        # The number of rows including those of events.
-        self.rows = n
-        if outputs is not None and outputs.room is not None:
-            self.rows = n + outputs.room * EVENT_ROWS
         is_uniform, mode = problem.is_uniform, problem.saving.mode
         saves = mode != "ends" and outputs is not None
         shared = is_uniform and not problem.own_times and not problem.has("count")
@@ -121,7 +140,7 @@ class SavedRows:
         size = self.problem.size
 
         def write(c: Any, x: Value) -> None:
-            place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
+            place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
             self._outputs.u.scatter(place, mask, x)
 
         each(y, write)
@@ -175,6 +194,21 @@ class SavedRows:
         self.write(row, here, y)
         self._write_time(row, here, t)
         self.row.set(row + self.b.cast(here, I64))
+
+    def write_again(self, mask: Value, t: Value, y: tuple) -> None:
+        """Write the last rows, those at the time `t`, again, in the lanes of the mask."""
+        b, row = self.b, self.b.variable(I64, self.row.get())
+
+        def due() -> Value:
+            here = mask & (row.get() > 0)
+            return here & self.time_at(row.get() - 1, here, self.held).eq(t)
+
+        def one() -> None:
+            here = due()
+            row.set_where(here, row.get() - 1)
+            self.write(row.get(), here, y)
+
+        b.while_(lambda: b.any(due()), one)
 
     def _write_inner(self, step: Step, equations: Any) -> None:
         """Write the states at the inner nodes of a step, with the next row."""

@@ -15,16 +15,18 @@ import numpy as np
 from ...core.events import EVENT_ROWS
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
-from ...core.plan import Happened, Plan, Result
+from ...core.plan import Happened, NO_CALLBACK, Plan, Result
 from ...core.saving import Saving
 from ...dense import inner_nodes
+from ...events import End
 from ...fields import parameters_of
 from ...fields.products import is_large
+from ...ground.retcode import ReturnCode
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
 from ..flow import Flow, Known, own_and_shared, widened
-from ..results import Left, result_of
+from ..results import events_in, Left, result_of
 from . import kernel, launch, machine
 from .call import call
 from .description import Description, is_in_memory, size_of, with_gradients
@@ -189,9 +191,8 @@ def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
     return _mapped(plan, rows_alone=False)(lanes, mask)
 
 
-def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
-    """The saved states of these trajectories (where only ends are saved, the last state), followed
-    by the rows of events (see `saved_rows.Outputs`): `[trajectory, row, *state]`."""
+def rows(plan: Plan, lanes: Lane, mask: Any) -> list[Any]:
+    """See `closed.Closed`."""
     return _mapped(plan, rows_alone=True)(lanes, mask)
 
 
@@ -214,32 +215,43 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
 
 
 def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
-    n, saving, events, room = len(mask), plan.saving, plan.events, plan.max_events
+    n, saving, events = len(mask), plan.saving, plan.events
     d = described(plan, lanes, n)
     saved = _saved_rows(plan)
-    outputs = [_array(d, n, (saved + room * EVENT_ROWS) * d.size)]
+    outputs = [_array(d, n, saved * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, saved))
     if events is not None:
-        marks = max(1, room * (1 + events.longest))
-        outputs.append(_array(d, n, marks, np.dtype(np.int32)))
+        outputs.append(_by_row(d, n, plan.event_slots * EVENT_ROWS, d.size))
+        outputs.append(_by_row(d, n, plan.max_events * (1 + events.longest), 1, np.int32))
     outputs.append(_counts(d, n))
     found = _run(plan, *_to_solve(d, plan, lanes, mask, outputs))
     *found, counts = found[: len(outputs)]
-    u, *more = [_trajectories_first(d, x) for x in found]
-    u = u.reshape(n, saved + room * EVENT_ROWS, *plan.state.shape)
+    of_events: list = []
+    if events is not None:
+        of_events = [_trajectories_before_rows(d, x) for x in found[-2:]]
+        found = found[:-2]
+    u, *t = [_trajectories_first(d, x) for x in found]
+    rows = [u.reshape(n, saved, *plan.state.shape)]
+    if plan.event_slots:
+        rows.append(of_events[0].reshape(n, -1, *plan.state.shape))
     if rows_alone:
-        return u
+        return rows
     counted = dict(zip(d.counted, counts[4:], strict=True))
+    codes = counts[0].astype(jnp.int8)
+    happened, ended = None, None
+    if plan.event_slots:
+        happened, ended = _events_of(plan, rows[1], of_events[1], codes, counted["events"])
     left = Left(
-        u[:, :saved],
-        more[0] if saving.mode == "steps" else None,
+        rows[0],
+        t[0] if saving.mode == "steps" else None,
         counts[3],
-        counts[0].astype(jnp.int8),
+        codes,
         counts[1],
         Tried(counts[2], counted["stiff"], counted["switches"]) if d.switches else counts[2],
         counted.get("restarts"),
-        _happened(plan, u[:, saved:], more[-1], counted["events"]) if room else None,
+        happened,
+        ended,
     )
     return result_of(plan, lanes, left)
 
@@ -290,20 +302,44 @@ def _saved_rows(plan: Plan) -> int:
     return 1 if plan.saving.mode == "ends" else plan.saving.rows
 
 
-def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened:
-    """The events, from their rows `[trajectory, 3 event, *state]`."""
-    n, room = rows.shape[0], plan.max_events
-    rows = rows.reshape(n, room, EVENT_ROWS, *plan.state.shape)
-    marks = marks.reshape(n, room, -1)
-    there = jnp.arange(room, dtype=count.dtype)[None] < count[:, None]
+def _by_row(
+    d: Description, n: int, rows: int, size: int, dtype: Any = None
+) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of rows of `size` numbers that all trajectories have: see
+    `numbers.Order.place_in_row`."""
+    rows = max(1, rows)
+    return jax.ShapeDtypeStruct(
+        (rows, size, n) if d.on_gpu else (rows, n, size), np.dtype(dtype or d.dtype)
+    )
 
-    def known(x: Any, other: Any) -> Any:
-        mask = there.reshape(*there.shape, *(1,) * (x.ndim - 2))
-        return jnp.where(mask, x, jnp.asarray(other, x.dtype))
 
-    before, after, t = (known(rows[:, :, i], jnp.nan) for i in range(EVENT_ROWS))
-    t = t.reshape(n, room, -1)[..., 0]
-    return Happened(t, known(marks[..., 0], -1), known(marks[..., 1:], 0), before, after, count)
+def _trajectories_before_rows(d: Description, x: Any) -> Any:
+    """A result of the shape of `_by_row` as `[trajectory, row, number]`."""
+    return jnp.moveaxis(x, -1, 0) if d.on_gpu else jnp.swapaxes(x, 0, 1)
+
+
+def _rows_before_trajectories(d: Description, x: Any) -> Any:
+    """The inverse of `_trajectories_before_rows`."""
+    return jnp.moveaxis(x, 0, -1) if d.on_gpu else jnp.swapaxes(x, 0, 1)
+
+
+def _events_of(
+    plan: Plan, rows: Any, marks: Any, codes: Any, count: Any
+) -> tuple[Happened | None, End | None]:
+    """The events, from their rows `[trajectory, 3 slot, *state]`."""
+    n = len(codes)
+    there = jnp.arange(plan.max_events, dtype=count.dtype)[None] < count[:, None]
+    is_end = (codes == ReturnCode.Terminated.value)[:, None]
+    slots = jnp.concatenate([is_end, there], axis=1) if plan.keeps_end else there
+    slots = jnp.repeat(slots, EVENT_ROWS, axis=1)
+    mask = slots.reshape(*slots.shape, *(1,) * len(plan.state.shape))
+    found, ended = events_in(plan, jnp.where(mask, rows, jnp.nan))
+    if not plan.max_events:
+        return None, ended
+    which, crossed = jnp.split(marks.reshape(n, plan.max_events, -1), [1], axis=2)
+    which = jnp.where(there, which[..., 0], NO_CALLBACK)
+    crossed = jnp.where(there[..., None], crossed, 0)
+    return Happened(**found, which=which, crossed=crossed, count=count), ended
 
 
 def _run(
@@ -356,7 +392,8 @@ def operands(
         times = jnp.asarray(lanes.saveat, d.dtype)
         found.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
     if d.events is not None:
-        found.append(np.array([plan.max_events], np.int32))
+        known = plan.max_events, plan.last_event, int(plan.keeps_end)
+        found.append(np.array(known, np.int32))
     return found
 
 
@@ -365,12 +402,8 @@ def operands(
 #
 
 
-def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """Pull back through the trajectories that are `ok`: see `closed.Closed`.
-
-    **Arguments:** `cotangent`: the cotangent of the rows (of the last states, or of the saved ones,
-    and of events), `[trajectory, row, *state]`.
-    """
+def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
+    """Pull back through the trajectories that are `ok`: see `closed.Closed`."""
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, wanted=flow.wanted)
     if d.sums_in_memory:
@@ -382,7 +415,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     own, shared = (size_of(d, part) for part in which)
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     share = record(d, flow, back, shared)
-    rows = cotangent.reshape(n, -1, d.size)
+    rows, *of_events = (x.reshape(n, -1, d.size) for x in cotangents)
     sizes = *share.sizes, *_lengths(d, back.arrays)
     given = operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     given += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
@@ -390,6 +423,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         happened = known.happened
         none = jnp.zeros(n, jnp.int32)
         given.append(none if happened is None else happened.astype(jnp.int32))
+        given += [_rows_before_trajectories(d, x) for x in of_events] or [jnp.zeros(1, d.dtype)]
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
     outputs += share.memory + _arrays(d, share.threads * back.arrays)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
+from ...events import end_by
 from ...fields.lowering.values import is_stored_as_bits
 from ...ground.keys import raw
 from ...numbers import but
@@ -88,13 +89,14 @@ def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result
     counts = {name: jnp.asarray(arrays[name]) for name in plan.engine.counts(plan.method)}
     codes = jnp.asarray(arrays["codes"]).astype(jnp.int8)
     events = events_of(plan, arrays)
-    t = _times(plan, lanes, arrays, lengths, events, codes)
-    return Result(u, t, None, lengths, codes, **counts, events=events)
+    ended = None
+    if events is not None and plan.keeps_end:
+        ended = end_by(events.t, events.after, events.count, codes)
+    t = _times(plan, lanes, arrays, lengths, ended)
+    return Result(u, t, None, lengths, codes, **counts, events=events, ended=ended)
 
 
-def _times(
-    plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, events: Any, codes: Any
-) -> Any:
+def _times(plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, ended: Any) -> Any:
     if plan.saving.mode == "steps":
         return jnp.asarray(arrays["t"])
     if not plan.own_times:
@@ -103,6 +105,6 @@ def _times(
     if plan.saving.mode == "times":
         times = jnp.asarray(lanes.saveat)
     else:
-        times = end_times(lanes, events, codes)[:, -rows:]
+        times = end_times(lanes, ended, len(lengths))[:, -rows:]
     reached = jnp.arange(rows, dtype=lengths.dtype)[None] < lengths[:, None]
     return jnp.where(reached, times, jnp.nan)

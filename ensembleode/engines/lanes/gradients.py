@@ -36,9 +36,9 @@ class Found(NamedTuple):
     saved: SavedRows | None = None
 
 
-def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
     """See `closed.Closed`."""
-    own = flow.own
+    own, (cotangent,) = flow.own, cotangents
     if flow.groups == 1:
         return _pulled_back(flow, lanes, known, cotangent)
     alone, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, [True] * len(own))

@@ -51,10 +51,10 @@ def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
     return jax.tree.map(lambda x: merged(x)[:n], result)
 
 
-def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
-    """The saved states of these trajectories; where only ends are saved, their last states."""
+def rows(plan: Plan, lanes: Lane, mask: Any) -> list[Any]:
+    """See `closed.Closed`."""
     u = solve(plan, lanes, mask).u
-    return u[:, -1:] if plan.saving.mode == "ends" else u
+    return [u[:, -1:] if plan.saving.mode == "ends" else u]
 
 
 def _solve_chunk(plan: Plan, field: LaneField, shared: Lane, numbers: tuple) -> Result:

@@ -176,7 +176,8 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     fn, args = remake
     bare = dataclasses.replace(program, form=program.form.on(None))
     of = program.form.base.plan
-    plan = {name: getattr(of, name) for name in ("saving", "maxiters", "inner", "max_events")}
+    names = "saving", "maxiters", "inner", "max_events", "last_event"
+    plan = {name: getattr(of, name) for name in names}
     looks = of.batched.stop is not None
     try:
         make = functools.partial(_remade, fn, _without_numbers(args), plan, looks, bare)
