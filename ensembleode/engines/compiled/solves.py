@@ -249,8 +249,8 @@ def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list)
     n = len(mask)
     threads = n if d.on_gpu else _threads(plan, n)
     text, arrays = kernel.solving(d)
-    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(d, arrays))
-    results = outputs + _arrays(d, threads * arrays)
+    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(arrays))
+    results = outputs + _arrays(threads * arrays)
     return text, "solve", given, results, n, threads, d.width
 
 
@@ -330,14 +330,14 @@ def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDty
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
 
 
-def _lengths(d: Description, arrays: int) -> tuple[int, ...]:
-    """The sizes that follow all others where states are in memory."""
-    return (arrays,) if d.in_memory else ()
+def _lengths(arrays: int) -> tuple[int, ...]:
+    """The sizes that follow all others where a thread has so many bytes of arrays."""
+    return (arrays,) if arrays else ()
 
 
-def _arrays(d: Description, size: int) -> list[jax.ShapeDtypeStruct]:
-    """The memory for states in memory."""
-    return [jax.ShapeDtypeStruct((size,), np.int8)] if d.in_memory else []
+def _arrays(size: int) -> list[jax.ShapeDtypeStruct]:
+    """The memory for arrays, of so many bytes."""
+    return [jax.ShapeDtypeStruct((size,), np.int8)] if size else []
 
 
 def _trajectories_first(d: Description, x: Any) -> Any:
@@ -383,7 +383,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     share = record(d, flow, back, shared)
     rows = cotangent.reshape(n, -1, d.size)
-    sizes = *share.sizes, *_lengths(d, back.arrays)
+    sizes = *share.sizes, *_lengths(back.arrays)
     given = operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     given += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
@@ -392,7 +392,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
         given.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
-    outputs += share.memory + _arrays(d, share.threads * back.arrays)
+    outputs += share.memory + _arrays(share.threads * back.arrays)
     of_work = share.items, share.threads, share.least
     results = _run(plan, back.text, "pull_back", given, outputs, *of_work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
