@@ -65,6 +65,9 @@ MOST_LANES = 64
 # 0.79 and 0.69 times with their gradients; networks with 128 neurons for 16 to 1,000 components
 # 0.63 to 0.89 times. With fewer weights it may take 1.4 times as long, without products 1.5 times.)
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
+# So many numbers of each component and lane, at most, LLVM spills to the stack where a state is
+# written out (measured: 10 to 20 in a solve, 25 to 40 in its reverse).
+_SPILLED = 40
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
 # one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums
 # would have more bytes than these.
@@ -116,6 +119,10 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     has_products = _has_products(plan.field)
     crowded = plan.method.value.controller is not None or has_products
     width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
+    if not _in_memory(plan):
+        # (A power of two, as all widths are.)
+        fitting = machine.stack_bytes() // (2 * _SPILLED * size * dtype.itemsize)
+        width = min(width, 2 ** max(0, fitting.bit_length() - 1))
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
