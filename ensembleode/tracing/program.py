@@ -330,6 +330,9 @@ def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
     return len(jaxpr.constvars), binders, tuple(eqns), tuple(atom(x) for x in jaxpr.outvars)
 
 
+_OF_RESULTS = ("treedef_out", "static_out")
+
+
 def _value_key(value: Any) -> Any:
     if isinstance(value, jex.ClosedJaxpr):
         return _jaxpr_key(value.jaxpr), tuple(_array_key(c) for c in value.consts)
@@ -341,10 +344,10 @@ def _value_key(value: Any) -> Any:
         return tuple((k, _value_key(v)) for k, v in sorted(value.items()))
     if isinstance(value, np.ndarray | jax.Array) and not is_tracer(value):
         return _array_key(value)
-    if hasattr(value, "treedef_out") and hasattr(value, "static_out"):
+    if all(hasattr(value, name) for name in _OF_RESULTS):
         # How Equinox's primitives (a linear solve, in root finders) put their results together: an
         # object of each trace, compared by identity.
-        leaves, structure = jtu.tree_flatten((value.treedef_out, value.static_out))
+        leaves, structure = jtu.tree_flatten([getattr(value, name) for name in _OF_RESULTS])
         return structure, tuple(map(_value_key, leaves))
     try:
         hash(value)

@@ -47,7 +47,8 @@ def ensemble(prob):
 #
 
 
-@pytest.mark.parametrize("alg", [METHODS[0], pytest.param(METHODS[-1], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alg", [METHODS[0], METHODS[-1]])
 def test_wherever_arrays_are_the_bits_are_the_same(alg, monkeypatch):
     prob = dense(14)
 
