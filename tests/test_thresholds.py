@@ -218,6 +218,7 @@ THRESHOLDS = {
     f"{C}.field._MOST_DEAR": Threshold(waves),
     f"{C}.equations._LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
     f"{C}.equations._MOST_INLINED": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.heap.MOST_ON_STACK": Threshold(dense, ways=IMPLICIT, alg=RODAS),
     f"{C}.linear._MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
     f"{C}.linear._MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
     f"{C}.balls._MOST_OPERATIONS": Threshold(branches, ways=("events",)),
@@ -368,6 +369,8 @@ OTHERS = {
     "solvers.time.STRETCH",
     "solvers.powers._LARGE",
     "core.consistent_start._MOST_STEPS",
+    # test_program.py: how deep rules within rules are compared.
+    "tracing.program._MOST_INSIDE",
     # When memory is given back, and how often progress is said.
     "engines.compiled.object_cache._EACH",
     "core.progress._EACH",
@@ -459,6 +462,9 @@ OF_AUTO = {
     f"{C}._MOST_WRITTEN_OUT": ring,
     f"{C}._MOST_OWN_ON_GPU": None,
     f"{C}._MOST_SHARED_ON_GPU": None,
+    # test_large.py: what takes too long to compile.
+    f"{C}._MOST_LINES": None,
+    f"{C}._LINES_OF_ENTRY": None,
 }
 
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 from ..core.lane import Trajectories
+from ..ground.logs import log_once
 from ..solution import EngineChoice
-from ..solvers import JuliaAlg
+from ..solvers import JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
@@ -14,6 +15,8 @@ from .engine import Engine
 
 # In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
+# The methods of diffrax that take the place of implicit ones that can't be compiled, by order.
+_INSTEAD = {2: Kvaerno3(), 4: Kvaerno4()}
 
 
 class NoEngine(ValueError):
@@ -22,8 +25,9 @@ class NoEngine(ValueError):
 
 def choose(
     engine: str, alg: Any, every: Trajectories, ensemblealg: Any = None
-) -> tuple[Engine, EngineChoice]:
-    """The engine that runs `alg` on these trajectories, with their options.
+) -> tuple[Engine, EngineChoice, Any]:
+    """The engine that runs `alg` on these trajectories, with their options; and `alg`, or the
+    method that takes its place.
 
     **Arguments:** `ensemblealg`: the ensemble algorithm; None for a single problem.
 
@@ -42,16 +46,16 @@ def choose(
     named = {e.name: e for e in ENGINES}
     refused: dict[str, str] = {}
 
-    def chosen(candidate, why):
-        if reason := lacking(candidate.name, asked, placed=True):
+    def chosen(candidate, why, alg=alg):
+        if reason := lacking(candidate.name, asked._replace(alg=alg), placed=True):
             raise NoEngine(reason)
         sensealg = options["sensealg"]
         adjoint = candidate.default_sensealg if sensealg is None else _name(sensealg)
         about = (candidate.name, why, _methods(alg), adjoint, tuple(refused.items()))
-        return candidate, EngineChoice(*about)
+        return candidate, EngineChoice(*about), alg
 
-    def unfit(candidate):
-        reason = candidate.missing() or lacking(candidate.name, asked)
+    def unfit(candidate, alg=alg):
+        reason = candidate.missing() or lacking(candidate.name, asked._replace(alg=alg))
         if reason is None and every.events is not None:
             reason = candidate.unreadable_callbacks(every.events)
         return reason
@@ -68,6 +72,21 @@ def choose(
                 f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{remedy}."
             )
         return chosen(named[engine], "asked for")
+    reason = None
+    if isinstance(alg, COMPILED_ONLY) and unfit(compiled.ENGINE) is None:
+        reason = compiled.ENGINE.unreadable(field, state, batched)
+        reason = reason or compiled.ENGINE.too_long(alg.method, field)
+    if reason is not None:
+        instead = _INSTEAD.get(alg.order, Kvaerno5())
+        placed = lacking(diffrax.ENGINE.name, asked._replace(alg=instead), placed=True)
+        refusal = placed or unfit(diffrax.ENGINE, instead)
+        if (refusal or diffrax.ENGINE.unreadable(field, state, batched)) is None:
+            log_once(
+                f"{_name(instead)} of diffrax takes the place of {_methods(alg)}, which can't be "
+                f"compiled, or not within a minute: {reason}"
+            )
+            refused[compiled.ENGINE.name] = reason.removesuffix(".")
+            return chosen(diffrax.ENGINE, f"auto: not {_name(alg)}: {reason}", instead)
     for candidate in ENGINES:
         reason = unfit(candidate)
         ours = isinstance(alg, COMPILED_ONLY) or every.events is not None

@@ -35,7 +35,7 @@ def job_for(
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     check_direction(every, n or 1)
-    module, choice = choose(engine, alg, every, ensemblealg)
+    module, choice, alg = choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
     every = with_times_of_values(with_consistent_start(every))

@@ -66,7 +66,9 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
         scalars = scalarise(linear)
         if scalars is None and not _structure(field, product).all():
             scalars = scalarise(linear, _MOST_OPERATIONS)
-    return _of_arrays(field, product) if scalars is None else _of_components(field, scalars)
+    if scalars is None or not _are_followed(field, scalars):
+        return _of_arrays(field, product)
+    return _of_components(field, scalars)
 
 
 #
@@ -166,6 +168,19 @@ def _of_components(field: Program, scalars: jex.Jaxpr) -> Jacobian:
 
     jaxpr = staged(field, entries)
     return Jacobian(jaxpr, tuple(pattern), has_dfdt)
+
+
+def _are_followed(field: Program, scalars: jex.Jaxpr) -> bool:
+    """Whether each tangent has an equation of its own in this program. (The tangents of a loop are
+    computed in the loop.)"""
+    size = math.prod(field.jaxpr.invars[0].aval.shape)  # pyright: ignore
+    tangents = set(scalars.invars[-size - 2 : -1])
+    for eqn in scalars.eqns:
+        if not tangents.isdisjoint(v for v in eqn.invars if not isinstance(v, jex.Literal)):
+            if len(eqn.outvars) > 1:
+                return False
+            tangents.update(eqn.outvars)
+    return True
 
 
 def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..ground.recursion import Call, result_of, results_of
 from ..tracing.program import with_constants
 from .gather_scatter import padded, Windows
 from .movements import MOVEMENTS
@@ -120,7 +121,7 @@ class _Terms:
 
     def add(self, v: Any, to: np.ndarray) -> None:
         """Add a cotangent, whose components go `to` these places."""
-        if not self._split(v, to):
+        if not result_of(self._split(v, to)):
             assert self._whole(v, to)
 
     def _start(self, v: Any) -> int:
@@ -137,7 +138,7 @@ class _Terms:
             return None
         return eqn
 
-    def _split(self, v: Any, to: np.ndarray) -> bool:
+    def _split(self, v: Any, to: np.ndarray) -> Call[bool]:
         """Add a cotangent by the products and the looked up entries that it consists of; False if
         it consists of none."""
         if self._looked_up(v, to):
@@ -147,14 +148,14 @@ class _Terms:
             return False
         name = eqn.primitive.name
         if name in _MOVES:
-            return self._split(*_before(eqn, to))
+            return (yield self._split(*_before(eqn, to)))
         if name == "broadcast_in_dim":
             return self._is_zero(v)
         if name == "pad":
-            return self._padded(eqn, to)
+            return (yield self._padded(eqn, to))
         if name in ("add", "add_any") and all(x.aval.shape == to.shape for x in eqn.invars):
             before = dict(self.arrays), self.size, list(self.terms), list(self.scattered)
-            are_split = [self._split(x, to) for x in eqn.invars]
+            are_split = yield results_of(self._split(x, to) for x in eqn.invars)
             others = [x for x, done in zip(eqn.invars, are_split, strict=True) if not done]
             if any(are_split) and all(self._whole(x, to) for x in others):
                 return True
@@ -188,7 +189,7 @@ class _Terms:
         self.scattered.append(Scattered(rows, places, left, number))
         return True
 
-    def _padded(self, eqn: Any, to: np.ndarray) -> bool:
+    def _padded(self, eqn: Any, to: np.ndarray) -> Call[bool]:
         """Add a cotangent that is zero but for a few numbers at known indices."""
         x, value = eqn.invars
         _, numbers = padded(np, x.aval.shape, eqn.params["padding_config"])
@@ -196,7 +197,7 @@ class _Terms:
         if not is_zero or numbers.shape != x.aval.shape or 2 * numbers.size > to.size:
             return False
         inside = to.reshape(-1)[numbers]
-        return self._split(x, inside) or self._whole(x, inside)
+        return (yield self._split(x, inside)) or self._whole(x, inside)
 
     def _append(self, fn: Callable, eqn: Any) -> list[Any]:
         """Append the equations of `fn(eqn, *operands)`, which are those of an equation; returns its
@@ -216,14 +217,16 @@ class _Terms:
     def _whole(self, v: Any, to: np.ndarray) -> bool:
         """Add a cotangent as it is; False if its components don't go to places at equal
         distances."""
-        eqn = self._maker(v)
-        if eqn is not None and eqn.primitive.name in _MOVES and self._whole(*_before(eqn, to)):
-            return True
-        places = _affine(to.reshape(-1, 1))
-        if places is None or isinstance(v, jex.Literal):
-            return False
-        self.terms.append(Term(to.size, 1, 1, places, Places(self._start(v), 1)))
-        return True
+        moved = [(v, to)]
+        while (eqn := self._maker(v)) is not None and eqn.primitive.name in _MOVES:
+            v, to = _before(eqn, to)
+            moved.append((v, to))
+        for v, to in reversed(moved):
+            places = _affine(to.reshape(-1, 1))
+            if places is not None and not isinstance(v, jex.Literal):
+                self.terms.append(Term(to.size, 1, 1, places, Places(self._start(v), 1)))
+                return True
+        return False
 
     def _product(self, eqn: Any, to: np.ndarray) -> bool:
         """Add a cotangent that is a product of matrices with fewer numbers than it has."""

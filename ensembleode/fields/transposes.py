@@ -67,13 +67,30 @@ def _transposed(
             return fn(every[:n], u, tuple(every[n:]), t, *du, *along[-1:])
 
         chosen = [numbers[i] for i in which]
-        value, pullback = jax.vjp(at, chosen, u, *along[:-1])
-        to_chosen, *to_states = pullback(cotangent)
+        value, (to_chosen, *to_states) = _pulled_back(at, (chosen, u, *along[:-1]), cotangent)
         found = (*to_states, *to_chosen)
         joined = jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
         return (joined, value) if has_value else joined
 
     return staged(field, pulled, state=cotangent, extra=extra)
+
+
+def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]:
+    """The value of a function, and the cotangents of its arguments. JAX has no way back through a
+    `while_loop`; there the function is pushed forward along each of their components."""
+    try:
+        value, pullback = jax.vjp(fn, *args)
+        return value, pullback(cotangent)
+    except ValueError as e:
+        if "Reverse-mode differentiation does not work for lax.while_loop" not in str(e):
+            raise
+
+    def paired(args: tuple) -> tuple[Any, Any]:
+        value = fn(*args)
+        return jnp.sum(value * cotangent), value
+
+    found, value = jax.jacfwd(paired, has_aux=True)(args)
+    return value, found
 
 
 @functools.lru_cache(maxsize=256)

@@ -330,6 +330,9 @@ def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
     return len(jaxpr.constvars), binders, tuple(eqns), tuple(atom(x) for x in jaxpr.outvars)
 
 
+_OF_RESULTS = ("treedef_out", "static_out")
+
+
 def _value_key(value: Any) -> Any:
     if isinstance(value, jex.ClosedJaxpr):
         return _jaxpr_key(value.jaxpr), tuple(_array_key(c) for c in value.consts)
@@ -341,6 +344,11 @@ def _value_key(value: Any) -> Any:
         return tuple((k, _value_key(v)) for k, v in sorted(value.items()))
     if isinstance(value, np.ndarray | jax.Array) and not is_tracer(value):
         return _array_key(value)
+    if all(hasattr(value, name) for name in _OF_RESULTS):
+        # How Equinox's primitives (a linear solve, in root finders) put their results together: an
+        # object of each trace, compared by identity.
+        leaves, structure = jtu.tree_flatten([getattr(value, name) for name in _OF_RESULTS])
+        return structure, tuple(map(_value_key, leaves))
     try:
         hash(value)
     except TypeError:
@@ -443,20 +451,27 @@ def is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
+def _rule_key(eqn: Any, inside: set[tuple] | None = None) -> tuple:
     """A key for the derivative rule of a call, and for the rules inside that.
 
-    A rule usually calls the function itself again; `above` has the calls at which the recursion
-    ends.
+    A rule usually calls the function itself again, and others. `inside` has the calls within rules
+    whose rules are in the key already, at most `_MOST_INSIDE`: those of a root finder with an
+    implicit derivative would grow exponentially.
     """
     primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
-    if primal in above:
+    if inside is None:
+        inside = set()
+    elif primal in inside or len(inside) > _MOST_INSIDE:
         return primal
+    inside.add(primal)
     # The reverse mode of a forward rule follows from it, and takes twice as long to trace.
     forward = eqn.primitive.name == "custom_jvp_call"
     try:
         rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
     except Exception as e:
         return primal, type(e), str(e)  # the rule raises
-    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(rule.jaxpr))
+    rules = tuple(_rule_key(e, inside) for e in _custom_calls(rule.jaxpr))
     return _value_key(rule), rules
+
+
+_MOST_INSIDE = 4

@@ -119,3 +119,22 @@ def test_columns_of_a_colour_have_no_row_in_common():
         assert np.sum(columns, axis=0).max() <= 1
     tridiagonal = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
     assert max(coloured(tridiagonal)) == 2
+
+
+def _root(u):
+    """A root by Newton's method."""
+
+    def once(now):
+        z, _ = now
+        change = (z + z**3 - u) / (1 + 3 * z**2)
+        return z - change, change
+
+    start = u, jnp.ones_like(u)
+    return lax.while_loop(lambda now: jnp.max(jnp.abs(now[1])) > 1e-13, once, start)[0]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("size", [1, 2])
+def test_through_a_loop_that_ends_by_a_condition(size, apart):
+    made = check(lambda u, p, t: _root(u * u) * t, jnp.array([0.3, -1.2])[:size], apart=apart)
+    assert made.has_dfdt

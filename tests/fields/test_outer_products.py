@@ -109,3 +109,18 @@ def test_terms_add_up_to_cotangents(name):
 
 def _places(places, first, second):
     return places.start + first * places.first + second * places.second
+
+
+@pytest.mark.parametrize("from_left", [True, False])
+def test_sums_may_be_longer_than_a_stack_is_deep(from_left):
+    def cotangents(a, b):
+        total = a[:, None] @ b[None]
+        for _ in range(1500):
+            more = jnp.sin(a)[:, None] @ b[None]
+            total = total + more if from_left else more + total
+        return jnp.concatenate([a, total.reshape(-1)])
+
+    jaxpr = jax.make_jaxpr(cotangents)(jnp.ones(4), jnp.ones(4)).jaxpr
+    found = taken_out(jaxpr, 4)
+    assert len(found.terms) == 1501
+    assert {(x.rows, x.columns) for x in found.terms} == {(4, 4)}

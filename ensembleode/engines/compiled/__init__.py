@@ -32,10 +32,12 @@ from ...core.events import Events
 from ...core.lane import Lane
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.outer_products import taken_out
+from ...fields.sparsity import structure
 from ...fields.transposes import transposed
 from ...fields.walking import length, statements
 from ...ground.logs import log_once
 from ...ground.placement import platform
+from ...solvers.switching import Switching
 from ...tracing.program import Program
 from ..closed import Closed
 from ..flow import Flow, inexact_of, Known, own_and_shared
@@ -64,6 +66,31 @@ _MOST_SHARED_ON_GPU = 300
 _FEW_COMPONENTS, _MOST_SHARED = 8, 2**20
 # The same for states whose steps are written out, whatever their size.
 _MOST_WRITTEN_OUT = 200
+# LLVM takes about a minute for so many lines of its language. The step of an implicit method has so
+# many for each component, for each of its stages there, and for each entry of a Jacobian that has
+# zeros. (Of the heat equation by Rodas5P, one lane of 400 points takes 27 s, of 600 points 45 s.)
+_MOST_LINES = 200_000
+_LINES_OF_COMPONENT, _LINES_OF_STAGE, _LINES_OF_ENTRY = 50, 23, 20
+
+
+@functools.lru_cache(maxsize=256)
+def _entries(field: Program) -> int:
+    """How many entries of the field's Jacobian may be nonzero; 0 if all of them are, as loops
+    compute a dense matrix."""
+    places = structure(field)
+    return 0 if places.all() else int(places.sum())
+
+
+def lines(method: Any, field: Program) -> int:
+    """About how many lines of LLVM's language the step of an implicit method has for this field."""
+    size = math.prod(field.out_avals[0].shape)
+    parts = (method.nonstiff, method.stiff) if isinstance(method, Switching) else (method,)
+    stages = sum(part.stages for part in parts)
+    found = size * (len(parts) * _LINES_OF_COMPONENT + stages * _LINES_OF_STAGE)
+    # (Where the sparsity doesn't decide, it isn't looked for.)
+    if found <= _MOST_LINES < found + _LINES_OF_ENTRY * size**2:
+        found += _LINES_OF_ENTRY * _entries(field)
+    return found
 
 
 class _Reading(NamedTuple):
@@ -176,6 +203,14 @@ class Compiled(Closed):
                 "numbers is better solved as arrays."
             )
         return derivative.refusal
+
+    def too_long(self, method: Any, field: Program) -> str | None:
+        """Why an implicit method takes more than about a minute to compile for this field; None
+        where it doesn't."""
+        if (found := lines(method, field)) <= _MOST_LINES:
+            return None
+        size = math.prod(field.out_avals[0].shape)
+        return f"{size} components take some {found:,} lines of code, more than {_MOST_LINES:,}."
 
     def is_stoppable(self) -> bool:
         """True: the loop of a kernel looks at the flag itself."""

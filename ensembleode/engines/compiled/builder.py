@@ -58,7 +58,7 @@ class Builder(PlainArithmetic):
         self.first: list[str] = []
         self._count = 0
         self._fuses = True
-        # Where arrays of lanes are, if they are not on the stack.
+        # Where arrays are that the stack may be too small for; None: all are on the stack.
         self.heap: Heap | None = None
         # The results available for reuse: in this block, and in the enclosing blocks; the innermost
         # is last.
@@ -152,8 +152,9 @@ class Builder(PlainArithmetic):
         `i` of all lanes lies side by side. It is for this block and its inner blocks."""
         each = max(1, self.lanes) if of_lanes else 1
         stored = np.dtype(np.int8) if dtype == BOOL else dtype
-        if of_lanes and self.heap is not None:
-            return self.heap.array(dtype, n * each)
+        found = None if self.heap is None else self.heap.array(dtype, n * each, of_lanes=of_lanes)
+        if found is not None:
+            return found
         place = self.name()
         self.allocas.append(
             f"  {place} = alloca [{max(1, n * each)} x {type_of(stored)}], align 64"

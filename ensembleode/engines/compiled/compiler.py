@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from ...ground.deep_stack import with_deep_stack
 from . import object_cache
 from .machine import current, gpu, host, Machine
 
@@ -110,9 +111,7 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
         # key.
         saved = object_code = object_cache.load(key)
         if object_code is None:
-            # The default code model is used: with it, code reaches addresses anywhere in memory.
-            with _parsed(llvm, text) as module:
-                object_code = _optimised(llvm, module, machine, jit=True).emit_object(module)
+            object_code = with_deep_stack(lambda: _object_code(llvm, text, machine))
         engine = _loaded(llvm, object_code)
         if saved is None:
             object_cache.save(key, object_code)
@@ -133,8 +132,7 @@ def assembly(text: str, target: Machine) -> str:
     """
     with _lock:
         llvm = _llvm()
-        with _parsed(llvm, text) as module:
-            return _optimised(llvm, module, target, codemodel="default").emit_assembly(module)
+        return with_deep_stack(lambda: _assembly(llvm, text, target))
 
 
 def ptx(text: str, arch: str) -> str:
@@ -175,6 +173,17 @@ def _key(llvm: Any, text: str, machine: Machine) -> str:
     versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
     options = (versions, _PIPELINE, _LEVEL, machine.triple, machine.cpu, machine.features)
     return hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
+
+
+def _object_code(llvm: Any, text: str, machine: Machine) -> bytes:
+    # The default code model is used: with it, code reaches addresses anywhere in memory.
+    with _parsed(llvm, text) as module:
+        return _optimised(llvm, module, machine, jit=True).emit_object(module)
+
+
+def _assembly(llvm: Any, text: str, target: Machine) -> str:
+    with _parsed(llvm, text) as module:
+        return _optimised(llvm, module, target, codemodel="default").emit_assembly(module)
 
 
 def _loaded(llvm: Any, object_code: bytes) -> Any:

@@ -66,7 +66,7 @@ class Array:
         """The components in memory, to be read in this block and its inner blocks."""
 
         def store() -> Memory:
-            memory = Memory.on_stack(self.b, self.dtype, self.n, of_lanes=True)
+            memory = Memory.new(self.b, self.dtype, self.n, of_lanes=True)
             _for_each(self, lambda turn: memory.store(turn.index, turn.value(self)))
             return memory
 
@@ -149,7 +149,7 @@ class Places:
 
     def __init__(self, b: Builder, dtype: np.dtype, n: int):
         self.b, self.dtype, self.n = b, dtype, n
-        self.memory = Memory.on_stack(b, dtype, n, of_lanes=True)
+        self.memory = Memory.new(b, dtype, n, of_lanes=True)
         self.set(0)
 
     def get(self) -> Array:

@@ -149,10 +149,10 @@ def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loade
     """The sum of products, row by row, and then more numbers."""
     pairs, n = products.pairs, len(products.pairs[0][0])
     dtype = pairs[0][0][0].dtype
-    total = Memory.on_stack(b, dtype, n * n + len(more), of_lanes=True)
+    total = Memory.new(b, dtype, n * n + len(more), of_lanes=True)
     number = b.constant(1, dtype) if products.number is None else products.number
     pairs = [([number * y for y in w], x) for w, x in pairs]
-    factors = [Memory.on_stack(b, dtype, n, of_lanes=True) for _ in pairs for _ in range(2)]
+    factors = [Memory.new(b, dtype, n, of_lanes=True) for _ in pairs for _ in range(2)]
     for memory, components in zip(factors, itertools.chain(*pairs), strict=True):
         for i, value in enumerate(components):
             memory.store(i, b.spread(value))

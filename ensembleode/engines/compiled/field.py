@@ -13,6 +13,7 @@ from ...fields import Inputs, ir, lower, walking
 from ...fields.forwarding import forwarded
 from ...tracing.program import equations
 from .builder import Buffer, Builder, I64, Value
+from .heap import Lent
 from .module import Module
 from .printer import Printer
 from .reading import copied, Loaded, Memory, Numbers, Packing
@@ -85,13 +86,13 @@ def evaluate_apart(
 
     - `name`: the name of that function. All `numbers` passed under one name must come from the same
         kind of place.
-    - `result`: memory of lanes for the result; by default it is on the stack.
+    - `result`: memory of lanes for the result, by default the caller's own.
     """
     written = _APART.setdefault(b.module, {})
     if name not in written:
         written[name] = _Apart(b, fn, name, numbers, t, mask)
     if result is None:
-        result = Memory.on_stack(b, fn.dtype, fn.size, of_lanes=True)
+        result = Memory.new(b, fn.dtype, fn.size, of_lanes=True)
     return written[name](b, numbers, t, mask, result)
 
 
@@ -110,6 +111,7 @@ class _Apart:
         self.fn, self.name = fn, name
         parameters = ["ptr noalias %out"]
         with b.module.function(name, parameters, attributes="noinline") as inside:
+            heap = inside.heap = None if b.heap is None else Lent(inside)
 
             def parameter(name: str, value: Value | None) -> Value | None:
                 if value is None:
@@ -123,6 +125,8 @@ class _Apart:
             result = Memory(Buffer(inside, "%out", fn.dtype), of_lanes=True)
             Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
+            self.arrays = [] if heap is None else heap.sizes
+            parameters += [] if heap is None else heap.parameters
 
     def __call__(
         self, b: Builder, numbers: Numbers, t: Value, mask: Value | None, result: Memory
@@ -145,6 +149,9 @@ class _Apart:
             if memory.offsets is not None:
                 args.append(str(memory.offsets))
                 args += [] if isinstance(memory.stride, int) else [str(memory.stride)]
+        if self.arrays:
+            assert b.heap is not None, self.name
+            args += [f"ptr {x}" for x in b.heap.lent(self.name, self.arrays)]
         b.emit(f"call void @{self.name}({', '.join(args)})")
         return Loaded(result, self.fn.size)
 

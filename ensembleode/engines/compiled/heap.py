@@ -1,42 +1,133 @@
 """Memory for the arrays of a function, in place of its stack, which may be too small for them."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .values import Buffer
 
 
+if TYPE_CHECKING:
+    from .builder import Builder
+
+
 # The bytes of a cache line, at which arrays begin.
 _LINE = 64
+# The arrays of a function stay on its stack as long as they have no more bytes together. (XLA calls
+# kernels on threads whose stack `ulimit -s` sets, which also hold the registers that LLVM spills.)
+MOST_ON_STACK = 2**16
 
 
-class Heap:
-    """The memory from a buffer of bytes on, from which arrays are taken as a function is written.
+class Heap(abc.ABC):
+    """Where a function has those of its arrays that are not on its stack."""
+
+    def __init__(self, b: Builder):
+        self._b, self._on_stack = b, 0
+        self._lent: dict[str, list[str]] = {}
+
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> Buffer | None:
+        """Memory for `n` elements, to be used in the current block of code; None where they are to
+        be on the stack."""
+        del of_lanes
+        size = n * dtype.itemsize
+        if self._on_stack + size > MOST_ON_STACK:
+            return Buffer(self._b, self.place(size), dtype)
+        self._on_stack += size
+        return None
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """A block of code, after which the memory of its arrays may be free again."""
+        yield
+
+    @abc.abstractmethod
+    def place(self, size: int) -> str:
+        """A pointer to so many bytes, which nothing else in the function uses."""
+
+    def lent(self, name: str, sizes: Sequence[int]) -> list[str]:
+        """The pointers that are passed to the function of this name, to so many bytes each."""
+        if name not in self._lent:
+            self._lent[name] = [self.place(size) for size in sizes]
+        return self._lent[name]
+
+
+class Lent(Heap):
+    """The memory that a function is passed by its caller, a parameter for each of its arrays.
+
+    - `sizes`: the bytes of the arrays.
+    """
+
+    def __init__(self, b: Builder):
+        super().__init__(b)
+        self.sizes: list[int] = []
+
+    def place(self, size: int) -> str:
+        self.sizes.append(size)
+        return f"%array{len(self.sizes) - 1}"
+
+    @property
+    def parameters(self) -> list[str]:
+        return [f"ptr noalias %array{i}" for i in range(len(self.sizes))]
+
+
+class Part(Heap):
+    """A thread's part of a buffer of bytes, from which arrays are taken as a kernel is written.
+
+    **Arguments:**
+
+    - `part`: returns the bytes from the part's start on, and those from its end on.
+    - `by_blocks`: whether all arrays of lanes are here, from the start on, and those of one block
+        lie where those of another one were. The other arrays are at the end.
 
     - `size`: how many bytes the arrays need.
     """
 
-    def __init__(self, memory: Buffer):
-        self._memory, self._used = memory, 0
-        self.size = 0
+    def __init__(self, b: Builder, part: Callable[[], tuple[Buffer, Buffer]], *, by_blocks: bool):
+        super().__init__(b)
+        self._part, self._by_blocks = part, by_blocks
+        self._ends: tuple[Buffer, Buffer] | None = None
+        self._used = self._most = self._at_end = 0
 
-    def array(self, dtype: np.dtype, n: int) -> Buffer:
-        """Memory for `n` elements, to be used in the current block of code."""
-        place = self._memory.pointer(self._used)
-        lines = -(-n * dtype.itemsize // _LINE)
-        # An odd number of them, so that equal components of many arrays lie in different sets of a
-        # cache.
-        self._used += (lines | 1) * _LINE
-        self.size = max(self.size, self._used)
-        return Buffer(self._memory.builder, place, dtype)
+    @property
+    def size(self) -> int:
+        return self._most + self._at_end
+
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> Buffer | None:
+        if not (self._by_blocks and of_lanes):
+            return super().array(dtype, n, of_lanes=of_lanes)
+        start, _ = self._pointers()
+        place = start.pointer(self._used)
+        self._used += _whole_lines(n * dtype.itemsize)
+        self._most = max(self._most, self._used)
+        return Buffer(self._b, place, dtype)
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """A block of code, after which the memory of its arrays is free again."""
         before = self._used
         try:
             yield
         finally:
             self._used = before
+
+    def place(self, size: int) -> str:
+        _, end = self._pointers()
+        self._at_end += _whole_lines(size)
+        with self._b.at_start():
+            return end.pointer(-self._at_end)
+
+    def _pointers(self) -> tuple[Buffer, Buffer]:
+        if self._ends is None:
+            with self._b.at_start():
+                self._ends = self._part()
+        return self._ends
+
+
+def _whole_lines(size: int) -> int:
+    """The bytes of an array in lines, an odd number of them, so that equal components of many
+    arrays lie in different sets of a cache."""
+    return (-(-size // _LINE) | 1) * _LINE

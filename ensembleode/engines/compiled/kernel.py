@@ -20,7 +20,7 @@ from .equations import (
     with_groups,
 )
 from .events_back import Jumps
-from .heap import Heap
+from .heap import Part
 from .loop import Loop
 from .module import Module
 from .numbers import Held, Order
@@ -39,7 +39,7 @@ def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
 
 # The entries of `sizes`, the first operand of every kernel.
 N, ROWS, MAXITERS = range(3)
-# Further entries of the `sizes` of `solve`: the bytes of a thread's memory for arrays.
+# A further entry of the `sizes` of `solve`, where there are arrays: the bytes of a thread's.
 ARRAYS = 3
 
 
@@ -65,25 +65,20 @@ def _inputs(d: Description) -> list[str]:
     return ["sizes", "wanted", *stop, *numbers, *times, *room]
 
 
-def _arrays(d: Description) -> list[str]:
-    """The memory for states in memory, in bytes, one part for each thread."""
-    return ["arrays"] if d.in_memory else []
-
-
 def _outputs(d: Description) -> list[str]:
     """The results of `solve`."""
     times = ["out_t"] if d.saving.mode == "steps" else []
     events = ["out_events", "out_marks"] if d.events is not None else []
     inner = ["out_inner"] if d.inner else []
-    return ["out_u", *times, *events, "out_counts", *inner, *_arrays(d)]
+    return ["out_u", *times, *events, "out_counts", *inner]
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
-    """The numbers of a kernel's operands and results."""
+    """The numbers of a kernel's operands and results, without memory for arrays."""
     inputs = len(_inputs(d))
     if name == "solve":
         return inputs, len(_outputs(d))
-    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_memory(d)) + len(_arrays(d))
+    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_memory(d))
 
 
 def _share(d: Description) -> tuple[str, ...]:
@@ -121,13 +116,18 @@ class Frame:
         self.order = Order(self.n if d.on_gpu else None)
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
-    def heap(self, length: int) -> Heap | None:
+    def heap(self, b: Builder, d: Description, length: int) -> Part | None:
         """The memory for the arrays of this thread; `length` is the number of its length among the
-        sizes."""
-        if (memory := self.others.get("arrays")) is None:
+        sizes. None on a GPU."""
+        if d.on_gpu:
             return None
-        thread = self.share[-1]
-        return Heap(memory.offset(thread * self.sizes.builder.cast(self.sizes.load(length), I64)))
+
+        def part() -> tuple[Buffer, Buffer]:
+            memory, size = Buffer(b, "%arrays", np.dtype(np.int8)), self.sizes.load(length)
+            start = self.share[-1] * b.cast(size, I64)
+            return memory.offset(start), memory.offset(start + b.cast(size, I64))
+
+        return Part(b, part, by_blocks=d.in_memory)
 
     def held(self, b: Builder, d: Description) -> Held:
         return Held(b, d, self.numbers, self.order)
@@ -155,20 +155,20 @@ def _place_of(d: Description) -> dict[str, str]:
 @functools.lru_cache(maxsize=256)
 def solving(d: Description) -> tuple[str, int]:
     """The IR of the kernel `solve`, which solves all trajectories, and the bytes of a thread's
-    memory for arrays.
+    memory for arrays, which is the last result where there are any bytes.
 
     Its operands are `sizes` (see above), the mask of wanted trajectories, the address of a byte
     that stops it (not on a GPU), the numbers of the trajectories, and the times to save (where
-    times are saved). Its results are `Outputs`, and memory for arrays where states are in memory.
+    times are saved). Its results are `Outputs`.
     """
     module = _module(d)
     names = _outputs(d)
-    dtypes = {"out_counts": I32, "out_marks": I32, "arrays": np.dtype(np.int8)}
+    dtypes = {"out_counts": I32, "out_marks": I32}
     more = [(name, dtypes.get(name, d.dtype)) for name in names]
     parameters = Frame.parameters(d, names)
     with module.function("solve", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
-        b.heap = frame.heap(ARRAYS)
+        heap = b.heap = frame.heap(b, d, ARRAYS)
         held = frame.held(b, d)
         first, end, stride = frame.share[0], frame.n, frame.share[1]
         if not d.on_gpu:
@@ -183,7 +183,17 @@ def solving(d: Description) -> tuple[str, int]:
         equations = equations_in(b, d)
         Loop(b, d, equations, held, queue, *given, stop=frame.stop, functions=functions).run()
         b.return_()
-    return module.text, 0 if b.heap is None else b.heap.size
+        arrays = _with_arrays(parameters, heap)
+    return module.text, arrays
+
+
+def _with_arrays(parameters: list[str], heap: Part | None) -> int:
+    """Append the memory for arrays to the parameters of a kernel that has been written, if it needs
+    any; returns the bytes that each thread needs."""
+    if heap is None or not heap.size:
+        return 0
+    parameters.append("ptr noalias %arrays")
+    return heap.size
 
 
 #
@@ -196,7 +206,7 @@ def solving(d: Description) -> tuple[str, int]:
 # share one sum, which these threads add to in turn; on a CPU, the entries from THREADS on are the
 # lengths of a thread's memory, in the order of `_memory`. Where the sums of shared parameters are
 # in memory, two more follow: the number of trajectories of a set, and of a block (see
-# `record.Blocks`). The last are the bytes of a thread's arrays, where states are in memory.
+# `record.Blocks`). The last are the bytes of a thread's arrays, where there are any.
 TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 
@@ -206,7 +216,8 @@ class PullingBack(NamedTuple):
     - `text`: its IR.
     - `checkpoint`: the bytes of a checkpoint.
     - `factors`: how many numbers of a thread's `ParameterSums` are in memory.
-    - `arrays`: the bytes of a thread's memory for arrays.
+    - `arrays`: the bytes of a thread's memory for arrays, which is the last result where there are
+        any.
     """
 
     text: str
@@ -227,16 +238,15 @@ def pulling_back(d: Description) -> PullingBack:
     module = _module(d)
     real, bytes_ = d.dtype, np.dtype(np.int8)
     given = _cotangents(d)
-    names = (*given, *_GRADIENTS, *_memory(d), *_arrays(d))
-    whole = {"kept": bytes_, "arrays": bytes_}
-    whole |= dict.fromkeys(("events", "reached", "happened"), I32)
+    names = (*given, *_GRADIENTS, *_memory(d))
+    whole = {"kept": bytes_, **dict.fromkeys(("events", "reached", "happened"), I32)}
     more = [(name, whole.get(name, real)) for name in names]
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
     with module.function("pull_back", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
         blocks = 2 if d.sums_in_memory else 0
-        b.heap = frame.heap(THREADS + len(_memory(d)) + blocks)
+        heap = b.heap = frame.heap(b, d, THREADS + len(_memory(d)) + blocks)
         others = frame.others
         held = frame.held(b, d)
         equations = equations_in(b, d)
@@ -266,8 +276,8 @@ def pulling_back(d: Description) -> PullingBack:
 
         b.if_(work.thread < work.threads, run)
         b.return_()
-    factors, arrays = 0 if sums is None else sums.length, 0 if b.heap is None else b.heap.size
-    return PullingBack(module.text, kept_size, factors, arrays)
+        arrays = _with_arrays(parameters, heap)
+    return PullingBack(module.text, kept_size, 0 if sums is None else sums.length, arrays)
 
 
 def _work(b: Builder, d: Description, frame: Frame) -> Work:

@@ -73,8 +73,8 @@ class DenseFactors:
         # None stands for the identity, whose entries need no memory.
         is_identity = mass == {(i, i): 1.0 for i in components}
         self.mass = None if is_identity else self._copied(self._constants(mass), of_lanes=False)
-        self.factors = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
-        self.inverse = Memory.on_stack(b, self.dtype, n, of_lanes=True)
+        self.factors = Memory.new(b, self.dtype, n * n, of_lanes=True)
+        self.inverse = Memory.new(b, self.dtype, n, of_lanes=True)
         self._each_tile(self._factorise)
 
     def _constants(self, mass: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], Value]:
@@ -82,7 +82,7 @@ class DenseFactors:
 
     def _copied(self, entries: Mapping[tuple[int, int], Value], *, of_lanes: bool = True) -> Memory:
         b, n = self.b, self.size
-        memory = Memory.on_stack(b, self.dtype, n * n, of_lanes=of_lanes)
+        memory = Memory.new(b, self.dtype, n * n, of_lanes=of_lanes)
         if len(entries) < n * n:
             zero = b.constant(0, self.dtype, of_lanes=of_lanes)
             b.for_(n * n, lambda i: memory.store(i, zero))
@@ -93,7 +93,7 @@ class DenseFactors:
 
     def _summed_up(self, entries: Memory) -> Memory:
         """The entries of the rows, from those of the equations."""
-        n, of_rows = self.size, Memory.on_stack(self.b, self.dtype, self.size**2, of_lanes=True)
+        n, of_rows = self.size, Memory.new(self.b, self.dtype, self.size**2, of_lanes=True)
 
         def row(i: Value) -> None:
             def column(j: Value) -> None:
@@ -281,7 +281,7 @@ class DenseFactors:
         if self.sums is None:
             return
         given = self._in_memory(x)
-        y = Memory.on_stack(self.b, self.dtype, self.size, of_lanes=True)
+        y = Memory.new(self.b, self.dtype, self.size, of_lanes=True)
         self.b.for_(
             self.size, lambda i: y.store(i, self._sum(i, given.load, transposed=transposed))
         )
@@ -340,7 +340,7 @@ class DenseFactors:
                 self.factors.moved(r * self.size + c).store(place, y)
 
     def _in_memory(self, x: Sequence[Value]) -> Memory:
-        y = Memory.on_stack(self.b, self.dtype, self.size, of_lanes=True)
+        y = Memory.new(self.b, self.dtype, self.size, of_lanes=True)
         for place, i in enumerate(self.components):
             y.store(place, self.b.spread(x[i]))
         return y

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import ctypes
 import dataclasses
 import functools
 import re
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -120,6 +122,20 @@ def using(machine: Machine) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@functools.cache
+def stack_bytes() -> int:
+    """The bytes of the stack of a new thread, such as those on which XLA calls kernels (on Linux,
+    `ulimit -s` sets it)."""
+    if sys.platform == "win32":
+        return 2**20
+    library, size = ctypes.CDLL(None), ctypes.c_size_t()
+    attributes = ctypes.create_string_buffer(256)  # (of 36 to 64 bytes)
+    library.pthread_attr_init(attributes)
+    library.pthread_attr_getstacksize(attributes, ctypes.byref(size))
+    library.pthread_attr_destroy(attributes)
+    return size.value
 
 
 #

@@ -310,7 +310,7 @@ class Printer:
             _, dtype, start, end = place
             of_lanes = self.uniformity.in_lanes(buffer)
             checked(dtype)
-            self.memories[place] = Memory.on_stack(self.b, dtype, end - start, of_lanes=of_lanes)
+            self.memories[place] = Memory.new(self.b, dtype, end - start, of_lanes=of_lanes)
         return self.memories[place]
 
     def table(self) -> Memory:

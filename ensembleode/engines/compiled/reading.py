@@ -34,7 +34,7 @@ class Memory:
         self.offsets, self.stride = offsets, stride
 
     @classmethod
-    def on_stack(cls, b: Builder, dtype: np.dtype, n: int, *, of_lanes: bool) -> Memory:
+    def new(cls, b: Builder, dtype: np.dtype, n: int, *, of_lanes: bool) -> Memory:
         return cls(b.array(dtype, n, of_lanes=of_lanes), of_lanes=of_lanes)
 
     def moved(self, by: int | Value) -> Memory:
@@ -138,7 +138,7 @@ class Numbers(abc.ABC):
         """The memory of a group, for computed indices from `start` to below `end`, which all belong
         to one array.
 
-        None where these numbers are in registers: they have to be copied to the stack first.
+        None where these numbers are in registers: they have to be copied first.
         """
         del group, dtype, start, end
         return None
@@ -152,9 +152,9 @@ class Numbers(abc.ABC):
 def copied(
     b: Builder, numbers: Numbers, group: str, dtype: np.dtype, indices: Iterable[int]
 ) -> Memory:
-    """Memory on the stack with copies of these numbers of a group, indexed as the group is."""
+    """Memory with copies of these numbers of a group, indexed as the group is."""
     indices = sorted(indices)
-    memory = Memory.on_stack(b, dtype, indices[-1] + 1 - indices[0], of_lanes=group != "shared")
+    memory = Memory.new(b, dtype, indices[-1] + 1 - indices[0], of_lanes=group != "shared")
     for i in indices:
         memory.store(i - indices[0], numbers.load(group, dtype, i))
     return memory.moved(-indices[0])

@@ -67,6 +67,9 @@ MOST_LANES = 64
 # 0.79 and 0.69 times with their gradients; networks with 128 neurons for 16 to 1,000 components
 # 0.63 to 0.89 times. With fewer weights it may take 1.4 times as long, without products 1.5 times.)
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
+# So many numbers of each component and lane, at most, LLVM spills to the stack where a state is
+# written out (measured: 10 to 20 in a solve, 25 to 40 in its reverse).
+_SPILLED = 40
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
 # one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums
 # would have more bytes than these.
@@ -118,6 +121,10 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     has_products = _has_products(plan.field)
     crowded = plan.method.value.controller is not None or has_products
     width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
+    if not _in_memory(plan):
+        # (A power of two, as all widths are.)
+        fitting = machine.stack_bytes() // (2 * _SPILLED * size * dtype.itemsize)
+        width = min(width, 2 ** max(0, fitting.bit_length() - 1))
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
@@ -261,8 +268,8 @@ def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list)
     n = len(mask)
     threads = n if d.on_gpu else _threads(plan, n)
     text, arrays = kernel.solving(d)
-    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(d, arrays))
-    results = outputs + _arrays(d, threads * arrays)
+    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(arrays))
+    results = outputs + _arrays(threads * arrays)
     return text, "solve", given, results, n, threads, d.width
 
 
@@ -366,14 +373,14 @@ def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDty
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
 
 
-def _lengths(d: Description, arrays: int) -> tuple[int, ...]:
-    """The sizes that follow all others where states are in memory."""
-    return (arrays,) if d.in_memory else ()
+def _lengths(arrays: int) -> tuple[int, ...]:
+    """The sizes that follow all others where a thread has so many bytes of arrays."""
+    return (arrays,) if arrays else ()
 
 
-def _arrays(d: Description, size: int) -> list[jax.ShapeDtypeStruct]:
-    """The memory for states in memory."""
-    return [jax.ShapeDtypeStruct((size,), np.int8)] if d.in_memory else []
+def _arrays(size: int) -> list[jax.ShapeDtypeStruct]:
+    """The memory for arrays, of so many bytes."""
+    return [jax.ShapeDtypeStruct((size,), np.int8)] if size else []
 
 
 def _trajectories_first(d: Description, x: Any) -> Any:
@@ -416,7 +423,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     share = record(d, flow, back, shared)
     rows, *of_events = (x.reshape(n, -1, d.size) for x in cotangents)
-    sizes = *share.sizes, *_lengths(d, back.arrays)
+    sizes = *share.sizes, *_lengths(back.arrays)
     given = operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     given += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
@@ -426,7 +433,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
         given += [_rows_before_trajectories(d, x) for x in of_events] or [jnp.zeros(1, d.dtype)]
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
-    outputs += share.memory + _arrays(d, share.threads * back.arrays)
+    outputs += share.memory + _arrays(share.threads * back.arrays)
     of_work = share.items, share.threads, share.least
     results = _run(plan, back.text, "pull_back", given, outputs, *of_work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]

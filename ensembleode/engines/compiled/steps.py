@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...fields.equations import called, used
+from ...ground.recursion import Call, result_of, results_of
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.method import Equations, Method
 from ...solvers.runge_kutta import RungeKutta
@@ -234,11 +235,14 @@ class Pulled:
                 self._active.update(v for v in eqn.outvars if v.aval.shape)
 
     def value(self, atom: Any, calls: Calls) -> _Components:
+        return result_of(self._value(atom, calls))
+
+    def _value(self, atom: Any, calls: Calls) -> Call[_Components]:
         if isinstance(atom, jex.Literal):
             return _literal(self.b, atom)
         if atom not in self.values:
             eqn = self._made_by[atom]
-            args = [self.value(x, calls) for x in eqn.invars]
+            args = yield results_of(self._value(x, calls) for x in eqn.invars)
             if _is_call(eqn):
                 args = [self._whole(x, v) for x, v in zip(args, eqn.invars, strict=True)]
                 outs = self._called(eqn, args, calls.forwards)

@@ -1,0 +1,177 @@
+"""Systems whose matrices are too large for a stack, and whose code is too long for a compiler."""
+
+import itertools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import ensembleode as eo
+from ensembleode.engines import compiled
+from ensembleode.engines.compiled import heap, kernel, machine, solves
+from ensembleode.tracing.program import trace
+
+from ...solvers.test_rosenbrock import METHODS
+
+
+def dense(n):
+    """A dense system, whose matrices are factorised by loops."""
+    a = np.random.default_rng(0).normal(size=(n, n)) / np.sqrt(n) - 2 * np.eye(n)
+    return eo.ODEProblem(lambda u, p, t: p * (a @ jnp.tanh(u)), jnp.ones(n), (0.0, 1.0), 1.0)
+
+
+def heat(n):
+    """The heat equation by lines."""
+
+    def f(u, p, t):
+        right, left = jnp.append(u[1:], 0.0), jnp.append(jnp.zeros(1), u[:-1])
+        return p * (n + 1) ** 2 * (right - 2 * u + left)
+
+    x = jnp.arange(1, n + 1) / (n + 1)
+    return eo.ODEProblem(f, jnp.sin(jnp.pi * x), (0.0, 0.1), 1.0)
+
+
+def ensemble(prob):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=prob.u0 * (1 + ctx.index / 10))
+
+    return eo.EnsembleProblem(prob, prob_func=prob_func)
+
+
+#
+# Arrays on the stack, and in memory that is handed in
+#
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alg", [METHODS[0], METHODS[-1]])
+def test_wherever_arrays_are_the_bits_are_the_same(alg, monkeypatch):
+    prob = dense(14)
+
+    def found(most, maxiters):
+        monkeypatch.setattr(heap, "MOST_ON_STACK", most)
+        kernel.solving.cache_clear()
+        kernel.pulling_back.cache_clear()
+
+        def loss(p):
+            ens = ensemble(eo.remake(prob, p=p))
+            return jnp.sum(eo.solve(ens, alg, trajectories=9, maxiters=maxiters).u ** 2)
+
+        return jax.value_and_grad(loss)(1.3)
+
+    # (Other numbers of steps, so that no program of JAX is found again.)
+    handed_in, on_stack = found(0, 999), found(2**40, 998)
+    np.testing.assert_array_equal(handed_in, on_stack)
+
+
+class Written(Exception):
+    """Raised in place of writing a kernel, with its description."""
+
+
+def described(ens, **options):
+    """The description of the kernel that solves an ensemble."""
+
+    def stop(d):
+        raise Written(d)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "solving", stop)
+        with pytest.raises(Written) as caught:
+            eo.solve(ens, METHODS[0], **options)
+    return caught.value.args[0]
+
+
+@pytest.mark.parametrize(("n", "is_large"), [(16, False), (100, True)])
+def test_large_arrays_are_handed_in(n, is_large):
+    text, size = kernel.solving(described(ensemble(dense(n)), trajectories=1))
+    assert ("%arrays" in text) == is_large
+    assert (size >= 2 * n**2 * 8) == is_large
+    taken = sum(int(x.split(" x ")[0]) for x in text.split("alloca [")[1:])
+    assert 8 * taken <= heap.MOST_ON_STACK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["1024", "unlimited"])
+def test_threads_with_a_small_stack(limit):
+    code = (
+        "import jax.numpy as jnp, ensembleode as eo\n"
+        f"from {__name__} import dense, ensemble\n"
+        "sim = eo.solve(ensemble(dense(90)), eo.Rosenbrock23(), trajectories=40)\n"
+        "assert sim.engine.name == 'compiled' and sim.retcode.min() == 1\n"
+    )
+    line = f'ulimit -s {limit} && exec {sys.executable} -c "$0"'
+    done = subprocess.run(["bash", "-c", line, code], timeout=300, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_lanes_are_fewer_where_a_stack_is_small(lanes, monkeypatch):
+    ens, enough = ensemble(dense(60)), 2 * solves._SPILLED * 60 * 8 * lanes
+    for size, width in ((enough, lanes), (enough - 1, max(1, lanes // 2))):
+        monkeypatch.setattr(machine, "stack_bytes", lambda size=size: size)
+        assert described(ens, trajectories=64).width == min(width, machine.current().lanes(float))
+
+
+def test_the_stack_of_a_thread_is_known():
+    assert 2**16 <= machine.stack_bytes() <= 2**33
+
+
+#
+# What takes too long to compile
+#
+
+
+def sparse(n, entries):
+    """A program with at least so many entries in its Jacobian, and the diagonal."""
+    rows, columns = np.unravel_index(np.arange(min(entries, n * n - 1)), (n, n))
+
+    def f(u, p, t):
+        return (-u).at[rows].add(u[columns] ** 2)
+
+    return trace(f, jnp.ones(n), 1.0, 0.0)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(2, 30),
+    st.integers(0, 5),
+    st.integers(1, 200),
+    st.integers(0, 50),
+    st.integers(500, 20_000),
+)
+def test_what_is_more_is_not_shorter(n, more, entries, further, most):
+    def is_long(alg, *shape):
+        return compiled.ENGINE.too_long(alg.method, sparse(*shape)) is not None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "_MOST_LINES", most)
+        for few, many in itertools.pairwise(METHODS):
+            assert is_long(few, n, entries) <= is_long(many, n, entries)
+        method = METHODS[-1]
+        assert is_long(method, n, entries) <= is_long(method, n, entries + further)
+        assert is_long(method, n, entries) <= is_long(method, n + more, entries)
+
+
+@pytest.mark.parametrize("alg", [METHODS[-1], eo.AutoTsit5(METHODS[0])])
+def test_both_sides_of_the_limit(alg, monkeypatch, caplog):
+    prob = heat(9)
+    lines = compiled.lines(alg.method, trace(prob.f, prob.u0, 1.0, 0.0)[0])
+    options = {"abstol": 1e-9, "reltol": 1e-9, "save_start": False}
+    true = np.exp(-4 * 10**2 * np.sin(np.pi / 20) ** 2 * 0.1) * prob.u0
+    # (Near the limit, entries count, too.)
+    lines += compiled._LINES_OF_ENTRY * (3 * 9 - 2)
+    for most, engine in ((lines, "compiled"), (lines - 1, "diffrax")):
+        monkeypatch.setattr(compiled, "_MOST_LINES", most)
+        sol = eo.solve(prob, alg, **options)
+        assert sol.engine.name == engine
+        np.testing.assert_allclose(sol.u[-1], true, rtol=1e-6)
+        assert len(caplog.records) == (engine == "diffrax")
+        caplog.clear()
+    # What is asked for is compiled even so, and what diffrax doesn't have.
+    assert eo.solve(prob, alg, engine="compiled", **options).engine.name == "compiled"
+    event = eo.DiscreteCallback(lambda u, t, integrator: u[0] > 9.0, eo.terminate)
+    assert eo.solve(prob, alg, callback=event, **options).engine.name == "compiled"
