@@ -91,19 +91,14 @@ struct Affect{F}
     sign::Int32
     Affect(part::F, which, is_kept, sign) where {F} = new{F}(part, which, is_kept, sign)
 end
-(affect::Affect)(integrator) = act!(integrator, affect, (affect.sign,), ())
-function (affect::Affect)(integrator, mask)
-    T = eltype(integrator.u)
-    return act!(integrator, affect, mask, map(T, mask))
-end
-
-function act!(integrator, affect::Affect, crossed, mask)
+(affect::Affect)(integrator) = affect(integrator, (affect.sign,))
+function (affect::Affect)(integrator, crossed)
     log, t = integrator.p.happened, integrator.t
     if affect.is_kept && log.count == length(log.t)
         log.code = MAX_EVENTS
         return terminate!(integrator)
     end
-    given = integrator.uprev, (integrator.tprev,), mask
+    given = integrator.uprev, (integrator.tprev,), map(eltype(integrator.u), crossed)
     found = affect.part(integrator.u, integrator.p, t, given...)
     if affect.is_kept
         log.count += 1
