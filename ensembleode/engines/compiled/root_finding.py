@@ -16,6 +16,7 @@ import numpy as np
 
 from ...callbacks import LeftRootFind, NoRootFind
 from ...core.events import Continuous
+from ...solvers.reach import blur
 from ...solvers.time import REACH, REACH_OF_STEP
 from .balls import rounded, ROUNDINGS
 from .builder import BOOL, I32, integer_like, Value, Variable
@@ -156,26 +157,39 @@ class Search:
     def _around(
         self, y: tuple, t: Value, values: list[Value], mask: Value
     ) -> tuple[list[Value], list[Value]]:
-        """The conditions a little after `t`, where they have the `values`; and for each the largest
-        value there that rounding can tell from zero no more: that of `REACH` units in the last
-        place of the time, or of the numbers that it is computed from where that can be bounded."""
+        """The conditions a little after `t`, where they have the `values`; and how far from zero
+        each of them is zero to rounding there: as far as it moves in the time `_reach`, and with
+        as many roundings of the state, where that is bounded (infinitely far at a jump)."""
         b, on = self.b, self.on
         ahead = self.step.h * REACH_OF_STEP
-        later = on.conditions(self.state_at(t + ahead), t + ahead, mask)
-        part = b.minimum(abs(t) * (REACH * np.finfo(self.dtype).eps) / abs(ahead), 1.0)
+        u = self.state_at(t + ahead)
+        later = on.conditions(u, t + ahead, mask)
+        reach = self._reach(t)
+        part = b.minimum(reach / abs(ahead), 1.0)
         radii = [abs(new - x) * part for new, x in zip(later, values, strict=True)]
-        of = on.loop.held, y, t, mask, lambda c: rounded(y[c]), lambda: rounded(t)
+        more = ROUNDINGS / REACH
+        of = on.loop.held, y, t, mask
+
+        def of_state(c: int) -> Value:
+            return rounded(y[c]) + abs(u[c] - y[c]) * part * more
+
+        def of_time() -> Value:
+            return rounded(t) + reach * more
+
         for _, x, places in self._slices:
             numbers = on.functions.bounded(x.conditions)
             if not numbers:
                 continue
-            found = on.functions.balls(x.conditions, *of)
+            found = on.functions.balls(x.conditions, *of, of_state, of_time)
             for component, (_, radius) in zip(numbers, found, strict=True):
                 if radius is not None:
-                    # (Infinite where the condition may have a jump.)
-                    radius = b.where(radius < np.inf, radius * (REACH / ROUNDINGS), 0.0)
-                    radii[places.start + component] = radii[places.start + component] + radius
+                    radii[places.start + component] = radius * (1 / more)
         return later, radii
+
+    def _reach(self, t: Value) -> Value:
+        """How far from `t` a root is the same to rounding."""
+        of_step = abs(self.step.h) * blur(self.step.method, self.dtype)
+        return abs(t) * (REACH * float(np.finfo(self.dtype).eps)) + of_step
 
     @staticmethod
     def _numbers(places: slice) -> range:
@@ -262,7 +276,7 @@ class Search:
         direction = self.loop.direction
         met = b.variable(BOOL, False)
         best = b.variable(self.dtype, step.t2)
-        roots, searched = [], []
+        roots = []
         for i, x, places in self._slices:
             for k in self._numbers(places):
                 here, root = self.fires[k].get(), b.variable(self.dtype, self.top[i].get())
@@ -273,10 +287,7 @@ class Search:
                         self._root(k, i, x, wanted, root)
 
                     b.if_(b.any(wanted), find)
-                else:
-                    wanted = b.constant(False, BOOL, of_lanes=True)
                 roots.append(root.get())
-                searched.append(wanted)
                 earlier = here & (~met.get() | (direction * (best.get() - roots[k]) > 0.0))
                 best.set_where(earlier, roots[k])
                 met.set(met.get() | here)
@@ -290,23 +301,26 @@ class Search:
         acts = [x.get() & root.eq(at) for x, root in zip(self.fires, roots, strict=True)]
         if on.radii:
             later, radii = self._around(y, at, values, met)
-            reach = abs(at) * (REACH * np.finfo(self.dtype).eps)
+            reach = self._reach(at)
             for i, x, places in self._slices:
                 # What is known of a condition's sign is known until then.
                 beyond = direction * (at + step.h * REACH_OF_STEP - self.top[i].get()) > 0.0
                 for k in self._numbers(places) if x.rootfind != NoRootFind else ():
-                    fires, is_zero = self.fires[k].get(), abs(values[k]) <= radii[k]
-                    soon = beyond & differs(x, self.low[k].get(), later[k])
-                    near = (fires & (is_zero | (abs(roots[k] - at) <= reach))) | (soon & is_zero)
-                    acts[k] = acts[k] | (met & near)
-                    on.radii[k].set_where(acts[k], radii[k])
+                    fires = self.fires[k].get()
+                    crosses = (fires | beyond) & differs(x, self.low[k].get(), later[k])
+                    here = crosses & (abs(values[k]) <= radii[k])
+                    here = here | (fires & (abs(roots[k] - at) <= reach))
+                    acts[k] = acts[k] | (met & here)
+                    radius = b.where(radii[k] < np.inf, radii[k], 0.0)
+                    on.radii[k].set_where(acts[k], radius)
         # The callbacks in their order, so that the first one's size of the next step is taken.
         for _, x, places in reversed(self._slices):
             for k in self._numbers(places):
                 sign = b.where(self.low[k].get() < 0.0, b.constant(1, I32), b.constant(-1, I32))
                 on.marks[k].set_where(acts[k], sign)
                 # The value at the root, by which the root is recognised later.
-                on.residual[k].set_where(acts[k], b.where(searched[k], values[k], 0.0))
+                residual = 0.0 if x.rootfind == NoRootFind else values[k]
+                on.residual[k].set_where(acts[k], residual)
                 relaxed.set_where(acts[k], x.dtrelax)
         return met
 
