@@ -25,7 +25,7 @@ def first_room(every: Trajectories) -> int:
     if events is None or not events.is_kept:
         return 0
     if events.only_ends:
-        return 1
+        return len(events.callbacks)  # several may act at the end
     return every.options["max_events"] or MOST_EVENTS
 
 

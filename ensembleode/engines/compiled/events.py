@@ -238,7 +238,6 @@ class Happening:
             x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
         if self.events.continuous:
-
             b.if_(self.recent.get(), lambda: self._act_continuous(step, jumped), likely=False)
         place = self.events.components
         for i, x in enumerate(self.events.discrete):

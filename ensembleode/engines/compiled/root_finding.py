@@ -331,7 +331,8 @@ class Search:
             left = self.loop.direction * (t2 - self.bottom[k].get()) > 0.0
             left = left & self.step.accepted & low.get().ne(0.0) & self.on.marks[k].get().eq(0)
             self.on.residual[k].set_where(left, np.nan)
-        self.on.recent.set(self.b.any(self._either([x.get().eq(x.get()) for x in self.on.residual])))
+        rests = self._either([x.get().eq(x.get()) for x in self.on.residual])
+        self.on.recent.set(self.b.any(rests))
 
     def _root(self, k: int, i: int, x: Continuous, wanted: Value, root: Variable) -> None:
         """The root of condition `k`, in the lanes that want it, by bisection and regula falsi,
