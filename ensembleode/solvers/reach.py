@@ -35,7 +35,7 @@ def blur(method: Any, dtype: Any) -> float:
     elif hasattr(method, "nonstiff"):
         return max(blur(method.nonstiff, dtype), blur(method.stiff, dtype))
     else:
-        coefficients = getattr(method, "within", 1.0)
+        coefficients = getattr(method, "within", ())
     total = sum(float(np.abs(x).sum()) for x in coefficients)
     return total * float(np.finfo(dtype).eps) / 2
 
