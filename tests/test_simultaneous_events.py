@@ -329,7 +329,9 @@ def test_an_affect_is_told_what_crosses():
         for x in mask:
             assert x is integrator.sign
         crosses = jnp.atleast_1d(integrator.mask)
-        code = jnp.sum(jnp.where(crosses, 0.5 + sign.astype(float) * 10.0 ** jnp.arange(float(sign.size)), 0.0))
+        code = jnp.sum(
+            jnp.where(crosses, 0.5 + sign.astype(float) * 10.0 ** jnp.arange(float(sign.size)), 0.0)
+        )
         return eo.remake(integrator, u=integrator.u.at[1].set(code))
 
     level = 0.5

@@ -301,10 +301,10 @@ class Search:
         acts = [x.get() & root.eq(at) for x, root in zip(self.fires, roots, strict=True)]
         if on.radii:
             later, radii = self._around(y, at, values, met)
-            reach = self._reach(at)
+            reach, ahead = self._reach(at), at + step.h * REACH_OF_STEP
             for i, x, places in self._slices:
                 # What is known of a condition's sign is known until then.
-                beyond = direction * (at + step.h * REACH_OF_STEP - self.top[i].get()) > 0.0
+                beyond = direction * (ahead - self.top[i].get()) > 0.0
                 for k in self._numbers(places) if x.rootfind != NoRootFind else ():
                     fires = self.fires[k].get()
                     crosses = (fires | beyond) & differs(x, self.low[k].get(), later[k])
