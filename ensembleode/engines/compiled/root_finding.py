@@ -165,7 +165,7 @@ class Search:
         u = self.state_at(t + ahead)
         later = on.conditions(u, t + ahead, mask)
         reach = self._reach(t)
-        part = b.minimum(reach / abs(ahead), 1.0)
+        part = b.minimum(reach / abs(ahead), 0.5)
         radii = [abs(new - x) * part for new, x in zip(later, values, strict=True)]
         more = ROUNDINGS / REACH
         of = on.loop.held, y, t, mask
@@ -298,31 +298,57 @@ class Search:
             variable.set_where(cut, u)
         y = tuple(v.get() for v in end)
         values = on.conditions(y, at, met)
-        acts = [x.get() & root.eq(at) for x, root in zip(self.fires, roots, strict=True)]
+        fires = [x.get() for x in self.fires]
+        acts = [b.variable(BOOL, x & at.eq(root)) for x, root in zip(fires, roots, strict=True)]
         if on.radii:
-            later, radii = self._around(y, at, values, met)
-            reach, ahead = self._reach(at), at + step.h * REACH_OF_STEP
-            for i, x, places in self._slices:
-                # What is known of a condition's sign is known until then.
-                beyond = direction * (ahead - self.top[i].get()) > 0.0
-                for k in self._numbers(places) if x.rootfind != NoRootFind else ():
-                    fires = self.fires[k].get()
-                    crosses = (fires | beyond) & differs(x, self.low[k].get(), later[k])
-                    here = crosses & (abs(values[k]) <= radii[k])
-                    here = here | (fires & (abs(roots[k] - at) <= reach))
-                    acts[k] = acts[k] | (met & here)
-                    radius = b.where(radii[k] < np.inf, radii[k], 0.0)
-                    on.radii[k].set_where(acts[k], radius)
+            for radius, act in zip(on.radii, acts, strict=True):
+                radius.set_where(act.get(), 0)
+            # Nothing is known yet of signs after the time up to which was looked.
+            ahead = at + step.h * REACH_OF_STEP
+            beyond = [direction * (ahead - x.get()) > 0.0 for x in self.top]
+            count = sum((b.cast(x, I32) for x in fires), b.constant(0, I32))
+            others = met & (self._either(beyond) | (count > 1))
+            at_one_time = functools.partial(self._together, y, at, values, roots, beyond, acts)
+            b.if_(b.any(others), lambda: at_one_time(others), likely=False)
         # The callbacks in their order, so that the first one's size of the next step is taken.
         for _, x, places in reversed(self._slices):
             for k in self._numbers(places):
                 sign = b.where(self.low[k].get() < 0.0, b.constant(1, I32), b.constant(-1, I32))
-                on.marks[k].set_where(acts[k], sign)
+                acting = acts[k].get()
+                on.marks[k].set_where(acting, sign)
                 # The value at the root, by which the root is recognised later.
                 residual = 0.0 if x.rootfind == NoRootFind else values[k]
-                on.residual[k].set_where(acts[k], residual)
-                relaxed.set_where(acts[k], x.dtrelax)
+                on.residual[k].set_where(acting, residual)
+                relaxed.set_where(acting, x.dtrelax)
         return met
+
+    def _together(
+        self,
+        y: tuple,
+        at: Value,
+        values: list[Value],
+        roots: list[Value],
+        beyond: list[Value],
+        acts: list[Variable],
+        lanes: Value,
+    ) -> None:
+        """In these lanes, add to the conditions that act at the event those whose root is there to
+        rounding.
+
+        **Arguments:** `beyond`: for each callback, whether its signs shortly after the event are
+            not known yet.
+        """
+        b, on, reach = self.b, self.on, self._reach(at)
+        later, radii = self._around(y, at, values, lanes)
+        for i, x, places in self._slices:
+            for k in self._numbers(places) if x.rootfind != NoRootFind else ():
+                fires = self.fires[k].get()
+                crosses = (fires | beyond[i]) & differs(x, self.low[k].get(), later[k])
+                here = crosses & (abs(values[k]) <= radii[k])
+                here = here | (fires & (abs(roots[k] - at) <= reach))
+                acts[k].set(acts[k].get() | (lanes & here))
+                radius = b.where(radii[k] < np.inf, radii[k], 0.0)
+                on.radii[k].set_where(lanes & acts[k].get(), radius)
 
     def forget(self, t2: Value) -> None:
         """Conditions that have left the root of an event before the step's end `t2` don't rest
