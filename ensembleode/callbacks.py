@@ -45,6 +45,11 @@ class Integrator(eqx.Module):
     - `uprev`, `tprev`: the state and the time at the start of the step; None for the condition of a
         continuous callback, which is evaluated at any time.
     - `du`: the derivative `f(u, p, t)`, which is evaluated only if it is asked for.
+    - `sign`, `mask`: for an affect, how the condition of its callback crosses zero at this time: 1
+        where it rises, -1 where it falls; and whether it does. With a `VectorContinuousCallback`
+        both are `[length]`, and `sign` is 0 where a condition doesn't cross. For other callbacks
+        they are 1 and True. An affect that asked the condition again would get the sign that it had
+        before (with `LeftRootFind`), or one that rounding made. None for a condition.
 
     Two integrators can be combined: `jax.tree.map(functools.partial(jnp.where, mask), a, b)`.
     """
@@ -54,6 +59,7 @@ class Integrator(eqx.Module):
     t: Any
     uprev: Any = None
     tprev: Any = None
+    sign: Any = None
     # Whether the trajectory ends here; 2 if it ends because the affect could not be done.
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
     _f: Callable | None = eqx.field(static=True, default=None)
@@ -63,6 +69,11 @@ class Integrator(eqx.Module):
         """The derivative of the state, `f(u, p, t)`, like `u`."""
         assert self._f is not None
         return self._f(self.u, self.p, self.t)
+
+    @property
+    def mask(self) -> Any:
+        """Whether each condition of the callback crosses zero: `sign != 0`."""
+        return None if self.sign is None else self.sign != 0
 
     def remade(self, changes: dict[str, Any]) -> "Integrator":
         """The integrator with another state or other parameters; `remake` calls it.
@@ -208,7 +219,7 @@ class VectorContinuousCallback(_Continuous):
     - `condition`: `condition(u, t, integrator)`, real numbers `[length]`.
     - `affect`: `affect(integrator, mask) -> integrator`. `mask`, integers `[length]`, says how each
         condition crosses zero at this time: 1 where it rises, -1 where it falls, 0 where it does
-        not cross.
+        not cross (the integrator's `sign`).
     - `length`: the number of conditions.
 
     **Raises:** `TypeError` and `ValueError`, naming the argument.
@@ -424,8 +435,8 @@ def TerminateSteadyState(
 class CallbackSet(eqx.Module):
     """Several callbacks, or sets of them; `sim.events.which` counts them from 0 in this order.
 
-    In a step, the earliest event of the continuous callbacks acts; if several are at the same time,
-    the first callback acts. Then the discrete callbacks act, in this order.
+    In a step, the earliest event of the continuous callbacks acts. If several are at that time, to
+    rounding, each acts once, in this order. Then the discrete callbacks act, in this order.
 
     **Arguments:** `callbacks`: the callbacks.
 

@@ -82,10 +82,10 @@ class Tracing:
     def _continuous(self, number: int, name: str, x: Any) -> Continuous:
         is_vector = not isinstance(x, ContinuousCallback)
         length, shape = (x.length, (x.length,)) if is_vector else (1, ())
-        mask = {"mask": jax.ShapeDtypeStruct(shape, self.u.dtype)} if is_vector else {}
+        mask = {"mask": jax.ShapeDtypeStruct((length,), self.u.dtype)}
         conditions = self._condition(name, x.condition, shape)
         down = x.affect if is_vector else x.affect_neg
-        jump = functools.partial(self._jump, name, extras=mask)
+        jump = functools.partial(self._jump, name, extras=mask, is_vector=is_vector)
         rises = None if x.affect is None else jump("affect", x.affect)
         falls = rises
         if down is not x.affect:
@@ -161,15 +161,24 @@ class Tracing:
         return self._part(name, "condition", condition, of_arrays, extras)
 
     def _jump(
-        self, name: str, argument: str, affect: Callable, *, extras: dict, after_jump: bool = False
+        self,
+        name: str,
+        argument: str,
+        affect: Callable,
+        *,
+        extras: dict,
+        is_vector: bool = False,
+        after_jump: bool = False,
     ) -> Jump:
         what, found = f"{argument} of {name}", []
 
         def of_arrays(u, p, extras, t):
             uprev = self._given(extras["uprev"])
-            before = self._integrator(self._given(u), p, t, uprev, extras["tprev"])
-            more = [extras["mask"].astype(jnp.int32)] if "mask" in extras else []
-            after = affect(before, *more)
+            sign = np.int32(1)
+            if "mask" in extras:
+                sign = extras["mask"].astype(jnp.int32).reshape(-1 if is_vector else ())
+            before = self._integrator(self._given(u), p, t, uprev, extras["tprev"], sign)
+            after = affect(before, *([sign] if is_vector else []))
             if not isinstance(after, Integrator):
                 hint = " (is a `return` missing?)" if after is None else ""
                 raise TypeError(
@@ -196,8 +205,10 @@ class Tracing:
     def _step(self) -> dict[str, Any]:
         return {"uprev": self.u, "tprev": self.t}
 
-    def _integrator(self, u: Any, p: Sequence, t: Any, uprev: Any, tprev: Any) -> Integrator:
-        return Integrator(u, self._parameters(p), t, uprev, tprev, _f=self.f)
+    def _integrator(
+        self, u: Any, p: Sequence, t: Any, uprev: Any, tprev: Any, sign: Any = None
+    ) -> Integrator:
+        return Integrator(u, self._parameters(p), t, uprev, tprev, sign, _f=self.f)
 
     def _given(self, u: Any) -> Any:
         """A state in the structure that the user gave."""

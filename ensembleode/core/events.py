@@ -192,6 +192,16 @@ class Events:
         return sum(x.length for x in self.continuous)
 
     @property
+    def scheduled(self) -> bool:
+        """Whether some callback acts at known times only."""
+        return any(x.scheduled and not x.is_discontinuity for x in self.discrete)
+
+    @property
+    def may_coincide(self) -> bool:
+        """Whether a condition may cross zero where another does, or at a known time."""
+        return self.components > 1 or self.scheduled
+
+    @property
     def marks(self) -> int:
         """The number of marks that record what acted at the end of a step: one for each condition
         of the continuous callbacks, in their order, and then one for each discrete callback."""

@@ -45,6 +45,8 @@ class Moving:
     - `field`: the field of the state without tangents.
     - `affect`: the effect of the jump on the state without tangents.
     - `conditions`: for a continuous callback, `[length]`; None for a discrete one.
+    - `is_later`: for a continuous callback, whether others may have acted at the same time before.
+        Its own time is the root of its condition on the way that the state had before them.
     - `passed`: for a discrete callback at known times, the time since the known time, `[1]`.
     - `follows`: for another discrete callback, whether it may act at the time of a callback that
         moves, and then moves with it.
@@ -56,6 +58,7 @@ class Moving:
     affect: Part
     conditions: Part | None
     length: int = 1
+    is_later: bool = False
     passed: Part | None = None
     follows: bool = False
     levels: tuple[Level, ...] = ()
@@ -63,17 +66,19 @@ class Moving:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """The names of the jump's further inputs: those of a `Part`; and `moved`, the time of the
-        jump with its tangents, if it follows another jump."""
+        """The names of the jump's further inputs: those of a `Part`; `moved`, the time of the jump
+        with its tangents, if it follows another jump; and `before`, the state at the event before
+        anything acted, if it is `is_later`."""
         several = self.conditions is not None and self.length > 1
         more = [*(["mask"] if several else []), *(["moved"] if self.follows else [])]
         more += ["tprev"] if self.is_discontinuity else []
+        more += ["before"] if self.is_later else []
         return tuple(dict.fromkeys((*self.affect.extras, *more)))
 
     @property
     def moving(self) -> tuple[str, ...]:
         """The extras that have derivatives."""
-        return tuple(name for name in self.extras if name in ("uprev", "moved"))
+        return tuple(name for name in self.extras if name in ("uprev", "moved", "before"))
 
     def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
         """The rows `[4, *state]` of `Moved` (the time is the first component of a row that is
@@ -124,7 +129,8 @@ class Moving:
             def condition(u: Any, t: Any) -> Any:
                 return self._first(_evaluated(conditions, u, numbers, extras, t), extras)
 
-            delta = crossing(field, condition, u, t, order)
+            before = extras["before"] if self.is_later else u
+            delta = crossing(field, condition, before, t, order)
         later = 0.0
         if self.is_discontinuity:
             later = spacing(t) * jnp.sign(t - extras["tprev"].reshape(()))
@@ -166,7 +172,8 @@ def moving_of(
     if jump.moves is not None:
         return jump.moves
     if isinstance(callback, Continuous):
-        return Moving(field, jump.part, callback.conditions, callback.length)
+        is_later = callback != events.continuous[0]
+        return Moving(field, jump.part, callback.conditions, callback.length, is_later)
     if callback.passed is not None:
         is_discontinuity = callback.is_discontinuity
         return Moving(
@@ -197,6 +204,7 @@ def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]
     t: Any = field.jaxpr.invars[-1].aval
     of = {
         "uprev": state,
+        "before": state,
         "tprev": jax.ShapeDtypeStruct(t.shape, t.dtype),
         "mask": jax.ShapeDtypeStruct((moving.length,), state.dtype),
         "moved": jax.ShapeDtypeStruct((*(2 for _ in moving.levels), 1), state.dtype),

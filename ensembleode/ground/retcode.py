@@ -22,8 +22,9 @@ class ReturnCode(enum.IntEnum):
     """The state became infinite or NaN, or diverges within one spacing of time; or `f` is infinite
     or NaN at a point where the trajectory has to go on."""
     Failure = 5
-    """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
-    for a rerun after `max_repeats`."""
+    """Anything else: an implicit step that can't be solved; an `output_func` that still asked for a
+    rerun after `max_repeats`; with `engine="julia"`, an event at which several conditions cross
+    zero, of which Julia would lose some."""
 
     Terminated = 6
     """An affect ended it, by [`terminate`][ensembleode.terminate]: it is successful."""

@@ -1,4 +1,5 @@
-"""How far the states within a step are from the state at its end."""
+"""How far the states within a step are from the state at its end, and how much rounding blurs
+them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,21 @@ class Reach(NamedTuple):
     of_error: float
     of_stages: float
     stages: tuple[int, ...]
+
+
+def blur(method: Any, dtype: Any) -> float:
+    """How far rounding may move a state within a step along the solution, as a part of the step.
+    The polynomials of high-order dense output have large coefficients that nearly cancel.
+
+    **Arguments:** `method`: a `Method`, or a switching one.
+    """
+    if isinstance(method, RungeKutta):
+        coefficients = method.tableau.interpolant.weights
+    elif hasattr(method, "nonstiff"):
+        return max(blur(method.nonstiff, dtype), blur(method.stiff, dtype))
+    else:
+        coefficients = getattr(method, "within", 8.0)  # those of Rosenbrock23 add up to 8.6
+    return float(np.abs(np.array(coefficients)).sum() * np.finfo(dtype).eps / 2)
 
 
 def reach(method: Method, points: Sequence[float], dtype: Any, *, has_errors: bool) -> Reach | None:

@@ -54,8 +54,11 @@ is_full(integrator) = integrator.p.happened.code == MAX_EVENTS
 # Conditions
 #
 
+"""The conditions of the continuous callback with the number `which`."""
 struct Condition{F}
     part::F
+    which::Int32
+    Condition(part::F, which) where {F} = new{F}(part, which)
 end
 (c::Condition)(u, t, integrator) = c.part(u, integrator.p, t, (), (), ())[1]
 function (c::Condition)(out, u, t, integrator)
@@ -79,31 +82,30 @@ end
 #
 
 """
-    Affect(part, which, is_kept, sign)
+    Affect(part, which, is_kept, sign, asked = ())
 
 The affect of the callback with the number `which`. `is_kept`: whether its events are logged;
-`sign`: how its condition crosses zero, for callbacks with one condition.
+`sign`: how its condition crosses zero, for callbacks with one condition; `asked`: the conditions of
+all continuous callbacks, if this is one.
 """
-struct Affect{F}
+struct Affect{F,A}
     part::F
     which::Int32
     is_kept::Bool
     sign::Int32
-    Affect(part::F, which, is_kept, sign) where {F} = new{F}(part, which, is_kept, sign)
+    asked::A
+    Affect(part::F, which, is_kept, sign, asked::A = ()) where {F,A} =
+        new{F,A}(part, which, is_kept, sign, asked)
 end
-(affect::Affect)(integrator) = act!(integrator, affect, (affect.sign,), ())
-function (affect::Affect)(integrator, mask)
-    T = eltype(integrator.u)
-    return act!(integrator, affect, mask, map(T, mask))
-end
-
-function act!(integrator, affect::Affect, crossed, mask)
+(affect::Affect)(integrator) = affect(integrator, (affect.sign,))
+function (affect::Affect)(integrator, crossed)
     log, t = integrator.p.happened, integrator.t
     if affect.is_kept && log.count == length(log.t)
         log.code = MAX_EVENTS
         return terminate!(integrator)
     end
-    given = integrator.uprev, (integrator.tprev,), mask
+    loses = loses_others(integrator, affect, crossed)
+    given = integrator.uprev, (integrator.tprev,), map(eltype(integrator.u), crossed)
     found = affect.part(integrator.u, integrator.p, t, given...)
     if affect.is_kept
         log.count += 1
@@ -122,8 +124,26 @@ function act!(integrator, affect::Affect, crossed, mask)
     elseif is_inconsistent(integrator)
         log.code = INITIAL_FAILURE
         terminate!(integrator)
+    elseif loses
+        log.code = FAILURE
+        terminate!(integrator)
     end
     return nothing
+end
+
+"""
+Whether a condition that didn't cause this event is zero to rounding, too. SciML lets one callback
+act at a time, and then takes the signs of the other conditions from their roundings: events are
+lost, or come twice.
+"""
+function loses_others(integrator, affect::Affect, crossed)
+    p, roundings = integrator.p, 100eps(eltype(integrator.u))
+    return any(affect.asked) do condition
+        before = map(abs, condition.part(integrator.uprev, p, integrator.tprev, (), (), ()))
+        now = map(abs, condition.part(integrator.u, p, integrator.t, (), (), ()))
+        is_zero = map((x, y) -> x < roundings * y, now, before)
+        any(condition.which == affect.which ? is_zero .& iszero.(crossed) : is_zero)
+    end
 end
 
 """The state after an affect: the first numbers of `found`."""
@@ -177,17 +197,21 @@ function callbacks(description, processes)
         "callbacks need SciMLBase 3, and there is $(pkgversion(SciMLBase)): update the packages " *
         "with `ensembleode julia install`, or use engine=\"compiled\".",
     )
-    continuous = map(x -> continuous_callback(x, processes), description["continuous"])
+    asked = Tuple(
+        Condition(translated(x["condition"], processes), x["which"])
+        for x in description["continuous"]
+    )
+    continuous = map((x, c) -> continuous_callback(x, c, asked, processes),
+                     description["continuous"], asked)
     discrete = map(x -> discrete_callback(x, processes), description["discrete"])
     set = CallbackSet(continuous..., discrete...)
     return Callbacks(set, description["room"], description["longest"])
 end
 
-function continuous_callback(d, processes)
+function continuous_callback(d, condition, asked, processes)
     affect(name, sign) =
-        haskey(d, name) ? Affect(translated(d[name], processes), d["which"], d["kept"], sign) :
-        nothing
-    condition = Condition(translated(d["condition"], processes))
+        haskey(d, name) ?
+        Affect(translated(d[name], processes), d["which"], d["kept"], sign, asked) : nothing
     options = (;
         save_positions = Tuple(d["save_positions"]), rootfind = ROOTFIND[d["rootfind"]],
         interp_points = d["interp_points"], repeat_nudge = d["repeat_nudge"],

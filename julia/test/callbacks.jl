@@ -46,6 +46,11 @@ for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
         @test out.event_t[1, 1] ≈ 1 atol = 1e-9
         @test all(x -> x in (-1, 0), out.event_crossed[:, 1, 1])
 
+        # Two callbacks that cross zero at the same time, of which SciML would lose one.
+        other = (; which = 4, condition = "(2 * u[1],)", down = "(u[1], u[2], 0.0)")
+        out = run(described_callbacks(; continuous = [bounce(), other]))
+        @test out.codes == [5, 5] && out.event_count == [1, 1]
+
         # A discrete callback at known times, which differ by trajectory.
         at = (; which = 0, condition = "(t == 0.25 || t == p.own[1] / 100 ? 1.0 : 0.0,)",
               affect = "(u[1], u[2] + t - tprev[1], 0.0)")

@@ -34,6 +34,11 @@ _MOST_OPERATIONS = 120
 SLACK = 1.02
 
 
+def rounded(x: Value) -> Value:
+    """The least radius of an input with this value."""
+    return abs(x) * _rounding(x.dtype) + _least(x.dtype)
+
+
 class Ball(NamedTuple):
     """A number with a bound on its change. The `radius` is None if the number is the same
     everywhere. For a boolean it is 0 if the boolean is the same everywhere as at the centre, and

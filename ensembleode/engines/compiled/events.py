@@ -12,8 +12,12 @@ Source: OrdinaryDiffEq's DiffEqBase (`callbacks.jl`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TYPE_CHECKING
+
+import numpy as np
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
 from ...core.moving_jumps import follow
@@ -54,19 +58,15 @@ class Happening:
     """
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
-        self.loop, self.b, self.events, self._functions = loop, loop.b, events, functions
+        self.loop, self.b, self.events, self.functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
-        # The number of the continuous callback that acted at the end of the last step, counted from
-        # 1 (0 for none); then the value that its condition had there, and, for a vector of
-        # conditions, how each crossed zero.
-        self.last = b.variable(I32, 0)
-        self.residual = b.variable(dtype, 0)
-        # Whether a continuous callback may have acted in any lane.
+        # For each condition that has not left the root of an event yet, the value that it had
+        # there; otherwise NaN.
+        self.residual = [b.variable(dtype, np.nan) for _ in range(events.components)]
+        # How far from zero these are zero to rounding, where events may be at one time.
+        self.radii = [b.variable(dtype, 0) for _ in self.residual if events.may_coincide]
+        # Whether any condition rests at a root, in any lane.
         self.recent = b.variable(BOOL, False, of_lanes=False)
-        self.crossed: list[list[Variable]] = [
-            [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
-            for x in events.continuous
-        ]
         # Recognises steps that can't have events; None where that isn't possible.
         self._quiet = Quiet.of(loop, events, functions)
         # The conditions at the start of the step, if each step needs them.
@@ -82,8 +82,15 @@ class Happening:
 
     def variables(self) -> list[Variable]:
         """The variables that keep their values from turn to turn."""
-        crossed = [x for xs in self.crossed for x in xs]
-        return [*self.values, self.last, self.residual, self.recent, *crossed, self.count]
+        return [*self.values, *self.residual, *self.radii, self.recent, self.count]
+
+    def radius(self, k: int) -> Value:
+        """How far from zero condition `k` may rest at a root."""
+        return self.radii[k].get() if self.radii else self.b.constant(0, self.loop.problem.dtype)
+
+    def at_known_time(self, step: Step) -> Value:
+        """The lanes in which callbacks may act because the step ends at a known time."""
+        return step.accepted & step.t2.eq(self.loop.tstop)
 
     #
     # Conditions
@@ -92,7 +99,7 @@ class Happening:
     def part_at(self, part: Part, y: tuple, t: Value, lanes: Value, **extras: Any) -> tuple:
         """The components of a part in these lanes."""
         given = {name: extras[name] for name in part.extras}
-        return self._functions(part, self.loop.held, y, t, lanes, given)
+        return self.functions(part, self.loop.held, y, t, lanes, given)
 
     def conditions(self, y: tuple, t: Value, mask: Value) -> list[Value]:
         every = (self.part_at(x.conditions, y, t, mask) for x in self.events.continuous)
@@ -101,8 +108,9 @@ class Happening:
     def begin(self, fresh: Value) -> None:
         """Prepare for the trajectories that begin in the lanes `fresh`."""
         self._look(fresh)
-        for x in (self.last, self.count):
-            x.set_where(fresh, 0)
+        self.count.set_where(fresh, 0)
+        for x in self.residual:
+            x.set_where(fresh, np.nan)
 
     def _look(self, mask: Value) -> None:
         """Evaluate the conditions at the current times and states of the lanes in the mask."""
@@ -178,7 +186,10 @@ class Happening:
             ends, known = quiet.look(step, [x.get() for x in self.values])
             for variable, x in zip(found, ends, strict=False):
                 variable.set(x)
-            loud.set(loud.get() | b.any(step.accepted & ~known))
+            known = step.accepted & ~known
+            if self.events.scheduled:
+                known = known | self.at_known_time(step)
+            loud.set(loud.get() | b.any(known))
 
         b.if_(b.any(step.accepted), ask, likely=True)
         return loud.get()
@@ -202,17 +213,19 @@ class Happening:
         b, loop = self.b, self.loop
         search = Search(self, step)
         search.notice(looks)
-        which = b.variable(I32, 0)
         relaxed = b.variable(loop.problem.dtype, 1)
-        b.if_(b.any(search.any_fires()), lambda: search.run(t2, end, which, relaxed), likely=False)
-        # The search has read the previous `last` up to here.
-        self.last.set_where(step.accepted, which.get())
-        self.recent.set(b.any(self.last.get().ne(0)))
+        met = b.variable(BOOL, False)
+
+        def run() -> None:
+            met.set(search.run(t2, end, relaxed))
+            self.recent.set(True)
+
+        b.if_(b.any(search.any_fires()), run, likely=False)
+        b.if_(self.recent.get(), lambda: search.forget(t2.get()), likely=False)
         if loop.problem.adaptive:
-            met = which.get().ne(0)
             bounds = loop.bounds(loop.held)
-            next_h.set_where(met, bounds.bounded(b, loop.h.get() * relaxed.get()))
-            lost.set(lost.get() & ~met)
+            next_h.set_where(met.get(), bounds.bounded(b, loop.h.get() * relaxed.get()))
+            lost.set(lost.get() & ~met.get())
 
     #
     # What it does
@@ -226,11 +239,7 @@ class Happening:
             x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
         if self.events.continuous:
-
-            def act() -> None:
-                self._act_continuous(step, arrived & self.last.get().ne(0), jumped)
-
-            b.if_(self.recent.get(), act, likely=False)
+            b.if_(self.recent.get(), lambda: self._act_continuous(step, jumped), likely=False)
         place = self.events.components
         for i, x in enumerate(self.events.discrete):
             if x.limit is not None and loop.problem.adaptive:
@@ -253,20 +262,14 @@ class Happening:
             return loop.held.tolerances(loop.problem.controlled).abstol
         return self.part_at(limit.tolerance, loop.state(), loop.t.get(), mask)
 
-    def _act_continuous(self, step: Step, met: Value, jumped: Variable) -> None:
+    def _act_continuous(self, step: Step, jumped: Variable) -> None:
+        """Let the callbacks act whose conditions are marked."""
         b = self.b
-        for i, x, places in self.events.slices():
+        for _, x, places in self.events.slices():
             marks = self.marks[places]
-            here = met & self.last.get().eq(i + 1)
-            if x.is_vector:
-                assert x.up is not None
-                mask = [b.cast(m.get(), self.loop.problem.dtype) for m in marks]
-                self._jump(step, x, x.up, here, jumped, marks, mask=mask)
-                continue
-            (mark,) = marks
-            for jump, sign in directions(x):
-                crossing = here if sign == 0 else here & mark.get().eq(sign)
-                self._jump(step, x, jump, crossing, jumped, marks)
+            mask = [b.cast(m.get(), self.loop.problem.dtype) for m in marks]
+            for jump, here in acting(x, [m.get() for m in marks]):
+                self._jump(step, x, jump, here & ~self._is_out(), jumped, marks, mask=mask)
 
     def _act_discrete(self, step: Step, x: Discrete, mark: Variable, jumped: Variable) -> None:
         b, loop = self.b, self.loop
@@ -309,6 +312,7 @@ class Happening:
             y, t = loop.state(), loop.t.get()
             moved = [x.get() for x in self.moved]
             about = {"uprev": step.y, "tprev": [step.t], "moved": moved, **extras}
+            about["before"] = step.attempt.y2
             *found, ends = self.part_at(jump.part, y, t, mask, **about)
             if jump.moves is None:
                 time = (t, *(b.constant(0, loop.problem.dtype) for _ in y[1:]))
@@ -428,9 +432,13 @@ def saves_after(x: Continuous | Discrete, saving: Saving) -> bool:
     return saving.after_events and not (isinstance(x, Discrete) and x.is_discontinuity)
 
 
-def directions(x: Continuous) -> list[tuple[Jump, int]]:
-    """The jumps of a callback, each with the direction in which its condition crosses zero: 1 for
-    rising, -1 for falling, and 0 for a jump that is the same for both."""
+def acting(x: Continuous, marks: Sequence[Value]) -> Iterator[tuple[Jump, Value]]:
+    """The jumps of a callback, each with the lanes in which it acts, by the marks of its
+    conditions: 1 where a condition rises, -1 where it falls, 0 where it doesn't cross zero."""
     if x.up is not None and x.up == x.down:
-        return [(x.up, 0)]
-    return [(jump, sign) for jump, sign in ((x.up, 1), (x.down, -1)) if jump is not None]
+        yield x.up, functools.reduce(operator.or_, (m.ne(0) for m in marks))
+        return
+    (mark,) = marks
+    for jump, sign in ((x.up, 1), (x.down, -1)):
+        if jump is not None:
+            yield jump, mark.eq(sign)

@@ -18,7 +18,7 @@ from ...core.moving_jumps import follow, moving_of, ROWS
 from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
-from .events import directions, moved_numbers, saves_after, times_of
+from .events import acting, moved_numbers, saves_after, times_of
 from .steps import Calls, Pulled, within_of
 
 
@@ -57,6 +57,8 @@ class EventsBack:
     - `at_end`: whether no event has been passed yet.
     - `cotangents`: those of the rows of events.
     - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
+    - `to_before`: the cotangent of the state at the event before anything acted, due to jumps
+        whose time is found from it.
     - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
     - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
         cut.
@@ -71,6 +73,8 @@ class EventsBack:
         self.cut = b.variable(BOOL, False)
         reads = any("uprev" in x.part.extras for x in events.jumps)
         self.to_start = [b.variable(p.dtype, 0) for _ in range(p.size)] if reads else []
+        several = len(events.continuous) > 1
+        self.to_before = [b.variable(p.dtype, 0) for _ in range(p.size if several else 0)]
         n_moved = (moved_numbers(events) or 1) if follow(events) else 0
         self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
 
@@ -115,7 +119,7 @@ class EventsBack:
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)
         self.cut.set(acted & self._any(marks[: self.events.components]) & theta.ne(1.0))
-        for x in (*self.to_start, *self.to_time):
+        for x in (*self.to_start, *self.to_before, *self.to_time):
             x.set(0)
 
         def do() -> None:
@@ -124,6 +128,8 @@ class EventsBack:
             uprev = here.value(*here.trace.inputs[0], calls)
             for x in reversed(self._forwards(acted, y, turn, uprev)):
                 b.if_(b.any(x.here), lambda x=x: self._through(x, turn.t2))
+            for variable, more in zip(self.replay.adjoint, self.to_before, strict=False):
+                variable.set_where(acted, variable.get() + more.get())
 
         b.if_(b.any(acted), do, likely=False)
 
@@ -151,7 +157,7 @@ class EventsBack:
     def _forwards(self, acted: Value, y: tuple, turn: Turn, uprev: Sequence[Value]) -> list[Acted]:
         """The jumps that acted, in the order in which they did."""
         b, held = self.b, self.replay.held
-        step = {"uprev": uprev, "tprev": [turn.t]}
+        step = {"uprev": uprev, "tprev": [turn.t], "before": y}
         now = [b.variable(x.dtype, x) for x in y]
         moved = [b.variable(x.dtype, 0 if i else turn.t2) for i, x in enumerate(self.to_time)]
         jumps = [
@@ -206,7 +212,7 @@ class EventsBack:
         for variable, new in zip(replay.adjoint, found, strict=False):
             variable.set_where(x.here, new)
         found = found[p.size :]
-        of = {"uprev": self.to_start, "moved": self.to_time}
+        of = {"uprev": self.to_start, "before": self.to_before, "moved": self.to_time}
         for variables in (of[name] for name in moving.moving):
             for variable, more in zip(variables, found, strict=False):
                 variable.set_where(x.here, variable.get() + more)
@@ -221,13 +227,6 @@ def _jumps_of(
     reads."""
     if isinstance(callback, Discrete):
         yield callback.jump, marks[0].ne(0.0), {}
-    elif callback.is_vector:
-        assert callback.up is not None
-        here = marks[0].ne(0.0)
-        for x in marks[1:]:
-            here = here | x.ne(0.0)
-        yield callback.up, here, {"mask": list(marks)}
-    else:
-        for jump, sign in directions(callback):
-            here = marks[0].ne(0.0) if sign == 0 else marks[0].eq(float(sign))
-            yield jump, here, {}
+        return
+    for jump, here in acting(callback, marks):
+        yield jump, here, {"mask": list(marks)}

@@ -13,11 +13,9 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...core.events import Continuous, Events
 from ...solvers.reach import Reach, reach
-from .balls import ROUNDINGS, SLACK
+from .balls import rounded, SLACK
 from .builder import Value
 from .callback_functions import CallbackFunctions
 from .saved_rows import Step
@@ -98,7 +96,7 @@ class Quiet:
         points that would be looked at."""
         attempt, within = step.attempt, self._within
         assert within is not None
-        total = self._rounded(attempt.y2[c])
+        total = rounded(attempt.y2[c])
         if within.of_error:
             total = abs(attempt.error[0][c]) * (within.of_error * SLACK) + total
         stages = tuple(attempt.dense[i][c] for i in within.stages)
@@ -106,11 +104,7 @@ class Quiet:
         return largest * (abs(step.h) * (within.of_stages * SLACK)) + total
 
     def _of_time(self, step: Step) -> Value:
-        return abs(step.t2 - step.t) * SLACK + self._rounded(step.t2)
-
-    def _rounded(self, x: Value) -> Value:
-        info = np.finfo(x.dtype)
-        return abs(x) * (ROUNDINGS * float(info.eps)) + float(info.tiny / info.eps)
+        return abs(step.t2 - step.t) * SLACK + rounded(step.t2)
 
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:

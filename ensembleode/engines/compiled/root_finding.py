@@ -16,6 +16,9 @@ import numpy as np
 
 from ...callbacks import LeftRootFind, NoRootFind
 from ...core.events import Continuous
+from ...solvers.reach import blur
+from ...solvers.time import REACH, REACH_OF_STEP
+from .balls import rounded, ROUNDINGS
 from .builder import BOOL, I32, integer_like, Value, Variable
 from .quiet import differs
 from .saved_rows import Step
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 # A condition is still at the root of an event if it has moved by at most this number of rounding
-# errors since.
+# errors of one since.
 _SAME_ROOT = 10
 # The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000
@@ -87,8 +90,7 @@ class Search:
         it."""
         b, step = self.b, self.step
         zero = self._either([x.get().eq(0.0) for x in self.low])
-        again = step.accepted & (zero | self.on.last.get().ne(0))
-        b.if_(b.any(again), self._nudge, likely=False)
+        b.if_(self.on.recent.get() | b.any(step.accepted & zero), self._nudge, likely=False)
         end = self.on.conditions(step.attempt.y2, step.t2, step.accepted)
         low = [x.get() for x in self.low]
         for _, x, places in self._slices:
@@ -106,43 +108,88 @@ class Search:
                 lambda: self._within_step(looks.always, low),
                 likely=False,
             )
+        if self.events.scheduled:
+            known = self.on.at_known_time(step)
+            b.if_(b.any(known), lambda: self._put_at_end(known, end), likely=False)
 
     def _nudge(self) -> None:
-        """Where a condition is zero at the start of the step, or still at the root of the last
-        event, use its sign a little later instead.
+        """Where a condition is zero at the start of the step, or rests at the root of an event, use
+        its sign a little later instead; none where it rests there as well.
 
         OrdinaryDiffEq gives a condition that is zero at the start no sign at all, and misses an
         event in that step.
         """
-        b, step = self.b, self.step
+        b, step, on = self.b, self.step, self.on
         eps = _SAME_ROOT * np.finfo(self.dtype).eps
-        for i, x, places in self._slices:
-            here = step.accepted & self.on.last.get().eq(i + 1)
-            low = [v.get() for v in self.low[places]]
-            if x.is_vector:
-                crossed = [v.get().ne(0) for v in self.on.crossed[i]]
-                value = nearest = b.constant(np.inf, self.dtype, of_lanes=True)
-                for mark, v in zip(crossed, low, strict=True):
-                    nearer = mark & (abs(v) < nearest)
-                    nearest, value = b.where(nearer, abs(v), nearest), b.where(nearer, v, value)
-            else:
-                crossed, value = [here], low[0]
-            close = here & (abs(value - self.on.residual.get()) <= eps)
-            wanted = [
-                (close & mark) | (step.accepted & v.eq(0.0))
-                for mark, v in zip(crossed, low, strict=True)
-            ]
+        for _, x, places in self._slices:
+            numbers, wanted = self._numbers(places), []
+            for k in numbers:
+                low = self.low[k].get()
+                here = abs(low - on.residual[k].get()) <= b.maximum(on.radius(k), eps)
+                wanted.append(step.accepted & (here | low.eq(0.0)))
             # OrdinaryDiffEq takes a part of the step before it was cut to a known time, which may
             # be far beyond the cut step.
             t = step.t + (step.t2 - step.t) * x.repeat_nudge
 
-            def do(x=x, places=places, wanted=wanted, t=t) -> None:
-                values = self.on.part_at(x.conditions, self.state_at(t), t, step.accepted)
-                for k, mask, new in zip(self._numbers(places), wanted, values, strict=True):
+            def do(x=x, numbers=numbers, wanted=wanted, t=t) -> None:
+                values = on.part_at(x.conditions, self.state_at(t), t, step.accepted)
+                for k, mask, new in zip(numbers, wanted, values, strict=True):
+                    rests = abs(new - on.residual[k].get()) <= on.radius(k)
                     self.bottom[k].set_where(mask, t)
-                    self.low[k].set_where(mask, new)
+                    self.low[k].set_where(mask, b.where(rests, 0.0, new))
 
             b.if_(b.any(self._either(wanted)), do)
+
+    def _put_at_end(self, known: Value, end: list[Value]) -> None:
+        """In the lanes `known`, whose step ends at a known time: conditions that cross zero there
+        to rounding, also those that do so only after the step, are zero at its end."""
+        step = self.step
+        later, radii = self._around(step.attempt.y2, step.t2, end, known)
+        for i, x, places in self._slices:
+            if x.rootfind == NoRootFind:
+                continue
+            for k in self._numbers(places):
+                here = known & self.top[i].get().eq(step.t2) & (abs(end[k]) <= radii[k])
+                here = here & differs(x, self.low[k].get(), later[k])
+                self.high[k].set_where(here, 0)
+                self.fires[k].set_where(here, True)
+
+    def _around(
+        self, y: tuple, t: Value, values: list[Value], mask: Value
+    ) -> tuple[list[Value], list[Value]]:
+        """The conditions a little after `t`, where they have the `values`; and how far from zero
+        each of them is zero to rounding there: as far as it moves in the time `_reach`, and with
+        as many roundings of the state, where that is bounded (infinitely far at a jump)."""
+        b, on = self.b, self.on
+        ahead = self.step.h * REACH_OF_STEP
+        u = self.state_at(t + ahead)
+        later = on.conditions(u, t + ahead, mask)
+        reach = self._reach(t)
+        part = b.minimum(reach / abs(ahead), 0.5)
+        radii = [abs(new - x) * part for new, x in zip(later, values, strict=True)]
+        more = ROUNDINGS / REACH
+        of = on.loop.held, y, t, mask
+
+        def of_state(c: int) -> Value:
+            return rounded(y[c]) + abs(u[c] - y[c]) * part * more
+
+        def of_time() -> Value:
+            return rounded(t) + reach * more
+
+        for _, x, places in self._slices:
+            numbers = on.functions.bounded(x.conditions)
+            if not numbers:
+                continue
+            found = on.functions.balls(x.conditions, *of, of_state, of_time)
+            for component, (_, radius) in zip(numbers, found, strict=True):
+                if radius is not None:
+                    radii[places.start + component] = radius * (1 / more)
+        return later, radii
+
+    def _reach(self, t: Value) -> Value:
+        """How far from `t` a root is the same to rounding."""
+        of_step = abs(self.step.h) * blur(self.step.method, self.dtype)
+        return abs(t) * (REACH * float(np.finfo(self.dtype).eps)) + of_step
 
     @staticmethod
     def _numbers(places: slice) -> range:
@@ -222,65 +269,96 @@ class Search:
 
         b.if_(b.any(seen.get()), first, likely=False)
 
-    def run(self, t2: Variable, end: list[Variable], which: Variable, relaxed: Variable) -> None:
-        """Find the earliest event, cut the step there, and record which callback it belongs to."""
-        b, loop, step = self.b, self.loop, self.step
-        direction = loop.direction
-        is_root = b.variable(BOOL, False)
+    def run(self, t2: Variable, end: list[Variable], relaxed: Variable) -> Value:
+        """Find the earliest event, cut the step there, and mark the conditions that cross zero
+        there. Returns the lanes that have an event."""
+        b, on, step = self.b, self.on, self.step
+        direction = self.loop.direction
+        met = b.variable(BOOL, False)
         best = b.variable(self.dtype, step.t2)
-        on = self.on
+        roots = []
         for i, x, places in self._slices:
-            numbers = self._numbers(places)
-            time = b.variable(self.dtype, self.top[i].get())
-            marks = [b.variable(I32, 0) for _ in numbers]
-            found = b.variable(BOOL, False)
-            searched = b.variable(BOOL, False)
-            for k, mark in zip(numbers, marks, strict=True):
-                here, low, high = self.fires[k].get(), self.low[k].get(), self.high[k].get()
-                root = b.variable(self.dtype, self.top[i].get())
-                wanted = here & high.ne(0.0)
+            for k in self._numbers(places):
+                here, root = self.fires[k].get(), b.variable(self.dtype, self.top[i].get())
+                wanted = here & self.high[k].get().ne(0.0)
                 if x.rootfind != NoRootFind:
 
                     def find(k=k, wanted=wanted, root=root, i=i, x=x) -> None:
                         self._root(k, i, x, wanted, root)
 
                     b.if_(b.any(wanted), find)
-                else:
-                    wanted = b.constant(False, BOOL, of_lanes=True)
-                at, before = root.get(), time.get()
-                earlier = here & (~found.get() | (direction * (before - at) > 0.0))
-                same = here & found.get() & at.eq(before)
-                for other in marks:
-                    other.set_where(earlier, 0)
-                sign = b.where(low < 0.0, b.constant(1, I32), b.constant(-1, I32))
-                mark.set_where(earlier | same, sign)
-                time.set_where(earlier, at)
-                searched.set_where(earlier | same, wanted)
-                found.set(found.get() | here)
-            wins = found.get() & (which.get().eq(0) | (direction * (best.get() - time.get()) > 0.0))
-            best.set_where(wins, time.get())
-            is_root.set_where(wins, searched.get())
-            for mark in on.marks[: on.events.components]:
-                mark.set_where(wins, 0)
-            for mark, m in zip(on.marks[places], marks, strict=True):
-                mark.set_where(wins, m.get())
-            for v, m in zip(on.crossed[i], marks, strict=False):
-                v.set_where(wins, m.get())
-            which.set_where(wins, i + 1)
-            relaxed.set_where(wins, x.dtrelax)
-        met = which.get().ne(0)
-        cut = met & best.get().ne(step.t2)
-        t2.set_where(met, best.get())
-        for variable, u in zip(end, self.state_at(best.get()), strict=True):
+                roots.append(root.get())
+                earlier = here & (~met.get() | (direction * (best.get() - roots[k]) > 0.0))
+                best.set_where(earlier, roots[k])
+                met.set(met.get() | here)
+        at, met = best.get(), met.get()
+        cut = met & at.ne(step.t2)
+        t2.set_where(met, at)
+        for variable, u in zip(end, self.state_at(at), strict=True):
             variable.set_where(cut, u)
-        # The value that the condition has at the root, by which the root is recognised later.
-        values = on.conditions(tuple(v.get() for v in end), t2.get(), met)
-        residual = b.constant(0, self.dtype, of_lanes=True)
-        for _, _, places in self._slices:
+        y = tuple(v.get() for v in end)
+        values = on.conditions(y, at, met)
+        fires = [x.get() for x in self.fires]
+        acts = [b.variable(BOOL, x & at.eq(root)) for x, root in zip(fires, roots, strict=True)]
+        if on.radii:
+            for radius, act in zip(on.radii, acts, strict=True):
+                radius.set_where(act.get(), 0)
+            # Nothing is known yet of signs after the time up to which was looked.
+            ahead = at + step.h * REACH_OF_STEP
+            beyond = [direction * (ahead - x.get()) > 0.0 for x in self.top]
+            count = sum((b.cast(x, I32) for x in fires), b.constant(0, I32))
+            others = met & (self._either(beyond) | (count > 1))
+            at_one_time = functools.partial(self._together, y, at, values, roots, beyond, acts)
+            b.if_(b.any(others), lambda: at_one_time(others), likely=False)
+        # The callbacks in their order, so that the first one's size of the next step is taken.
+        for _, x, places in reversed(self._slices):
             for k in self._numbers(places):
-                residual = b.where(on.marks[k].get().ne(0), values[k], residual)
-        residual = b.where(is_root.get(), residual, 0.0)
-        on.residual.set_where(met, residual)
+                sign = b.where(self.low[k].get() < 0.0, b.constant(1, I32), b.constant(-1, I32))
+                acting = acts[k].get()
+                on.marks[k].set_where(acting, sign)
+                # The value at the root, by which the root is recognised later.
+                residual = 0.0 if x.rootfind == NoRootFind else values[k]
+                on.residual[k].set_where(acting, residual)
+                relaxed.set_where(acting, x.dtrelax)
+        return met
+
+    def _together(
+        self,
+        y: tuple,
+        at: Value,
+        values: list[Value],
+        roots: list[Value],
+        beyond: list[Value],
+        acts: list[Variable],
+        lanes: Value,
+    ) -> None:
+        """In these lanes, add to the conditions that act at the event those whose root is there to
+        rounding.
+
+        **Arguments:** `beyond`: for each callback, whether its signs shortly after the event are
+            not known yet.
+        """
+        b, on, reach = self.b, self.on, self._reach(at)
+        later, radii = self._around(y, at, values, lanes)
+        for i, x, places in self._slices:
+            for k in self._numbers(places) if x.rootfind != NoRootFind else ():
+                fires = self.fires[k].get()
+                crosses = (fires | beyond[i]) & differs(x, self.low[k].get(), later[k])
+                here = crosses & (abs(values[k]) <= radii[k])
+                here = here | (fires & (abs(roots[k] - at) <= reach))
+                acts[k].set(acts[k].get() | (lanes & here))
+                radius = b.where(radii[k] < np.inf, radii[k], 0.0)
+                on.radii[k].set_where(lanes & acts[k].get(), radius)
+
+    def forget(self, t2: Value) -> None:
+        """Conditions that have left the root of an event before the step's end `t2` don't rest
+        there any more."""
+        for k, low in enumerate(self.low):
+            left = self.loop.direction * (t2 - self.bottom[k].get()) > 0.0
+            left = left & self.step.accepted & low.get().ne(0.0) & self.on.marks[k].get().eq(0)
+            self.on.residual[k].set_where(left, np.nan)
+        rests = self._either([x.get().eq(x.get()) for x in self.on.residual])
+        self.on.recent.set(self.b.any(rests))
 
     def _root(self, k: int, i: int, x: Continuous, wanted: Value, root: Variable) -> None:
         """The root of condition `k`, in the lanes that want it, by bisection and regula falsi,
