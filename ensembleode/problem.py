@@ -169,7 +169,8 @@ class EnsembleProblem(eqx.Module):
     - `prob_func`: `prob_func(prob, ctx) -> ODEProblem`, usually by [`remake`][ensembleode.remake],
         with `ctx` an [`EnsembleContext`][ensembleode.EnsembleContext]; or SciML's older
         `prob_func(prob, i, repeat)`, **with `i` counted from 0** (as Python's `u0s[i]` needs). The
-        two are told apart by the number of positional parameters without defaults. It is traced
+        two are told apart by the number of positional parameters without defaults. Each trajectory
+        has its own copy of `prob`, of which it may also change the contents of `p`. It is traced
         once over the index, so it should be written in JAX. A function that can't be traced is
         called once for each trajectory instead, which is slow and logged. The same is done for a
         function that makes a different problem each time it is called, which is detected by calling
@@ -241,9 +242,9 @@ class EnsembleProblem(eqx.Module):
                 "prob_func(prob, i, repeat) is called with i counted from 0 (Julia counts from "
                 "1); use prob_func(prob, ctx) with ctx.sim_id for Julia's numbering."
             )
-            new = self.prob_func(self.prob, ctx.index, ctx.repeat)
+            new = self.prob_func(_own(self.prob), ctx.index, ctx.repeat)
         else:
-            new = self.prob_func(self.prob, ctx)
+            new = self.prob_func(_own(self.prob), ctx)
         if not isinstance(new, ODEProblem):
             hint = " (is a `return` missing?)" if new is None else ""
             raise TypeError(
@@ -251,6 +252,17 @@ class EnsembleProblem(eqx.Module):
                 "`return eo.remake(prob, u0=...)`."
             )
         return new
+
+
+def _own(prob: ODEProblem) -> ODEProblem:
+    """A copy whose containers and NumPy arrays may be changed (SciML's `safetycopy`)."""
+    # What is traced is known again by its identity.
+    kept = (prob.f, prob.integrand, prob.options.get("callback"))
+    return jax.tree.map(
+        lambda x: x.copy() if isinstance(x, np.ndarray) else x,
+        prob,
+        is_leaf=lambda x: any(x is y for y in kept),
+    )
 
 
 def _takes_index(prob_func: Callable) -> bool:

@@ -1,10 +1,11 @@
 """`solve`: the single path that every solve takes."""
 
+import contextlib
 import dataclasses
 import inspect
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -61,7 +62,15 @@ from .solvers.norms import AbstractNorm
 from .stats import COUNTS, Stats
 
 
-@jax.disable_jit(False)  # without jit, every step of a loop would be called from Python
+@contextlib.contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Whatever JAX is told to do for debugging: without `jit`, every step of a loop would be called
+    from Python; and rows that aren't reached are NaN, and times inf, of which nothing is wrong."""
+    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+@_as_it_is()
 def solve(
     prob: ODEProblem | EnsembleProblem,
     alg: Any = None,

@@ -281,3 +281,30 @@ def test_what_is_not_meant_ends_a_row(meant, more, direction, nothing):
             of(np.roll(row, 1)[None])
     with pytest.raises(ValueError, match="saveat has the time"):
         of(row)
+
+
+@pytest.mark.parametrize("debug", [jax.debug_nans, jax.debug_infs], ids=["nans", "infs"])
+@pytest.mark.parametrize("way", ["every step", "an event", "a failure"])
+def test_padding_is_no_error(way, debug):
+    """Where JAX looks for numbers that aren't finite: rows that aren't reached hold such."""
+    prob = eo.ODEProblem(growth, jnp.ones(2), (0.0, 1.0), -1.0)
+    event = eo.ContinuousCallback(
+        lambda u, t, integrator: u[0] - 0.5, lambda integrator: integrator
+    )
+    options = {
+        "every step": {"save_everystep": True, "maxiters": 50},
+        "an event": {"callback": event},
+        "a failure": {"maxiters": 1, "dt": 0.1},
+    }[way]
+
+    def first(p):
+        return eo.solve(eo.remake(prob, p=p), **options).u[0].sum()
+
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=prob.p * ctx.sim_id))
+    with debug(True):
+        sol = eo.solve(prob, **options)
+        assert (sol.retcode == eo.ReturnCode.Success) == (way != "a failure")
+        if way != "every step":
+            assert len(eo.solve(ens, trajectories=2, **options)) == 2
+        assert jnp.isfinite(jax.grad(first)(-1.0))
+        assert jax.config.jax_debug_nans == (debug is jax.debug_nans)

@@ -78,6 +78,8 @@ def test_numbers_and_lists_of_them_are_arrays(u0):
         slow_unless(False, [np.ones(2), np.zeros(2)]),
         (jnp.ones((2, 2)), 0.0),
         {"x": (jnp.ones(1), [1.0, 2.0])},
+        ({"x": jnp.ones(2), "v": 1.0}, {"x": jnp.ones(1), "v": 0.0}),
+        slow_unless(False, [Prey(1.0, 2.0), Place(jnp.ones(1), 0.0)]),
     ],
     ids=str,
 )
@@ -127,6 +129,30 @@ def test_a_vector_of_a_pytree_and_back(shapes, lead, seed):
     many = jnp.asarray(rng.normal(size=(*lead, tree.size)))
     np.testing.assert_array_equal(flattened(tree.unravel(many), len(lead)), many)
     assert len(component_names(u)) == len(set(component_names(u))) == tree.size
+
+
+def structs(inner):
+    """Whatever they hold, they are no arrays."""
+    pair = st.tuples(inner, inner)
+    named = st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2)
+    return named | pair.map(lambda x: Prey(*x)) | pair.map(lambda x: Place(*x))
+
+
+arrays = st.sampled_from([(1,), (2,), (2, 1)]).map(np.ones)
+inside = arrays | arrays.map(jnp.asarray) | structs(st.just(0.5) | st.just(jnp.array(0.5)))
+
+
+@settings(deadline=None, max_examples=100)
+@given(u0=st.recursive(inside, lambda x: structs(x) | st.lists(x, min_size=1, max_size=2)
+                       | st.tuples(x, x), max_leaves=5))  # fmt: skip
+def test_containers_in_any_order(u0):
+    state = as_state(u0)
+    assert jax.tree.structure(state) == jax.tree.structure(u0)
+    jax.tree.map(np.testing.assert_array_equal, state, u0)
+    if (tree := tree_of(state)) is not None:
+        again = tree.unravel(tree.ravel(state))
+        jax.tree.map(np.testing.assert_array_equal, again, state)
+        np.testing.assert_array_equal(np.sort(tree.written()), np.arange(tree.size))
 
 
 def test_names_of_components():

@@ -70,17 +70,14 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
 
 def _keeper() -> Callable[[Lane], Lane]:
     """A function that copies NumPy arrays, since the next call of `prob_func` may write into these.
-    An array that hasn't changed is copied only once."""
-    copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    Arrays of the same contents are one copy, which trajectories share."""
+    copies: dict[Any, np.ndarray] = {}
 
     def kept(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        original, copy = copies.get(id(x), (None, None))
-        if original is not x or copy is None or contents([copy]) != contents([x]):
-            copy = x.copy()
-            copies[id(x)] = x, copy
-        return copy
+        (content,) = contents([x])
+        return copies[content] if content in copies else copies.setdefault(content, x.copy())
 
     return functools.partial(jax.tree.map, kept)
 

@@ -37,6 +37,10 @@ from .lane import Lane
 from .plan import Plan
 
 
+# A number in the text of a jaxpr, before its type.
+_LITERAL = re.compile(rb"(?<=[ (])(-?[\d.][\w.+-]*|-?inf|nan|True|False)(?=:\w+\[\])")
+
+
 class NotKnown(Exception):
     """It can't be known what a part of the ensemble computes; the message says why."""
 
@@ -146,12 +150,15 @@ def text_of(value: Any, host: bool = True) -> bytes:
     return b"\n".join(parts)
 
 
-def text_of_jaxpr(closed: Any) -> bytes:
-    """`text_of` a closed jaxpr and its constants.
+def text_of_jaxpr(closed: Any, numbers: bool = True) -> bytes:
+    """`text_of` a closed jaxpr and its constants; without `numbers`, of what is computed with them,
+    whatever they are.
 
     **Raises:** `NotKnown` as `text_of`.
     """
-    return b"\n".join([*_texts_of(closed.jaxpr, True), *map(text_of, closed.consts)])
+    consts = map(text_of, closed.consts if numbers else ())
+    text = b"\n".join([*_texts_of(closed.jaxpr, True), *consts])
+    return text if numbers else _LITERAL.sub(b"", text)
 
 
 def _plain(x: Any) -> bytes:

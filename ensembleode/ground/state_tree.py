@@ -245,7 +245,10 @@ def _is_array(x: Any) -> bool:
         return False
     if type(x) is tuple and x and all(isinstance(y, jax.Array | np.ndarray) for y in x):
         return False
-    return all(_is_array(y) if type(y) in (list, tuple) else not np.ndim(y) for y in x)
+    return all(
+        _is_array(y) if type(y) in (list, tuple) else jtu.all_leaves([y]) and not np.ndim(y)
+        for y in x
+    )
 
 
 def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:

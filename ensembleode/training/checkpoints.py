@@ -22,7 +22,7 @@ from ..ground.keys import as_before, raw
 from ..ground.logs import logger
 from ..options import check_count
 from .ending import held
-from .identity import digest
+from .identity import digest, named
 from .parallel import Placement
 from .processes import from_first, is_first
 
@@ -39,8 +39,9 @@ class Checkpoints(eqx.Module):
     - `seconds`: the time between two checkpoints, a minute by default; one more is made at the end.
     - `steps`: the number of steps between two checkpoints, in place of `seconds`.
     - `keep`: how many of the last checkpoints are kept, besides the one with the lowest loss.
-    - `allow_changes`: go on from a checkpoint even if the loss or the data have changed. The best
-        parameters are then determined anew.
+    - `allow_changes`: go on from a checkpoint even if the loss, the data, or what the optimiser
+        does with its state have changed. With another loss or other data, the best parameters are
+        determined anew.
     - `run_key`: a string that identifies the loss and the data, and that you change whenever these
         change. By default the loss is identified by the program that JAX traces, and the data by
         their numbers (those of files and iterables by the first ones). Pass a `run_key` if an
@@ -268,7 +269,7 @@ class Folder:
 def _flat(saved: Saved) -> tuple[dict, dict]:
     """The arrays of `saved` by name, without those that have no elements, as Orbax can't write
     them; and everything else."""
-    arrays = {name: np.asarray(raw(x)) for name, x in _named(saved)}
+    arrays = {name: np.asarray(raw(x)) for name, x in named(saved)}
     about = {
         "arrays": {
             name: {"shape": list(x.shape), "dtype": x.dtype.str, "digest": digest(x)}
@@ -291,7 +292,7 @@ def _restored(
                 f"{path} is of a run with {name} {then!r}, and this one has {like.run[name]!r}: "
                 "give the same, or another folder, or resume=False."
             )
-    names, there = dict(_named(like)), about["arrays"]
+    names, there = dict(named(like)), about["arrays"]
     before = {name: _shape(x["shape"], x["dtype"]) for name, x in there.items()}
     structs = {name: jax.eval_shape(raw, x) for name, x in names.items()}
     here = {name: _shape(x.shape, x.dtype) for name, x in structs.items()}
@@ -307,13 +308,19 @@ def _restored(
             what = f"its {name} is {then}, and {now} here"
         raise CheckpointError(f"{path} is of another model or optimiser: {what}.")
 
+    begin = about["run"].get("optimizer", {}).get("begin", {})
+    changed = begin.items() - like.run["optimizer"]["begin"].items()
+    renewed = {f"state.{name}" for name, _ in changed}  # by the user: what is given now holds
+
     def value(name, x):
+        if name in renewed:
+            return x
         found = arrays.get(name, np.zeros(there[name]["shape"], there[name]["dtype"]))
         return found if name == "losses" else as_before(x, found)
 
     *counts, total = about["position"]
     return dataclasses.replace(
-        jtu.tree_unflatten(jtu.tree_structure(like), [value(*named) for named in names.items()]),
+        jtu.tree_unflatten(jtu.tree_structure(like), [value(*item) for item in names.items()]),
         best_loss=float.fromhex(about["best_loss"]),
         step=about["step"],
         position=Position(*counts, float.fromhex(total)),
@@ -321,21 +328,17 @@ def _restored(
     )
 
 
-def _named(saved: Saved) -> list[tuple[str, Any]]:
-    leaves = jtu.tree_leaves_with_path(saved)
-    return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
-
-
 def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[str]:
-    """Whether the loss or the data differ from those of the checkpoint, as far as that can be
-    known."""
+    """Which of the loss, the data and the optimiser differ from those of the checkpoint, as far as
+    that can be known."""
     changed = {}
-    before, loss = there.get("loss", {}), here["loss"]
-    way = next(iter(loss))
-    if loss[way] is None or loss[way] != before.get(way):
-        known = loss[way] is not None and before.get("versions") == loss.get("versions")
-        what = "another loss" if way == "traced" else f"another {way}"
-        changed["loss"] = f"has {what}" if known else "has a loss that can't be compared"
+    for what, one in (("loss", "a loss"), ("optimizer", "an optimizer")):
+        before, now = there.get(what, {}), here[what]
+        way = next(iter(now))
+        if now[way] is None or now[way] != before.get(way):
+            known = now[way] is not None and before.get("versions") == now.get("versions")
+            other = f"has another {what if way == 'traced' else way}"
+            changed[what] = other if known else f"has {one} that can't be compared"
     kept, data = there.get("data") or {}, here["data"] or {}
     if differ := [name for name in {**kept, **data} if kept.get(name) != data.get(name)]:
         changed["data"] = f"has other data ({', '.join(differ[:3])})"

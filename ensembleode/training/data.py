@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
@@ -112,12 +113,13 @@ class Batches:
             some = False
             source = self._source if self._begun is None else itertools.chain(*self._begun)
             self._begun = None
-            for rows, last in _with_last(source):
+            # A batch is taken before the next one is asked for, which may be in the same memory.
+            for piece, last in _with_last(map(self._piece, source)):
                 some = True
                 if start > 0:
                     start -= 1
                 else:
-                    yield self._piece(rows, last)
+                    yield dataclasses.replace(piece, last=last)
             if not some:
                 raise ValueError(_NO_BATCH)
             if self.once:
@@ -143,17 +145,17 @@ class Batches:
             return self._source
         if self._begun is None:
             source = iter(self._source)
-            self._begun = list(itertools.islice(source, 2)), source
+            self._begun = list(map(_copied, itertools.islice(source, 2))), source
         return self._begun[0]
 
-    def _piece(self, tree: Any, last: bool) -> Piece:
+    def _piece(self, tree: Any) -> Piece:
         leaves, structure = _arrays(tree)
         count = _length_of(leaves)
         self._room = max(self._room, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
         check_finite(leaves, None)
         rows = jtu.tree_unflatten(structure, [_taken(x, mine) for _, x in leaves])
-        return _piece(rows, count, self._room, last, self._placed)
+        return _piece(rows, count, self._room, False, self._placed)
 
 
 _NO_BATCH = "data is empty: it gave no batch."
@@ -267,23 +269,52 @@ def _piece(
 
 def _gives_batches(x: Any) -> bool:
     """Whether an object is an iterable of batches: lists are, tuples are pytrees."""
-    return isinstance(x, Iterable) and not isinstance(x, tuple | dict | str) and not _is_array(x)
+    is_one = isinstance(x, tuple | dict | str) or _is_array(x) or _has_columns(x)
+    return isinstance(x, Iterable) and not is_one
 
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")
 
 
+def _has_columns(x: Any) -> bool:
+    """Whether an object is a table of pandas, Polars, Arrow, ..., or a dataset of xarray."""
+    return hasattr(type(x), "columns") or hasattr(type(x), "data_vars")
+
+
 def _arrays(tree: Any, is_leaf: Callable | None = None) -> tuple[list[tuple[str, Any]], Any]:
     """The arrays of a pytree by name, and its structure."""
     leaves, structure = jtu.tree_flatten_with_path(tree, is_leaf)
     named = [(jtu.keystr(path) or "data", x) for path, x in leaves]
-    for name, x in named:
-        if not _is_array(x) or not x.shape:
-            raise TypeError(
-                f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
-            )
-    return [(n, np.asarray(x) if isinstance(x, jax.Array) else x) for n, x in named], structure
+    return [(name, _array(name, x)) for name, x in named], structure
+
+
+def _array(name: str, x: Any) -> Any:
+    """An array whose rows are taken by their positions: NumPy's, or one on disk."""
+    if _has_columns(x):
+        raise TypeError(
+            f"data must be made of arrays, and {name} is a {type(x).__name__}: give its columns, "
+            "{name: frame[name] for name in (...)}, or its rows as a matrix, frame.to_numpy()."
+        )
+    if not _is_array(x) or not x.shape:
+        raise TypeError(
+            f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
+        )
+    # Indices of pandas and xarray may be labels, and other libraries have dtypes of their own.
+    labelled = hasattr(type(x), "iloc") or hasattr(type(x), "coords")
+    if labelled or isinstance(x, jax.Array) or not isinstance(x.dtype, np.dtype):
+        x = np.asarray(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"data must have no masked arrays, and {name} is one: give its filled values, and the "
+            "mask as another array, which the loss takes into account."
+        )
+    if not (jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_):
+        raise TypeError(
+            f"data must be numbers, and {name} has the dtype {x.dtype}: make numbers of it, such "
+            "as by .astype(float)."
+        )
+    return x
 
 
 def _length_of(leaves: list) -> int:
@@ -315,6 +346,11 @@ def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
     else:
         read = x[unique]
     return np.asarray(read)[back]
+
+
+def _copied(tree: Any) -> Any:
+    leaves, structure = _arrays(tree)
+    return jtu.tree_unflatten(structure, [np.array(x) for _, x in leaves])
 
 
 def _with_last(source: Iterable) -> Iterator[tuple[Any, bool]]:

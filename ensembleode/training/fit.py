@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -18,7 +19,7 @@ from ..options import check_count
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
 from .data import ahead, Piece, source_of
 from .ending import sigterm_raises, Terminated
-from .identity import of_loss
+from .identity import of_loss, of_optimizer
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
 from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
@@ -129,10 +130,13 @@ def fit(
         like `data`, with the items of one device or of one microbatch. `key` has one PRNG key for
         each item, `[item]`, to `vmap` over; an item has the same key on every device.
         `loss(params, batch)` is allowed, too. Without `data`: `loss(params)`, one number.
-    - `params`: a pytree, of which the arrays of floating-point numbers are trained.
-    - `data`: a pytree of arrays `[item, ...]` (in memory, memory-mapped by NumPy, or Zarr's); or an
-        iterable of batches, such as a list or a generator, each of which is a pytree of arrays with
-        any number of items.
+    - `params`: a pytree, of which the floating-point numbers are trained: arrays of them, and
+        Python's floats, which become arrays. (Floats in Equinox modules are constants, as Equinox
+        has it; integers are not trained either.)
+    - `data`: a pytree of arrays `[item, ...]` (in memory, memory-mapped by NumPy, or Zarr's), whose
+        items are counted by their position, also in a Series of pandas and in arrays of xarray or
+        PyTorch; or an iterable of batches, such as a list or a generator, each of which is a pytree
+        of arrays with any number of items.
     - `optimizer`: any optimizer of optax, including those with a line search, such as
         `optax.lbfgs()`; or a [`LevenbergMarquardt`][ensembleode.LevenbergMarquardt], with which
         `loss` returns residuals, `[item, ...]`, and `fit` sums their squares.
@@ -157,7 +161,7 @@ def fit(
     - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints]; needs the extra
         `train`. A run that was interrupted goes on from its last checkpoint, even with another
         number of devices; with the same number, it ends with the same bits. A checkpoint of another
-        loss, or of other data, is refused.
+        loss, of other data, or of another optimiser, is refused.
     - `resume`: False starts from the beginning, and removes the checkpoints that are there.
     - `log`: a file to which a line of JSON is added for each step.
     - `progress`: show a progress bar.
@@ -210,11 +214,11 @@ def fit(
             raise ValueError("scaling='weak' wants batch_size=, the items of each device.")
         batch_size *= placed.size
     key = jax.random.key(0) if key is None else key
-    trained, static = eqx.partition(params, eqx.is_inexact_array)
+    trained, static = eqx.partition(_with_arrays(params), eqx.is_inexact_array)
     if not jax.tree.leaves(trained):
         raise TypeError(
-            "params has no array of floating-point numbers to train: make jnp.array(...) of its "
-            "numbers."
+            "params has no floating-point numbers to train: make floats of its integers (1.0), and "
+            "jnp.array(...) of the floats of an Equinox module."
         )
     if least_squares:
         check_params(trained, placed.first)
@@ -244,12 +248,14 @@ def fit(
         if folder is not None:
 
             def identity():
-                if checkpoint is not None and checkpoint.run_key is not None:
-                    return {"loss": {"run_key": checkpoint.run_key}, "data": None}
                 rows = data = None
+                of = {"optimizer": of_optimizer(step.optimizer, trained)}
+                if checkpoint is not None and (run_key := checkpoint.run_key) is not None:
+                    of["optimizer"]["traced"] = of["optimizer"]["traced"] or run_key
+                    return {**of, "loss": {"run_key": run_key}, "data": data}
                 if source is not None:
                     rows, data = source.example(), source.identity()
-                return {"loss": of_loss(step, trained, rows, key), "data": data}
+                return {**of, "loss": of_loss(step, trained, rows, key), "data": data}
 
             with peers(_advice(folder)):
                 begin, changed = folder.beginning(begin, resume, placed, identity)
@@ -264,6 +270,16 @@ def fit(
         if folder is not None:
             folder.close()
     return result
+
+
+def _with_arrays(params: Any) -> Any:
+    """The parameters with arrays for Python's floats, except for those in Equinox modules, where
+    floats are constants."""
+
+    def as_array(x):
+        return jnp.asarray(x) if isinstance(x, float | complex) else x
+
+    return jax.tree.map(as_array, params, is_leaf=lambda x: isinstance(x, eqx.Module))
 
 
 def _advice(folder: Folder | None) -> str:
@@ -386,7 +402,7 @@ class _Loop:
     def with_changes(self, begin: Saved, changed: set[str]) -> Saved:
         """What to go on from if the loss or the data have changed: the best parameters aren't known
         yet."""
-        if not changed:
+        if changed <= {"optimizer"}:
             return begin
         state = begin.state
         if known := optax.tree.get_all_with_path(state.optimizer, "value"):

@@ -1,18 +1,21 @@
-"""The identity of a fit, which is that of its loss and its data, so that no other fit goes on from
-its checkpoints."""
+"""The identity of a fit, which is that of its loss, its data and its optimiser, so that no other
+fit goes on from its checkpoints."""
 
 import contextlib
 import hashlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+import optax
 
 from ..core.fingerprint import NotKnown, text_of_jaxpr
 from ..ground.given_device import for_one_device
+from ..ground.keys import raw
 from ..ground.version import __version__
-from .step import Step
+from .step import State, Step
 
 
 # The number of bytes at the beginning of an array on disk that are read.
@@ -24,9 +27,37 @@ def of_loss(step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | Non
     that can't be identified are None. Of the batch `rows`, only shapes and dtypes matter."""
     traced = None
     with contextlib.suppress(NotKnown):
-        text = text_of_jaxpr(_traced(step, params, rows, key))
-        traced = hashlib.sha256(text).hexdigest()
+        traced = _hashed(text_of_jaxpr(_traced(step, params, rows, key)))
     return {"traced": traced, "versions": f"ensembleode {__version__}, jax {jax.__version__}"}
+
+
+def of_optimizer(optimizer: Any, params: Any) -> dict[str, Any]:
+    """The identity of an optimiser: the trace of its update, whatever its numbers are (None if it
+    can't be identified), and digests of the numbers in the state that it begins with, which says
+    which of those in a later state the user has changed."""
+    state = optimizer.init(jax.tree.map(jnp.zeros_like, params))  # whatever the parameters are
+
+    def updated(params, state, gradient, value):
+        if not hasattr(optimizer, "update"):  # Levenberg-Marquardt
+            return state
+        how = {"value": value, "grad": gradient, "value_fn": lambda p, **_: optax.tree.norm(p)}
+        return optimizer.update(gradient, state, params, **how)
+
+    traced = None
+    with contextlib.suppress(NotKnown):
+        jaxpr = jax.make_jaxpr(updated)(params, state, params, jnp.zeros(()))
+        traced = _hashed(text_of_jaxpr(jaxpr, numbers=False))
+    return {
+        "traced": traced,
+        "versions": f"optax {optax.__version__}, jax {jax.__version__}",
+        "begin": {name: digest(np.asarray(raw(x))) for name, x in named(State(None, state))},
+    }
+
+
+def named(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a pytree by their names, such as `state.params.rate`."""
+    leaves = jtu.tree_leaves_with_path(tree)
+    return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
 def _traced(step: Step, params: Any, rows: Any, key: Any) -> Any:
@@ -56,6 +87,10 @@ def of_array(x: Any) -> str:
     where = x.filename if isinstance(x, np.memmap) else getattr(x, "store_path", type(x).__name__)
     rows = max(1, _BYTES // max(1, np.asarray(x[:1]).nbytes))
     return f"{about} of {where} {digest(np.asarray(x[:rows]))}"
+
+
+def _hashed(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def digest(x: np.ndarray) -> str:

@@ -76,9 +76,10 @@ class Step:
 
     def _found(self, state: State, both: Callable) -> tuple[Any, Any]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
-        if not (self.repeats and all(len(x) == 1 for x in found)):
+        value, gradient = (x[0][1] if len(x) == 1 else None for x in found)
+        if not self.repeats or value is None or gradient is None:  # (which need not be kept)
             return both(state.params)
-        known = tuple(x[0][1] for x in found)
+        known = value.astype(self.dtype), gradient
         return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
 
     def value_and_gradient(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
@@ -214,12 +215,17 @@ def _extended(x: Any, missing: int) -> Any:
 def _with_gradient(both: Callable) -> Callable:
     """The value as a function that line searches can differentiate."""
 
+    def forwards(params):
+        value, gradient = both(params)
+        # Of the dtype of Python's numbers: a search may transpose its derivative with 1.0.
+        return value.astype(jnp.result_type(float)), gradient
+
     @jax.custom_vjp
     def value(params):
-        return both(params)[0]
+        return forwards(params)[0]
 
     def backward(gradient, cotangent):
-        return (jax.tree.map(lambda g: g * cotangent.astype(g.real.dtype), gradient),)
+        return (jax.tree.map(lambda g: g * jnp.asarray(cotangent, g.real.dtype), gradient),)
 
-    value.defvjp(both, backward)
+    value.defvjp(forwards, backward)
     return lambda params, **_: value(params)

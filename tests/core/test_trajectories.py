@@ -1,5 +1,6 @@
 """From a prob_func to arrays: which numbers vary with the index, and their values."""
 
+import collections
 import functools
 import itertools
 import random
@@ -554,6 +555,68 @@ def test_it_is_called_again_for_a_rerun():
     assert calls == [(0, 1), (1, 1), (2, 1)]
     np.testing.assert_array_equal(every.lanes(np.array([2, 0]), 3).u0, [[3.0, 6.0], [3.0, 6.0]])
     assert calls[3:] == [(2, 3), (0, 3)]
+
+
+class Rates(eqx.Module):
+    of: dict
+
+
+CONTAINERS = {  # of the rate, and how it is found
+    "dict": (lambda k: {"of": k}, lambda p: p),
+    "nested": (lambda k: ({"of": k, "other": None}, "text"), lambda p: p[0]),
+    "list": (lambda k: [k, 7], lambda p: p),
+    "module": (lambda k: Rates({"of": k}), lambda p: p.of),
+    "defaultdict": (lambda k: collections.defaultdict(int, of=k), lambda p: p),
+}
+
+
+@pytest.mark.parametrize("index", [jnp.asarray, int], ids=["traced", "called"])
+@pytest.mark.parametrize("number", [float, np.atleast_1d, jnp.asarray], ids=lambda x: x.__name__)
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_it_may_change_its_problem(name, number, index):
+    """Each trajectory has a copy of its own; and the user's problem stays as it is."""
+    of, within = CONTAINERS[name]
+    key = 0 if name == "list" else "of"
+    p = of(number(0.5))
+
+    def f(u, p, t):
+        return {"a": -within(p)[key] * u["a"]}
+
+    prob = eo.ODEProblem(f, {"a": jnp.ones(1)}, (0.0, 3.0), p, saveat=[1.0])
+
+    def prob_func(prob, ctx):
+        rates, times = within(prob.p), 1.0 + index(ctx.index)
+        if index is int and isinstance(rates[key], np.ndarray):
+            rates[key] *= times  # in its own memory
+        else:
+            rates[key] = rates[key] * times
+        prob.u0["a"] = prob.u0["a"] * times
+        prob.options["saveat"].append(2.0)
+        prob.options["reltol"] = 1e-9
+        return prob
+
+    ens = eo.EnsembleProblem(prob, prob_func)
+    before = jax.tree.map(np.array, (prob.u0, within(prob.p)[key]))
+    many = described(prob_func, prob=prob)
+    for _ in range(2):
+        every = many.lanes(np.arange(3), 1)
+        np.testing.assert_allclose(jnp.ravel(every.p[0]), [0.5, 1.0, 1.5])
+        np.testing.assert_allclose(jnp.ravel(every.u0), [1.0, 2.0, 3.0])
+    after = jax.tree.map(np.array, (ens.prob.u0, within(ens.prob.p)[key]))
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+    assert list(prob.options) == ["saveat"]
+
+
+def test_it_shares_arrays_that_it_leaves_alone():
+    """NumPy's, too, though each trajectory has a copy of them."""
+
+    def prob_func(prob, ctx):
+        prob.p["own"][:] = float(ctx.index)
+        return prob
+
+    p = {"own": np.zeros(2), "table": np.ones(7)}
+    prob = eo.ODEProblem(lambda u, p, t: p["own"] * p["table"][0], jnp.ones(2), (0.0, 1.0), p)
+    assert described(prob_func, prob=prob).batched.p == (True, False)
 
 
 def test_it_is_logged_once(caplog):

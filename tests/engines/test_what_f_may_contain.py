@@ -375,6 +375,30 @@ def test_effects_are_had_as_often_as_by_diffrax():
     assert ours == sorted(seen)
 
 
+@pytest.mark.parametrize("ordered", [True, slow_unless(False, False)])
+def test_effects_on_the_way_back(ordered):
+    """Of a `custom_vjp`, such as `eqx.debug.backward_nan`: had as often as f is pulled back."""
+
+    @jax.custom_vjp
+    def watched(x):
+        return x
+
+    def back(_, cotangent):
+        jax.debug.callback(lambda x: seen.append(1), cotangent, ordered=ordered)
+        return (cotangent,)
+
+    watched.defvjp(lambda x: (x, None), back)
+
+    def end(rate):
+        prob = eo.ODEProblem(lambda u, p, t: -watched(p * u), jnp.ones(2), (0.0, 1.0), rate)
+        return eo.solve(prob, eo.Euler(), dt=0.5).u[-1, 0]
+
+    seen = []
+    np.testing.assert_allclose(jax.grad(end)(0.8), -2 * 0.5 * (1 - 0.4))
+    jax.effects_barrier()
+    assert len(seen) == 2
+
+
 class TheirError(Exception):
     pass
 

@@ -665,3 +665,12 @@ def test_julia_in_workers(name):
         np.testing.assert_array_equal(there.stats.naccept, here.stats.naccept)
         expected = jax.grad(loss)(1.0, eo.EnsembleSerial(), "lanes")
         np.testing.assert_allclose(jax.grad(loss)(1.0, alg, name), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is forked")
+def test_forked_processes_are_refused():
+    """Before anything runs: JAX has threads, and they would hang."""
+    with ProcessPoolExecutor(2, get_context("fork")) as executor:
+        with pytest.raises(ValueError, match=r"forks its processes.*get_context\(\"spawn\"\)"):
+            eo.solve(sweep(9), eo.Tsit5(), eo.EnsembleDistributed(executor), trajectories=9)
+        assert not executor._processes

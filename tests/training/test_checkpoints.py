@@ -24,6 +24,7 @@ import ensembleode as eo
 from ensembleode.ground.files import locked
 from ensembleode.ground.on_disk import OnDisk
 from ensembleode.training.checkpoints import Folder
+from ensembleode.training.identity import of_optimizer
 from ensembleode.training.log import Log
 
 from ..marks import slow_unless
@@ -350,6 +351,74 @@ def test_another_loss_or_other_data(tmp_path, name):
     assert fit_line(checkpoint=tmp_path, **{**given, "maxiters": 9}).steps == 9
     with pytest.raises(eo.CheckpointError, match=message):
         fit_line(shifted(-10.0), checkpoint=tmp_path)
+
+
+# Of which some have states that look alike; of one number each.
+ALIASES = (
+    "adabelief adadelta adamax adam adamw amsgrad lion nadam nadamw radam rmsprop sgd sign_sgd yogi"
+)
+OPTIMISERS_OF = {
+    **{name: getattr(optax, name) for name in ALIASES.split()},
+    "momentum": lambda x: optax.sgd(x, momentum=x),
+    "Nesterov": lambda x: optax.sgd(x, momentum=x, nesterov=True),
+    "a schedule": lambda x: optax.adam(optax.cosine_decay_schedule(x, int(1000 * x))),
+    "clipped": lambda x: optax.chain(optax.clip_by_global_norm(x), optax.adam(x)),
+    "injected": optax.inject_hyperparams(optax.adam),
+    "injected, Nesterov": optax.inject_hyperparams(optax.nadam),
+    "a search": lambda x: optax.chain(
+        optax.sgd(x), optax.scale_by_backtracking_linesearch(9, decrease_factor=x)
+    ),
+    "least squares": eo.LevenbergMarquardt,
+}
+
+
+def test_an_optimiser_is_known_by_what_it_does():
+    """And not by its numbers."""
+    known = {}
+    for name, of in OPTIMISERS_OF.items():
+        one, two = (of_optimizer(of(x), FLAT)["traced"] for x in (0.1, 0.37))
+        assert one == two
+        assert one is not None
+        assert known.setdefault(one, name) == name
+
+
+def test_another_optimiser(tmp_path):
+    """Doesn't go on with the moments of the first one, unless that is allowed."""
+    options = {"optimizer": optax.nadam(0.1), "maxiters": 8}
+    for run_key in (None, "one"):
+        how = eo.Checkpoints(tmp_path / str(run_key), run_key=run_key)
+        first = fit_line(checkpoint=how)
+        with pytest.raises(eo.CheckpointError, match="this one has another optimizer"):
+            fit_line(checkpoint=how, **options)
+        how = eo.Checkpoints(how.path, run_key=run_key, allow_changes=True)
+        found = fit_line(checkpoint=how, **options)
+        np.testing.assert_array_equal(found.losses[:5], first.losses)
+        assert found.steps == 8
+        assert found.best_loss == found.losses.min()
+
+
+INJECTED = optax.inject_hyperparams(optax.adam)
+WAYS = {
+    "injected": INJECTED,
+    "in a chain": lambda rate: optax.chain(optax.clip(1e9), INJECTED(rate)),
+    "of some": lambda rate: optax.partition(
+        {"slope": INJECTED(rate), "shift": INJECTED(rate)}, {"slope": "slope", "shift": "shift"}
+    ),
+    "one in two": lambda rate: optax.MultiSteps(INJECTED(rate), 1),
+}
+
+
+@pytest.mark.parametrize("name", [slow_unless(x == "one in two", x) for x in WAYS])
+def test_numbers_of_the_optimiser_may_change(tmp_path, name):
+    """Wherever it keeps them: those of now hold, and everything else goes on."""
+    for folder, of in {"plain": optax.adam, "kept": WAYS[name]}.items():
+        fit_line(checkpoint=tmp_path / folder, optimizer=of(0.1), maxiters=3)
+    plain, kept = (
+        fit_line(checkpoint=tmp_path / folder, optimizer=of(0.02), maxiters=6).losses
+        for folder, of in {"plain": optax.adam, "kept": WAYS[name]}.items()
+    )
+    np.testing.assert_allclose(kept, plain, rtol=1e-12)
+    assert abs(plain[-1] - fit_line(maxiters=6).losses[-1]) > 1e-3
 
 
 def test_the_same_loss_again(tmp_path):

@@ -1,15 +1,19 @@
 """`fit`: its result doesn't depend on how items are split; what stops it, and what it refuses."""
 
+import itertools
 import json
 import subprocess
 import sys
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas as pd
 import pytest
+import xarray as xr
 
 import ensembleode as eo
 from ensembleode.training import parallel
@@ -282,6 +286,46 @@ def test_the_published_parameters():
     np.testing.assert_allclose(loss(result.best), result.best_loss, rtol=1e-10)
 
 
+SEARCHES = {
+    "keeps the gradient": optax.scale_by_backtracking_linesearch(15, store_grad=True),
+    "keeps none": optax.scale_by_backtracking_linesearch(15),
+    "zoom": optax.scale_by_zoom_linesearch(15),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        slow_unless(name.startswith("keeps") and dtypes == ("f4", "f8"), name, dtypes)
+        for name in SEARCHES
+        for dtypes in itertools.product(["f4", "f8"], repeat=2)
+    ],
+)
+def test_each_line_search(name, dtypes):
+    """Its steps are those of optax by hand, whatever the dtypes of the parameters and the loss."""
+    optimizer = optax.chain(optax.sgd(1.0), SEARCHES[name])
+    start, data = jnp.zeros(2, dtypes[0]), jnp.asarray(line()["x"], dtypes[0])
+
+    def losses(p, x):
+        return ((p[0] * x + p[1] - 3 * x + 1) ** 2).astype(dtypes[1])
+
+    def value(p):
+        return jnp.mean(losses(p, data)).astype("f8")
+
+    @jax.jit
+    def update(p, state):
+        loss, grad = jax.value_and_grad(value)(p)
+        change, state = optimizer.update(grad, state, p, value=loss, grad=grad, value_fn=value)
+        return optax.apply_updates(p, change), state
+
+    p, state = start, optimizer.init(start)
+    for _ in range(6):
+        p, state = update(p, state)
+    found = eo.fit(losses, start, data, optimizer=optimizer, maxiters=6, **QUIET).params
+    assert found.dtype == dtypes[0]
+    np.testing.assert_allclose(found, p, rtol=1e-4 if "f4" in dtypes else 1e-12)
+
+
 @pytest.mark.parametrize("how", [{}, {"devices": 2}, {"microbatch": 3}], ids=str)
 def test_line_searches_of_the_full_batch(how):
     result = fit_line(optimizer=optax.lbfgs(), maxiters=12, **how)
@@ -361,7 +405,27 @@ def test_the_best_of_minibatches_is_that_of_passes():
     np.testing.assert_allclose(result.best_loss, min(means), rtol=1e-12)
 
 
-def test_only_floating_point_arrays_are_trained():
+def test_floats_of_containers_are_trained():
+    """As arrays, wherever they are; in NumPy's numbers, too, and complex ones."""
+
+    class Pair(NamedTuple):
+        a: float
+        b: jax.Array
+
+    params = {"one": 1.0, "pair": Pair(2.0, jnp.array(0.0)), "list": [1j, (np.float32(0), None, 7)]}
+
+    def loss(params):
+        one, pair, (c, (d, _, seven)) = params["one"], params["pair"], params["list"]
+        found = [one - 3, pair.a - 4, pair.b - 5, c - (1 + 2j), d - seven]
+        return sum(jnp.abs(x) ** 2 for x in found)
+
+    result = eo.fit(loss, params, optimizer=optax.sgd(0.25), maxiters=60, **QUIET)
+    expected = {"one": 3.0, "pair": Pair(4.0, 5.0), "list": [1 + 2j, (7.0, None, 7)]}
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), result.params, expected)
+    assert result.params["list"][1][2] == 7
+
+
+def test_only_floating_point_arrays_of_modules_are_trained():
     class Model(eqx.Module):
         weight: jax.Array
         steps: jax.Array
@@ -416,6 +480,73 @@ def test_data_of_any_kind(tmp_path):
         np.testing.assert_array_equal(
             fit_line(data=other, batch_size=5, maxiters=9).losses, expected
         )
+
+
+class Tensor:
+    """An array of another library, with its own dtypes and indices."""
+
+    dtype, shape = "tensor.float64", property(lambda self: self.values.shape)
+
+    def __init__(self, values):
+        self.values = values
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+def labelled(x):
+    """The same numbers in the same order, under labels in another order."""
+    labels = np.random.default_rng(0).permutation(len(x))
+    return {
+        "series": pd.Series(x, labels),
+        "xarray": xr.DataArray(x, {"item": labels}, ["item"]),
+        "tensor": Tensor(x),
+    }
+
+
+@pytest.mark.parametrize("kind", labelled(np.ones(1)))
+def test_items_are_counted_by_position(kind):
+    """Beside arrays, in minibatches, in batches that are given, and where a model predicts."""
+    data = line(23)
+    with_labels = {"x": labelled(data["x"])[kind], "y": data["y"]}
+    options = {"batch_size": 5, "maxiters": 9}
+    expected = fit_line(data=data, **options).losses
+    np.testing.assert_array_equal(fit_line(data=with_labels, **options).losses, expected)
+    np.testing.assert_array_equal(
+        fit_line(data=[with_labels], maxiters=3).losses, fit_line(data=data, maxiters=3).losses
+    )
+    found = eo.predict(lambda p, batch: p * batch["x"], 2.0, with_labels, batch_size=5)
+    np.testing.assert_array_equal(found, 2 * data["x"])
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("shared", ["array", "dict"])
+def test_batches_in_the_same_memory(shared, checkpoint, tmp_path):
+    """As readers of files fill it: a batch is taken before the next one is asked for."""
+
+    def batches():
+        batch = {"x": np.empty(4)}
+        for i in range(6):
+            if shared == "dict":
+                batch["x"] = np.empty(4)
+            batch["x"][:] = i
+            yield batch
+            if shared == "array":
+                batch["x"][:] = np.nan
+
+    result = eo.fit(
+        lambda p, batch: (p - batch["x"]) ** 2,
+        jnp.array(0.0),
+        batches(),
+        optimizer=optax.sgd(0.0),
+        maxiters=6,
+        checkpoint=tmp_path if checkpoint else None,
+        **QUIET,
+    )
+    np.testing.assert_array_equal(result.losses, np.arange(6.0) ** 2)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -481,6 +612,7 @@ def test_predict_wants_rows():
 #
 
 
+FRAME = pd.DataFrame({"x": [0.0, 1.0], "text": ["a", "b"]})
 NAN = {"x": np.array([0.0, np.nan, 1.0]), "y": np.zeros(3)}
 REFUSED = {
     "both": ({"epochs": 1}, ValueError, "epochs and maxiters are both given"),
@@ -508,6 +640,13 @@ REFUSED = {
     ),
     "NaN": ({"data": NAN}, ValueError, r"data holds NaN or infinity: \['x'\], first in item 1"),
     "a scalar": ({"data": {"x": np.float64(1)}}, TypeError, "an axis of items"),
+    "a frame": ({"data": FRAME}, TypeError, "data is a DataFrame: give its columns"),
+    "frames": ({"data": {"x": FRAME}}, TypeError, r"\['x'\] is a DataFrame: give its columns"),
+    "batches of frames": ({"data": iter([FRAME])}, TypeError, "data is a DataFrame: give its"),
+    "a dataset": ({"data": FRAME.to_xarray()}, TypeError, "data is a Dataset: give its columns"),
+    "text": ({"data": {"x": FRAME["text"]}}, TypeError, r"\['x'\] has the dtype object"),
+    "dates": ({"data": {"x": np.ones(3, "M8[s]")}}, TypeError, r"has the dtype datetime64"),
+    "masked": ({"data": np.ma.array([1.0, 2.0], mask=[0, 1])}, TypeError, "no masked arrays"),
     "more devices": ({"devices": 1000}, ValueError, "devices=1000 are more than there are"),
     "two places": ({"devices": 1, "dist": True}, ValueError, "devices and dist are both given"),
     "workers": (
@@ -518,7 +657,7 @@ REFUSED = {
     "scaling": ({"scaling": "big"}, ValueError, "scaling must be 'strong' or 'weak'"),
     "weak": ({"scaling": "weak"}, ValueError, "wants batch_size="),
     "microbatch": ({"microbatch": "some"}, ValueError, "microbatch must be"),
-    "params": ({"params": {"slope": 1.0}}, TypeError, "params has no array"),
+    "params": ({"params": {"slope": 1}}, TypeError, "params has no floating-point numbers"),
     "optimizer": ({"optimizer": "adam"}, TypeError, "must be one of optax"),
     "once": ({"data": iter([line()]), "maxiters": None, "epochs": 2}, ValueError, "once only"),
     "their size": ({"data": [line()], "batch_size": 2}, ValueError, "drop batch_size"),

@@ -131,6 +131,13 @@ class ExecutorPool(Pool):
 
     def __init__(self, executor: Any, workers: int | None):
         super().__init__()
+        context = getattr(executor, "_mp_context", None)  # of a ProcessPoolExecutor
+        if context is not None and context.get_start_method() == "fork":
+            raise ValueError(
+                "EnsembleDistributed was given an executor that forks its processes: they would "
+                "wait for ever, since JAX has threads. Let them be spawned: ProcessPoolExecutor(n, "
+                'mp_context=multiprocessing.get_context("spawn")).'
+            )
         self._executor = executor
         self.resize(workers)
 
