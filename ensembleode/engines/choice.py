@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..core.lane import Trajectories
+from ..ensemble import EnsembleGPUKernel
 from ..ground.logs import log_once
 from ..solution import EngineChoice
 from ..solvers import JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5
@@ -48,7 +49,8 @@ def choose(
 
     def chosen(candidate, why, alg=alg):
         if reason := lacking(candidate.name, asked._replace(alg=alg), placed=True):
-            raise NoEngine(reason)
+            told = _told(refused) if isinstance(ensemblealg, EnsembleGPUKernel) else []
+            raise NoEngine(reason.removesuffix(".") + "".join(f" ({x})" for x in told[:1]) + ".")
         sensealg = options["sensealg"]
         adjoint = candidate.default_sensealg if sensealg is None else _name(sensealg)
         about = (candidate.name, why, _methods(alg), adjoint, tuple(refused.items()))

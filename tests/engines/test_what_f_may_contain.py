@@ -354,7 +354,7 @@ def test_diffrax_runs_what_lanes_can_not(name):
         eo.solve(prob, eo.Euler(), dt=0.5, engine="lanes")
     untranslated = "f (has effects|can't be translated: it uses the primitive pure_callback)"
     with pytest.raises(
-        ValueError, match=f"EnsembleGPUKernel.* compiled engine does: {untranslated}"
+        ValueError, match=f"EnsembleGPUKernel.*EnsembleGPUArray.*not compiled: .*{untranslated}"
     ):
         eo.solve(ensemble(field), eo.Euler(), eo.EnsembleGPUKernel(), dt=0.5, trajectories=N)
 
