@@ -126,7 +126,8 @@ def solve(
         `EnsembleThreads()`. Where JAX computes on a GPU, it is `EnsembleGPUKernel()` for what that
         can solve, and otherwise `EnsembleGPUArray()`. `sim.engine` says which, and why. A single
         problem is solved on the CPU there if the compiled engine takes it, and as arrays if not.
-    - `trajectories`: the number of trajectories (`1e4` is allowed); required for an ensemble.
+    - `trajectories`: the number of trajectories (`1e4` is allowed); required for an ensemble
+        without rows in `u0` or `p`.
     - `saveat`: a spacing (both ends are saved, too); or an array of times (saved exactly as it is);
         or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
         start and the end are saved.
@@ -225,7 +226,7 @@ def solve(
         ens, n = EnsembleProblem(prob), 1
         refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
     elif isinstance(prob, EnsembleProblem):
-        ens, n = prob, check_trajectories(trajectories)
+        ens, n = prob, check_trajectories(prob, trajectories)
     else:
         raise TypeError(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
@@ -487,7 +488,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
-        events = as_jax_arrays(first_events(events, most, several=True))
+        events = first_events(events, most, several=True)
     given = _given(job)
     about = (*about, dense, job.plan.order, beside[0], events, given)
     more: dict[str, Any] = {}
