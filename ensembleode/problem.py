@@ -215,8 +215,8 @@ class EnsembleProblem(eqx.Module):
     >>> import jax.numpy as jnp, ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -p["k"] * u, [1.0], (0.0, 1.0), {"k": 2.0})
     >>> ens = eo.EnsembleProblem(prob, p={"k": jnp.arange(4.0)})
-    >>> print(eo.solve(ens).u[:, -1, 0].round(3))
-    [1.    0.368 0.135 0.05 ]
+    >>> [f"{x:.3f}" for x in eo.solve(ens).u[:, -1, 0]]
+    ['1.000', '0.368', '0.135', '0.050']
     """
 
     prob: ODEProblem

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,19 @@ from .solution import EnsembleError, EnsembleSolution, ODESolution
 from .solvers import JuliaAlg
 from .solvers.norms import AbstractNorm
 from .stats import COUNTS, Stats
+
+
+@overload
+def solve(prob: ODEProblem, alg: Any = None, **options: Any) -> ODESolution: ...
+
+
+@overload
+def solve(
+    prob: EnsembleProblem,
+    alg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    **options: Any,
+) -> EnsembleSolution: ...
 
 
 @jax.disable_jit(False)  # without jit, every step of a loop would be called from Python
@@ -410,8 +423,9 @@ def _writer(run: Run) -> stores.Writer:
     times = None if job.plan.own_times else _shared_times(job)
     one = outcome_of_one(job)
     return stores.Writer(
-        run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key
-    )
+        run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key,
+        run.started,
+    )  # fmt: skip
 
 
 #

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from typing import assert_type
 
 import jax
 import jax.numpy as jnp
@@ -255,6 +256,16 @@ def test_options_kept_with_the_problem_are_used():
 #
 # Contexts
 #
+
+
+def test_types_of_solutions_are_known():
+    """To type checkers, which check this file."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+    sol = assert_type(eo.solve(prob, eo.Tsit5(), saveat=0.5), eo.ODESolution)
+    ens = assert_type(eo.remake(eo.EnsembleProblem(prob), u0=[[1.0], [2.0]]), eo.EnsembleProblem)
+    sim = assert_type(eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial()), eo.EnsembleSolution)
+    assert len(sol) == 3
+    assert len(sim) == 2
 
 
 def test_context():

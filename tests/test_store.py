@@ -93,6 +93,9 @@ def test_reading(tmp_path):
     eo.solve(ensemble(), **OPTIONS, store=path)
     sim = eo.open_ensemble(path)
     assert len(sim) == N
+    assert 0.0 < sim.elapsed < 1000.0
+    eo.solve(ensemble(), **OPTIONS, store=path)  # which has nothing to do
+    assert eo.open_ensemble(path).elapsed == sim.elapsed
     np.testing.assert_array_equal(sim[7].u, expected[7].u)
     np.testing.assert_array_equal(sim.u[10:20], expected.u[10:20])
     np.testing.assert_array_equal(np.asarray(sim), expected.u)

@@ -43,14 +43,15 @@ def check_trajectories(ens: EnsembleProblem, trajectories: Any) -> int:
     **Raises:** `ValueError` where it isn't given, isn't positive, or is larger than the number of
     rows that the ensemble has.
     """
-    if trajectories is None and ens.rows is None:
+    rows = ens.rows
+    if trajectories is None and rows is None:
         raise ValueError(
             "trajectories is missing: say how many, as in solve(..., trajectories=100)."
         )
-    n = ens.rows if trajectories is None else as_count("trajectories", trajectories)
-    if ens.rows is not None and n > ens.rows:
+    n = as_count("trajectories", rows if trajectories is None else trajectories)
+    if rows is not None and n > rows:
         raise ValueError(
-            f"trajectories={n}, and u0 and p of the EnsembleProblem have rows for {ens.rows}: "
+            f"trajectories={n}, and u0 and p of the EnsembleProblem have rows for {rows}: "
             "leave trajectories out to solve these."
         )
     return n

@@ -258,8 +258,9 @@ def with_output(job: Job) -> Job:
             "output_func must be written in JAX, as it is traced once for all trajectories: "
             f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
         ) from e
-    others = len(jax.tree.leaves((result, numbers)))
-    check_reads_by_index("output_func", program, consts, job.trajectories.given.n, others)
+    if (given := job.trajectories.given) is not None:
+        others = len(jax.tree.leaves((result, numbers)))
+        check_reads_by_index("output_func", program, consts, given.n, others)
     check_once(
         output_func,
         lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),

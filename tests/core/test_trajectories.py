@@ -863,3 +863,27 @@ def test_an_output_that_changes_from_call_to_call():
     ens = eo.EnsembleProblem(decay(), None, lambda sol, ctx: (sol.u[-1] + rng.normal(), False))
     with pytest.raises(TypeError, match=r"output_func gives another value.*ctx\.key"):
         eo.solve(ens, trajectories=3)
+
+
+@pytest.mark.parametrize("alg", [eo.EnsembleSerial(), eo.EnsembleThreads()], ids=["serial", "all"])
+def test_reruns_compile_two_programs_whatever_is_left(alg, compiles):
+    """One for the first run and for many that are left, one for few; the results are those of one
+    trajectory after the other."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+
+    def repeats(counts):
+        wanted = jnp.asarray(counts)
+        ens = eo.EnsembleProblem(
+            prob,
+            lambda prob, ctx: eo.remake(prob, u0=(100.0 * ctx.repeat + ctx.index) * prob.u0),
+            output_func=lambda sol, ctx: (sol.u[0, 0], ctx.repeat < wanted[ctx.index]),
+        )
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=len(counts), max_repeats=12)
+        np.testing.assert_array_equal(sim.u, 100.0 * np.array(counts) + np.arange(len(counts)))
+
+    # From 300 trajectories down to one, on both sides of the number from which on all are run.
+    left = [300, 299, 150, 80, 65, 64, 63, 33, 17, 16, 2, 1]
+    repeats([sum(n > i for n in left) for i in range(300)])
+    compiles.count = 0
+    repeats([sum(n > i for n in [300, 200, 100, 77, 40, 31, 7, 3]) for i in range(300)][::-1])
+    assert compiles.count == 0
