@@ -51,6 +51,13 @@ def files(path):
     }
 
 
+def but_elapsed(data):
+    """The contents of a file of metadata, without the time that the solves took."""
+    found = json.loads(data)
+    found["attributes"].get("ensembleode", {}).pop("elapsed", None)
+    return found
+
+
 def batch_of(file):
     return int(file.split("/c/")[1].split("/")[0])
 
@@ -814,7 +821,7 @@ def test_damaged_metadata(tmp_path, content, complete):
         # Written again, from the same solve, and nothing else is.
         chunks = files(path)
         same(eo.solve(ens, **options), expected)
-        assert json.loads(file.read_bytes()) == json.loads(
+        assert but_elapsed(file.read_bytes()) == but_elapsed(
             whole_group if file.parent == path else good
         )
         assert files(path) == chunks

@@ -158,8 +158,8 @@ class Writer:
             self._files.flush()
             if stopped is None and (lost := self._files.find_lacking(True)):
                 raise FileNotFoundError(errno.ENOENT, f"{next(iter(lost.values()))} is gone")
-            if self._worked:
-                self._kept["complete"] |= stopped is None
+            if not self._kept["complete"]:
+                self._kept["complete"] = stopped is None
                 self._kept["elapsed"] = self._before + time.perf_counter() - self._started
                 self._write_group()
 
@@ -217,7 +217,6 @@ class Writer:
         if kept is None:
             self._write_group()
         self._todo = todo
-        self._worked = bool(todo) or not self._kept["complete"]
         self._before = self._kept.get("elapsed", 0.0)
 
     def _compare(self, kept: dict, given: dict) -> None:
