@@ -26,8 +26,8 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     `jax.numpy` need the latter. Trajectories that are not in the store yet have the return code
     `Default` and NaN for a state. So have those whose files are missing or cut short; the log names
     these. `sim.elapsed` has the seconds of the solves that filled the store, as far as they came to
-    an end. `sim.to_xarray()` has named dimensions. (So has `xarray.open_zarr(path)`, but it replaces
-    what is missing by fill values.)
+    an end. `sim.to_xarray()` has named dimensions. (So has `xarray.open_zarr(path)`, but it
+    replaces what is missing by fill values.)
 
     `sim.events` is as in memory. So are `sim.u0` and `sim.p`, except that the leaves of `p` are
     numbers, strings and None, in dicts, lists and tuples. Other leaves are None, and other classes
