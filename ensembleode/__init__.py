@@ -34,7 +34,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*__all__, *(x for x in globals() if x.startswith("__"))})
 
 
 _cpu_devices.configure()

@@ -44,7 +44,13 @@ _OPTIONS = _by_name(
         "it is called callback, such as eo.ContinuousCallback(condition, affect)": (
             "events event callbacks"
         ),
-        "leave it out: Jacobians come from f by JAX": "jac jac_sparsity",
+        "leave it out, as JAX makes the Jacobian of f; or pass eo.ODEFunction(f, jac=jac) as f": (
+            "jac"
+        ),
+        "leave it out, as it is found; or pass eo.ODEFunction(f, jac_prototype=pattern) as f": (
+            "jac_sparsity jac_prototype"
+        ),
+        "it belongs to the function: pass eo.ODEFunction(f, mass_matrix=M) as f": "mass_matrix",
         "leave it out: f(u, p, t) is written for one trajectory": "vectorized",
         "it is called sensealg, such as eo.DirectAdjoint()": "adjoint",
         f"the parameters are called p, and belong to {_PROBLEM}": "args",
@@ -56,7 +62,7 @@ _OPTIONS = _by_name(
         "it is an argument of EnsembleProblem": "prob_func output_func reduction u_init",
         "leave it out: trajectories share nothing that one of them could change": "safetycopy",
         "it is called trajectories": "num_trajectories",
-        "where it runs is said by ensemblealg, such as eo.EnsembleThreads(devices=4)": (
+        "where it runs is said by ensemblealg, such as eo.EnsembleThreads(4)": (
             "n_jobs workers devices"
         ),
         "random numbers of JAX come from seed or key": "rng random_state",
@@ -106,14 +112,13 @@ _THINGS = _by_name(
         "saved times are an option, solve(..., saveat=...)": "SaveAt",
         "it is called solve": "diffeqsolve",
         "it is called solve, of an ODEProblem(f, u0, tspan, p) with f(u, p, t)": "solve_ivp",
-        "pass f(u, p, t) to ODEProblem": "ODETerm ODEFunction",
+        "pass f(u, p, t) to ODEProblem": "ODETerm",
         "it is diffrax's: solve(..., stepsize_controller=diffrax.ClipStepSizeController(...))": (
             "ClipStepSizeController"
         ),
         "an event is eo.ContinuousCallback(condition, affect), such as with eo.terminate": "Event",
-        "there are ordinary differential equations only: reduce the index, or use Julia": (
-            "DAEProblem"
-        ),
+        "write it as M du/dt = f(u, p, t), eo.ODEProblem(eo.ODEFunction(f, mass_matrix=M), u0, "
+        "tspan, p), and solve by eo.Rodas5P()": "DAEProblem DAEFunction",
         "there are ordinary differential equations only": "DDEProblem",
     }
 )

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .ground.state_tree import as_parameters
 from .numbers import check_stops
 from .saving_callback import SavingCallback
 from .tracing.program import is_tracer
@@ -88,6 +89,8 @@ class Integrator(eqx.Module):
                 f"an affect changes u and p of the integrator, not {unknown[0]}: write "
                 "eo.remake(integrator, u=..., p=...)."
             )
+        if "p" in changes:
+            changes = changes | {"p": as_parameters(changes["p"], self.t.dtype)}
         return dataclasses.replace(self, **changes)
 
 

@@ -133,10 +133,9 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     The kernel is the compiled engine's loop around the field, as PTX: state and stages are in
     registers, and each thread has its own steps, end and return code. Where JAX computes on an
     NVIDIA GPU it is the default for what it can solve, and `EnsembleGPUArray` for the rest.
-    Tolerances, time spans,
-    parameters and the number of trajectories can change without compiling again. On a machine
-    without an NVIDIA GPU that JAX uses, arrays on the CPU take its place, with a message the first
-    time.
+    Tolerances, time spans, parameters and the number of trajectories can change without compiling
+    again. On a machine without an NVIDIA GPU that JAX uses, one core of the CPU takes its place,
+    with a message the first time.
 
     - `devices`: the number of GPUs, or a list of JAX devices; by default JAX's default device.
     - `backend`: with `engine="julia"`, whose kernels are DiffEqGPU's, the package for the GPU:
@@ -156,8 +155,9 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     and no counts of steps (these are 0). DiffEqGPU raises for all trajectories if one of them can't
     begin, or its step underflows.
 
-    **Throws:** `ValueError` for a solve that it can't do, naming the reason; `KernelError` where
-    there is a GPU, but the software that compiles or launches kernels is missing.
+    **Throws:** `ValueError` for a solve that it can't do, naming the reason, and where there are
+    fewer GPUs than `devices`; `KernelError` where there is a GPU, but the software that compiles or
+    launches kernels is missing.
     """
 
     devices: int | tuple | None = eqx.field(default=None, static=True, converter=_as_devices)

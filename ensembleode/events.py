@@ -5,9 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
 from .ground.retcode import is_successful, ReturnCode
+from .tracing.program import is_tracer
 
 
 class Events(eqx.Module):
@@ -22,6 +24,7 @@ class Events(eqx.Module):
     - `u_before`, `u_after [event, *state]`: the states, in the structure of `u`.
     - `count []`: the number of events.
 
+    Outside of `jit`, these are NumPy arrays, so that an index past the last event is an error.
     Where a trajectory had fewer events than others, the rest is NaN, and `which` is -1. Callbacks
     with `save_positions=(False, False)` have no entries.
     """
@@ -35,11 +38,15 @@ class Events(eqx.Module):
 
 
 def first_events(events: Events, most: int, *, several: bool) -> Events:
-    """The first `most` events of a trajectory, or of each of several."""
+    """The first `most` events of a trajectory, or of each of several; as NumPy arrays, since JAX's
+    answer an index past the end with the last event."""
     part = (slice(None), slice(most)) if several else slice(most)
     names = ("t", "which", "direction", "u_before", "u_after")
     cut = {x: getattr(events, x) for x in names}
-    return Events(**jax.tree.map(lambda x: x[part], cut), count=events.count)
+    return Events(
+        **jax.tree.map(lambda x: x[part] if is_tracer(x) else np.asarray(x[part]), cut),
+        count=events.count,
+    )
 
 
 class End(eqx.Module):

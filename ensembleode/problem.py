@@ -1,20 +1,22 @@
 """The problems that can be solved: an ODE problem, and an ensemble of ODE problems."""
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, overload
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .aliases import refuse_unknown
 from .callbacks import all_of, Integrator
 from .ground.logs import log_once
-from .ground.state_tree import as_state, written_order
-from .options import check_option_names, merge
+from .ground.state_tree import as_parameters, as_state, written_order
+from .options import check_option_names, merge, time_dtype_of
 from .tracing.program import is_tracer
 
 
@@ -34,7 +36,8 @@ class ODEProblem(eqx.Module):
         which they are written here (also those of a dict, though JAX sorts its keys).
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time. If both are the same,
         the solution is `u0`.
-    - `p`: the parameters, any pytree.
+    - `p`: the parameters, any pytree. A list of nothing but numbers in it is an array, as
+        `[1.5, 1.0]` is in Julia. (A tuple keeps its numbers apart.)
     - `integrand`: `integrand(u, p, t)`, written like `f`, returns the function to be integrated
         along the solution: an array, or any pytree of arrays, in the dtype of `u`. Solutions have
         its integral from `t0` to every saved time, as `sol.integral` and `sim.integral`: an area
@@ -79,32 +82,40 @@ class ODEProblem(eqx.Module):
         # Components are numbered and named in the order in which they were written.
         self._order = written_order(u0, _order)
         self.tspan = _as_tspan(tspan)
-        self.p = p
+        self.p = as_parameters(p, time_dtype_of(jax.tree.leaves(self.u0)[0]))
         self.integrand = integrand
         self.options = options
 
 
 @overload
-def remake(prob: ODEProblem, **changes: Any) -> "ODEProblem": ...
+def remake(prob: ODEProblem, /, **changes: Any) -> "ODEProblem": ...
 
 
 @overload
-def remake(prob: Integrator, **changes: Any) -> Integrator: ...
+def remake(prob: "EnsembleProblem", /, **changes: Any) -> "EnsembleProblem": ...
 
 
-def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integrator":
+@overload
+def remake(prob: Integrator, /, **changes: Any) -> Integrator: ...
+
+
+def remake(
+    prob: "ODEProblem | EnsembleProblem | Integrator", /, **changes: Any
+) -> "ODEProblem | EnsembleProblem | Integrator":
     """A copy of `prob` with some parts changed; or a copy of a callback's integrator with another
     state `u` or other parameters `p`.
 
     **Arguments:**
 
-    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or the integrator that an affect gets.
-    - `changes`: any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options (`saveat`,
-        `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has. `None`
-        takes an option away from the problem: `remake(prob, saveat=None)`.
+    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or an
+        [`EnsembleProblem`][ensembleode.EnsembleProblem], whose arguments can be changed; or the
+        integrator that an affect gets.
+    - `changes`: for a problem any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options
+        (`saveat`, `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has.
+        `None` takes an option away from the problem: `remake(prob, saveat=None)`.
 
-    **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown; otherwise the
-    errors of `ODEProblem`.
+    **Raises:** `TypeError` when `prob` is none of these, or a name is unknown; otherwise the errors
+    of `ODEProblem` and `EnsembleProblem`.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0, 2.0], (0.0, 1.0), 0.5)
@@ -114,10 +125,12 @@ def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integ
     """
     if isinstance(prob, Integrator):
         return prob.remade(changes)
+    if isinstance(prob, EnsembleProblem):
+        return EnsembleProblem(**vars(prob) | changes)
     if not isinstance(prob, ODEProblem):
         raise TypeError(
-            f"remake takes an ODEProblem, got {type(prob).__name__}. To change an ensemble, "
-            "build a new EnsembleProblem."
+            "remake takes an ODEProblem, an EnsembleProblem or an integrator, got "
+            f"{type(prob).__name__}."
         )
     names = ("f", "u0", "tspan", "p", "integrand")
     fields = {name: getattr(prob, name) for name in names}
@@ -188,9 +201,23 @@ class EnsembleProblem(eqx.Module):
         `converged` is true, the remaining batches are not run.
     - `u_init`: the value that `reduction` starts from. By default, an array like the first batch,
         but with no trajectories in it.
+    - `u0`: the initial states of all trajectories, `[trajectory, ...]`; for a state that is a
+        pytree, its structure with leaves `[trajectory, ...]`. Then `trajectories` needn't be given
+        to `solve`.
+    - `p`: the parameters of all trajectories, like the problem's, with another first axis for each
+        array that differs between trajectories. What has the shape that it has in the problem is
+        shared. (For a problem without parameters, every array has that axis.) If there is a
+        `prob_func`, it gets the problem with these numbers.
 
     **Raises:** `TypeError` for a `prob` that is not an `ODEProblem`, or functions with the
-    wrong number of parameters; `ValueError` for `u_init` without `reduction`.
+    wrong number of parameters; `ValueError` for `u_init` without `reduction`, and for `u0` and `p`
+    that aren't like the problem's, or have different numbers of trajectories.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p["k"] * u, [1.0], (0.0, 1.0), {"k": 2.0})
+    >>> ens = eo.EnsembleProblem(prob, p={"k": jnp.arange(4.0)})
+    >>> [f"{x:.3f}" for x in eo.solve(ens).u[:, -1, 0]]
+    ['1.000', '0.368', '0.135', '0.050']
     """
 
     prob: ODEProblem
@@ -206,15 +233,18 @@ class EnsembleProblem(eqx.Module):
         output_func: Callable | None = None,
         reduction: Callable | None = None,
         u_init: PyTree = None,
+        *,
+        u0: PyTree = None,
+        p: PyTree = None,
         **_unknown: Any,
     ):
-        known = ("prob", "prob_func", "output_func", "reduction", "u_init")
+        known = ("prob", "prob_func", "output_func", "reduction", "u_init", "u0", "p")
         refuse_unknown("EnsembleProblem", _unknown, known)
         if not isinstance(prob, ODEProblem):
             raise TypeError(
                 f"prob must be an ODEProblem, got {type(prob).__name__}. A list of problems "
-                "becomes a prob_func that picks its numbers: "
-                "prob_func=lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index])."
+                "becomes one problem and arrays with a row for each trajectory: "
+                "eo.EnsembleProblem(prob, u0=u0s, p=ps)."
             )
         for name, fn in (
             ("prob_func", prob_func),
@@ -227,6 +257,8 @@ class EnsembleProblem(eqx.Module):
             raise ValueError("u_init is given without a reduction; pass reduction= too.")
         if prob_func is not None:
             _takes_index(prob_func)
+        if u0 is not None or p is not None:
+            prob_func = _Rows.of(prob, u0, p, prob_func)
         self.prob = prob
         self.prob_func = prob_func
         self.output_func = output_func
@@ -235,23 +267,128 @@ class EnsembleProblem(eqx.Module):
 
     def make(self, ctx: EnsembleContext) -> ODEProblem:
         """The problem of the trajectory with this `ctx`."""
-        if self.prob_func is None:
-            return self.prob
-        if _takes_index(self.prob_func):
-            log_once(
-                "prob_func(prob, i, repeat) is called with i counted from 0 (Julia counts from "
-                "1); use prob_func(prob, ctx) with ctx.sim_id for Julia's numbering."
+        return self.prob if self.prob_func is None else _called(self.prob_func, self.prob, ctx)
+
+    @property
+    def rows(self) -> int | None:
+        """How many trajectories `u0` and `p` are given for; None where neither is given."""
+        return self.prob_func.n if isinstance(self.prob_func, _Rows) else None
+
+
+class _Rows(eqx.Module):
+    """A `prob_func` that gives each of `n` trajectories its rows of arrays, and then calls `then`.
+
+    - `own`: for each leaf of `p`, whether it has a row for each trajectory.
+    """
+
+    u0: PyTree
+    p: PyTree
+    own: PyTree = eqx.field(static=True)
+    n: int = eqx.field(static=True)
+    then: Callable | None
+
+    @classmethod
+    def of(cls, prob: ODEProblem, u0: Any, p: Any, then: Callable | None) -> "_Rows":
+        """
+        **Arguments:** as of `EnsembleProblem`; where `then` has rows itself, they are replaced by
+        those that are given.
+        """
+        if isinstance(then, cls):
+            u0, p, then = then.u0 if u0 is None else u0, then.p if p is None else p, then.then
+        counts: dict[str, int] = {}
+
+        def is_own(name: str, x: Any, shape: tuple | None) -> bool:
+            if not eqx.is_array_like(x) or np.shape(x) == shape:
+                return False
+            if not np.ndim(x) or shape not in (None, np.shape(x)[1:]):
+                wanted = f"[trajectory, {', '.join(map(str, shape or ()))}]".replace(", ]", "]")
+                raise ValueError(
+                    f"{name} of EnsembleProblem has the shape {np.shape(x)}; it must be {wanted}, "
+                    "with a row for each trajectory."
+                )
+            counts[name] = np.shape(x)[0]
+            return True
+
+        def own_leaves(name: str, rows: Any, like: Any) -> list[bool]:
+            if like is not None and jax.tree.structure(rows) != jax.tree.structure(like):
+                raise ValueError(
+                    f"{name} of EnsembleProblem must have the structure of the problem's {name}, "
+                    f"{jax.tree.structure(like)}, with a row for each trajectory in arrays that "
+                    f"differ; got {jax.tree.structure(rows)}."
+                )
+            paths = jtu.tree_leaves_with_path(rows)
+            shapes = [None] * len(paths) if like is None else map(np.shape, jax.tree.leaves(like))
+            names = (name + jtu.keystr(path) for path, _ in paths)
+            return [is_own(n, x, s) for n, (_, x), s in zip(names, paths, shapes, strict=True)]
+
+        if u0 is not None:
+            u0 = as_state(u0)
+            if not all(own_leaves("u0", u0, prob.u0)):
+                raise ValueError(
+                    "u0 of EnsembleProblem has the shape of one initial state, and must have a row "
+                    "for each trajectory; a state that all share belongs to the problem."
+                )
+        own = None
+        if p is not None:
+            p = as_parameters(p, time_dtype_of(jax.tree.leaves(prob.u0)[0]))
+            own = tuple(own_leaves("p", p, prob.p))
+        if len(set(counts.values())) != 1:
+            said = ", ".join(f"{name} {n}" for name, n in counts.items()) or "no array of p has any"
+            raise ValueError(
+                "u0 and p of EnsembleProblem must have rows for the same number of trajectories: "
+                f"{said}."
             )
-            new = self.prob_func(_own(self.prob), ctx.index, ctx.repeat)
-        else:
-            new = self.prob_func(_own(self.prob), ctx)
-        if not isinstance(new, ODEProblem):
-            hint = " (is a `return` missing?)" if new is None else ""
-            raise TypeError(
-                f"prob_func must return an ODEProblem, got {type(new).__name__}{hint}; write "
-                "`return eo.remake(prob, u0=...)`."
+        return cls(u0, p, own, next(iter(counts.values())), then)
+
+    def __call__(self, prob: ODEProblem, ctx: EnsembleContext) -> ODEProblem:
+        changes = {}
+        if self.u0 is not None:
+            changes["u0"] = jax.tree.map(lambda x: x[ctx.index], self.u0)
+        if self.p is not None:
+            leaves, structure = jax.tree.flatten(self.p)
+            rows = zip(leaves, self.own, strict=True)
+            changes["p"] = structure.unflatten(
+                [jnp.asarray(x)[ctx.index] if own else x for x, own in rows]
             )
-        return new
+        prob = remake(prob, **changes)
+        return prob if self.then is None else _called(self.then, prob, ctx)
+
+
+def _called(prob_func: Callable, prob: ODEProblem, ctx: EnsembleContext) -> ODEProblem:
+    """The problem that a `prob_func` makes."""
+    if _takes_index(prob_func):
+        log_once(
+            "prob_func(prob, i, repeat) is called with i counted from 0 (Julia counts from 1); use "
+            "prob_func(prob, ctx) with ctx.sim_id for Julia's numbering."
+        )
+        new = prob_func(_own(prob), ctx.index, ctx.repeat)
+    else:
+        with said_of_context("prob_func(prob, ctx)"):
+            new = prob_func(_own(prob), ctx)
+    if not isinstance(new, ODEProblem):
+        hint = " (is a `return` missing?)" if new is None else ""
+        raise TypeError(
+            f"prob_func must return an ODEProblem, got {type(new).__name__}{hint}; write "
+            "`return eo.remake(prob, u0=...)`."
+        )
+    return new
+
+
+@contextlib.contextmanager
+def said_of_context(call: str) -> Iterator[None]:
+    """**Raises:** `TypeError` in place of an error of a function `call` that takes its context for
+    a number."""
+    try:
+        yield
+    except (TypeError, IndexError) as e:
+        said = str(e).partition("\n")[0]
+        # NumPy doesn't say what it got.
+        if "EnsembleContext" not in said and "are valid indices" not in said:
+            raise
+        raise TypeError(
+            f"{call} gets a context, which is no number: its index is ctx.index, counted from 0, "
+            f"and ctx.sim_id from 1. ({said})"
+        ) from e
 
 
 def _own(prob: ODEProblem) -> ODEProblem:

@@ -254,9 +254,11 @@ class EnsembleSolution(_Solution):
     ([`open_ensemble`][ensembleode.open_ensemble]) are on disk, and are read as NumPy arrays when
     they are indexed: `jnp.asarray(sim.u)` reads everything.
 
-    `len(sim)` is the number of trajectories, `sim[i]` is the solution (or output) of trajectory i,
-    counted from 0, and `np.asarray(sim)` is `sim.u`. Called with times, a solution interpolates
-    (after `save_everystep=True`). It is a pytree: it can be returned from `jit` and differentiated.
+    `len(sim)` is the number of trajectories, and `sim[i]` is the solution (or output) of trajectory
+    i, counted from 0. `sim[2:5]`, `sim[mask]` and `sim[indices]` are the ensembles of some
+    trajectories, such as `sim[sim.successful]`. `np.asarray(sim)` is `sim.u`. Called with times, a
+    solution interpolates (after `save_everystep=True`). It is a pytree: it can be returned from
+    `jit` and differentiated.
     """
 
     u: PyTree
@@ -340,12 +342,15 @@ class EnsembleSolution(_Solution):
             raise TypeError("this ensemble was reduced: its result, as a whole, is sim.u.")
         if not is_tracer(i):
             n = len(self)
+            if isinstance(i, slice) or (np.ndim(i) == 1 and not isinstance(i, tuple)):
+                return self._some(np.arange(n)[i])
             try:
-                i = operator.index(i)
+                i = operator.index(i)  # pyright: ignore
             except TypeError:
                 raise TypeError(
-                    f"the index of a trajectory is an integer, got {i!r}; for several, index "
-                    "sim.u, sim.retcode, ..."
+                    "the index of a trajectory is an integer, and of several a slice, a mask "
+                    f"[trajectory] or a list of integers, got {i!r}; index sim.u for times and "
+                    "components."
                 ) from None
             if not -n <= i < n:
                 raise IndexError(f"trajectory {i} of {n}")
@@ -385,6 +390,25 @@ class EnsembleSolution(_Solution):
             u, t, retcode, stats, length, dense, self.engine, self._order, integral, events, given,
             saved, rows.p_at,
         )  # fmt: skip
+
+    def _some(self, indices: np.ndarray) -> "EnsembleSolution":
+        """The ensemble of these trajectories."""
+
+        def rows(tree: Any) -> Any:
+            return jax.tree.map(lambda x: x[indices], tree)
+
+        given, saved = self._given.content, self.saved
+        changes = {
+            "t": rows(self.t) if self.t is not None and np.ndim(self.t) == 2 else self.t,
+            "_dense": None if self._dense is None else self._dense.of(indices),
+            "_given": Aside(given and given.some(indices)),
+            **{name: getattr(self, name) for name in _OF_ALL},
+        }
+        if saved is not None:
+            own = saved.has_own_times
+            changes["saved"] = Saved(saved.t if own else changes["t"], rows(saved.values), own)
+        rest = {name: rows(x) for name, x in vars(self).items() if name not in changes}
+        return EnsembleSolution(**rest, **changes)
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
@@ -485,8 +509,8 @@ class EnsembleSolution(_Solution):
         - `integral`, over the same dimensions, for a problem with an `integrand`; if that returns a
             pytree, a variable for each leaf, `integral.name`. With a `SavingCallback` also `saved`
             or, for a pytree, `saved.name`; over `saved.time` if that has times of its own.
-        - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
-            `stats`, over `trajectory`.
+        - `retcode` (integers), `retcode.name` (`"Success"`, `"MaxIters"`, ...), `length` and the
+            counts of `stats`, over `trajectory`.
         - `p_at`, over the same dimensions, where affects change parameters: `p_at.name`, likewise.
         - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and
             `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`;
@@ -521,6 +545,10 @@ class EnsembleSolution(_Solution):
 
     def __repr__(self) -> str:
         return text_of_ensemble(self)
+
+
+# What a solution of some trajectories has in common with that of all.
+_OF_ALL = ("converged", "elapsed", "engine", "kind", "_order", "_adds_end")
 
 
 def _interpolated(

@@ -6,7 +6,7 @@ import inspect
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,19 @@ def _as_it_is() -> Iterator[None]:
     from Python; and rows that aren't reached are NaN, and times inf, of which nothing is wrong."""
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         yield
+
+
+@overload
+def solve(prob: ODEProblem, alg: Any = None, **options: Any) -> ODESolution: ...
+
+
+@overload
+def solve(
+    prob: EnsembleProblem,
+    alg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    **options: Any,
+) -> EnsembleSolution: ...
 
 
 @_as_it_is()
@@ -135,7 +148,8 @@ def solve(
         `EnsembleThreads()`. Where JAX computes on a GPU, it is `EnsembleGPUKernel()` for what that
         can solve, and otherwise `EnsembleGPUArray()`. `sim.engine` says which, and why. A single
         problem is solved on the CPU there if the compiled engine takes it, and as arrays if not.
-    - `trajectories`: the number of trajectories (`1e4` is allowed); required for an ensemble.
+    - `trajectories`: the number of trajectories (`1e4` is allowed); required for an ensemble
+        without rows in `u0` or `p`.
     - `saveat`: a spacing (both ends are saved, too); or an array of times (saved exactly as it is);
         or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
         start and the end are saved.
@@ -234,7 +248,7 @@ def solve(
         ens, n = EnsembleProblem(prob), 1
         refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
     elif isinstance(prob, EnsembleProblem):
-        ens, n = prob, check_trajectories(trajectories)
+        ens, n = prob, check_trajectories(prob, trajectories)
     else:
         raise TypeError(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
@@ -418,8 +432,9 @@ def _writer(run: Run) -> stores.Writer:
     times = None if job.plan.own_times else _shared_times(job)
     one = outcome_of_one(job)
     return stores.Writer(
-        run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key
-    )
+        run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key,
+        run.started,
+    )  # fmt: skip
 
 
 #
@@ -496,7 +511,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
-        events = as_jax_arrays(first_events(events, most, several=True))
+        events = first_events(events, most, several=True)
     given = _given(job)
     about = (*about, dense, job.plan.order, beside[0], events, given)
     more: dict[str, Any] = {}

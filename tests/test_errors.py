@@ -30,8 +30,10 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 @pytest.fixture(scope="module", autouse=True)
 def warm():
     """What JAX compiles once a process, whatever is solved: keys, and constants of each shape."""
-    for constant in (1, np.array([1, 2]), U0, U0_SINGLE, U0[:1], U0[:0]):
+    others = (1.0, np.ones(3), np.ones(4), np.ones(5), np.ones((4, 2)), np.ones((4, 3)))
+    for constant in (1, np.array([1, 2]), U0, U0_SINGLE, U0[:1], U0[:0], *others):
         jnp.asarray(constant)
+    eo.ODEProblem(linear, 1.0, (0.0, 1.0))
     ens = eo.EnsembleProblem(decay(), output_func=lambda sol, ctx: None)
     with pytest.raises(TypeError):
         eo.solve(ens, trajectories=3)
@@ -155,21 +157,67 @@ PROBLEMS = [
         lambda: eo.remake(decay(), trajectories=3),
     ),
     case(
-        "remake of an ensemble",
+        "unknown argument in remake of an ensemble",
         TypeError,
-        "remake takes an ODEProblem, got EnsembleProblem.*build a new EnsembleProblem",
-        lambda: eo.remake(eo.EnsembleProblem(decay()), u0=U0),
+        "EnsembleProblem has no option 'reltol'",
+        lambda: eo.remake(eo.EnsembleProblem(decay()), reltol=1e-3),
+    ),
+    case(
+        "an ensemble with one state as u0",
+        ValueError,
+        r"u0 of EnsembleProblem has the shape of one.*a row for each",
+        lambda: eo.EnsembleProblem(decay(), u0=U0),
+    ),
+    case(
+        "an ensemble with other states",
+        ValueError,
+        r"u0 of EnsembleProblem has the shape \(4, 3\); it must be \[trajectory, 2\]",
+        lambda: eo.EnsembleProblem(decay(), u0=np.ones((4, 3))),
+    ),
+    case(
+        "an ensemble with other parameters",
+        ValueError,
+        r"p of EnsembleProblem must have the structure of the problem's p.*'k'",
+        lambda: eo.EnsembleProblem(decay(), p={"k": np.ones(4)}),
+    ),
+    case(
+        "an ensemble with rows for 4 and 5",
+        ValueError,
+        "same number of trajectories: u0 4, p 5",
+        lambda: eo.EnsembleProblem(decay(), u0=np.ones((4, 2)), p=np.ones(5)),
+    ),
+    case(
+        "an ensemble with p of one",
+        ValueError,
+        "same number of trajectories: no array of p has any",
+        lambda: eo.EnsembleProblem(decay(), p=2.0),
+    ),
+    case(
+        "more trajectories than rows",
+        ValueError,
+        "trajectories=5, and u0 and p of the EnsembleProblem have rows for 4",
+        lambda: eo.solve(eo.EnsembleProblem(decay(), u0=np.ones((4, 2))), trajectories=5),
+    ),
+    *(
+        case(
+            f"{name} an array of {x.dtype}",
+            TypeError,
+            rf"{name}.* an array of the dtype {re.escape(str(x.dtype))}.*astype\(float\)",
+            lambda name=name, x=x: eo.remake(decay(), **{name: {"k": x}}),
+        )
+        for name in ("u0", "p")
+        for x in (np.array([1.0, None]), np.array(["a", "b"]), np.array(["2026"], "M8[Y]"))
     ),
     case(
         "remake of nothing",
         TypeError,
-        "remake takes an ODEProblem, got NoneType",
+        "remake takes an ODEProblem, an EnsembleProblem or an integrator, got NoneType",
         lambda: eo.remake(None),
     ),
     case(
         "ensemble of a list",
         TypeError,
-        "prob must be an ODEProblem, got list.*prob_func",
+        r"prob must be an ODEProblem, got list.*EnsembleProblem\(prob, u0=u0s, p=ps\)",
         lambda: eo.EnsembleProblem([decay()]),
     ),
     case(
@@ -255,6 +303,72 @@ FIELDS = [
         lambda: field(lambda u, p, t: u if u[0] > 0 else -u),
     ),
 ]
+
+
+# A state or parameters that are something else than f takes them for.
+CONTAINERS = [
+    *(
+        case(
+            f"u0 a number, {name}",
+            error,
+            r"u0.*number.*write u0=\[1\.0\] or jnp\.array\(\[1\.0\]\)",
+            lambda f=f: field(f, 1.0),
+        )
+        for name, error, f in (
+            ("indexed", TypeError, lambda u, p, t: -u[0]),
+            ("taken apart", TypeError, lambda u, p, t: jnp.array([*u])),
+            ("a vector returned", ValueError, lambda u, p, t: jnp.array([-u])),
+        )
+    ),
+    case(
+        "p a number, indexed",
+        TypeError,
+        r"p of the problem is given as a number.*write p=\[1\.0\]",
+        lambda: field(lambda u, p, t: -p[0] * u),
+    ),
+    *(
+        case(
+            f"p a tuple, {name}",
+            TypeError,
+            r"f failed.*list or a tuple is no array.*jnp\.array",
+            lambda f=f: solve(prob=eo.ODEProblem(f, U0, (0.0, 1.0), (1.0, 2.0))),
+        )
+        for name, f in {
+            "negative": lambda u, p, t: -p * u,
+            "times": lambda u, p, t: p * u,
+            "in a function": lambda u, p, t: jnp.sin(p) * u,
+        }.items()
+    ),
+    case(
+        "other keys",
+        TypeError,
+        r"f failed: 'a'.*p has the keys 'A'.*p=\{\*\*prob\.p, 'key': value\}",
+        lambda: eo.solve(
+            eo.remake(
+                eo.ODEProblem(lambda u, p, t: -p["a"] * u, U0, (0.0, 1.0), {"a": 1.0}), p={"A": 1.0}
+            )
+        ),
+    ),
+    case(
+        "another shape of u0",
+        ValueError,
+        r"prob_func changed u0 from \(2,\) to \(3,\).*f must return an array of the shape",
+        lambda: eo.solve(
+            eo.EnsembleProblem(
+                eo.ODEProblem(lambda u, p, t: jnp.array([u[1], -u[0]]), U0, (0.0, 1.0)),
+                lambda prob, ctx: eo.remake(prob, u0=np.ones(3)),
+            ),
+            trajectories=2,
+        ),
+    ),
+    case(
+        "f with an array of objects",
+        TypeError,
+        r"f computes with a NumPy array of objects.*astype\(float\)",
+        lambda: field(lambda u, p, t: u * OBJECTS),
+    ),
+]
+OBJECTS = np.array([1.0, 2.0], dtype=object)
 
 
 def time_first(t, y):
@@ -783,6 +897,30 @@ TIMES = [
 
 OPTIONS = [
     case(
+        "the solver after the algorithm",
+        TypeError,
+        r"solver is the second argument.*solve\(ens, eo\.Tsit5\(\), eo\.EnsembleThreads\(\)\)",
+        lambda: solve(eo.EnsembleThreads(), eo.Vern7()),
+    ),
+    *(
+        case(
+            f"{kind.__name__} with a backend of Julia",
+            ValueError,
+            rf"{kind.__name__}\(backend='CUDA'\) names a package of Julia.*engine='julia'",
+            lambda kind=kind: solve(eo.Tsit5(), kind(backend="CUDA")),
+        )
+        for kind in (eo.EnsembleGPUKernel, eo.EnsembleGPUArray)
+    ),
+    *(
+        case(
+            f"kernels on {name} without a GPU",
+            ValueError,
+            r"EnsembleGPUKernel\(devices=.*\) names GPUs.*eo\.EnsembleThreads\(\)",
+            lambda devices=devices: solve(eo.Tsit5(), eo.EnsembleGPUKernel(devices=devices)),
+        )
+        for name, devices in {"two devices": 2, "a list": jax.devices("cpu")}.items()
+    ),
+    case(
         "trajectories missing",
         ValueError,
         r"trajectories is missing.*trajectories=100",
@@ -1020,7 +1158,35 @@ OPTIONS = [
     ),
 ]
 
+# What people do with a context as if it were the index.
+AS_INDEX = {
+    "times": lambda i: 2.0 * i,
+    "plus": lambda i: i + 1,
+    "negative": lambda i: -i,
+    "compared": lambda i: jnp.where(i > 0, 1.0, 2.0),
+    "of a list": lambda i: [1.0, 2.0, 3.0][i],
+    "of NumPy": lambda i: U0[i],
+    "of JAX": lambda i: jnp.asarray(U0)[i],
+    "in a function": lambda i: jnp.sin(i),
+    "float": lambda i: float(i),
+}
+
 FUNCTIONS = [
+    *(
+        case(
+            f"{name}: a context as an index, {what}",
+            TypeError,
+            rf"{name} gets a context, which is no number.*ctx\.index.*ctx\.sim_id",
+            lambda fn=fn, run=run: run(fn),
+        )
+        for what, fn in AS_INDEX.items()
+        for name, run in {
+            r"prob_func\(prob, ctx\)": lambda fn: made(lambda prob, i: eo.remake(prob, p=fn(i))),
+            r"output_func\(sol, ctx\)": lambda fn: output(
+                lambda sol, i: (sol.u[-1] * fn(i), False)
+            ),
+        }.items()
+    ),
     *(
         case(
             f"prob_func returning a {type(value).__name__}",
@@ -1134,7 +1300,17 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize(
     ("error", "match", "call"),
-    [*PROBLEMS, *FIELDS, *SIGNATURES, *CALLBACKS, *OTHER_NAMES, *TIMES, *OPTIONS, *FUNCTIONS],
+    [
+        *PROBLEMS,
+        *FIELDS,
+        *CONTAINERS,
+        *SIGNATURES,
+        *CALLBACKS,
+        *OTHER_NAMES,
+        *TIMES,
+        *OPTIONS,
+        *FUNCTIONS,
+    ],
 )
 def test_bad_input(error, match, call, compiles):
     with pytest.raises(error, match="(?s)" + match):

@@ -72,7 +72,8 @@ assert len(traced) == 1
 
 
 def test_every_name_is_there():
-    assert set(eo.__all__) < set(dir(eo))
+    assert set(eo.__all__) == {name for name in dir(eo) if not name.startswith("_")}
+    assert all(name.startswith("__") for name in set(dir(eo)) - set(eo.__all__))
     for name in eo.__all__:
         found = getattr(eo, name)
         assert vars(eo)[name] is found

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from typing import assert_type
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,95 @@ def test_remake_of_f_and_p():
     assert new.p is None
 
 
+@pytest.mark.parametrize(
+    ("p", "rows", "read"),
+    [
+        (-1.0, lambda x: x, lambda p: p),
+        (None, lambda x: x, lambda p: p),
+        ([-1.0, 2.0], lambda x: [[float(y), 2.0] for y in x], lambda p: p[0]),
+        (
+            {"k": -1.0, "n": 2, "kind": "slow"},
+            lambda x: {"k": x, "n": 2, "kind": "slow"},
+            lambda p: p["k"],
+        ),
+        ((np.ones((2, 2)), -1.0), lambda x: (np.ones((2, 2)), x), lambda p: p[1]),
+    ],
+    ids=["number", "none", "list", "dict", "tuple"],
+)
+def test_rows_for_each_trajectory(p, rows, read):
+    """They are the trajectories of a `prob_func` that picks them."""
+    rates, starts = np.array([-1.0, -2.0, 0.5]), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    prob = eo.ODEProblem(lambda u, p, t: read(p) * u, starts[0], (0.0, 1.0), p)
+    ens = eo.EnsembleProblem(prob, u0=starts, p=rows(rates))
+    sim = eo.solve(ens, abstol=1e-8, reltol=1e-8)
+    wanted = starts * np.exp(rates)[:, None]
+    np.testing.assert_allclose(sim.u[:, -1], wanted, rtol=1e-6)
+    fewer = eo.solve(ens, trajectories=2)
+    assert len(fewer) == 2
+    again = eo.remake(ens, u0=2.0 * starts, prob=eo.remake(prob, tspan=(0.0, 2.0)))
+    sim = eo.solve(again, abstol=1e-8, reltol=1e-8)
+    np.testing.assert_allclose(sim.u[:, -1], 2 * starts * np.exp(2 * rates)[:, None], rtol=1e-6)
+
+
+def test_rows_before_a_prob_func_and_their_gradients():
+    prob = eo.ODEProblem(lambda u, p, t: {"a": p["k"] * u["a"]}, {"a": 1.0}, (0.0, 1.0), {"k": 1.0})
+
+    def end(starts, rates):
+        ens = eo.EnsembleProblem(
+            prob,
+            lambda prob, ctx: eo.remake(prob, u0={"a": ctx.sim_id * prob.u0["a"]}),
+            u0={"a": starts},
+            p={"k": rates},
+        )
+        return eo.solve(ens, abstol=1e-9, reltol=1e-9).u["a"][:, -1].sum()
+
+    starts, rates = jnp.array([1.0, 2.0]), jnp.array([0.5, -0.5])
+    for transform in (jax.grad, lambda *a: jax.jit(jax.grad(*a))):
+        by_start, by_rate = transform(end, (0, 1))(starts, rates)
+        np.testing.assert_allclose(by_start, np.array([1.0, 2.0]) * np.exp(rates), rtol=1e-6)
+        np.testing.assert_allclose(by_rate, np.array([1.0, 4.0]) * np.exp(rates), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+def test_a_list_of_numbers_in_p_is_an_array(dtype):
+    u0 = np.ones(2, dtype)
+    real = np.finfo(dtype).dtype
+
+    def of(p):
+        return eo.ODEProblem(lambda u, p, t: u, u0, (0.0, 1.0), p).p
+
+    for p in ([1.5, 1.0], [10, 28, 8 / 3], [[1.0, 2.0], [3.0, 4.0]], [np.float32(1.0), 2.0]):
+        array = of(p)
+        assert isinstance(array, jax.Array)
+        assert array.dtype == (np.float32 if isinstance(p[0], np.float32) else real)
+        np.testing.assert_allclose(array, np.array(p), rtol=1e-6)
+    assert jnp.issubdtype(of([1, 2]).dtype, jnp.integer)
+    assert of([1j, 1.0]).dtype == np.result_type(real, np.complex64)
+    inside = of({"k": [1.0, 2.0], "more": ([3.0], "name", [4.0, "x"])})
+    assert isinstance(inside["k"], jax.Array)
+    assert isinstance(inside["more"][0], jax.Array)
+    for p in ((1.5, 1.0), [True, 1.0], ["a", "b"], [], [None], [[1.0], [1.0, 2.0]][:0], 1.5):
+        assert of(p) is p
+    ragged = of([[1.0], [1.0, 2.0]])
+    assert isinstance(ragged, list)
+    np.testing.assert_array_equal(ragged[1], [1.0, 2.0])
+
+
+def test_a_list_of_traced_numbers_in_p_is_an_array():
+    def end(a):
+        prob = eo.ODEProblem(lambda u, p, t: p[0] * u, [1.0], (0.0, 1.0), [a, 2.0])
+        return eo.solve(eo.remake(prob, p=prob.p * 2.0), abstol=1e-9, reltol=1e-9).u[-1, 0]
+
+    np.testing.assert_allclose(jax.grad(end)(0.5), 2 * np.exp(1.0), rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(end))(0.5), 2 * np.exp(1.0), rtol=1e-6)
+
+
+def test_an_affect_may_give_p_as_a_list():
+    half = eo.PresetTimeCallback([0.5], lambda i: eo.remake(i, p=[2.0, 1.0]))
+    prob = eo.ODEProblem(lambda u, p, t: p[0] * jnp.ones_like(u), [0.0], (0.0, 1.0), [1.0, 1.0])
+    np.testing.assert_allclose(eo.solve(prob, callback=half).u[-1], [1.5], rtol=1e-6)
+
+
 def test_remake_without_changes_is_equal():
     prob = decay(saveat=0.1)
     new = eo.remake(prob)
@@ -166,6 +256,16 @@ def test_options_kept_with_the_problem_are_used():
 #
 # Contexts
 #
+
+
+def test_types_of_solutions_are_known():
+    """To type checkers, which check this file."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+    sol = assert_type(eo.solve(prob, eo.Tsit5(), saveat=0.5), eo.ODESolution)
+    ens = assert_type(eo.remake(eo.EnsembleProblem(prob), u0=[[1.0], [2.0]]), eo.EnsembleProblem)
+    sim = assert_type(eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial()), eo.EnsembleSolution)
+    assert len(sol) == 3
+    assert len(sim) == 2
 
 
 def test_context():

@@ -143,9 +143,79 @@ def test_an_index_is_an_integer():
         solution()[1.5]
 
 
-def test_a_slice_says_what_to_do():
-    with pytest.raises(TypeError, match=r"sim\.u"):
-        solution()[1:3]
+def test_an_index_of_several_axes_says_what_to_do():
+    with pytest.raises(TypeError, match=r"a slice, a mask .* index sim\.u"):
+        solution()[1, 0]
+
+
+def bouncing(**options):
+    """Four trajectories that end at different times, with events, integrals and values beside."""
+    ground = eo.ContinuousCallback(
+        lambda u, t, i: u["x"], lambda i: eo.remake(i, u={**i.u, "v": -i.p["e"] * i.u["v"]})
+    )
+    prob = eo.ODEProblem(
+        lambda u, p, t: {"x": u["v"], "v": -jnp.ones_like(u["v"])},
+        {"x": 1.0, "v": 0.0},
+        (0.0, 1.0),
+        {"e": 0.5, "kind": "ball"},
+        integrand=lambda u, p, t: u["x"],
+    )
+    ens = eo.EnsembleProblem(
+        prob,
+        lambda prob, ctx: eo.remake(
+            prob, tspan=(0.0, 1.0 + ctx.index), p={**prob.p, "e": 0.5 + ctx.index / 10}
+        ),
+        **options.pop("parts", {}),
+    )
+    values = eo.SavingCallback(lambda u, p, t: 2.0 * u["x"])
+    callback = eo.CallbackSet(ground, values) if not ens.output_func else ground
+    return eo.solve(ens, trajectories=4, callback=callback, **options)
+
+
+@pytest.fixture(scope="module")
+def some_of(tmp_path_factory):
+    """Ensembles to take some trajectories of, with all that solutions have."""
+    path = tmp_path_factory.mktemp("some") / "store.zarr"
+    bouncing(saveat=0.5, store=path)
+    output = {"output_func": lambda sol, ctx: ({"end": sol.u["x"][-1]}, False)}
+    return {
+        "own times": bouncing(saveat=0.5),
+        "every step": bouncing(save_everystep=True),
+        "store": eo.open_ensemble(path),
+        "outputs": bouncing(parts=output),
+    }
+
+
+@pytest.mark.parametrize("name", ["own times", "every step", "store", "outputs"])
+@pytest.mark.parametrize(
+    "which",
+    [slice(1, 3), slice(None, None, -2), [3, 0, 3], np.array([True, False, False, True]), [-1], []],
+    ids=str,
+)
+def test_some_trajectories(some_of, name, which):
+    """They are the trajectories that they are by themselves."""
+    sim = some_of[name]
+    some, wanted = sim[which], np.arange(4)[which]
+    assert len(some) == len(wanted)
+    for mine, i in zip(some, wanted.tolist(), strict=True):
+        theirs = sim[i]
+        a, b = jax.tree.flatten(mine), jax.tree.flatten(theirs)
+        assert a[1] == b[1]
+        jax.tree.map(np.testing.assert_array_equal, a[0], b[0])
+        if name != "outputs":
+            np.testing.assert_array_equal(mine.p["e"], theirs.p["e"])
+            assert mine.p["kind"] == "ball"
+            np.testing.assert_array_equal(mine.u0["x"], theirs.u0["x"])
+    if name == "every step" and len(wanted):
+        np.testing.assert_array_equal(some(0.5)["x"], sim(0.5)["x"][wanted])
+    if name != "outputs":
+        assert some.to_xarray()["p.e"].shape == (len(wanted),)
+
+
+@pytest.mark.parametrize("which", [[0, 4], [True, False], [0.5], "a", None])
+def test_some_that_are_not_there(which, unchecked):
+    with pytest.raises((IndexError, TypeError)):
+        solution()[which]
 
 
 def test_a_trajectory_inside_jit():

@@ -237,7 +237,11 @@ def retcode_attributes() -> dict:
 
 def _counts(sol: Any, dims: tuple) -> dict:
     codes = np.asarray(sol.retcode)
-    variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
+    names = np.array([code.name for code in ReturnCode])
+    variables: dict[str, tuple] = {
+        "retcode": (dims, codes, retcode_attributes()),
+        "retcode.name": (dims, names[codes]),
+    }
     for name, count in vars(sol.stats).items():
         if count is not None:
             variables[name] = (dims, np.asarray(count))

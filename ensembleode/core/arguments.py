@@ -10,6 +10,7 @@ import numpy as np
 from ..aliases import solver_by_name
 from ..ensemble import EnsembleAlgorithm
 from ..options import as_count
+from ..problem import EnsembleProblem
 from ..solvers import Tsit5
 from ..tracing.program import is_tracer
 from .lane import Trajectories
@@ -18,10 +19,15 @@ from .lane import Trajectories
 def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
     """The solver and the ensemble algorithm, from the first two arguments.
 
-    **Raises:** `TypeError` for a class or a string in place of a solver.
+    **Raises:** `TypeError` for a class, a string or an ensemble algorithm in place of a solver.
     """
-    if isinstance(alg, EnsembleAlgorithm) and ensemblealg is None:  # SciML allows it
-        return Tsit5(), alg
+    if isinstance(alg, EnsembleAlgorithm):
+        if ensemblealg is None:  # SciML allows it
+            return Tsit5(), alg
+        raise TypeError(
+            "the solver is the second argument, and the ensemble algorithm the third: "
+            f"solve(ens, eo.Tsit5(), eo.{type(alg).__name__}()); got {alg!r}, {ensemblealg!r}."
+        )
     if isinstance(alg, type):
         raise TypeError(
             f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}()."
@@ -31,16 +37,24 @@ def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
     return Tsit5() if alg is None else alg, ensemblealg
 
 
-def check_trajectories(trajectories: Any) -> int:
+def check_trajectories(ens: EnsembleProblem, trajectories: Any) -> int:
     """The number of trajectories.
 
-    **Raises:** `ValueError` where it isn't given, or isn't positive.
+    **Raises:** `ValueError` where it isn't given, isn't positive, or is larger than the number of
+    rows that the ensemble has.
     """
-    if trajectories is None:
+    rows = ens.rows
+    if trajectories is None and rows is None:
         raise ValueError(
             "trajectories is missing: say how many, as in solve(..., trajectories=100)."
         )
-    return as_count("trajectories", trajectories)
+    n = as_count("trajectories", rows if trajectories is None else trajectories)
+    if rows is not None and n > rows:
+        raise ValueError(
+            f"trajectories={n}, and u0 and p of the EnsembleProblem have rows for {rows}: "
+            "leave trajectories out to solve these."
+        )
+    return n
 
 
 def check_direction(every: Trajectories, n: int) -> None:

@@ -22,6 +22,7 @@ from ..solvers.time import next_time
 from ..tracing.program import is_tracer, Program, program_of, trace, with_constants
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.written_numbers import with_numbers_apart
+from .checked_reads import check_reads
 from .consistent_start import AfterJumps, consistent_again
 from .events import Continuous, Discrete, Events, Jump, Limit, Part
 
@@ -309,6 +310,7 @@ class Tracing:
             if "positional argument" not in str(e):
                 raise
             raise TypeError(f"{argument} of {name} can't be called: {e}") from e
+        check_reads(f"{argument} of {name}", program, consts)
         check_once(
             fn,
             lambda: numbers_in(program, consts) == numbers_in(*trace(flat, *args)),

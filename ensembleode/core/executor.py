@@ -16,8 +16,7 @@ class Executor(abc.ABC):
     """Runs trajectories.
 
     - `vectorised`: whether a batch is stepped together, with independent trajectories. A batch
-        should then fit the cache, and a shorter last batch is filled up with copies, so that it
-        needs no program of its own.
+        should then fit the cache.
     - `reports`: whether the executor itself calls `job.report` and `job.sink` as trajectories are
         done.
     - `totals`: whether it has `total`.
@@ -39,6 +38,12 @@ class Executor(abc.ABC):
     def check(self, plan: Plan) -> None:
         """**Raises:** `ValueError` for a plan that this ensemble algorithm can't carry out."""
         del plan
+
+    def fills_up(self, plan: Plan) -> bool:
+        """Whether a shorter batch is filled up with copies, so that it needs no program of its
+        own."""
+        del plan
+        return self.vectorised
 
     @abc.abstractmethod
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:

@@ -70,6 +70,14 @@ class Known(_Chosen):
         p = self.of_parameters(lambda x, own: x if own else None, lambda _: None)
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
+    def some(self, indices: np.ndarray) -> "Known":
+        """The record of these trajectories."""
+        p = self.of_parameters(lambda x, own: x[indices] if own else x, lambda x: x)
+        starts = self.starts
+        if self.own_starts:
+            starts = jax.tree.map(lambda x: x[indices], starts)
+        return dataclasses.replace(self, starts=starts, parameters=p, n=len(indices))
+
     def portable(self) -> "Known | None":
         """This record where it can be pickled; None where something in the parameters can't."""
         try:
@@ -134,6 +142,17 @@ class Given(_Chosen):
 
     def portable(self) -> Known | None:
         return self.known.portable()
+
+    def some(self, indices: np.ndarray) -> "Given | Known":
+        """The same for these trajectories."""
+        if not len(indices):
+            return self.known_of(jnp.arange(1)).some(indices)
+        chosen = jnp.asarray(indices)
+
+        def lanes(places: Any, repeat: Any) -> Any:
+            return self.lanes(chosen[places], repeat)
+
+        return dataclasses.replace(self, lanes=lanes, n=len(indices))
 
     @functools.cached_property
     def known(self) -> Known:

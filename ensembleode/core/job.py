@@ -16,12 +16,13 @@ from ..events import End, Events, with_end
 from ..ground.alone import alone
 from ..ground.aside import Aside
 from ..options import time_dtype_of
-from ..problem import EnsembleContext
+from ..problem import EnsembleContext, said_of_context
 from ..saving_callback import Saved
 from ..solution import EngineChoice, ODESolution
 from ..stats import COUNTS, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
+from .checked_reads import check_reads_by_index
 from .given import Given
 from .lane import Lane, Trajectories
 from .plan import dense_of, Happened, Outcome, Plan, Result
@@ -224,7 +225,8 @@ def with_output(job: Job) -> Job:
         outcome, saved = _as_given(plan, result), saved_of(job, result.t, values)
         sol = solution_of(outcome_with_end(job, outcome)[0], plan, numbers)
         sol = dataclasses.replace(sol, saved=saved)
-        got = output_func(sol, EnsembleContext(index, repeat, key))
+        with said_of_context("output_func(sol, ctx)"):
+            got = output_func(sol, EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -256,6 +258,9 @@ def with_output(job: Job) -> Job:
             "output_func must be written in JAX, as it is traced once for all trajectories: "
             f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
         ) from e
+    if (given := job.trajectories.given) is not None:
+        others = len(jax.tree.leaves((result, numbers)))
+        check_reads_by_index("output_func", program, consts, given.n, others)
     check_once(
         output_func,
         lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +21,10 @@ from .executor import Executor
 from .interrupts import check
 from .job import cause_of, integers, Job, may_rerun, Unfinished
 from .plan import Outcome
+
+
+# Up to so many small batches, reruns take these, and above it one of the first run's size.
+_FEW = 4
 
 
 class Run(NamedTuple):
@@ -117,7 +120,7 @@ class Run(NamedTuple):
 
     def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor
-        missing = size - len(wanted) if executor.vectorised else 0
+        missing = size - len(wanted) if executor.fills_up(job.plan) else 0
         # NumPy's arrays, since jitted functions take these faster.
         indices = np.pad(wanted, (0, missing), mode="edge")
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
@@ -142,22 +145,26 @@ class Run(NamedTuple):
 
     def _again(self, wanted: np.ndarray, outcome: Outcome) -> Outcome:
         first, outcome = outcome, jax.tree.map(lambda x: np.array(raw(x)), outcome)
+        # Whatever number is left, batches have two sizes, for which programs are compiled.
+        small = self.size
+        if self.executor.fills_up(self.job.plan):
+            small = min(max(self.size // _FEW**2, self.job.plan.width), self.size)
         for repeat in range(2, self.max_repeats + 1):
             pending = np.flatnonzero(outcome.rerun)
             if not len(pending):
                 break
-            # Powers of two, so that few shapes are compiled (where a batch can be filled up).
-            size = min(2 ** math.ceil(math.log2(len(pending))), self.size)
-            try:
-                again = self._once(wanted[pending], repeat, size)
-            except (Unfinished, KeyboardInterrupt) as e:
-                done = ~outcome.rerun
-                outcome = jax.tree.map(as_before, first, outcome)
-                raise Unfinished(outcome, done, cause_of(e)) from None
-            for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
-                new = np.asarray(raw(new))
-                check_room(old.shape[1:], new.shape[1:])
-                old[pending] = new
+            size = small if len(pending) <= _FEW * small else self.size
+            for part in np.split(pending, range(size, len(pending), size)):
+                try:
+                    again = self._once(wanted[part], repeat, size)
+                except (Unfinished, KeyboardInterrupt) as e:
+                    done = ~outcome.rerun
+                    outcome = jax.tree.map(as_before, first, outcome)
+                    raise Unfinished(outcome, done, cause_of(e)) from None
+                for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
+                    new = np.asarray(raw(new))
+                    check_room(old.shape[1:], new.shape[1:])
+                    old[part] = new
         return jax.tree.map(as_before, first, _give_up(outcome, np))
 
     def _report(self, outcome: Outcome) -> None:

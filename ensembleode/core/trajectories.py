@@ -19,13 +19,14 @@ from ..ground.lifting import lift_numpy, NUMPY_INDEXED
 from ..ground.logs import log_once
 from ..ground.recent import jit_recent
 from ..numbers import of_kind
-from ..problem import EnsembleContext, EnsembleProblem
+from ..problem import EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from ..tracing.purity import owned
 from .called_prob_func import called
+from .checked_reads import check_reads_by_index
 from .lane import Trajectories
 from .saving import grid, Saving, Spacing
-from .traced_prob_func import as_input, Impure, trace_checked
+from .traced_prob_func import as_input, Impure, Trace, trace_checked
 from .trajectory_maker import Maker
 
 
@@ -56,7 +57,7 @@ def describe(
 def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
     ens = maker.ens
     try:
-        return _traced(maker, key, n)
+        made = trace_checked(maker, key)
     except Impure as error:
         if being_staged():
             raise TypeError(str(error)) from None
@@ -67,12 +68,12 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
         by_array = isinstance(error.__cause__ or error, NUMPY_INDEXED)
         lifted = lift_numpy(ens.prob_func) if by_array else None
         if lifted is not None:
-            # NumPy raises for an index past the end, where JAX takes the last row.
-            ens.make(EnsembleContext(n - 1, 1, key))
             ens = dataclasses.replace(ens, prob_func=lifted)
             return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
         first_line = str(error).partition("\n")[0]
         message = _CALLED_AS_NOT_TRACEABLE.format(f"{type(error).__name__}: {first_line}")
+    else:
+        return _traced(maker, key, n, made)
     # Either prob_func needs a concrete index, or it is wrong. Called with a concrete index it works
     # in the first case, and raises its plain error in the second. This is after the trace is
     # forgotten: as long as a constant of the trace lives, JAX uses it for the NumPy array that it
@@ -95,9 +96,9 @@ _CALLED_AS_IMPURE = (
 )
 
 
-def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
-    """Trace `maker` over the index."""
-    program, consts, leaves, structure = trace_checked(maker, key)
+def _traced(maker: Maker, key: Any, n: int, made: Trace) -> Trajectories:
+    program, consts, leaves, structure = made
+    check_reads_by_index("prob_func", program, consts, n)
     # The solution computes u0 and p from them again, even if arrays have been overwritten by then.
     consts = list(map(owned, consts))
     varies = tuple(program.depends_on([True] * 3))

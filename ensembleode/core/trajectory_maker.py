@@ -1,6 +1,7 @@
 """One trajectory: from the problem that `prob_func` returns to its numbers and the traced `f`."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -21,6 +22,7 @@ from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumb
 from ..tracing.program import is_inexact, is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .callback_tracing import Tracing
+from .checked_reads import check_new_parameters, check_reads
 from .consistent_start import with_equations_after_jumps
 from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
@@ -62,6 +64,8 @@ class Maker:
         # For each program by its name: what was traced last, and the result.
         self._traced: dict[str, tuple] = {}
         self.programs: dict[str, Program] = {}
+        # These, and those that become a part of another one, or belong to a callback.
+        self._readers: dict[str, Program] = {}
         self.extension: Extension | None = None
         self.events: Events | None = None
         self.form: ImplicitForm | None = None
@@ -148,6 +152,8 @@ class Maker:
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
             lane = self._extended(lane, more)
         self._keep("extension", self.extension, "the integrand", index)
+        if prob.f is self.ens.prob.f:
+            check_new_parameters(prob.p, self.ens.prob.p, self._is_number, self._readers.values())
         return lane
 
     def _formed(self, lane: Lane, f: ODEFunction, tree: StateTree | None, more: tuple) -> Lane:
@@ -193,12 +199,28 @@ class Maker:
         if fn is None:
             program, consts = None, ()
         elif not _identical(before, same):  # if identical, it is the program traced before
-            program, consts = trace_program(prob, name, fn, p, dtype, self._is_number)
+            with self._said_of_u0(prob, name):
+                program, consts = trace_program(prob, name, fn, p, dtype, self._is_number)
         self._keep(name, program, f"the computation that {name} does", index)
         if program is not None:
             self.programs[name] = program
+            self._readers[name] = program
         self._traced[name] = same, (program, consts)
         return consts
+
+    @contextlib.contextmanager
+    def _said_of_u0(self, prob: ODEProblem, name: str) -> Iterator[None]:
+        """Errors of a function whose state has another shape than the problem's say so."""
+        try:
+            yield
+        except (TypeError, ValueError, IndexError) as e:
+            before, after = (jax.tree.map(np.shape, x.u0) for x in (self.ens.prob, prob))
+            if before == after or isinstance(e, NeedsNumber):
+                raise
+            kind = next(x for x in (TypeError, ValueError, IndexError) if isinstance(e, x))
+            raise kind(
+                f"prob_func changed u0 from {before} to {after}, and {name} can't take that: {e}"
+            ) from e
 
     def _trace_callbacks(self, callback, known, prob, u0, tree, types, t0, mass, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
@@ -214,6 +236,8 @@ class Maker:
         self._keep("callback", events, "the computation that a callback does", index)
         self._traced["callback"] = same, (events, consts)
         self.events = events
+        for i, part in enumerate(() if events is None else events.parts):
+            self._readers[f"callback {i}"] = part.program
         return consts
 
     def _trace_saving(self, callback, prob, p, types, dtype, index) -> None:
@@ -331,6 +355,7 @@ def trace_program(
         if explained is e:
             raise
         raise explained from e
+    check_reads(name, program, consts)
     check_once(
         fn,
         lambda: numbers_in(program, consts) == numbers_in(*trace(of_arrays, u, p, t)),
@@ -355,9 +380,12 @@ def _check_rate(program: Program, u: Any) -> None:
         )
     (out,) = program.out_avals
     if out.shape != u.shape:
+        hint = "It is called as f(u, p, t)."
+        if u.shape == ():
+            hint = "u0 is a number: write u0=[1.0] or jnp.array([1.0]) for a vector of one."
         raise ValueError(
             f"f must return an array of the shape of the state u, {u.shape}; it returned the shape "
-            f"{out.shape}. (It is called as f(u, p, t).)"
+            f"{out.shape}. ({hint})"
         )
     if out.dtype != u.dtype:
         remedy = f"write out.astype(u.dtype) for the out that it returns{_USUAL_CAUSE}"

@@ -38,7 +38,7 @@ def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
     """The executor of an ensemble algorithm with an engine.
 
     **Raises:** `TypeError` for an object that is no ensemble algorithm; the errors of the executor
-    for devices that don't exist.
+    for devices that don't exist; `ValueError` for a backend of Julia with another engine.
     """
     if not isinstance(ensemblealg, EnsembleAlgorithm) or type(ensemblealg) not in EXECUTORS:
         hint = "; give an instance, with ()" if isinstance(ensemblealg, type) else ""
@@ -47,4 +47,11 @@ def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
             f"{ensemblealg!r}{hint}."
         )
     own = engine.executor(ensemblealg)
+    backend = getattr(ensemblealg, "backend", None)
+    if own is None and backend is not None:
+        name = type(ensemblealg).__name__
+        raise ValueError(
+            f"{name}(backend={backend!r}) names a package of Julia, and the {engine.name} engine "
+            f"solves this: pass engine='julia' to solve, or eo.{name}(), which takes JAX's devices."
+        )
     return EXECUTORS[type(ensemblealg)](ensemblealg, engine) if own is None else own

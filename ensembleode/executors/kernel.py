@@ -1,5 +1,4 @@
-"""EnsembleGPUKernel: the compiled engine on GPUs; without a GPU, the lanes engine's arrays on the
-CPU."""
+"""EnsembleGPUKernel: the compiled engine on GPUs; without a GPU, on one core of the CPU."""
 
 import dataclasses
 from typing import Any
@@ -18,8 +17,8 @@ from .sharded import arrays, Devices
 class Kernels(Devices):
     """The executor on these GPUs; without any, on the GPU where JAX computes.
 
-    Where that is no GPU (`on_gpu` is false), trajectories are solved as arrays on the CPU, and the
-    same things are refused as on a GPU.
+    Where that is no GPU (`on_gpu` is false), trajectories are solved on the CPU, and the same
+    things are refused as on a GPU.
     """
 
     on_gpu: bool = True
@@ -41,8 +40,14 @@ def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
     """**Raises:** `ValueError` when there are fewer GPUs than asked for."""
     if computes_on_nvidia():
         return Kernels(arrays(ensemblealg, engine).devices)
+    if ensemblealg.devices is not None:
+        raise ValueError(
+            f"EnsembleGPUKernel(devices={ensemblealg.devices}) names GPUs, and JAX computes on no "
+            "NVIDIA GPU here: use eo.EnsembleThreads(), or eo.EnsembleGPUKernel() where it doesn't "
+            "matter."
+        )
     log_once(
-        "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories "
-        "are solved as arrays on the CPU: the same solution, slower."
+        "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories are "
+        "solved on one core of the CPU; eo.EnsembleThreads() takes all cores."
     )
     return Kernels(on_gpu=False, how="on the CPU, for want of an NVIDIA GPU")

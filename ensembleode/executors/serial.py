@@ -9,7 +9,7 @@ import numpy as np
 from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import Job, solve_lane, Unfinished
-from ..core.plan import Outcome
+from ..core.plan import Outcome, Plan
 from ..ground.recent import jit_recent
 from .places import brought_here
 from .sharded import Devices
@@ -17,6 +17,9 @@ from .sharded import Devices
 
 class Serial(Executor):
     """Solves one trajectory at a time; with an engine that solves chunk by chunk, on one device."""
+
+    def fills_up(self, plan: Plan) -> bool:
+        return plan.engine.chunked
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if job.plan.engine.chunked:

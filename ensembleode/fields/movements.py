@@ -45,7 +45,7 @@ def _broadcast_in_dim(xp, xs, params, tail):
         lane = (len(shape),) if tail else ()
         return [lax.broadcast_in_dim(x, (*shape, *tail), (*dims, *lane))]
     kept = [x.shape[dims.index(d)] if d in dims else 1 for d in range(len(shape))]
-    return [np.broadcast_to(x.reshape(kept), shape)]
+    return [np.broadcast_to(x.reshape((*kept, *tail)), (*shape, *tail))]
 
 
 MOVEMENTS: dict[str, Callable] = {

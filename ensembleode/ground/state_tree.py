@@ -1,4 +1,5 @@
-"""States that are pytrees: vectors inside of the library, and pytrees to the user.
+"""States that are pytrees: vectors inside of the library, and pytrees to the user. What lists of
+numbers mean, in states and in parameters.
 
 A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module). Lists
 and tuples that consist only of numbers are arrays. Engines see only arrays: the flattened leaves of
@@ -137,6 +138,57 @@ def as_state(u0: Any) -> Any:
     return jtu.tree_unflatten(structure, [a.astype(dtype) for a in arrays])
 
 
+def as_parameters(p: Any, dtype: Any) -> Any:
+    """Parameters in which lists of nothing but numbers, at any depth, are arrays.
+
+    Such an array has the dtype of NumPy numbers and arrays without axes in the list. If there are
+    none, it is one of integers for integers, and otherwise has the precision `dtype`, that of the
+    state. Tuples, and lists with booleans or anything else in them, stay what they are.
+
+    **Raises:** `TypeError` for NumPy arrays of objects, strings or dates.
+    """
+
+    def is_vector(x: Any) -> bool:
+        return type(x) is list and _shape_of(x) is not None
+
+    def array(x: Any) -> Any:
+        if not is_vector(x):
+            return x
+        numbers = jtu.tree_leaves(x)
+        typed = [y.dtype for y in numbers if hasattr(y, "dtype")]
+        if not typed and all(isinstance(y, int) for y in numbers):
+            return jnp.asarray(x)
+        with jax.numpy_dtype_promotion("standard"):
+            plain = [y for y in numbers if not hasattr(y, "dtype")]
+            return jnp.asarray(x, jnp.result_type(*(typed or [dtype]), *plain))
+
+    paths = jtu.tree_leaves_with_path(p, is_leaf=is_vector)
+    for path, x in paths:
+        _refuse_objects("p" + jtu.keystr(path), x)
+    if not any(is_vector(x) for _, x in paths):
+        return p
+    return jtu.tree_map(array, p, is_leaf=is_vector)
+
+
+def _refuse_objects(name: str, x: Any) -> None:
+    if isinstance(x, np.ndarray) and x.dtype.kind in "OSUMm":
+        raise TypeError(
+            f"{name} is an array of the dtype {x.dtype}, which holds no numbers to compute with: "
+            f"use {name}.astype(float), or give each string or object by itself."
+        )
+
+
+def _shape_of(x: Any) -> tuple[int, ...] | None:
+    """The shape of a number, or of a list of numbers at any depth; None for anything else."""
+    if isinstance(x, jax.Array | np.ndarray | np.generic):
+        return () if not x.ndim and jnp.issubdtype(x.dtype, jnp.number) else None
+    if type(x) is not list:
+        return () if isinstance(x, int | float | complex) and not isinstance(x, bool) else None
+    shapes = set(map(_shape_of, x))
+    shape = shapes.pop() if len(shapes) == 1 else None
+    return None if shape is None else (len(x), *shape)
+
+
 def is_tree(u: Any) -> bool:
     """Whether a state, or an array of states, is a pytree; false for an array and for None."""
     return u is not None and not jtu.treedef_is_leaf(jtu.tree_structure(u))
@@ -252,6 +304,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:
+    _refuse_objects(name, x)
     try:
         # A copy of a NumPy array: if an array is overwritten after it has been traced, JAX still
         # uses its old content as long as the trace lives.

@@ -25,8 +25,9 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     `sim[5]`. Computing with an array, or `np.asarray(sim)`, reads all of it; functions of
     `jax.numpy` need the latter. Trajectories that are not in the store yet have the return code
     `Default` and NaN for a state. So have those whose files are missing or cut short; the log names
-    these. `sim.to_xarray()` has named dimensions. (So has `xarray.open_zarr(path)`, but it replaces
-    what is missing by fill values.)
+    these. `sim.elapsed` has the seconds of the solves that filled the store, as far as they came to
+    an end. `sim.to_xarray()` has named dimensions. (So has `xarray.open_zarr(path)`, but it
+    replaces what is missing by fill values.)
 
     `sim.events` is as in memory. So are `sim.u0` and `sim.p`, except that the leaves of `p` are
     numbers, strings and None, in dicts, lists and tuples. Other leaves are None, and other classes
@@ -38,8 +39,10 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     return solution_at(Path(path))
 
 
-def solution_at(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
-    """**Raises:** `StoreError` where there is no store, or its metadata is damaged."""
+def solution_at(path: Path, elapsed: float | None = None) -> EnsembleSolution:
+    """**Arguments:** `elapsed`: the seconds of a solve; by default those that the store says.
+
+    **Raises:** `StoreError` where there is no store, or its metadata is damaged."""
     zarr = zarr_or_said()
     kept = attributes_at(path)
     if kept is None:
@@ -57,7 +60,8 @@ def solution_at(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
                 "solve with the same store computes them again."
             )
         whole = kept["complete"] and not lacking
-        return solution_in(zarr.open_group(files, mode="r"), kept, whole, elapsed)
+        seconds = kept.get("elapsed", float("nan")) if elapsed is None else elapsed
+        return solution_in(zarr.open_group(files, mode="r"), kept, whole, seconds)
 
 
 def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:

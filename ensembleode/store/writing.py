@@ -5,6 +5,7 @@ import errno
 import operator
 import os
 import re
+import time
 import warnings
 from collections.abc import Iterator, Set
 from pathlib import Path
@@ -61,7 +62,8 @@ class Writer:
         batch_size: int | None,
         description: dict[str, Any],
         lost: Set[int],
-        store_key: str | None = None,
+        store_key: str | None,
+        started: float,
     ):
         """
         **Arguments:**
@@ -72,6 +74,7 @@ class Writer:
         - `lost`: the trajectories whose workers died, as they become known. Their batches are
             written, and computed again another time.
         - `store_key`: stands for what the Python functions compute that are called at run time.
+        - `started`: the start of the solve, in seconds of `time.perf_counter`.
 
         **Raises:** `StoreError` for a store of another ensemble (naming the differences), for one
         that another process writes to, for a directory that can't be written to, and for Python
@@ -79,6 +82,7 @@ class Writer:
         be stored.
         """
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
+        self._started = started
         self._real = self.path.resolve()  # a link may point to a folder that doesn't exist yet
         self.kind = "trajectories" if job.plan.output is None else "outputs"
         outcome = abstract_of(outcome, job.plan)
@@ -154,8 +158,9 @@ class Writer:
             self._files.flush()
             if stopped is None and (lost := self._files.find_lacking(True)):
                 raise FileNotFoundError(errno.ENOENT, f"{next(iter(lost.values()))} is gone")
-            if stopped is None and not self._kept["complete"]:
-                self._kept["complete"] = True
+            if not self._kept["complete"]:
+                self._kept["complete"] = stopped is None
+                self._kept["elapsed"] = self._before + time.perf_counter() - self._started
                 self._write_group()
 
     def solution(self, elapsed: float) -> EnsembleSolution:
@@ -212,6 +217,7 @@ class Writer:
         if kept is None:
             self._write_group()
         self._todo = todo
+        self._before = self._kept.get("elapsed", 0.0)
 
     def _compare(self, kept: dict, given: dict) -> None:
         differ = [k for k in {**kept, **given} if kept.get(k) != given.get(k)]

@@ -2,9 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax.tree_util as jtu
 import numpy as np
 
@@ -78,6 +79,8 @@ def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
             f"f failed: {first_line}. In f(u, p, t) p is None, as this problem has no parameters: "
             "if f uses them, give them to the problem, ODEProblem(f, u0, tspan, p)."
         )
+    if said := _of_containers(error, u, p):
+        return TypeError(f"f failed: {first_line.removesuffix('.')}. {said}")
     if np.ndim(u) == 2 and callable(p) and _SHAPES.search(text):
         kind = TypeError if isinstance(error, TypeError) else ValueError
         return kind(
@@ -86,6 +89,11 @@ def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
             "mostly takes a vector. If each column is a state, map it over them: "
             "jax.vmap(p, in_axes=1, out_axes=1)(u). Or let u0 be one column, and solve an ensemble "
             "with EnsembleColumns(), which does that."
+        )
+    if "as an abstract array" in text and "numpy.ndarray" in text:
+        return TypeError(
+            "f computes with a NumPy array of objects, strings or dates, which holds no numbers: "
+            "use x.astype(float) before."
         )
     if "is not a valid JAX type" in text:
         return TypeError(f"f must return an array like the state u; {text}")
@@ -103,6 +111,44 @@ def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
         "f must be written in JAX, as it is traced: use jnp instead of np, and jnp.where "
         f"instead of `if`. ({first_line})"
     )
+
+
+# What Python and JAX say of a number that is indexed or taken apart, and of a list or tuple that is
+# computed with.
+_NO_AXES = re.compile(
+    r"Too many indices: array is 0-d|over a 0-d array|has no len|not subscriptable"
+)
+_SEQUENCE = re.compile(r"operand.*'(list|tuple)'|multiply sequence|got <class '(list|tuple)'>")
+
+
+def _of_containers(error: Exception, u: Any, p: Any) -> str | None:
+    """What to write where `f` takes the state or the parameters for something else than they are;
+    None where it doesn't."""
+    text = str(error)
+    if isinstance(error, KeyError):
+        given = {name: x for name, x in (("u", u), ("p", p)) if isinstance(x, Mapping)}
+        keys = " and ".join(
+            f"{name} has the keys {', '.join(map(repr, x))}" for name, x in given.items()
+        )
+        return keys and (
+            f"{keys}. remake(prob, p=...) replaces the whole of p: to change a part, write "
+            "p={**prob.p, 'key': value}."
+        )
+    if _NO_AXES.search(text):
+        given = {"u0": u, "p": p}
+        names = [n for n, x in given.items() if eqx.is_array_like(x) and np.shape(x) == ()]
+        if not names:
+            return None
+        return (
+            f"{' and '.join(names)} of the problem {'is' if len(names) == 1 else 'are'} given as a "
+            f"number, without axes: write {names[0]}=[1.0] or jnp.array([1.0]) for a vector of one."
+        )
+    if isinstance(error, TypeError) and _SEQUENCE.search(text):
+        return (
+            "A list or a tuple is no array (except for lists of nothing but numbers in p, as "
+            "p=[1.5, 1.0]): write jnp.array([...]) of its numbers."
+        )
+    return None
 
 
 def is_whole(x: Any) -> bool:

@@ -74,6 +74,18 @@ class FitResult:
     message: str
     elapsed: float
 
+    def __repr__(self) -> str:
+        shapes = eqx.tree_pformat(self.params, short_arrays=True, width=60).splitlines()
+        lost = "" if not len(self.losses) else f"{self.losses[0]:.4g} to {self.losses[-1]:.4g}, "
+        lines = [
+            f"FitResult: {self.stopped} after {self.steps} steps, {self.epochs} epochs",
+            f"  why      {self.message}",
+            f"  loss     {lost}best {self.best_loss:.4g}",
+            f"  params   {shapes[0]}{' ...' if len(shapes) > 1 else ''}",
+            f"  elapsed  {self.elapsed:.3g} s",
+        ]
+        return "\n".join(lines)
+
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """Plot the loss of each step on a logarithmic axis, with matplotlib (the extra `plot`).
 

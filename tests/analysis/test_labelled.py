@@ -29,6 +29,8 @@ def test_named_dimensions():
     meanings = data["retcode"].attrs["flag_meanings"].split()
     codes = data["retcode"].attrs["flag_values"]
     assert [meanings[codes.index(code)] for code in data["retcode"].values] == ["Success"] * 3
+    assert data["retcode.name"].values.tolist() == ["Success"] * 3
+    assert sim[1].to_xarray()["retcode.name"].item() == "Success"
     assert list(sim.to_xarray()["state"].values) == ["u0", "u1"]
 
 

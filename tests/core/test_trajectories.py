@@ -492,10 +492,115 @@ def test_an_array_that_cannot_be_found_is_read_one_by_one(prob_func, caplog):
     assert "jnp.asarray(u0s)[ctx.index]" in caplog.text
 
 
-def test_an_index_past_the_end_of_a_numpy_array_raises():
-    """As NumPy does."""
-    with pytest.raises(IndexError, match="out of bounds"):
-        lanes_of(closing(), n=4)
+# Reads past the end of an array, each with the first trajectory that makes one, and the index.
+ROWS = jnp.asarray(U0S)
+PAST = {
+    "NumPy": (closing(), 3, 3),
+    "a row": (lambda prob, ctx: eo.remake(prob, u0=ROWS[ctx.index]), 3, 3),
+    "an entry": (lambda prob, ctx: eo.remake(prob, p=ROWS[ctx.index, 1]), 3, 3),
+    "counted from 1": (lambda prob, ctx: eo.remake(prob, u0=ROWS[ctx.sim_id]), 2, 3),
+    "negative": (lambda prob, ctx: eo.remake(prob, u0=ROWS[-1 - ctx.index]), 3, -4),
+    "computed": (lambda prob, ctx: eo.remake(prob, u0=ROWS[ctx.index // 2 + 1]), 4, 3),
+    "several": (lambda prob, ctx: eo.remake(prob, u0=ROWS[jnp.array([0, ctx.index]), 0]), 3, 3),
+    "a slice": (
+        lambda prob, ctx: eo.remake(prob, u0=jax.lax.dynamic_slice(ROWS[:, 0], (ctx.index,), (2,))),
+        2,
+        3,
+    ),
+    "in jit": (lambda prob, ctx: eo.remake(prob, u0=jax.jit(lambda i: ROWS[i])(ctx.index)), 3, 3),
+    "index of one": (lambda prob, i, repeat: eo.remake(prob, u0=ROWS[i]), 3, 3),
+    "under a wrong condition": (
+        lambda prob, ctx: eo.remake(prob, u0=jnp.where(ctx.index < 4, ROWS[ctx.index], prob.u0)),
+        3,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize(("prob_func", "first", "index"), PAST.values(), ids=PAST)
+@pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.jit], ids=["eager", "jit"])
+def test_an_index_past_the_end_is_an_error(prob_func, first, index, wrapped):
+    """JAX would take the last entry."""
+    wrapped(lambda: lanes_of(prob_func, n=first))()
+    where = rf"prob_func reads index {index} .*test_trajectories.py.* trajectory {first} of 6"
+    with pytest.raises(IndexError, match=where):
+        wrapped(lambda: lanes_of(prob_func, n=6))()
+
+
+@pytest.mark.parametrize(
+    "prob_func",
+    [
+        lambda prob, ctx: eo.remake(prob, u0=ROWS[ctx.index % 3]),
+        lambda prob, ctx: eo.remake(prob, u0=ROWS[jnp.minimum(ctx.index, 2)]),
+        lambda prob, ctx: eo.remake(prob, u0=jnp.where(ctx.index < 3, ROWS[ctx.index], prob.u0)),
+        lambda prob, ctx: eo.remake(prob, u0=jnp.select([ctx.index < 3], [ROWS[ctx.index]], 1.0)),
+        lambda prob, ctx: eo.remake(prob, u0=ROWS[jax.random.randint(ctx.key, (), 0, 3)]),
+        lambda prob, ctx: eo.remake(prob, u0=ROWS[-1 - ctx.index % 3]),
+    ],
+    ids=["remainder", "minimum", "where", "select", "drawn", "negative"],
+)
+def test_indices_that_stay_inside_are_none(prob_func):
+    assert lanes_of(prob_func, n=6).u0.shape == (6, 2)
+
+
+def test_of_very_many_trajectories_the_last_is_looked_at():
+    rows = jnp.ones((10**6 - 1, 2), np.float32)
+    with pytest.raises(IndexError, match=r"index 999999 .*trajectory 999999 of 1000000"):
+        described(lambda prob, ctx: eo.remake(prob, u0=rows[ctx.index]), n=10**6)
+
+
+def test_an_output_past_the_end_is_an_error():
+    prob, weights = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0)), jnp.ones(3)
+    ens = eo.EnsembleProblem(
+        prob, output_func=lambda sol, ctx: (sol.u[-1] * weights[ctx.index], False)
+    )
+    with pytest.raises(IndexError, match=r"output_func reads index 3 .* trajectory 3 of 5"):
+        eo.solve(ens, trajectories=5)
+
+
+PAST_IN_F = {
+    "u": lambda u, p, t: jnp.array([u[2], u[0]]),
+    "p": lambda u, p, t: -p[-4] * u,
+    "several": lambda u, p, t: -p[np.array([0, 3])] * u,
+    "closed over": lambda u, p, t: u + U0S_OF_JAX[3],
+}
+U0S_OF_JAX = jnp.asarray(U0S)
+
+
+@pytest.mark.parametrize("f", PAST_IN_F.values(), ids=PAST_IN_F)
+def test_a_field_that_reads_past_the_end_is_an_error(f):
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), jnp.ones(3))
+    for _ in range(2):
+        with pytest.raises(IndexError, match=r"f reads index (2|3|-4) .*test_trajectories.py"):
+            eo.solve(prob)
+
+
+def test_a_condition_that_reads_past_the_end_is_an_error():
+    at = eo.ContinuousCallback(lambda u, t, integrator: u[2], eo.terminate)
+    with pytest.raises(IndexError, match=r"condition of callback 0.* reads index 2"):
+        eo.solve(eo.ODEProblem(lambda u, p, t: u, jnp.ones(2), (0.0, 1.0)), callback=at)
+
+
+def test_a_parameter_that_nothing_reads_is_an_error():
+    """Where only `prob_func` knows it; what a callback or an integrand reads is fine."""
+
+    def sweep(prob, known):
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p={**prob.p, "A": 1.0 + ctx.index})
+
+        return eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=2, **known)
+
+    prob = eo.ODEProblem(lambda u, p, t: -p["a"] * u, [1.0], (0.0, 1.0), {"a": 1.0})
+    with pytest.raises(ValueError, match=r"f never reads p\['A'\].* Is it p\['a'\]\?"):
+        sweep(prob, {})
+    reading = eo.remake(prob, integrand=lambda u, p, t: p.get("A", 1.0) * u)
+    np.testing.assert_allclose(
+        sweep(reading, {}).integral[:, -1, 0], (1 - np.exp(-1)) * np.array([1.0, 2.0]), rtol=1e-3
+    )
+    down = eo.ContinuousCallback(
+        lambda u, t, integrator: u[0] - 1 / (1.0 + integrator.p.get("A", 1.0)), eo.terminate
+    )
+    assert sweep(prob, {"callback": down}).events.count.tolist() == [1, 0]
 
 
 #
@@ -821,3 +926,27 @@ def test_an_output_that_changes_from_call_to_call():
     ens = eo.EnsembleProblem(decay(), None, lambda sol, ctx: (sol.u[-1] + rng.normal(), False))
     with pytest.raises(TypeError, match=r"output_func gives another value.*ctx\.key"):
         eo.solve(ens, trajectories=3)
+
+
+@pytest.mark.parametrize("alg", [eo.EnsembleSerial(), eo.EnsembleThreads()], ids=["serial", "all"])
+def test_reruns_compile_two_programs_whatever_is_left(alg, compiles):
+    """One for the first run and for many that are left, one for few; the results are those of one
+    trajectory after the other."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+
+    def repeats(counts):
+        wanted = jnp.asarray(counts)
+        ens = eo.EnsembleProblem(
+            prob,
+            lambda prob, ctx: eo.remake(prob, u0=(100.0 * ctx.repeat + ctx.index) * prob.u0),
+            output_func=lambda sol, ctx: (sol.u[0, 0], ctx.repeat < wanted[ctx.index]),
+        )
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=len(counts), max_repeats=12)
+        np.testing.assert_array_equal(sim.u, 100.0 * np.array(counts) + np.arange(len(counts)))
+
+    # From 300 trajectories down to one, on both sides of the number from which on all are run.
+    left = [300, 299, 150, 80, 65, 64, 63, 33, 17, 16, 2, 1]
+    repeats([sum(n > i for n in left) for i in range(300)])
+    compiles.count = 0
+    repeats([sum(n > i for n in [300, 200, 100, 77, 40, 31, 7, 3]) for i in range(300)][::-1])
+    assert compiles.count == 0

@@ -376,6 +376,12 @@ def test_the_callback_can_stop_it():
     assert [s.items for s in seen] == [4, 4, 2]
     assert [s.loss for s in seen] == result.losses.tolist()
     assert float(seen[0].params["slope"]) == 0.0
+    first, why, loss, params, _ = repr(result).splitlines()
+    assert first == "FitResult: callback after 3 steps, 1 epochs"
+    assert why.endswith(result.message)
+    from_to = f"{result.losses[0]:.4g} to {result.losses[-1]:.4g}"
+    assert loss == f"  loss     {from_to}, best {result.best_loss:.4g}"
+    assert "slope" in params
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_parameters():

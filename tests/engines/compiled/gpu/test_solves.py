@@ -221,11 +221,11 @@ def test_several_devices(on_host):
         eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleGPUKernel(devices=99), trajectories=3)
 
 
-def test_without_a_gpu_arrays_take_its_place_which_is_said_once(caplog):
+def test_without_a_gpu_the_cpu_takes_its_place_which_is_said_once(caplog):
     logs.log_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="ensembleode"):
         for _ in range(2):
-            sim = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleGPUKernel(devices=4), trajectories=3)
+            sim = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleGPUKernel(), trajectories=3)
     assert "on the CPU, for want of an NVIDIA GPU" in str(sim.engine)
     (record,) = caplog.records
     assert "EnsembleGPUKernel() finds no NVIDIA GPU" in record.message

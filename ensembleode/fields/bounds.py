@@ -1,0 +1,165 @@
+"""Reads past the ends of arrays, where JAX silently takes the last entry: those that are known
+while tracing.
+
+A program is evaluated with NumPy as far as its integers are known: for all given values of its
+inputs at once, as a last axis. What was read past an end is followed to the outputs, as
+`jnp.where(i < n, x[i], 0)` may be right.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import source_info_util
+
+from ..tracing.program import is_tracer, Program
+from .equations import called, used
+from .folding import FOLDED_INTEGERS
+from .gather_scatter import iota, Windows
+from .movements import MOVEMENTS
+
+
+class PastEnd(NamedTuple):
+    """A read past the end of an array: the index `asked` for along an `axis` of the array, its
+    `shape`; `where`, the place in the source; and the `case`, the number of the inputs' values."""
+
+    asked: int
+    axis: int
+    shape: tuple[int, ...]
+    where: str
+    case: int
+
+    def __str__(self) -> str:
+        axis = f" along axis {self.axis}" if len(self.shape) > 1 else ""
+        return f"index {self.asked}{axis} of an array of the shape {self.shape}, at {self.where}"
+
+
+class _Value(NamedTuple):
+    """What is known of an array: its numbers `[*shape, case]`, or None; and the reads past an end
+    that it depends on, each as booleans `[case]`."""
+
+    known: np.ndarray | None = None
+    past: tuple[tuple[PastEnd, np.ndarray], ...] = ()
+
+
+def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | None:
+    """The first read past an end on which an output of the program depends.
+
+    **Arguments:**
+
+    - `consts`: the values of its constants, of which integers are followed.
+    - `inputs`: for each flat input its values `[case]`, or None where they aren't known.
+    """
+    values = [*map(_of_const, consts), *map(_Value, inputs)]
+    outs = _evaluated(program.jaxpr, values)
+    found = [read for out in outs for read, mask in out.past if mask.any()]
+    return min(found, key=lambda read: read.case) if found else None
+
+
+# Constants of more entries are not followed.
+_MOST = 10_000
+
+
+def _of_const(x: Any) -> _Value:
+    small = not is_tracer(x) and np.size(x) <= _MOST
+    return _Value(np.asarray(x)[..., None]) if small and is_whole(jnp.result_type(x)) else _Value()
+
+
+def is_whole(dtype: Any) -> bool:
+    """Whether this is a dtype of integers or booleans."""
+    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
+
+
+def _evaluated(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
+
+    def read(atom: Any) -> _Value:
+        if isinstance(atom, jex.Literal):
+            aval: Any = atom.aval
+            return _of_const(np.asarray(atom.val, aval.dtype))
+        return env[atom]
+
+    for eqn in used(jaxpr)[0]:
+        env.update(zip(eqn.outvars, _equation(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, jaxpr.outvars))
+
+
+def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
+    name = eqn.primitive.name
+    inner = called(eqn)
+    if inner is not None:
+        consts = map(_of_const, getattr(inner, "consts", ()))
+        return _evaluated(getattr(inner, "jaxpr", inner), [*consts, *ins])
+    if name == "select_n":
+        return [_selected(eqn, ins)]
+    past = tuple(read for x in ins for read in x.past) + _reads(eqn, ins)
+    known = _folded(eqn, [x.known for x in ins])
+    return [_Value(x, past) for x in known]
+
+
+def _folded(eqn: Any, args: list[Any]) -> list[Any]:
+    """The outputs of an equation, where they are integers that are known."""
+    name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
+    nothing = [None] * len(avals)
+    if any(x is None for x in args) or not all(is_whole(a.dtype) for a in avals):
+        return nothing
+    if name == "iota":
+        params = eqn.params
+        return [iota(np, params["shape"], params["dimension"]).astype(params["dtype"])[..., None]]
+    if name in MOVEMENTS:
+        cases = max(x.shape[-1] for x in args)
+        args = [np.broadcast_to(x, (*x.shape[:-1], cases)) for x in args]
+        return MOVEMENTS[name](np, args, eqn.params, (cases,))
+    if name not in FOLDED_INTEGERS:
+        return nothing
+    with np.errstate(all="ignore"):
+        return [np.asarray(FOLDED_INTEGERS[name](*args)).astype(avals[0].dtype)]
+
+
+def _selected(eqn: Any, ins: list[_Value]) -> _Value:
+    """A choice between arrays, which depends on a read only in those cases where it certainly takes
+    some of its array."""
+    which, *arrays = ins
+    if which.known is None:
+        return _Value(None, which.past)
+    axes = tuple(range(which.known.ndim - 1))
+    taken = [(which.known == k).any(axis=axes) for k in range(len(arrays))]
+    past = [(r, mask & t) for x, t in zip(arrays, taken, strict=True) for r, mask in x.past]
+    values: list[Any] = [x.known for x in arrays]
+    known = None
+    if is_whole(eqn.outvars[0].aval.dtype) and all(x is not None for x in values):
+        known = np.choose(which.known.astype(int), values)
+    return _Value(known, (*which.past, *past))
+
+
+def _reads(eqn: Any, ins: list[_Value]) -> tuple[tuple[PastEnd, np.ndarray], ...]:
+    """The reads of an equation that are past an end in some of the cases."""
+    name, shape = eqn.primitive.name, getattr(eqn.invars[0].aval, "shape", ()) if ins else ()
+    if name == "dynamic_slice":
+        windows, columns = Windows.one(shape, eqn.params["slice_sizes"]), [x.known for x in ins[1:]]
+    elif name == "gather" and eqn.params["mode"] == lax.GatherScatterMode.PROMISE_IN_BOUNDS:
+        indices, windows = ins[1].known, Windows.of_gather(eqn)
+        if indices is None:
+            return ()
+        columns = [indices[..., k, :] for k in range(indices.shape[-2])]
+    else:
+        return ()
+    found = []
+    for axis, asked in zip(windows.starts, columns, strict=True):
+        if asked is None:
+            continue
+        last = shape[axis] - windows.sizes[axis]
+        outside = (asked < 0) | (asked > last)
+        mask = outside.any(axis=tuple(range(outside.ndim - 1)))
+        if mask.any():
+            case = int(mask.argmax())
+            of_case = np.broadcast_to(asked, outside.shape)[..., case]
+            first = int(of_case[outside[..., case]].flat[0])
+            # A negative index had the length added to it.
+            index = first - shape[axis] if first < 0 else first + windows.sizes[axis] - 1
+            where = source_info_util.summarize(eqn.source_info)
+            found.append((PastEnd(index, axis, shape, where, case), mask))
+    return tuple(found)
