@@ -303,7 +303,7 @@ def _events_in_julia(asked: Asked) -> str | None:
     if not found or not events.continuous or asked.every.saving.mode != "times":
         return None
     return (
-        f"{found.pop()} has no right states there within a step that an event cuts, where a time "
+        f"{found.pop()} has no right states within a step that an event cuts, where a time "
         "of saveat may be: leave saveat out, or use Rodas5P or engine='compiled'."
     )
 
@@ -313,7 +313,7 @@ def _mass_in_julia(asked: Asked) -> str | None:
     if not found or all(i == j for i, j, _ in asked.mass.entries):
         return None
     return (
-        f"{found.pop()} takes diagonal mass matrices only there: use Rodas5P, or engine='compiled'."
+        f"{found.pop()} takes diagonal mass matrices only: use Rodas5P, or engine='compiled'."
     )
 
 
