@@ -669,7 +669,7 @@ class Rates(eqx.Module):
 CONTAINERS = {  # of the rate, and how it is found
     "dict": (lambda k: {"of": k}, lambda p: p),
     "nested": (lambda k: ({"of": k, "other": None}, "text"), lambda p: p[0]),
-    "list": (lambda k: [k, 7], lambda p: p),
+    "list": (lambda k: [k, "text"], lambda p: p),
     "module": (lambda k: Rates({"of": k}), lambda p: p.of),
     "defaultdict": (lambda k: collections.defaultdict(int, of=k), lambda p: p),
 }
