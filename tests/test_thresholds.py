@@ -374,7 +374,10 @@ OTHERS = {
     # When memory is given back, and how often progress is said.
     "engines.compiled.object_cache._EACH",
     "core.progress._EACH",
+    # What is checked before a solve.
+    "fields.bounds._MOST",
     # test_every_event.py, test_batches.py: rooms for events, sizes of batches.
+    "core.run._FEW",
     "core.every_event._MOST_ROOM",
     "core.batch_size._FEW",
     "core.batch_size._LEAST",

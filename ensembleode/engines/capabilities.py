@@ -312,9 +312,7 @@ def _mass_in_julia(asked: Asked) -> str | None:
     found = asked.in_julia & _ASTRAY_IN_JULIA
     if not found or all(i == j for i, j, _ in asked.mass.entries):
         return None
-    return (
-        f"{found.pop()} takes diagonal mass matrices only: use Rodas5P, or engine='compiled'."
-    )
+    return f"{found.pop()} takes diagonal mass matrices only: use Rodas5P, or engine='compiled'."
 
 
 def _on_gpus(feature: str, what: str) -> Lack:

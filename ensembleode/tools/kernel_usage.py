@@ -12,6 +12,7 @@ from ..engines.compiled.entry import entry_name
 from ..engines.compiled.launch import BLOCK
 from ..engines.compiled.ptxas import Usage
 from ..engines.job import job_for
+from ..ensemble import EnsembleGPUKernel
 from ..options import among
 from ..problem import EnsembleProblem, ODEProblem
 from ..solvers import Tsit5

@@ -451,7 +451,7 @@ def test_what_diffrax_does_itself():
     assert find(roundings, SimplifiedNewton, atol=1e-15, **in_place) == (1, True)
 
     # A failure ends the trajectory.
-    rober = benchmark().PROBLEMS["ROBER"]
+    rober = of_benchmarks("common.ivp_test_set").PROBLEMS["ROBER"]
     sol = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, u, p: rober.f(u, p, t)),
         diffrax.ImplicitEuler(),

@@ -165,7 +165,7 @@ class _Printer:
                 for i, case in enumerate(cases):
                     yield f"{'elif' if i else 'if'} which == {i}:"
                     yield from self.block(case)
-            case Product(out, x, y, _):
+            case Product(out, x, y):
                 yield from self.product(out, x, y)
 
     def product(self, out: Matrix, x: Matrix, y: Matrix) -> Iterator[str]:

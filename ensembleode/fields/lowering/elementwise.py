@@ -60,5 +60,8 @@ def _empty(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 rule("convert_element_type")(lambda run, eqn, ins: [cast(ins[0], aval_of(eqn).dtype)])
-rule("copy copy_p device_put optimization_barrier stop_gradient")(lambda run, eqn, ins: ins)
+# (`pvary` and `reshard` are of a mesh on which the program was traced, and runs on one device.)
+rule("copy copy_p device_put optimization_barrier pvary reshard stop_gradient")(
+    lambda run, eqn, ins: ins
+)
 rule("platform_index")(lambda run, eqn, ins: [scalar(Const(branch_here(eqn)))])
