@@ -96,8 +96,12 @@ def agree_on(fn, *args, **options):
     ]
 
 
+# These are there on meshes only: tests/test_users_at_random.py.
+ON_MESHES = {"pvary", "reshard"}
+
+
 def test_every_rule_has_a_case():
-    assert NAMES - set(CALLS) <= set(CASES)
+    assert NAMES - set(CALLS) - ON_MESHES <= set(CASES)
 
 
 @pytest.mark.parametrize(
