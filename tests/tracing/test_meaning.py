@@ -461,7 +461,7 @@ def test_new_rows_of_numpy():
     for rows[1] in (2.0, 7.0):
         assert solve(prob_func=prob_func) == [1.0, rows[1, 0]]
     assert solve(prob_func=prob_func, n=3) == [1.0, 7.0, 3.0]
-    with pytest.raises(IndexError, match="out of bounds"):
+    with pytest.raises(IndexError, match="index 3 along axis 0"):
         solve(prob_func=prob_func, n=4)
 
 
