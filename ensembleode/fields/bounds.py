@@ -9,14 +9,13 @@ inputs at once, as a last axis. What was read past an end is followed to the out
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
 from ..tracing.program import is_tracer, Program
-from .equations import called, used
+from .equations import called, interpreted
 from .folding import FOLDED_INTEGERS
 from .gather_scatter import iota, Windows
 from .movements import MOVEMENTS
@@ -54,7 +53,7 @@ def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | 
     - `inputs`: for each flat input its values `[case]`, or None where they aren't known.
     """
     values = [*map(_of_const, consts), *map(_Value, inputs)]
-    outs = _evaluated(program.jaxpr, values)
+    outs = interpreted(program.jaxpr, values, _of_const, _equation)
     found = [read for out in outs for read, mask in out.past if mask.any()]
     return min(found, key=lambda read: read.case) if found else None
 
@@ -73,26 +72,11 @@ def is_whole(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
-def _evaluated(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> _Value:
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            return _of_const(np.asarray(atom.val, aval.dtype))
-        return env[atom]
-
-    for eqn in used(jaxpr)[0]:
-        env.update(zip(eqn.outvars, _equation(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, jaxpr.outvars))
-
-
 def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
     name = eqn.primitive.name
     inner = called(eqn)
     if inner is not None:
-        consts = map(_of_const, getattr(inner, "consts", ()))
-        return _evaluated(getattr(inner, "jaxpr", inner), [*consts, *ins])
+        return interpreted(inner, ins, _of_const, _equation)
     if name == "select_n":
         return [_selected(eqn, ins)]
     past = tuple(read for x in ins for read in x.past) + _reads(eqn, ins)

@@ -2,7 +2,7 @@
 by the primitive."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -71,6 +71,30 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
             eqns.append(eqn)
             uses.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
     return eqns[::-1], uses
+
+
+def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) -> list:
+    """The values of the outputs of a jaxpr, closed or not, whose equations are used.
+
+    **Arguments:**
+
+    - `ins`: the values of its inputs, after those of its constants where it isn't closed.
+    - `known(array)`: returns the value of a literal, or of a constant.
+    - `equation(eqn, ins)`: returns the values of the outputs of an equation.
+    """
+    consts = map(known, getattr(jaxpr, "consts", ()))
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True))
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, jex.Literal):
+            aval: Any = atom.aval
+            return known(np.asarray(atom.val, aval.dtype))
+        return env[atom]
+
+    for eqn in used(jaxpr)[0]:
+        env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, jaxpr.outvars))
 
 
 def branch_here(eqn: Any) -> Any:

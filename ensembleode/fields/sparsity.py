@@ -13,12 +13,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.extend.core as jex
 import numpy as np
 
 from ..tracing.program import is_inexact, Program, scan_parts, tangents_of
 from .combining import REDUCTIONS
-from .equations import ELEMENTWISE, used
+from .equations import ELEMENTWISE, interpreted
 from .folding import FOLDED, FOLDED_INTEGERS
 from .gather_scatter import iota
 from .movements import MOVEMENTS
@@ -115,24 +114,12 @@ def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
 
 def _evaluate(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
     """The outputs of a jaxpr, from its constants and inputs."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> _Value:
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            return _known(np.asarray(atom.val, aval.dtype))
-        return env[atom]
-
-    for eqn in used(jaxpr)[0]:
-        outs = _equation(eqn, [read(v) for v in eqn.invars])
-        for v, out in zip(eqn.outvars, outs, strict=True):
-            env[v] = out if is_inexact(v.aval) else _Value(_nothing(v.aval.shape), out.known)
-    return [read(v) for v in jaxpr.outvars]
+    return interpreted(jaxpr, ins, _known, _outputs)
 
 
-def _closed(closed: Any, ins: Sequence[_Value]) -> list[_Value]:
-    consts = map(_known, getattr(closed, "consts", ()))
-    return _evaluate(getattr(closed, "jaxpr", closed), [*consts, *ins])
+def _outputs(eqn: Any, ins: list[_Value]) -> list[_Value]:
+    outs = zip(eqn.outvars, _equation(eqn, ins), strict=True)
+    return [x if is_inexact(v.aval) else _Value(_nothing(v.aval.shape), x.known) for v, x in outs]
 
 
 def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
@@ -147,7 +134,7 @@ def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
         return _anything(eqn, ins)
     inner = written_out(eqn)
     if inner is not None:
-        return _closed(inner, ins)
+        return _evaluate(inner, ins)
     if name in _ELEMENTWISE:
         return [_elementwise(eqn, ins)]
     return _anything(eqn, ins)
@@ -252,7 +239,7 @@ def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     tangents = [
         _Value(x.depends) for x, v in zip(ins, eqn.invars, strict=True) if is_inexact(v.aval)
     ]
-    outs = _closed(tangents_of(eqn), [*primals, *tangents])
+    outs = _evaluate(tangents_of(eqn), [*primals, *tangents])
     return outs[len(eqn.outvars) :]
 
 
@@ -261,7 +248,7 @@ def _cond(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     branches = eqn.params["branches"]
     if which.known is not None:
         branches = [branches[max(0, min(int(which.known), len(branches) - 1))]]
-    cases = [_closed(branch, operands) for branch in branches]
+    cases = [_evaluate(branch, operands) for branch in branches]
     return [functools.reduce(_joined, xs) for xs in zip(*cases, strict=True)]
 
 
@@ -278,7 +265,7 @@ def _while(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     n_test = params["cond_nconsts"]
     n_consts = n_test + params["body_nconsts"]
     consts, carry = ins[n_test:n_consts], ins[n_consts:]
-    return _settled(lambda carry: _closed(params["body_jaxpr"], [*consts, *carry]), carry)
+    return _settled(lambda carry: _evaluate(params["body_jaxpr"], [*consts, *carry]), carry)
 
 
 def _settled(turn: Callable, carry: Sequence[_Value]) -> list[_Value]:
@@ -300,13 +287,13 @@ def _scan(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     consts, carry, xs = ins[:n_consts], ins[n_consts:split], ins[split:]
     if length * len(body.jaxpr.eqns) > _MOST_UNROLLED:
         rows = [_Value(_union(x.depends, (0,))) for x in xs]
-        carry = _settled(lambda carry: _closed(body, [*consts, *carry, *rows])[:n_carry], carry)
-        ys = _closed(body, [*consts, *carry, *rows])[n_carry:]
+        carry = _settled(lambda carry: _evaluate(body, [*consts, *carry, *rows])[:n_carry], carry)
+        ys = _evaluate(body, [*consts, *carry, *rows])[n_carry:]
         return [*carry, *(_Value(np.stack([y.depends] * length)) for y in ys)]
     stacks: list = [None] * length
     for i in reversed(range(length)) if eqn.params["reverse"] else range(length):
         rows = [_mapped(x, lambda a, i=i: a[i]) for x in xs]
-        outs = _closed(body, [*consts, *carry, *rows])
+        outs = _evaluate(body, [*consts, *carry, *rows])
         carry, stacks[i] = outs[:n_carry], [y.depends for y in outs[n_carry:]]
     avals = [v.aval for v in eqn.outvars[n_carry:]]
     stacked = [
