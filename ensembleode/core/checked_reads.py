@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..fields.bounds import is_whole, past_end, PastEnd
+from ..fields.bounds import is_integral, past_end, PastEnd
 from ..fields.equations import used
 from ..ground.recent import RECENT
 from ..tracing.program import Program
@@ -54,7 +54,7 @@ def _looked_at(n: int) -> np.ndarray:
 
 def _past_end(program: Program, consts: Sequence, *of_index: Any) -> PastEnd | None:
     """**Arguments:** `of_index`: the number of trajectories, and of inputs before the index."""
-    if any(is_whole(jnp.result_type(x)) for x in consts):
+    if any(is_integral(jnp.result_type(x)) for x in consts):
         return _found(program, consts, *of_index)
     return _known_without_integers(program, *of_index)
 

@@ -29,12 +29,9 @@ def _folded_tangents(flow: Flow, size: int, v: Sequence, batched: Sequence) -> t
 
 def batch(prim: Any, operands, axes, *, flow):
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-    given, operands = (
-        operands,
-        together(
-            [x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)]
-        ),
-    )
+    given = operands
+    first = zip(given, axes, strict=True)
+    operands = together([x if a is None else jnp.moveaxis(x, a, 0) for x, a in first])
     batched = [a is not None for a in axes]
     if not flow.plan.engine.widens(flow, size):
         found = _in_turn(prim, flow, operands, batched)

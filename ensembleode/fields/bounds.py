@@ -64,10 +64,12 @@ _MOST = 10_000
 
 def _of_const(x: Any) -> _Value:
     small = not is_tracer(x) and np.size(x) <= _MOST
-    return _Value(np.asarray(x)[..., None]) if small and is_whole(jnp.result_type(x)) else _Value()
+    return (
+        _Value(np.asarray(x)[..., None]) if small and is_integral(jnp.result_type(x)) else _Value()
+    )
 
 
-def is_whole(dtype: Any) -> bool:
+def is_integral(dtype: Any) -> bool:
     """Whether this is a dtype of integers or booleans."""
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
@@ -88,7 +90,7 @@ def _folded(eqn: Any, args: list[Any]) -> list[Any]:
     """The outputs of an equation, where they are integers that are known."""
     name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
     nothing = [None] * len(avals)
-    if any(x is None for x in args) or not all(is_whole(a.dtype) for a in avals):
+    if any(x is None for x in args) or not all(is_integral(a.dtype) for a in avals):
         return nothing
     if name == "iota":
         params = eqn.params
@@ -114,7 +116,7 @@ def _selected(eqn: Any, ins: list[_Value]) -> _Value:
     past = [(r, mask & t) for x, t in zip(arrays, taken, strict=True) for r, mask in x.past]
     values: list[Any] = [x.known for x in arrays]
     known = None
-    if is_whole(eqn.outvars[0].aval.dtype) and all(x is not None for x in values):
+    if is_integral(eqn.outvars[0].aval.dtype) and all(x is not None for x in values):
         known = np.choose(which.known.astype(int), values)
     return _Value(known, (*which.past, *past))
 
