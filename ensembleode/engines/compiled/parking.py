@@ -157,6 +157,9 @@ class Parking:
         for variable, buffer in self.places():
             variable.set(buffer.gather(slots.get(), found.get(), variable.get()))
         loop.occupied.set(loop.occupied.get() | found.get())
+        if loop.happening is not None:
+            # What came back may rest at the root of an event.
+            loop.happening.recent.set(True)
 
     def leave(self, stopped: Value) -> None:
         """Give the trajectories that still wait this return code: they are not continued."""
