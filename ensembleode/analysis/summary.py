@@ -355,7 +355,7 @@ def summarize(
     **Arguments:** `ens`, `alg`, `ensemblealg`, `trajectories` and the other `options` are those of
     [`solve`][ensembleode.solve]; `quantiles` are those of `EnsembleSummary`. All trajectories must
     be saved at the same times (`saveat`); where their time spans differ, each is saved as far as
-    its span goes.
+    its span goes. With events, the last of these times is left out if no trajectory reached it.
 
     **Cost:** each batch is sorted on the host, and has an additional cost like that of 2,000
     trajectories, so batches should not be small.
@@ -396,12 +396,24 @@ def summarize(
 
     sim: Any = solve(streamed, alg, ensemblealg, trajectories=trajectories, **options)
     ended = _ended(sim.u.events, sim.retcode)
-    made = _Made(sim.u.t, sim.u.statistics(_levels(quantiles)), names, ended)
+    # (The last row may have been for ends alone.)
+    numbers, times = sim.u.statistics(_levels(quantiles)), sim.u.t
+    if np.isnan(times[-1]):
+        bands = numbers.low[:, :-1], numbers.median[:-1], numbers.high[:, :-1]
+        numbers = _Numbers(numbers.mean[:-1], numbers.variance[:-1], *bands, numbers.n[:-1])
+        times = times[:-1]
+    made = _Made(times, numbers, names, ended)
     return EnsembleSummary(made, quantiles=quantiles)
 
 
 def _of_batch(sol: Any, order: tuple[str, ...] | None) -> tuple:
-    return sol.t, flattened(sol.u, 1, order), None if sol.events is None else sol.events.count
+    t, u = sol.t, flattened(sol.u, 1, order)
+    if sol.events is None:
+        return t, u, None
+    # An end that an event made is not at a time that all trajectories share.
+    was_reached = sol.length >= t.size
+    t = t.at[-1].set(jnp.where(was_reached, t[-1], jnp.nan))
+    return t, u.at[-1].set(jnp.where(was_reached, u[-1], jnp.nan)), sol.events.count
 
 
 def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
