@@ -3,6 +3,8 @@
 The imports of a command are inside its function, so that `--help` is quick.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -324,14 +326,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
         """Keeps the lines of examples as they are."""
 
-    code = auto_cli(
-        COMMANDS,
-        args=None if arguments is None else list(arguments),
-        parser_class=Parser,
-        prog="ensembleode",
-        description=_ABOUT,
-        epilog=_MORE,
-        version=version("ensembleode"),
-        formatter_class=Formatter,
-    )
+    try:
+        code = auto_cli(
+            COMMANDS,
+            args=None if arguments is None else list(arguments),
+            parser_class=Parser,
+            prog="ensembleode",
+            description=_ABOUT,
+            epilog=_MORE,
+            version=version("ensembleode"),
+            formatter_class=Formatter,
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on (`| head`). Python would try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
     sys.exit(code)

@@ -145,7 +145,7 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every, what):
                 check(error.solution, expected)
         if how == "no power":
             system.lose()
-        if not (path / "zarr.json").exists():
+        if not (path / "digest" / "zarr.json").exists():
             with pytest.raises(eo.StoreError, match="there is no store"):
                 eo.open_ensemble(path)
         else:

@@ -2,7 +2,12 @@
 
 import contextlib
 import math
+import reprlib
 from typing import Any
+
+
+# Beyond this, and below its inverse, no number is that of a run, and results would be no floats.
+_MOST = 1e50
 
 
 class PlanError(ValueError):
@@ -14,7 +19,9 @@ def number(value: Any, what: str) -> float:
     that names `what`."""
     found = _float(value)
     if found is None or found <= 0:
-        raise PlanError(f"{what} must be a positive number, got {value!r}.")
+        raise PlanError(f"{what} must be a positive number, got {shown(value)}.")
+    if not 1 / _MOST <= found <= _MOST:
+        raise PlanError(f"{what} must be from {1 / _MOST:g} to {_MOST:g}, got {shown(value)}.")
     return found
 
 
@@ -23,8 +30,22 @@ def whole(value: Any, what: str) -> int:
     `PlanError` that names `what`."""
     found = _float(value)
     if found is None or found < 1 or found != int(found):
-        raise PlanError(f"{what} must be a whole number, 1 or more, got {value!r}.")
+        raise PlanError(f"{what} must be a whole number, 1 or more, got {shown(value)}.")
+    if found > _MOST:
+        raise PlanError(f"{what} must be {_MOST:g} at most, got {shown(value)}.")
     return value if isinstance(value, int) else int(found)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: however large it is, in a line."""
+    if isinstance(value, int) and abs(value) > 10**60:
+        return "a number of more than 60 digits"
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 2, 3, 3
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
 
 
 def _float(value: Any) -> float | None:

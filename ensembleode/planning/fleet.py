@@ -5,10 +5,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .checks import number, PlanError, whole
+from .checks import number, PlanError, shown, whole
 
 
 MEASURED = ("seconds", "items", "iterations")
+_LONGEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,13 @@ class Kind:
         name = self.name
         if not isinstance(name, str) or not name.strip():
             raise PlanError(
-                f"a kind must have a name, such as 'gpu', got {name!r}. (In YAML, quote a name "
-                "that is a number.)"
+                f"a kind must have a name, such as 'gpu', got {shown(name)}. (In YAML, quote a "
+                "name that is a number.)"
+            )
+        if not name.isprintable() or len(name) > _LONGEST:
+            raise PlanError(
+                f"the name of a kind must be one line of at most {_LONGEST} characters, got "
+                f"{shown(name)}."
             )
         given = {field: value for field, value in vars(self).items() if value is not None}
         measured = [field for field in MEASURED if field in given]
@@ -66,7 +72,7 @@ class Kind:
         if "hours_per_day" in given and self.hours_per_day > 24:
             raise PlanError(
                 f"the kind {name!r}: hours_per_day must be 24 at most, got "
-                f"{given['hours_per_day']!r}."
+                f"{shown(given['hours_per_day'])}."
             )
 
     @property
@@ -106,8 +112,10 @@ def read_fleet(path: str | os.PathLike) -> list[Kind]:
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else e
         raise PlanError(f"the fleet {name} can't be read: {reason}.") from e
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, ValueError) as e:  # (an integer of too many digits)
         raise PlanError(f"the fleet {name} is not YAML: {' '.join(str(e).split())}.") from e
+    except RecursionError as e:
+        raise PlanError(f"the fleet {name} is no list of kinds: it is nested too deeply.") from e
     try:
         if not isinstance(entries, list):
             raise PlanError(
@@ -134,12 +142,14 @@ def check_fleet(fleet: Sequence[Kind]) -> None:
 def _kind(entry: Any, place: int) -> Kind:
     known = [field.name for field in dataclasses.fields(Kind)]
     if not isinstance(entry, dict):
-        raise PlanError(f"the kind number {place} must have name, count, and so on, got {entry!r}.")
-    called = f"the kind {entry['name']!r}" if "name" in entry else f"the kind number {place}"
+        raise PlanError(
+            f"the kind number {place} must have name, count, and so on, got {shown(entry)}."
+        )
+    called = f"the kind {shown(entry['name'])}" if "name" in entry else f"the kind number {place}"
     for field in entry:
         if field not in known:
             raise PlanError(
-                f"{called} has the unknown field {field!r}: the fields are {', '.join(known)}."
+                f"{called} has the unknown field {shown(field)}: the fields are {', '.join(known)}."
             )
     for field in ("name", "count"):
         if entry.get(field) is None:

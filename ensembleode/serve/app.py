@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ try:
     from fastapi import Depends, FastAPI, Query, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.middleware.cors import CORSMiddleware
-    from fastapi.responses import FileResponse, Response
+    from fastapi.responses import FileResponse, Response, StreamingResponse
     from fastapi.routing import APIRoute
     from fastapi.staticfiles import StaticFiles
     from starlette.exceptions import HTTPException
@@ -28,7 +29,7 @@ except ImportError as e:
 from ..ground.version import __version__
 from ..options import check_count
 from . import documented, queries, tokens as tokens_of, wire
-from .batcher import Done
+from .batcher import Done, QueueFull
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE
@@ -40,6 +41,7 @@ from .wire import Refused
 
 _PAGE = Path(__file__).parent / "page"
 _PAGE_OF_JOBS = 1000
+_FIRST = 8  # pieces of a download, by which it has begun to read
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
     # Browsers ask again each time, since modules of two versions don't work together.
@@ -205,6 +207,8 @@ def _route_class(service: Service, cors: Sequence[str]) -> type[APIRoute]:
                 reply, id = await service.answered(endpoint or handled, call, guarded=guarded)
                 response = reply.response() if isinstance(reply, Reply) else reply
                 response.headers["X-Request-ID"] = id
+                if service.status == "draining":
+                    response.headers["Connection"] = "close"
                 return response
 
             return answer
@@ -350,11 +354,25 @@ def _add_ensembles(app: App, service: Service) -> None:
         format: Literal["msgpack", "npz"] = "msgpack",
     ) -> Response:
         """The results of some trajectories of an ensemble."""
-        body = await asyncio.to_thread(jobs().read, id, start, stop, format == "npz", owner)
+        pieces, size = await asyncio.to_thread(jobs().read, id, start, stop, format == "npz", owner)
+        held = object()
+        if not service.answers.has(held, owner, size):
+            raise QueueFull(1.0)
+
+        def sent() -> Iterator[bytes]:
+            try:
+                yield first
+                yield from pieces
+            finally:
+                service.answers.drop(held)
+
+        # Where the store can't be read, that can still be said.
+        first = await asyncio.to_thread(lambda: b"".join(itertools.islice(pieces, _FIRST)))
+        service.answers.put(held, owner, size)
         if format == "npz":
             headers = {"Content-Disposition": f'attachment; filename="{id}.npz"'}
-            return Response(body, media_type="application/x-npz", headers=headers)
-        return Response(body, media_type=wire.BINARY)
+            return StreamingResponse(sent(), media_type="application/x-npz", headers=headers)
+        return StreamingResponse(sent(), media_type=wire.BINARY)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

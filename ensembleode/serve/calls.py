@@ -7,7 +7,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from . import wire
 from .batcher import BatchFailed, DeadlineExceeded, Draining, Hung, QueueFull
+from .room import Room
 from .wire import Refused
 
 
@@ -31,30 +31,10 @@ _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 BODY_SECONDS = 60.0
 # The size in bytes up to which a body holds up nothing else.
 LARGE = 2**16
-# The bytes of all larger bodies; and of those of one token, of which a single one may have more.
-_BODIES, _BODIES_OF_ONE = 2**28, 2**26
-
-
-class Bodies:
-    """Counts the bytes of larger bodies that have arrived or are arriving, until they are
-    answered."""
-
-    def __init__(self):
-        self._of: Counter[str] = Counter()  # by owner
-
-    def hold(self, call: "Call", size: int) -> None:
-        """Count a call's body, of this size; raises `Refused` where there is no room."""
-        here = ((self._of.total(), _BODIES), (self._of[call.owner or ""], _BODIES_OF_ONE))
-        for held, most in here:
-            if held > call.held and held - call.held + size > most:
-                message = "too many large bodies are here already; try again later."
-                raise Refused(429, "bodies_full", message, headers={"Retry-After": "1"})
-        self._of[call.owner or ""] += size - call.held
-        call.held = size
-
-    def drop(self, call: "Call") -> None:
-        self._of[call.owner or ""] -= call.held
-        call.held = 0
+# The bytes of all larger bodies, and of those of one token; and of all answers, from when they are
+# asked for until the client has read them.
+BODIES = (2**28, 2**26)
+ANSWERS = (2**28, 2**27)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -68,7 +48,6 @@ class Call:
     future: asyncio.Future | None = None  # what the call waits for
     gone: bool = False  # whether the client has disconnected
     owner: str | None = None  # that of its token ("" where none are needed), once it is known
-    held: int = 0  # the counted bytes of its body
 
     def leave(self) -> None:
         """The client has disconnected."""
@@ -80,7 +59,7 @@ class Call:
         """The header of this name (in lower case), or nothing."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    async def body(self, limit: int, bodies: Bodies) -> bytes | bytearray:
+    async def body(self, limit: int, bodies: Room) -> bytes | bytearray:
         """The body; raises `Refused` if it is over the limit, doesn't arrive, or has no room."""
         length = self.headers.get(b"content-length", b"")
         body, more = bytearray(), True
@@ -90,8 +69,10 @@ class Call:
                     size = max(len(body), int(length) if length.isdigit() else 0)
                     if size > limit:
                         raise too_large(limit)
-                    if size > max(LARGE, self.held):
-                        bodies.hold(self, size)
+                    if size > max(LARGE, bodies.of(self)):
+                        if not bodies.has(self, self.owner or "", size):
+                            raise bodies_full()
+                        bodies.put(self, self.owner or "", size)
                     if not more:
                         return body
                     message = await self.receive()
@@ -103,8 +84,13 @@ class Call:
             raise too_late() from None
 
     def sends_binary(self) -> bool:
-        """Whether the body is MessagePack; raises `Refused` for any other type than that and JSON.
-        The page of another site can't send either type without asking for permission first."""
+        """Whether the body is MessagePack; raises `Refused` for any other type than that and JSON,
+        and for one that is compressed. The page of another site can't send either type without
+        asking for permission first."""
+        encoding = self.header(b"content-encoding").strip().lower()
+        if encoding not in ("", "identity"):
+            message = f"the Content-Encoding {encoding[:40]!r} is not read: send the body as it is."
+            raise Refused(415, "unsupported_media_type", message)
         binary = _BINARY.get(self.headers.get(b"content-type", b""))
         if binary is None:
             kind = self.header(b"content-type").partition(";")[0].strip().lower()
@@ -145,6 +131,11 @@ class Call:
 def too_large(limit: int) -> Refused:
     message = f"the body is larger than the limit body={limit} bytes."
     return wire.over("body", None, message, 413)
+
+
+def bodies_full() -> Refused:
+    message = "too many large bodies are here already; try again later."
+    return Refused(429, "bodies_full", message, headers={"Retry-After": "1"})
 
 
 def too_late() -> Refused:

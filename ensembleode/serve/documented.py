@@ -168,7 +168,7 @@ def _extra(
     if body is not None:
         schemas = {JSON: body(False), BINARY: body(True)}
         extra["requestBody"] = {
-            "required": "required" in schemas[JSON],
+            "required": True,
             "content": {kind: {"schema": schema} for kind, schema in schemas.items()},
         }
     return {"responses": responses, "openapi_extra": extra}

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import datetime
 import hashlib
-import io
 import json
 import logging
 import os
@@ -34,6 +33,7 @@ from ..solving import solve
 from ..stats import COUNTS
 from ..store import open_ensemble, StoreError
 from . import wire
+from .downloads import in_msgpack, in_npz, Rows
 from .ensembles import check_store, digest_of, prob_func_of, specified
 from .registry import Entry
 from .solving import Solver
@@ -65,12 +65,21 @@ class Jobs:
     """
 
     def __init__(
-        self, folder: Path, solvers: Mapping[str, Solver], submit: Submit, queued: int = 100
+        self,
+        folder: Path,
+        solvers: Mapping[str, Solver],
+        submit: Submit,
+        queued: int = 100,
+        owners: int = 1,
     ):
+        """
+        **Arguments:** `queued`: the number of jobs that may be queued; `owners`: how many owners
+        share that.
+        """
         self._folder = folder
         self._solvers = solvers
         self._submit = submit
-        self._most_queued = queued
+        self._most_queued, self._share = queued, max(1, queued // owners)
         self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._current: Current | None = None
@@ -137,7 +146,7 @@ class Jobs:
                 if self._jobs[id]["status"] == "failed":
                     self._queue_again(self._jobs[id])
                 return _told(self._jobs[id])
-            self._check_room()
+            self._check_room(owner)
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
             job = {"id": id, "problem": entry.name, "owner": owner, "digest": digest}
             job |= {"status": "queued", "done": 0, "retcodes": {}, "created": created}
@@ -209,16 +218,21 @@ class Jobs:
             return _told(job)
 
     def _queue_again(self, job: dict[str, Any]) -> None:
-        self._check_room()
+        self._check_room(job["owner"])
         self._change(job, status="queued", error=None)
         self._queue.put(job["id"])
 
-    def _check_room(self) -> None:
-        if sum(job["status"] in _GOING_ON for job in self._jobs.values()) >= self._most_queued:
-            raise Refused(
-                429, "queue_full", f"{self._most_queued} ensembles are queued; try again later.",
-                headers={"Retry-After": "10"},
-            )  # fmt: skip
+    def _check_room(self, owner: str) -> None:
+        owners = [job["owner"] for job in self._jobs.values() if job["status"] in _GOING_ON]
+        for queued, most in (
+            (len(owners), self._most_queued),
+            (owners.count(owner), self._share if owner else self._most_queued),
+        ):
+            if queued >= most:
+                raise Refused(
+                    429, "queue_full", f"{most} ensembles are queued; try again later.",
+                    headers={"Retry-After": "10"},
+                )  # fmt: skip
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
@@ -242,8 +256,11 @@ class Jobs:
                 raise Refused(404, "not_found", "there is no such ensemble.")
             yield job
 
-    def read(self, id: str, start: int, stop: int | None, npz: bool, owner: str = "") -> bytes:
-        """The results of trajectories `start` to `stop` as MessagePack or `.npz`."""
+    def read(
+        self, id: str, start: int, stop: int | None, npz: bool, owner: str = ""
+    ) -> tuple[Iterator[bytes], int]:
+        """The results of trajectories `start` to `stop` as MessagePack or `.npz`, in pieces; and
+        how many bytes are in memory at a time."""
         with self._access_to(id, owner) as job:
             n = job["trajectories"]
         end = n if stop is None else stop
@@ -261,19 +278,22 @@ class Jobs:
             most = max(1, _DOWNLOAD // each)
             message = f"download at most {most} trajectories at a time."
             raise wire.over("download", "stop", message, 413)
-        at = slice(start, end)
-        t = sim.t if isinstance(sim.t, np.ndarray) else sim.t[at]
-        arrays = {"u": sim.u[at], "t": t, "retcode": sim.retcode[at], "lengths": sim.lengths[at]}
+
+        def of(x: Any) -> Rows:
+            return Rows(x, start, end)
+
+        t = Rows(sim.t, 0, len(sim.t)) if isinstance(sim.t, np.ndarray) else of(sim.t)
+        arrays = {"u": of(sim.u), "t": t, "retcode": of(sim.retcode), "lengths": of(sim.lengths)}
         counts = {name: getattr(sim.stats, name) for name in COUNTS}
-        stats = {name: x[at] for name, x in counts.items() if x is not None}
-        events = {} if sim.events is None else {k: x[at] for k, x in vars(sim.events).items()}
+        stats = {name: of(x) for name, x in counts.items() if x is not None}
+        events = {} if sim.events is None else {k: of(x) for k, x in vars(sim.events).items()}
+        size = max(x.bytes_at_once for x in (*arrays.values(), *events.values()))
         if npz:
-            file, of_events = io.BytesIO(), {f"events.{k}": x for k, x in events.items()}
-            np.savez(file, allow_pickle=False, **arrays, **stats, **of_events)  # pyright: ignore
-            return file.getvalue()
-        codes = [ReturnCode(i).name for i in arrays["retcode"].tolist()]
-        arrays |= {"events": events} if events else {}
-        return wire.encoded(arrays | {"retcode": codes, "stats": stats, "start": start}, True)
+            of_events = {f"events.{k}": x for k, x in events.items()}
+            return in_npz(arrays | stats | of_events), size
+        codes = [ReturnCode(i).name for i in sim.retcode[start:end].tolist()]
+        content = {**arrays, "retcode": codes, "stats": stats, "start": start}
+        return in_msgpack(content | ({"events": events} if events else {})), size
 
     def _opened_store(self, id: str) -> Any:
         """The store of a job; None as long as it doesn't have all of its arrays."""
@@ -407,7 +427,7 @@ class Jobs:
         try:
             self._solve(job, current)
         except StoreError as e:
-            if "versions" not in e.differs:
+            if not {"versions", "format"} & set(e.differs):
                 raise
             # Other versions may also describe the problem differently, which is still that of the
             # job.

@@ -47,6 +47,8 @@ def run(
     """
     import uvicorn
 
+    if not 0 <= port < 2**16:  # (Of a larger one, the lower bits would be taken.)
+        raise ValueError(f"port must be from 0 to {2**16 - 1}, got {port}.")
     open_to_all = options.get("tokens") is None
     if open_to_all and host in _LOOPBACK and options.get("hosts") is None:
         # Another site can't make its pages reach the service by giving its own name this address.

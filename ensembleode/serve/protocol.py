@@ -16,7 +16,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import calls
-from .calls import Bodies, Call, LARGE, Reply, too_large, too_late
+from .calls import Call, LARGE, Reply, too_large, too_late
+from .room import Room
 from .service import Service
 from .wire import Refused
 
@@ -26,6 +27,8 @@ from .wire import Refused
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
 # The seconds between two pieces of a body that was refused.
 _PAUSE = 0.01
+# The bytes of an answer that a client has to read within so many seconds.
+_READ, _READ_SECONDS = 2**16, 20.0
 
 
 class _Exchange(Call):
@@ -41,7 +44,7 @@ class _Exchange(Call):
         self.keep_alive = True
         self.disconnected = self.response_complete = False
 
-    async def body(self, limit: int, bodies: Bodies) -> bytes:
+    async def body(self, limit: int, bodies: Room) -> bytes:
         body = b"".join(self._body)
         if len(body) > limit:
             raise too_large(limit)
@@ -75,15 +78,63 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
         _unread = 0  # bytes received since they last led to something
         _patience: asyncio.TimerHandle | None = None  # set while only the client is waited for
         _refused = False
+        _has_headers = False  # whether those of the last request are complete
+        _owner = ""  # that of the last request
+        _since = 0.0  # when something was last received
+        _unwritten = 0  # the bytes that wait to be written
+        _writer: asyncio.TimerHandle | None = None  # set while they do
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._since = self.loop.time()
             self._be_patient()
+            if len(self.connections) >= (self.config.limit_concurrency or math.inf):
+                self._make_room()
+
+        def _make_room(self) -> None:
+            """Close the connection that has been idle for longest: there is a limit of open
+            files."""
+            every: Any = self.connections
+            idle = [x for x in every if x is not self and x.is_idle]
+            if idle:
+                oldest = min(idle, key=lambda x: x._since)
+                oldest.transport.close()
+                every.discard(oldest)  # (by `close`, a little later)
+
+        @property
+        def is_idle(self) -> bool:
+            return not (self._is_answering or self._exchange or self.transport.is_closing())
+
+        def pause_writing(self) -> None:
+            """Called when bytes wait to be written, as the client doesn't read."""
+            super().pause_writing()
+            self._count_unwritten()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._forget_unwritten()
+
+        def _count_unwritten(self) -> None:
+            self._unwritten = self.transport.get_write_buffer_size()
+            service.answers.put(self, self._owner, self._unwritten)
+            self._unset("_writer")
+            self._writer = self.loop.call_later(_READ_SECONDS, self._check_reader)
+
+        def _forget_unwritten(self) -> None:
+            service.answers.drop(self)
+            self._unset("_writer")
+
+        def _check_reader(self) -> None:
+            self._writer = None
+            if self.transport.get_write_buffer_size() > self._unwritten - _READ:
+                self.transport.abort()  # (`close` would wait for the client)
+            else:
+                self._count_unwritten()
 
         def data_received(self, data: bytes) -> None:
             if self._refused:
                 return
-            self._idle_since = math.inf
+            self._idle_since, self._since = math.inf, self.loop.time()
             self._unread += len(data)
             super().data_received(data)
             if self._refused or self._unread > _HEAD:  # also for trailers of chunks
@@ -130,6 +181,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unset("_timer", "_patience", "_keeper")
+            self._forget_unwritten()
 
         def _unset(self, *timers: str) -> None:
             for name in timers:
@@ -144,10 +196,15 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             self.on_message_complete()
 
         def on_message_begin(self) -> None:
-            self._is_whole = False
+            self._is_whole = self._has_headers = False
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if not self._has_headers:  # trailers are no headers (RFC 9110, 6.5.1)
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
+            self._has_headers = True
             if self._unread > _HEAD and not self._refused:
                 # The bytes received may contain more than the headers.
                 size = len(self.url) + sum(len(name) + len(x) for name, x in self.headers)
@@ -160,6 +217,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             self.limit_concurrency = None if is_watched else self.config.limit_concurrency
             # The timer may have been set for the previous request, by the same bytes.
             self._unset_keepalive_if_required()
+            self._owner = ""
             parts = self.url.split(b"/")
             if len(parts) == 5 and parts[4] in of_bytes and self.url.startswith(b"/v1/problems/"):
                 headers = dict(self.headers)
@@ -168,6 +226,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                     exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
                     exchange.owner = service.owner(exchange)
                     if exchange.owner is not None:  # else refused before its body arrives
+                        self._owner = exchange.owner
                         self._exchange = exchange
                         self.cycle = exchange  # pyright: ignore
                         return
@@ -236,9 +295,10 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             exchange.response_complete, exchange.task = True, None
             if exchange.disconnected:
                 return
-            head = reply.head(self._headers(id), close=not exchange.keep_alive)
+            stays = exchange.keep_alive and service.status != "draining"
+            head = reply.head(self._headers(id), close=not stays)
             self.transport.write(head + reply.body)
-            if not exchange.keep_alive:
+            if not stays:
                 self.transport.close()
             if self.pipeline or self.transport.is_closing():
                 self.on_response_complete()

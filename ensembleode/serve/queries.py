@@ -1,6 +1,7 @@
 """Requests, read within their limits, and the answers to them."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -170,7 +171,9 @@ def _times(
     if isinstance(saveat, np.ndarray):
         times = saveat
     elif is_number(saveat):
-        return _spaced(entry, float(saveat) if saveat < 1e308 else 0.0, path, tspan, many_spans)
+        # (An integer may be larger than any float.)
+        step = float(max(0.0, min(saveat, 1e308))) if saveat < math.inf else 0.0
+        return _spaced(entry, step, path, tspan, many_spans)
     else:
         times = _times_given(saveat, n, entry.time_dtype)
     rows = times.shape[-1]

@@ -17,18 +17,19 @@ import numpy as np
 from ..ground import cpu_devices
 from . import tokens as tokens_of
 from .batcher import Batcher, Done, QueueFull, Slice
-from .calls import Bodies, Call, refusal, reply_to
+from .calls import ANSWERS, BODIES, Call, refusal, reply_to
 from .jobs import Jobs
 from .metrics import Metrics
 from .registry import Registry
+from .room import Room
 from .solving import Numbers, Program, Solver
 from .wire import Refused
 
 
 logger = logging.getLogger("ensembleode.serve")
 
-# The largest size in bytes of all answers that are waited for; a single answer may be larger.
-_UNDER_WAY = 2**31
+# The seconds after which a program that is being compiled is taken to hang.
+_COMPILING = 1800.0
 
 
 class Service:
@@ -51,6 +52,7 @@ class Service:
         self.drain_seconds = drain_seconds
         self.status = "warming"
         self.compiled = (0, 0)  # how many programs are compiled, and how many there are
+        self._compiled_at = time.monotonic()  # the last of them
         self.failure: Exception | None = None
         self.on_ready: Callable[[], Any] = lambda: None
         self.on_failure: Callable[[], Any] = lambda: None
@@ -64,10 +66,13 @@ class Service:
         )
         self.batcher: Batcher | None = None
         self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
-        self.jobs = None if store is None else Jobs(Path(store), self.solvers, self._in_background)
+        self.jobs: Jobs | None = None
+        if store is not None:
+            owners = 1 if tokens is None else len(tokens)
+            self.jobs = Jobs(Path(store), self.solvers, self._in_background, owners=owners)
         self.reading_large = asyncio.Semaphore(2)
-        self.bodies = Bodies()
-        self._under_way = 0  # the bytes of answers that are waited for
+        # The answers are held by calls, and then by connections, until the clients have read them.
+        self.bodies, self.answers = Room(*BODIES), Room(*ANSWERS)
         self._warm_now = threading.Event()
         self._until = float("inf")  # when accepted requests are given up
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,7 +84,7 @@ class Service:
     async def start(self) -> None:
         """Begin to warm up; requests are refused until that is done."""
         self._loop = asyncio.get_running_loop()
-        self.status, self._ending = "warming", None
+        self.status, self._ending, self._compiled_at = "warming", None, time.monotonic()
         self.batcher = self._make_batcher()
         self.batcher.start()
         if self.jobs is not None:
@@ -96,6 +101,7 @@ class Service:
                 # The largest programs take longest, so they are compiled first.
                 for done, _ in enumerate(threads.map(self._warm_up, reversed(every)), 1):
                     self.compiled = (done, len(every))
+                    self._compiled_at = time.monotonic()
                     if self.status == "warming":
                         seconds = time.perf_counter() - began
                         logger.info("compiled %d of %d (%.1f s)", done, len(every), seconds)
@@ -123,6 +129,8 @@ class Service:
         """The parts without which the service doesn't work and that have ended, or hang for
         good."""
         found = [f"batches of {problem}" for problem in self.hung]
+        if self.status == "warming" and time.monotonic() - self._compiled_at > _COMPILING:
+            found.append("compiling")
         if self.batcher is not None and self.batcher.is_dead:
             found.append("batcher")
         if self.jobs is not None and self.jobs.is_dead:
@@ -205,11 +213,9 @@ class Service:
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
         size = n * self.solvers[program.problem].bytes_of(numbers, program.pulls)
-        if self._under_way and self._under_way + size > _UNDER_WAY:
-            raise QueueFull(1.0)
+        self.hold_answer(call, size)
         future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
         call.future = future
-        self._under_way += size
         look = None if call.receive is None else asyncio.create_task(_look_after(call))
         try:
             done = await future
@@ -218,11 +224,17 @@ class Service:
                 raise Refused(499, "gone", "the client has gone.") from None
             raise
         finally:
-            self._under_way -= size
             if look is not None:
                 look.cancel()
         self.metrics.waits[program.problem].observe(done.wait)
         return done
+
+    def hold_answer(self, call: Call, size: int) -> None:
+        """Count an answer of this size, until it is written; raises `QueueFull` where there is no
+        room."""
+        if not self.answers.has(call, call.owner or "", size):
+            raise QueueFull(1.0)
+        self.answers.put(call, call.owner or "", size)
 
     def solver(self, name: str) -> Solver:
         if name not in self.solvers:
@@ -266,8 +278,8 @@ class Service:
             # The path may contain what the client sent; as it is quoted, it can't end the line.
             why = f" {refused.code}" + (f" {refused.path!r}" if refused.path else "")
         finally:
-            if call.held:
-                self.bodies.drop(call)
+            self.bodies.drop(call)
+            self.answers.drop(call)
         if guarded:
             status = reply.status_code
             seconds = time.perf_counter() - began

@@ -22,6 +22,9 @@ class Tokens:
         if not self._digests:
             raise TokensError("tokens is empty: give one at least, or None to let everybody in.")
 
+    def __len__(self) -> int:
+        return len(set(self._digests))
+
     def owner(self, authorization: str | None) -> str | None:
         """The owner, given by the token's digest, of an `Authorization` header with one of these
         tokens; else None."""

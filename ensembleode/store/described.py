@@ -1,9 +1,12 @@
 """The description of a store's contents: its variables, and in JSON the pytrees that are made of
 them."""
 
+import math
 import re
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Variable(NamedTuple):
@@ -19,6 +22,17 @@ class Variable(NamedTuple):
     dtype: Any
     grows: bool = False
     fill: Any = 0
+
+    def in_json(self) -> list:
+        name, dims, shape, dtype, grows, fill = self
+        fill = None if fill != fill else fill
+        return [name, list(dims), list(shape), np.dtype(dtype).name, grows, fill]
+
+    @classmethod
+    def of_json(cls, parts: list) -> "Variable":
+        name, dims, shape, dtype, grows, fill = parts
+        fill = math.nan if fill is None else fill
+        return cls(name, tuple(dims), tuple(shape), np.dtype(dtype), grows, fill)
 
 
 def described(out: Any, name: str) -> Any:

@@ -1,5 +1,6 @@
 """The metadata that describe the arrays of a store to Zarr."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,11 @@ def zarr_or_said() -> Any:
 
 
 def metadata_of(
-    variables: list[Variable],
-    shared: dict[str, tuple[tuple[str, ...], np.ndarray]],
-    layout: Any,
-    most: int,
+    variables: Sequence[Variable], shared: Sequence[Variable], layout: Any, most: int
 ) -> dict[str, Any]:
-    """The metadata files of a store, and the files of the arrays that all trajectories share.
+    """The metadata files of a store.
 
-    **Arguments:** `shared`: arrays by name, each with its dimensions; `layout`: a `Layout`; `most`:
+    **Arguments:** `shared`: the arrays that all trajectories share; `layout`: a `Layout`; `most`:
     the largest number of events of a trajectory.
     """
     zarr, files = zarr_or_said(), {}
@@ -35,8 +33,8 @@ def metadata_of(
     rows = min(size, n)
     codecs = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
 
-    def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True) -> Any:
-        return group.create_array(
+    def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True) -> None:
+        group.create_array(
             name,
             shape=shape,
             dtype=dtype,
@@ -52,9 +50,18 @@ def metadata_of(
         if v.grows:
             shape, chunks = (most, *shape[1:]), (layout.chunk, *shape[1:])
         array(v.name, (n, *shape), v.dtype, (rows, *chunks), v.dims, v.fill)
-    array("trajectory", (n,), np.dtype(np.int64), (rows,), ("trajectory",), -1)
-    shape = (len(layout.batches), layout.words)
-    array("digest", shape, np.dtype(np.uint64), (1, layout.words), ("batch", "file"), 0, False)
-    for name, (dims, x) in shared.items():
-        array(name, x.shape, x.dtype, x.shape, dims)[...] = x
+    # (Of bytes: file formats that xarray writes have no numbers that are as large.)
+    shape = (len(layout.batches), layout.words * 8)
+    array("digest", shape, np.dtype(np.int8), (1, shape[1]), ("batch", "byte"), 0, False)
+    for v in shared:
+        array(v.name, v.shape, v.dtype, v.shape, v.dims)
     return files
+
+
+def files_of_shared(values: dict[str, np.ndarray], metadata: dict[str, Any]) -> dict[str, Any]:
+    """The file of each array that all trajectories share. (Zarr writes none for zeros alone.)"""
+    zarr, files = zarr_or_said(), dict(metadata)
+    group = zarr.open_group(zarr.storage.MemoryStore(files))
+    for name, x in values.items():
+        group[name][...] = x
+    return {file: data for file, data in files.items() if file not in metadata}

@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..core.fingerprint import digest_of
 from ..ground.logs import logger
 from ..solution import EnsembleSolution
-from .metadata import zarr_or_said
+from .described import Variable
+from .metadata import metadata_of, zarr_or_said
 from .stored import solution_in, StoreError
 
 
-FORMAT = 3
-# A store of format 2 has neither events nor initial states and parameters.
-_READ = (2, FORMAT)
+FORMAT = 4
+# A store of format 2 has neither events nor initial states and parameters. Before format 4, nothing
+# vouches for the attributes, nor for the arrays that all trajectories share.
+_READ = (2, 3, FORMAT)
+# Where the attributes are: those of the group are replaced by xarray when it adds a variable.
+ATTRIBUTES = "digest/zarr.json"
+_NAME = "ensembleode"
 
 
 def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
@@ -59,7 +65,13 @@ def solution_at(path: Path, elapsed: float | None = None) -> EnsembleSolution:
                 f"{rows[-1]}, is missing or cut short{more}. They have the return code Default; "
                 "solve with the same store computes them again."
             )
-        whole = kept["complete"] and not lacking
+        if lost := files.find_lost():
+            logger.warning(
+                f"the store {path} is damaged: {', '.join(lost)} is missing, cut short or of "
+                "another store, which is an error when it is read; solve with the same store "
+                "writes it again."
+            )
+        whole = kept["complete"] and not lacking and not lost
         seconds = kept.get("elapsed", float("nan")) if elapsed is None else elapsed
         return solution_in(zarr.open_group(files, mode="r"), kept, whole, seconds)
 
@@ -69,17 +81,30 @@ def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
     zarr = zarr_or_said()
     from .store_files import Layout, StoreFiles
 
-    of = kept["fingerprint"]
-    events = kept.get("events") or {"growing": [], "chunk": 1}
+    of, variables = kept["fingerprint"], [*map(Variable.of_json, kept["variables"])]
     layout = Layout(
-        dict(kept["dims"]),
+        {v.name: len(v.dims) for v in variables},
         of["trajectories"],
         of["batch_size"],
         json.dumps(of, sort_keys=True),
-        frozenset(events["growing"]),
-        events["chunk"],
+        frozenset(v.name for v in variables if v.grows),
+        (kept.get("events") or {"chunk": 1})["chunk"],
     )
-    return StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout)
+    files = StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout, kept["sums"])
+    shared, most = [*map(Variable.of_json, kept["shared"])], files.most_events(layout.batches)
+    files.metadata = metadata_of(variables, shared, layout, most)
+    return files
+
+
+def written_attributes(kept: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a store as they are written: a text, and its checksum. (Attributes that are
+    no text can't be copied into other file formats.)"""
+    text = json.dumps(kept)
+    return {_NAME: text, f"{_NAME}_digest": _digest(text)}
+
+
+def _digest(text: str) -> str:
+    return f"{digest_of([text.encode()]):016x}"
 
 
 def attributes_at(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None:
@@ -88,29 +113,75 @@ def attributes_at(path: Path, lost_is_none: bool = False) -> dict[str, Any] | No
 
     **Raises:** `StoreError` for a store that this version can't read.
     """
-    group = _json_of(path / "zarr.json")
-    if group is None:
+    group, digest = (_json_of(path / x) for x in ("zarr.json", ATTRIBUTES))
+    if group is None and digest is None:
         return None
-    if not isinstance(group, dict) or "node_type" not in group:
+    # (Up to format 3, they are those of the group.)
+    found = [x for x in (_attributes_in(digest), _attributes_in(group)) if _NAME in x]
+    kept = found[0][_NAME] if found else None
+    if isinstance(kept, str):
+        kept = json.loads(kept) if found[0].get(f"{_NAME}_digest") == _digest(kept) else None
+    if kept is None:
+        if isinstance(group, dict) and group.get("node_type") == "array":
+            raise StoreError(f"the Zarr array at {os.fspath(path)!r} is no ensemble.")
+        is_whole = all(is_node(path / x) for x in ("zarr.json", ATTRIBUTES))
+        if (is_whole and not found) or not (path / ATTRIBUTES).parent.exists():
+            raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.")
         if lost_is_none:
             return None
-        raise _damaged(path, "its zarr.json is not what was written there")
-    if group["node_type"] == "array":
-        raise StoreError(f"the Zarr array at {os.fspath(path)!r} is no ensemble.")
-    kept = group.get("attributes", {}).get("ensembleode")
-    if kept is None:
-        raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.")
+        raise _damaged(path, f"its {ATTRIBUTES} is not what was written there")
     if not isinstance(kept, dict) or "format" not in kept:
         raise _damaged(path, "it doesn't say what format it has")
     if kept["format"] not in _READ:
-        raise StoreError(
+        error = StoreError(
             f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version "
-            f"of ensembleode reads {FORMAT}."
+            f"of ensembleode reads the formats {', '.join(map(str, _READ))}: read it with the "
+            "version that wrote it, or solve into another one."
         )
-    names = {"format", "fingerprint", "kind", "outputs", "engine", "dims", "order", "complete"}
+        error.differs = ("format",)
+        raise error
+    names = {"format", "fingerprint", "kind", "outputs", "engine", "order", "complete"}
+    names |= {"variables", "shared", "sums"} if kept["format"] == FORMAT else {"dims"}
     if missing := sorted(names - set(kept)):
         raise _damaged(path, f"its attributes have no {missing[0]}")
-    return kept
+    return kept if kept["format"] == FORMAT else _as_now(path, kept)
+
+
+def is_node(file: Path) -> bool:
+    """Whether a file has metadata of Zarr."""
+    found = _json_of(file)
+    return isinstance(found, dict) and "node_type" in found
+
+
+def _attributes_in(node: Any) -> dict[str, Any]:
+    """The attributes in the metadata of a group or an array, as far as there are any."""
+    found = node.get("attributes") if isinstance(node, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _as_now(path: Path, kept: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a store of an earlier format in today's form, by the metadata and the files
+    of its arrays."""
+    from .store_files import checksum_at_end
+
+    zarr = zarr_or_said()
+    growing = (kept.get("events") or {"growing": []})["growing"]
+    variables, shared, sums = [], [], {}
+    with readable(path):
+        files = zarr.storage.LocalStore(path, read_only=True)
+        for name, x in zarr.open_group(files, mode="r").arrays():
+            if name == "digest":
+                continue
+            is_own = name in dict(kept["dims"])
+            about = x.metadata.dimension_names, x.shape[is_own:], x.dtype, name in growing
+            variable = Variable(name, *about, x.fill_value)
+            (variables if is_own else shared).append(variable.in_json())
+            if not is_own:
+                file = "/".join([name, "c", *["0"] * x.ndim])
+                sums[file] = checksum_at_end(path / file)
+        places = [name for name, _ in kept["dims"]]
+        variables.sort(key=lambda x: places.index(x[0]))
+    return kept | {"variables": variables, "shared": shared, "sums": sums}
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 A chunk ends with its CRC-32C, which Zarr's codec puts there. The record of a batch is written when
 all of its chunks are on the disk. It has the size and the CRC of each, and a digest of itself with
 the number of the batch and the fingerprint of the ensemble. So a file that is missing, cut short,
-damaged, of another batch or of an earlier run is recognised when it is read.
+damaged, of another batch or of an earlier run is recognised when it is read. The store's
+attributes have the size and the CRC of each array that all trajectories share, and say what arrays
+there are: the metadata that other readers of Zarr need are not read.
 """
 
 import asyncio
@@ -77,12 +79,15 @@ class StoreFiles(WrapperStore):
     """The Zarr store of this folder. It only returns data that agree with the records.
 
     - `root`: the present place of the folder.
+    - `shared`: the checksum of each file of the arrays that all trajectories share.
+    - `metadata`: the metadata files, which are not read from the folder.
     - `lacking`: batches that are read as if they had never been written.
     """
 
-    def __init__(self, store: LocalStore, layout: Layout):
+    def __init__(self, store: LocalStore, layout: Layout, shared: dict[str, int]):
         super().__init__(store)
-        self.root, self.layout = store.root, layout
+        self.root, self.layout, self.shared = store.root, layout, shared
+        self.metadata: dict[str, Any] = {}
         self._places = {name: i for i, name in enumerate(layout.dims)}
         self._records: dict[int, list[int]] = {}
         self._written: dict[str, int] = {}
@@ -93,12 +98,19 @@ class StoreFiles(WrapperStore):
         self.lacking: dict[int, str] = {}
 
     def _with_store(self, store: LocalStore) -> "StoreFiles":
-        new = StoreFiles(store, self.layout)
-        new.lacking = self.lacking
+        new = StoreFiles(store, self.layout, self.shared)
+        new.metadata, new.lacking = self.metadata, self.lacking
         return new
 
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
         """**Raises:** `StoreError` for a chunk that isn't what was written."""
+        if key in self.metadata:
+            return self.metadata[key]
+        if key in self.shared:
+            value = await super().get(key, prototype)
+            if self.shared[key] != (0 if value is None else checksum(value.to_bytes())):
+                raise self._damaged(key)
+            return value
         at = _CHUNK.fullmatch(key)
         if at is None or at[1] not in self._places:
             return await super().get(key, prototype, byte_range)
@@ -106,7 +118,7 @@ class StoreFiles(WrapperStore):
         if batch in self.lacking or (record := self._record(batch)) is None:
             return None
         value = await super().get(key, prototype)
-        found = 0 if value is None else _sum(value.to_bytes())
+        found = 0 if value is None else checksum(value.to_bytes())
         word = record[self._places[at[1]] + 1]
         if at[1] in self.layout.growing:
             ends = self._ends_of(at[1], batch, record)
@@ -115,12 +127,14 @@ class StoreFiles(WrapperStore):
             is_written = found == word
         if not is_written:
             rows = self.layout.rows(batch)
-            raise StoreError(
-                f"the store {self.root} is damaged: {key}, of the trajectories {rows[0]} to "
-                f"{rows[-1]}, is not what was written. solve with the same store computes them "
-                "again."
-            )
+            raise self._damaged(f"{key}, of the trajectories {rows[0]} to {rows[-1]},")
         return value
+
+    def _damaged(self, what: str) -> StoreError:
+        return StoreError(
+            f"the store {self.root} is damaged: {what} is not what was written. solve with the "
+            "same store computes it again."
+        )
 
     def is_whole(self, batch: int) -> bool:
         """Whether the batch is there, and all of its files are what was written."""
@@ -152,7 +166,7 @@ class StoreFiles(WrapperStore):
 
     def _sum_of(self, file: str) -> int:
         try:
-            return _sum((self.root / file).read_bytes())
+            return checksum((self.root / file).read_bytes())
         except _NOT_THERE:
             return 0
 
@@ -161,7 +175,7 @@ class StoreFiles(WrapperStore):
         rest."""
         if (name, batch) not in self._ends:
             files = self.layout.files_of(name, batch, self._most(record))
-            self._ends[name, batch] = {file: _end(self.root / file) for file in files}
+            self._ends[name, batch] = {file: checksum_at_end(self.root / file) for file in files}
         return self._ends[name, batch]
 
     def _record(self, batch: int) -> list[int] | None:
@@ -196,6 +210,11 @@ class StoreFiles(WrapperStore):
                 found[batch] = lost
         return found
 
+    def find_lost(self) -> list[str]:
+        """The files of arrays that all trajectories share which are missing, cut short, or of
+        another store."""
+        return [file for file, x in self.shared.items() if checksum_at_end(self.root / file) != x]
+
     def _lost_of(self, batch: int, record: list[int]) -> str | None:
         """A file of the batch that is missing or cut short; for an array that grows, one whose sum
         differs."""
@@ -214,10 +233,23 @@ class StoreFiles(WrapperStore):
         except _NOT_THERE:
             return 0
 
+    def has_shared(self) -> bool:
+        """Whether the files of the arrays that all trajectories share are what was written."""
+        return all(self._sum_of(file) == x for file, x in self.shared.items())
+
+    def put_shared(self, files: dict[str, Any]) -> None:
+        """Write the files of the arrays that all trajectories share, as far as they aren't
+        there."""
+        self.shared = {file: checksum(data.to_bytes()) for file, data in files.items()}
+        lost = [file for file, x in self.shared.items() if self._sum_of(file) != x]
+        for file in lost:
+            self.write(file, files[file].to_bytes())
+        self.sync(lost)
+
     async def set(self, key: str, value: Any) -> None:
         data = value.to_bytes()
         await asyncio.to_thread(self.write, key, data)
-        self._written[key] = _sum(data)
+        self._written[key] = checksum(data)
 
     def write(self, key: str, data: bytes, synced: bool = False) -> None:
         """Write a file in place, without waiting for the disk. If the store's folder is gone, it
@@ -278,8 +310,8 @@ def _joined(sums: Iterable[int]) -> int:
     return digest_of([np.array([*sums], "<u8")])
 
 
-def _end(path: Path) -> int:
-    """`_sum` of a file, assuming that it is whole."""
+def checksum_at_end(path: Path) -> int:
+    """`checksum` of a file, assuming that it is whole."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -290,7 +322,7 @@ def _end(path: Path) -> int:
     return 1 if size < 4 else size % 2**32 << 32 | int.from_bytes(end, "little")
 
 
-def _sum(data: bytes) -> int:
+def checksum(data: bytes) -> int:
     """The size of a chunk's file combined with the CRC-32C at its end; 1 where that CRC is
     wrong."""
     if len(data) < 4 or google_crc32c.value(data[:-4]) != int.from_bytes(data[-4:], "little"):

@@ -135,18 +135,16 @@ def end_described(job: Job, ended: End | None) -> Any:
     return {"parts": parts, "adds": adds_end(job)}
 
 
-def events_described(events: Events | None, variables: list[Variable], room: int) -> Any:
-    """The description of events in JSON: how their states are put together, which `variables`
-    become as long as trajectories need, and how many events are in a chunk. None where no events
-    are kept.
+def events_described(events: Events | None, room: int) -> Any:
+    """The description of events in JSON: how their states are put together, and how many events are
+    in a chunk. None where no events are kept.
 
     **Raises:** `TypeError` for states that can't be stored.
     """
     if events is None:
         return None
     states = {x: described(getattr(events, x), f"events.{x}") for x in ("u_before", "u_after")}
-    growing = [v.name for v in variables if v.grows]
-    return states | {"growing": growing, "chunk": min(room, _EVENTS)}
+    return states | {"chunk": min(room, _EVENTS)}
 
 
 def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -> EnsembleSolution:
@@ -157,8 +155,10 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     - `kept`: the attributes of the store; `whole`: whether all batches are there.
     """
 
+    names = {x[0] for part in ("variables", "shared") for x in kept[part]}
+
     def lazily(name):
-        return leaf(name) if name in group else None
+        return leaf(name) if name in names else None
 
     def leaf(name):
         return OnDisk(group[name])
@@ -171,9 +171,9 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     u = lazily("u") if tree is None else made(tree)
     if kind == "trajectories":
         for how, prefix in ((Kept, _INNER), (Slopes, _DU)):
-            if tree is None and prefix[:-1] in group:
+            if tree is None and prefix[:-1] in names:
                 dense = how(lazily(prefix[:-1]))
-            elif tree is not None and any(name.startswith(prefix) for name in group):
+            elif tree is not None and any(name.startswith(prefix) for name in names):
                 dense = how(made(tree, prefix))
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
@@ -183,16 +183,16 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     order = tuple(kept["order"]) if kept["order"] else None
     integral, events, given = made(kept.get("integral")), None, None
     if (of_events := kept.get("events")) is not None:
-        names = ("t", "which", "direction", "count")
-        fields = {name: leaf(f"events.{name}") for name in names}
+        of_event = ("t", "which", "direction", "count")
+        fields = {name: leaf(f"events.{name}") for name in of_event}
         states = {name: made(of_events[name]) for name in ("u_before", "u_after")}
         events = Events(**fields, **states)
     if (described := kept.get("given")) is not None:
-        own = dict(kept["dims"])
+        own = {x[0] for x in kept["variables"]}
         given = known_in(described, kept["fingerprint"]["trajectories"], leaf, own)
     saved = None
     if (of_values := kept.get("saved")) is not None:
-        own = OWN_TIMES in group
+        own = OWN_TIMES in names
         saved = Saved(np.asarray(group[OWN_TIMES]) if own else t, made(of_values), own)
     more: dict[str, Any] = {"p_at": made(kept.get("p_at"))}
     if (of_ends := kept.get("ended")) is not None:

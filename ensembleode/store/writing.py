@@ -24,10 +24,19 @@ from ..core.plan import Outcome
 from ..ground.extras import installing
 from ..ground.files import Locked, locked
 from ..solution import EngineChoice, EnsembleSolution
-from .described import described
+from .described import described, Variable
 from .kept_given import kept_given
-from .metadata import metadata_of, zarr_or_said
-from .reading import attributes_at, files_at, FORMAT, readable, solution_at
+from .metadata import files_of_shared, metadata_of, zarr_or_said
+from .reading import (
+    ATTRIBUTES,
+    attributes_at,
+    files_at,
+    FORMAT,
+    is_node,
+    readable,
+    solution_at,
+    written_attributes,
+)
 from .stored import (
     abstract_of,
     as_kept,
@@ -88,7 +97,7 @@ class Writer:
         outcome = abstract_of(outcome, job.plan)
         own = job.trajectories.times_of_values
         self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times, own)
-        of_events = events_described(outcome.events, self.variables, job.plan.max_events)
+        of_events = events_described(outcome.events, job.plan.max_events)
         names = {"trajectory", "time", OWN_TIMES, "digest", *(v.name for v in self.variables)}
         # With reruns, nobody has recorded which run a trajectory's start and parameters are of.
         given = None if may_rerun(job.plan) else job.trajectories.given
@@ -99,6 +108,8 @@ class Writer:
         if times is not None:
             self._shared["time"] = ("time",), np.asarray(times)
         self.variables += self._given.variables
+        number = Variable("trajectory", ("trajectory",), (), np.dtype(np.int64), fill=-1)
+        self._all = [number, *self.variables]
         self._said = {
             "outputs": tree,
             "integral": described(outcome.integral, "integral"),
@@ -181,7 +192,7 @@ class Writer:
             if kept is not None:
                 of_store = {"format": kept["format"], **kept["fingerprint"]}
                 self._compare(of_store, {"format": FORMAT, **given})
-        dims = {"trajectory": 1, **{v.name: len(v.dims) for v in self.variables}}
+        shared = [Variable(k, dims, x.shape, x.dtype) for k, (dims, x) in self._shared.items()]
         self._kept = kept or {
             "format": FORMAT,
             "fingerprint": given,
@@ -189,7 +200,9 @@ class Writer:
             **self._said,
             "order": self.job.plan.order,
             "engine": list(choice[:4]),
-            "dims": list(dims.items()),
+            "variables": [v.in_json() for v in self._all],
+            "shared": [v.in_json() for v in shared],
+            "sums": {},
             "complete": False,
         }
         self.batch_size = given["batch_size"]
@@ -197,14 +210,14 @@ class Writer:
             # Never begun, or damaged: the folder may only have the contents of a store.
             self._real.mkdir(exist_ok=True)
             for x in self._real.iterdir():
-                known = {*dims, *self._shared, "time", "digest", "zarr.json"}
+                known = {v.name for v in (*self._all, *shared)} | {"time", "digest", "zarr.json"}
                 if x.name not in known and x.suffix != ".partial":
                     raise StoreError(f"{self.path} exists, and is no Zarr group.")
         for left in self._real.rglob("*.partial"):
             left.unlink(missing_ok=True)
-        self._files = files = files_at(self._real, self._kept, read_only=False)
         self._inode = self._real.stat().st_ino
         with self._explained("read"):
+            self._files = files = files_at(self._real, self._kept, read_only=False)
             todo = [b for b in files.layout.batches if not files.is_whole(b)]
             if kept is None and len(todo) == len(files.layout.batches) and files.has_records():
                 raise StoreError(
@@ -214,7 +227,7 @@ class Writer:
         done = set(files.layout.batches).difference(todo)
         self._most = files.most_events(done)
         self.arrays = self._arrays()
-        if kept is None:
+        if self._write_shared() or kept is None or not is_node(self._real / "zarr.json"):
             self._write_group()
         self._todo = todo
         self._before = self._kept.get("elapsed", 0.0)
@@ -246,34 +259,49 @@ class Writer:
 
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the store; those that are missing, or not as they should be, are made."""
-        layout = self._files.layout
-        self._metadata = metadata_of(self.variables, self._shared, layout, self._most)
+        shared = [*map(Variable.of_json, self._kept["shared"])]
+        metadata = metadata_of(self._all, shared, self._files.layout, self._most)
+        self._files.metadata = metadata
         written = []
-        for file, data in self._metadata.items():
+        for file, data in metadata.items():
             data, place = data.to_bytes(), self._real / file
-            if file != "zarr.json" and not (place.exists() and place.read_bytes() == data):
+            of_group = file in ("zarr.json", ATTRIBUTES)
+            if not of_group and not (place.exists() and place.read_bytes() == data):
                 # Where the store grows, the file that this one replaces may be read at any time.
                 self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
-        names = ("trajectory", *(v.name for v in self.variables))
-        return {name: zarr_or_said().open_array(self._files, path=name) for name in names}
+        return {v.name: zarr_or_said().open_array(self._files, path=v.name) for v in self._all}
+
+    def _write_shared(self) -> bool:
+        """Write the arrays that all trajectories share, where they are not what was written.
+        Returns whether the attributes have to be written, too."""
+        values = {name: x for name, (_, x) in self._shared.items()}
+        with self._explained("read"):
+            is_there = self._files.has_shared()
+        if not (is_there and self._kept["sums"]):
+            self._files.put_shared(files_of_shared(values, self._files.metadata))
+        before, self._kept["sums"] = self._kept["sums"], self._files.shared
+        return before != self._files.shared
 
     def _write_group(self) -> None:
-        """Write the attributes of the store; if it is complete, also the consolidated metadata."""
-        zarr = zarr_or_said()
-        memory = zarr.storage.MemoryStore(self._metadata)
+        """Write the group and the attributes of the store; if it is complete, also the consolidated
+        metadata."""
+        zarr, files = zarr_or_said(), dict(self._files.metadata)
+        memory = zarr.storage.MemoryStore(files)
         group = zarr.open_group(memory)
         times = ["time"] if self.kind == "trajectories" else []
         names = ["trajectory", *times, *(v.name for v in self._given.variables)]
-        group.attrs.update({"coordinates": " ".join(names), "ensembleode": self._kept})
+        group.attrs["coordinates"] = " ".join(names)
+        group["digest"].attrs.update(written_attributes(self._kept))
         if self._kept["complete"]:
             with warnings.catch_warnings():
                 # Other readers of the format may not know of consolidated metadata; they read the
                 # rest.
                 warnings.simplefilter("ignore")
                 zarr.consolidate_metadata(memory)
-        self._files.write("zarr.json", self._metadata["zarr.json"].to_bytes(), synced=True)
+        for file in (ATTRIBUTES, "zarr.json"):
+            self._files.write(file, files[file].to_bytes(), synced=True)
 
     #
     # Batches

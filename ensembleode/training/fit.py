@@ -366,11 +366,11 @@ class _Loop:
                         stopped = "callback"
                         break
                     if folder is not None and folder.due(now.step):
-                        folder.save(self._with_losses(now))
+                        self._save(now, folder, lines)
         except KeyboardInterrupt:
             stopped = "interrupted"
         except BaseException as e:
-            self._keep(e, now, folder)
+            self._keep(e, now, folder, lines)
             raise
         message = self._message(stopped, now, piece)
         if stopped == "nonfinite":
@@ -378,7 +378,7 @@ class _Loop:
         result = self._result(now, stopped, message)
         if folder is not None and stopped != "nonfinite":
             try:
-                folder.save(self._with_losses(now))
+                self._save(now, folder, lines)
             except CheckpointError as e:
                 e.result = result  # pyright: ignore
                 raise
@@ -397,13 +397,19 @@ class _Loop:
             time.perf_counter() - self._started,
         )
 
-    def _keep(self, error: BaseException, now: Saved, folder: Folder | None) -> None:
+    def _save(self, now: Saved, folder: Folder, lines: Log) -> None:
+        """Write a checkpoint, and before that the lines of the log until then: a run that goes on
+        from the checkpoint doesn't write them again."""
+        lines.flush()
+        folder.save(self._with_losses(now))
+
+    def _keep(self, error: BaseException, now: Saved, folder: Folder | None, lines: Log) -> None:
         """Keep the results from before an error: in a checkpoint, and as the `result` of the
         error."""
         if folder is not None and not isinstance(error, CheckpointError):
             try:
-                folder.save(self._with_losses(now))
-            except CheckpointError as e:
+                self._save(now, folder, lines)
+            except (CheckpointError, OSError) as e:
                 error.add_note(f"ensembleode: {e}")
         what = "Ended by SIGTERM" if isinstance(error, Terminated) else "Ended by an exception"
         try:

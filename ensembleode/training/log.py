@@ -1,6 +1,7 @@
 """The output of a running fit: a progress bar, and a file with a line for each step."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -49,6 +50,17 @@ class Log(contextlib.AbstractContextManager):
                 self._flushed = time.monotonic()
         except OSError as e:
             raise naming(e, self._path) from e
+
+    def flush(self) -> None:
+        """Put the lines so far on the disk."""
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            if e.errno != errno.EINVAL:  # (a pipe, or /dev/null, which has no disk)
+                raise naming(e, self._path) from e
 
     def __exit__(self, kind, error, traceback):
         if self._file is None:

@@ -1,6 +1,9 @@
 """The commands of `ensembleode plan`."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -60,6 +63,16 @@ def test_bad_estimates(fleet, tmp_path, capsys):
     )
     assert run("plan", "estimate", "--items=many", "--iterations=1", "--fleet", fleet) == 2
     assert run("plan", "estimate", "--items=1", "--iterations=1") == 2
+
+
+def test_nobody_reads_on(fleet):
+    """(`| head`)"""
+    command = [sys.executable, "-c", "from ensembleode.cli import main; main()", "plan", "estimate"]
+    command += ["--fleet", fleet, "--items=1e8", "--iterations=1e5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 @pytest.fixture

@@ -216,6 +216,7 @@ def test_jobs_lose_a_job_at_most(fleet, items, per_job):
         (0, 1, {}, "items must be a whole number, 1 or more, got 0"),
         (1.5, 1, {}, "items must be a whole number, 1 or more, got 1.5"),
         (float("inf"), 1, {}, "items must be a whole number"),
+        (1e51, 1, {}, "items must be 1e.50 at most, got 1e.51"),
         (1, -2, {}, "iterations must be a whole number, 1 or more, got -2"),
         (1, 1, {"items_per_job": 0.5}, "items_per_job must be a whole number"),
     ],

@@ -54,6 +54,13 @@ def test_what_is_written_is_read(tmp_path):
 MEASURED = "seconds: 1, items: 1, iterations: 1"
 
 
+# Each refers nine times to the one before it.
+ALIASES = "- name: gpu\n  unit_time: 1\n  count:\n   - &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"   - &{x} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, x in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -92,6 +99,14 @@ MEASURED = "seconds: 1, items: 1, iterations: 1"
             "'gpu': hours_per_day must be 24 at most, got 25",
         ),
         (f"- {{name: gpu, count: 1, hours_per_day: 0, {MEASURED}}}", "hours_per_day must be a pos"),
+        ("- {name: gpu, count: 1, unit_time: 5.0e-324}", "unit_time must be from 1e-50 to 1e.50"),
+        ("- {name: gpu, count: 1, unit_time: 1.0e+308}", "unit_time must be from 1e-50 to 1e.50"),
+        (f"- {{name: gpu, count: {'9' * 70}, {MEASURED}}}", "1e.50 at most, got a number of more"),
+        (f"- {{name: gpu, count: {'9' * 5000}, {MEASURED}}}", "is not YAML"),
+        (f"- {{name: {'a' * 101}, count: 1, {MEASURED}}}", "one line of at most 100 characters"),
+        (f'- {{name: "a\\e[2J", count: 1, {MEASURED}}}', r"one line of .* got 'a\\x1b\[2J'"),
+        ("[" * 100_000, "nested too deeply"),
+        (ALIASES, r"count must be a whole number, 1 or more, got .{,120}\.$"),
         (
             f"- {{name: a, count: 1, {MEASURED}}}\n- {{name: a, count: 1, {MEASURED}}}",
             "two kinds are called 'a'",

@@ -1,6 +1,7 @@
 """The service over HTTP: its answers, and what it refuses."""
 
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -16,7 +17,8 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import cli
-from ensembleode.serve import calls, commands, create_app, process, service, solving, wire
+from ensembleode.serve import calls, commands, create_app, process, solving, wire
+from ensembleode.serve.room import Room
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
 from .running import registry, Running
@@ -313,6 +315,15 @@ def test_refusals(running):
     refused(running.solve(cotangent=[1.0]), 422, "invalid", "cotangent")
 
 
+@pytest.mark.parametrize("step", [1e300, 1.7e308, 10**400])
+def test_spacings_beyond_the_span(running, step):
+    """However large, also where no float is as large."""
+    answer = running.solve(saveat=step)
+    assert answer.status_code == 200
+    assert answer.json()["t"] == running.solve(saveat=1e6).json()["t"]
+    refused(running.solve(saveat=-step), 422, "invalid", "saveat")
+
+
 def test_bodies_that_are_too_large(running):
     url = "/v1/problems/lotka/solve"
     headers = {"Content-Type": "application/json"}
@@ -338,20 +349,25 @@ def test_answers_that_are_too_large(running, monkeypatch):
         refused(limited.solve(u0=[[1, 1]] * 7), 413, "limit_answer")
         assert limited.solve(u0=[[1, 1]] * 6).status_code == 200
     with monkeypatch.context() as context:
-        context.setattr(service, "_UNDER_WAY", 1000)
+        answers = Room(1000, 1000)
+        context.setattr(running.service, "answers", answers)
         # (One that is larger has its turn when it is alone.)
         assert running.solve(u0=[[1, 1]] * 8).status_code == 200
-        context.setattr(running.service, "_under_way", 900)
+        answers.put("another", "", 900)
         refused(running.solve(u0=[[1, 1]]), 429, "queue_full")
-        assert running.service._under_way == 900
-    assert running.service._under_way == 0
+        assert answers.total == 900
+    assert running.service.answers.total == 0
 
 
 def test_other_kinds_of_bodies(running):
+    url = "/v1/problems/lotka/solve"
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/pickle", None):
         headers = {"Content-Type": kind} if kind else {}
-        response = running.client.post("/v1/problems/lotka/solve", content=b"{}", headers=headers)
+        response = running.client.post(url, content=b"{}", headers=headers)
         refused(response, 415, "unsupported_media_type")
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = running.client.post(url, content=gzip.compress(b"{}"), headers=headers)
+    assert "'gzip'" in refused(response, 415, "unsupported_media_type")["message"]
 
 
 def test_pages_of_others_are_not_let_in(running):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import httpx
@@ -17,6 +18,7 @@ import pytest
 
 import ensembleode as eo
 
+from ..test_store_damage import as_of_earlier
 from .running import registry, Running, until
 from .test_app import refused, unpacked
 
@@ -266,6 +268,39 @@ def test_jobs_are_their_owners(running, tmp_path):
         assert len(open_to_all.client.get("/v1/ensembles").json()["ensembles"]) == 2
 
 
+@pytest.mark.parametrize("format", [1, 2, 3])
+def test_a_job_of_an_earlier_format(running, tmp_path, format):
+    """It begins anew."""
+    with Running(registry(), like=running, store=tmp_path) as first:
+        id = ended(first.client, created(first.client, **DRAWN | {"trajectories": 10})["id"])["id"]
+        expected = download(first.client, id)["u"]
+    place = tmp_path / id / "ensemble.zarr"
+    as_of_earlier(place, format)
+    job = json.loads((tmp_path / id / "job.json").read_text())
+    (tmp_path / id / "job.json").write_text(json.dumps(job | {"status": "running"}))
+    with Running(registry(), like=running, store=tmp_path) as second:
+        assert ended(second.client, id)["done"] == 10
+        np.testing.assert_array_equal(download(second.client, id)["u"], expected)
+
+
+def test_a_share_of_the_queue_for_each_token(running, tmp_path):
+    one, two = ({"Authorization": f"Bearer {x}"} for x in ("one", "two"))
+    with Running(registry(), like=running, store=tmp_path, tokens=["one", "two"]) as shared:
+        jobs, let_go = shared.service.jobs, threading.Event()
+        assert jobs._share == 50
+        jobs._share, turn = 2, jobs._take_turn
+        jobs._take_turn = lambda id: let_go.wait(60) and turn(id)
+        drawn = DRAWN | {"trajectories": 10}
+        ids = [created(shared.client, headers=one, **drawn)["id"] for _ in range(2)]
+        full = shared.client.post("/v1/problems/lotka/ensembles", json=drawn, headers=one)
+        refused(full, 429, "queue_full")
+        ids.append(created(shared.client, headers=two, **drawn)["id"])
+        let_go.set()
+        until(lambda: all(job["status"] == "done" for job in jobs._jobs.values()))
+        created(shared.client, headers=one, **drawn)
+        assert len(set(ids)) == 3
+
+
 def test_a_job_that_fails(running, tmp_path, monkeypatch):
     with Running(registry(), like=running, store=tmp_path) as other:
 
@@ -311,7 +346,7 @@ def heavy(u, p, t):
 
 def registry():
     prob = eo.ODEProblem(heavy, jnp.array([1.0, 0.0]), (0.0, 1.0), jnp.array([3.0]))
-    limits = eo.serve.Limits(saveat=8, maxiters=10**7)
+    limits = eo.serve.Limits(saveat=8, maxiters=10**9)
     return eo.serve.Registry().add("heavy", prob, dt=DT, adaptive=False, limits=limits)
 """
 
@@ -396,7 +431,7 @@ def test_sigterm_finishes_what_was_taken(tmp_path):
     import concurrent.futures
 
     with (
-        Process(tmp_path, "--no-batching", dt=1e-5) as served,
+        Process(tmp_path, "--no-batching", dt=2e-8) as served,
         concurrent.futures.ThreadPoolExecutor(8) as threads,
     ):
         ask = {"u0": [[1.0, 0.0]] * 2}

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from ensembleode.serve import calls, protocol
+from ensembleode.serve.room import Room
 
 from .running import registry, Running, until
 
@@ -348,20 +349,93 @@ def test_too_many_connections(running):
     with Running(registry(), like=running) as few:
         few.server.config.limit_concurrency = 3
         few.client.close()
-        with Connection(few), Connection(few):
-            until(lambda: len(few.server.server_state.connections) == 2)
+        with Connection(few) as first, Connection(few) as second:
+            for busy in (first, second):
+                busy.socket.sendall(request()[:-8])
+            there = few.server.server_state.connections
+            until(lambda: sum(not x.is_idle for x in there) == 2)
             for path in ("lotka/solve", "l%6Ftka/solve"):
                 with Connection(few) as third:
                     third.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
                     assert third.answer()[0] == 200
                     third.socket.sendall(request(path=f"/v1/problems/{path}"))
                     assert third.answer()[0] == 503
-                until(lambda: len(few.server.server_state.connections) == 2)
-        until(lambda: not few.server.server_state.connections)
+                until(lambda: len(there) == 2)
+        until(lambda: not there)
         with Connection(few) as connection:
             connection.socket.sendall(request())
             assert connection.answer()[0] == 200
         few.client = httpx.Client()
+
+
+def test_idle_ones_make_room(running):
+    """The one that has said nothing for longest is closed."""
+    with Running(registry(), like=running) as few:
+        few.server.config.limit_concurrency = 4
+        few.client.close()
+        with contextlib.ExitStack() as stack:
+            idle = []
+            for _ in range(6):
+                connection = stack.enter_context(Connection(few))
+                connection.socket.sendall(request())
+                assert connection.answer()[0] == 200
+                idle.append(connection)
+            assert [x.ended() for x in idle[:3]] == [True] * 3
+            idle[-1].socket.sendall(request())
+            assert idle[-1].answer()[0] == 200
+        few.client = httpx.Client()
+
+
+@pytest.mark.parametrize("path", ["lotka/solve", "l%6Ftka/solve"])
+def test_answers_that_nobody_reads(running, monkeypatch, path):
+    """They are counted until they are read, and the connection is closed after a time."""
+    monkeypatch.setattr(protocol, "_READ_SECONDS", 1.5)
+    answers = Room(2**30, 3 * 2**20)
+    monkeypatch.setattr(running.service, "answers", answers)
+    # (Larger than what the kernel holds.)
+    monkeypatch.setattr(running.service, "_id_prefix", "x" * 2**24)
+    whole = request(path=f"/v1/problems/{path}", body={})
+    with contextlib.ExitStack() as stack:
+        unread = socket.socket()
+        stack.callback(unread.close)
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(running.server.servers[0].sockets[0].getsockname())
+        unread.sendall(whole)
+        until(lambda: answers.total > 3 * 2**20)
+        with Connection(running) as other:
+            other.socket.sendall(whole)
+            status, headers, _ = other.answer()
+            assert (status, headers["retry-after"]) == (429, "1")
+        began = time.monotonic()
+        until(lambda: answers.total == 0)
+        assert time.monotonic() - began < 20
+        received = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := unread.recv(2**20):
+                received += len(piece)
+        assert received < 2**24
+    # One who reads slowly, but does, gets all of it.
+    with Connection(running) as slow:
+        slow.socket.sendall(whole)
+        time.sleep(1.0)
+        assert slow.answer()[0] == 200
+
+
+def test_trailers_are_no_headers(running):
+    """(RFC 9110, 6.5.1.) They come after what a proxy has looked at."""
+    with Running(registry(), like=running, tokens=["one"]) as guarded:
+        token, kind = "Authorization: Bearer one", f"Content-Type: {JSON}"
+        for head, trailer, status in (
+            ([token, kind], [], 200),
+            ([kind], [token], 401),
+            ([token], [kind], 415),
+            ([token, kind], ["Content-Type: text/plain", "Host: elsewhere"], 200),
+        ):
+            lines = ["POST /v1/problems/lotka/solve HTTP/1.1", "Host: here", *head]
+            lines += ["Transfer-Encoding: chunked", "", "2", "{}", "0", *trailer, "", ""]
+            with Connection(guarded) as connection:
+                connection.socket.sendall("\r\n".join(lines).encode())
+                assert connection.answer()[0] == status
 
 
 def test_expect_continue(running, short):

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from ensembleode.serve import calls
+from ensembleode.serve import service
 
 from .running import registry, Running, until
 from .test_app import refused, without_seconds
@@ -161,8 +161,7 @@ def test_a_batch_that_hangs(running, monkeypatch):
 
 def test_large_bodies_have_their_room(running, monkeypatch):
     """By what they say, and by what comes, of a token and of all; small ones are not among them."""
-    monkeypatch.setattr(calls, "_BODIES", 300_000)
-    monkeypatch.setattr(calls, "_BODIES_OF_ONE", 200_000)
+    monkeypatch.setattr(service, "BODIES", (300_000, 200_000))
     with Running(registry(), like=running, tokens=["one", "two", "three"]) as guarded:
 
         def begun(stack, token, size, chunked=False):
@@ -190,7 +189,7 @@ def test_large_bodies_have_their_room(running, monkeypatch):
             return guarded.client.post("/v1/problems/lotka/solve", json={}, headers=headers)
 
         def held():
-            return guarded.service.bodies._of.total()
+            return guarded.service.bodies.total
 
         with contextlib.ExitStack() as stack:
             begun(stack, "one", 120_000)

@@ -17,6 +17,7 @@ import xarray as xr
 
 import ensembleode as eo
 from ensembleode.training import parallel
+from ensembleode.training.checkpoints import Folder
 from ensembleode.training.least_squares import LeastSquaresStep
 from ensembleode.training.step import Step
 
@@ -581,6 +582,19 @@ def test_the_log_and_the_curve(tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
     drawn = result.plot(color="red").lines[0]
     np.testing.assert_array_equal(drawn.get_ydata(), result.losses)
+
+
+def test_a_checkpoint_writes_the_log_first(tmp_path, monkeypatch):
+    """A run that goes on from the checkpoint doesn't write those lines again."""
+    log, seen, save = tmp_path / "fit.jsonl", [], Folder.save
+
+    def looked(folder, now):
+        seen.append((now.step, len(log.read_text().splitlines())))
+        save(folder, now)
+
+    monkeypatch.setattr(Folder, "save", looked)
+    fit_line(maxiters=5, log=log, checkpoint=eo.Checkpoints(tmp_path / "c", steps=2))
+    assert seen == [(2, 2), (4, 4), (5, 5)]
 
 
 def test_progress(capfd):

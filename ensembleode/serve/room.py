@@ -1,0 +1,41 @@
+"""Room in memory: how many bytes are held, by what, and for whom."""
+
+from collections import Counter
+from typing import Any
+
+
+class Room:
+    """Counts the bytes that bodies, answers or connections hold, by their owners.
+
+    **Arguments:** `most`, `most_of_one`: the bytes of all together, and of one owner's. A single
+    one may be larger.
+    """
+
+    def __init__(self, most: int, most_of_one: int):
+        self.most, self.most_of_one = most, most_of_one
+        self._held: dict[Any, tuple[str, int]] = {}
+        self._of: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._of.total()
+
+    def of(self, key: Any) -> int:
+        """The bytes that this holds."""
+        return self._held.get(key, ("", 0))[1]
+
+    def has(self, key: Any, owner: str, size: int) -> bool:
+        """Whether there is room for this to hold that many bytes in all."""
+        before = self.of(key)
+        limits = (self.total, self.most), (self._of[owner], self.most_of_one)
+        return all(held <= before or held - before + size <= most for held, most in limits)
+
+    def put(self, key: Any, owner: str, size: int) -> None:
+        """Count that this holds that many bytes, until it is dropped."""
+        self.drop(key)
+        self._held[key] = owner, size
+        self._of[owner] += size
+
+    def drop(self, key: Any) -> None:
+        owner, size = self._held.pop(key, ("", 0))
+        self._of[owner] -= size
