@@ -349,6 +349,19 @@ def test_a_lost_batch_is_tried_again(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_workers_without_the_package(tmp_path):
+    """That is said at once, by name."""
+    (tmp_path / "ensembleode").mkdir()
+    missing = "raise ModuleNotFoundError('No module named ensembleode', name='ensembleode')"
+    (tmp_path / "ensembleode" / "__init__.py").write_text(missing)
+    with cluster(1, environment={"PYTHONPATH": str(tmp_path)}) as client:
+        began = time.monotonic()
+        with pytest.raises(eo.ClusterError, match="can't import ensembleode .*: install"):
+            eo.solve(ensemble(10), eo.Tsit5(), eo.EnsembleDistributed(client), trajectories=10)
+        assert time.monotonic() - began < 30
+
+
 def test_workers_that_differ(monkeypatch):
     with cluster(environment={"JAX_ENABLE_X64": "0"}) as client:
         alg = eo.EnsembleDistributed(client)

@@ -3,12 +3,15 @@
 # ruff: noqa: B027 (some pools have nothing to do in some of these methods)
 
 import abc
+import builtins
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import pickle
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -124,6 +127,23 @@ def keep_pickled(payload: bytes) -> None:
 def run_pickled(payload: bytes) -> bytes:
     """[`run`][] for a task that arrives as bytes."""
     return pickle.dumps(run(pickle.loads(payload)), protocol=5)
+
+
+@functools.cache
+def _by_value(fn: Callable) -> Callable:
+    """A function that does the same, and is pickled with its code: a worker that can't import this
+    package says so when it runs it. (It would lose its connection on reading a task with a function
+    that it can't import.)"""
+    module, name = fn.__module__, fn.__name__
+
+    def imported(payload: bytes) -> Any:
+        import importlib
+
+        return getattr(importlib.import_module(module), name)(payload)
+
+    # What is of `__main__` is pickled with its code.
+    of_main = {"__name__": "__main__", "__builtins__": builtins}
+    return types.FunctionType(imported.__code__, of_main, name, None, imported.__closure__)
 
 
 class ExecutorPool(Pool):
@@ -285,7 +305,7 @@ class DaskPool(Pool):
         # The data of a task must not be scattered, as a worker may be replaced; so Dask shouldn't
         # advise that.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
-            return self.client.submit(fn, payload, pure=False, **where)
+            return self.client.submit(_by_value(fn), payload, pure=False, **where)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
         payload = pickle.dumps(things, protocol=5)
@@ -308,10 +328,11 @@ class DaskPool(Pool):
             raise self._scheduler_lost() from e
         except NoWorkerError as e:
             raise ClusterError(f"no worker of the cluster is left: {e}") from e
-        except ModuleNotFoundError as e:
+        except ImportError as e:
             raise ClusterError(
-                f"a worker of the cluster at {self._address} can't import {e.name}: install "
-                "ensembleode, with the same versions of everything, for the workers, too."
+                f"a worker of the cluster at {self._address} can't import {e.name or 'a part'} "
+                f"({e}): install ensembleode, with the same versions of everything, for the "
+                "workers, too."
             ) from e
 
     def _scheduler_lost(self) -> ClusterError:
