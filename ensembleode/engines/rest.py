@@ -185,6 +185,11 @@ class System:
         consts, p = given.numbers[:n], given.numbers[n:]
         return self.field(consts, u, p, t).reshape(-1)[: self.size]
 
+    def massive(self, y: Any) -> Any:
+        """The product of the mass matrix with a vector or a matrix."""
+        n = self.size
+        return y if self.mass is None else _times(jnp.asarray(self.mass.matrix[:n, :n], y.dtype), y)
+
     @property
     def derivative(self) -> Callable:
         return jax.jacrev if is_reverse_only(self.field) else jax.jacfwd
@@ -192,16 +197,25 @@ class System:
     def jacobian(self, y: Any, given: Given) -> Any:
         return self.derivative(lambda y: self.rates(y, given, given.t))(y)
 
+    def along(self, y: Any, given: Given, direction: Any) -> Any:
+        """The product of the Jacobian with a direction."""
+        if is_reverse_only(self.field):
+            return _times(self.jacobian(y, given), direction)
+        return jax.jvp(lambda y: self.rates(y, given, given.t), (y,), (direction,))[1]
+
 
 class Linear(NamedTuple):
     """The equations at a state `y`, divided by the sizes of their rows: `weights f(y) +
-    conserved (y - u) = 0`, where `f` has no equations for what is conserved.
+    left weights M (y - u) = 0`, where `f` has no equations for what is conserved.
 
-    - `inverse`: of their matrix, for changes of `y` in units of its `scale`.
+    - `left`: a left null vector of `weights J` in each row that no equation is left for; zero in
+        the others. `regular`: the inverse that it is made of.
+    - `inverse`: of the equations' matrix, for changes of `y` in units of its `scale`.
     """
 
     inverse: Any
-    conserved: Any
+    left: Any
+    regular: Any
     weights: Any
     scale: Any
 
@@ -217,13 +231,12 @@ def _linear(system: System, y: Any, given: Given) -> Linear:
     _, border = _eliminated(constant(matrix), _ROUNDINGS * len(y) * eps)
     # A border of ones, in rows and columns in which no pivot is left, makes the matrix regular. The
     # rows of its inverse that belong to these columns are the left null vectors.
-    conserved = _times(_times(border, _inverse(matrix + border)), jnp.diag(weights))
-    if system.mass is not None:
-        n = system.size
-        conserved = _times(conserved, jnp.asarray(system.mass.matrix[:n, :n], y.dtype))
-    size = constant(jnp.max(jnp.abs(conserved * scale[None]), axis=1, keepdims=True))
-    conserved = conserved / jnp.where(size > 0, size, 1)
-    return Linear(_inverse(matrix + conserved * scale[None]), conserved, weights, scale)
+    regular = _inverse(matrix + border)
+    left = _times(border, regular)
+    kept = _times(left, weights[:, None] * system.massive(jnp.diag(scale)))
+    size = constant(jnp.max(jnp.abs(kept), axis=1, keepdims=True))
+    size = jnp.where(size > 0, size, 1)
+    return Linear(_inverse(matrix + kept / size), left / size, regular, weights, scale)
 
 
 def _scale(y: Any) -> Any:
@@ -248,7 +261,8 @@ def _root(system: System, u: Any, given: Given) -> tuple[Any, Any]:
     def step(now: tuple) -> tuple:
         y, moved, _, steps = now
         at = _linear(system, y, given)
-        residual = at.weights * system.rates(y, given, given.t) + _times(at.conserved, y - u)
+        kept = _times(at.left, at.weights * system.massive(y - u))
+        residual = at.weights * system.rates(y, given, given.t) + kept
         change = _times(at.inverse, residual)
         size = jnp.max(jnp.abs(change))
         return y - at.scale * change, jnp.where(jnp.isnan(size), jnp.inf, size), moved, steps + 1
@@ -269,13 +283,18 @@ def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
     (u, given), (du, dgiven) = primals, tangents
     y, found = _root(system, u, given)
     at = _linear(system, y, given)
+    # What is conserved may change with the parameters: a left null vector w of A moves by
+    # -w dA (A + border)^-1.
+    way = at.scale * _times(at.regular, at.weights * system.massive(y - u))
 
     def residual(others, *numbers):
         here = given._replace(others=others, numbers=numbers)
-        return at.weights * system.rates(y, here, given.t)
+        turned = at.weights * system.along(y, here, way)
+        return at.weights * system.rates(y, here, given.t) - _times(at.left, turned)
 
     moved = _along(system, residual, (given.others, *given.numbers), (dgiven.others, *dgiven.numbers))
-    dy = -at.scale * _times(at.inverse, moved - _times(at.conserved, du))
+    kept = _times(at.left, at.weights * system.massive(du))
+    dy = -at.scale * _times(at.inverse, moved - kept)
     none = np.zeros(found.shape, jax.dtypes.float0)
     return (y, found), (jnp.where(found, dy, du), none)
 
