@@ -272,7 +272,7 @@ def _root(system: System, u: Any, given: Given) -> tuple[Any, Any]:
     # The terms of f, as far as they depend on the state, and what is left of their sum.
     terms = _times(jnp.abs(system.jacobian(y, given)), _scale(y))
     left = jnp.abs(system.rates(y, given, given.t))
-    drift = jnp.abs(system.derivative(lambda t: system.rates(y, given, t))(given.t))
+    drift = jnp.abs(system.derivative(lambda t: system.rates(u, given, t))(given.t))
     still = jnp.all(left + drift * jnp.abs(given.span) <= eps**0.5 * terms)
     found = (moved < eps**0.5) & still & jnp.all(jnp.isfinite(y))
     return jnp.where(found, y, u), found
