@@ -417,6 +417,13 @@ def TerminateSteadyState(
         in Julia, but at least a hundred rounding errors: both are 1.2e-5 in single precision.
     - `min_t`: the trajectory doesn't end before this time.
 
+    The end, which is `sol.u[-1]`, `sim.end.u` and the last of the events, is the state of the solve
+    there, as near to rest as the tolerances ask for. Its derivatives, though, are those of the
+    state at rest, by the implicit function theorem (not with `engine="julia"`). They are the
+    solve's own where Newton's method finds no such state, where `f` still changes with time, and
+    where another callback ended the trajectory. [`steady_state`][ensembleode.steady_state] returns
+    the state at rest itself, and says whether there is one.
+
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: p - u, [0.0], (0.0, 1e6), 2.0)
     >>> sol = eo.solve(prob, callback=eo.TerminateSteadyState())

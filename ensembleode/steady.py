@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from .callbacks import settling
 from .ensemble import EnsembleAlgorithm
 from .ground.retcode import is_successful, ReturnCode
-from .problem import EnsembleProblem, ODEProblem, remake
+from .problem import EnsembleContext, EnsembleProblem, ODEProblem, remake
 from .solution import EngineChoice, EnsembleSolution
 from .solvers import Rodas5P
 from .solving import solve
@@ -97,8 +97,7 @@ def steady_state(
     alone = not isinstance(prob, EnsembleProblem)
     if not isinstance(prob, ODEProblem | EnsembleProblem):
         raise TypeError(
-            "steady_state takes an ODEProblem or an EnsembleProblem, got "
-            f"{type(prob).__name__}."
+            f"steady_state takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
         )
     if wrong := sorted(_NOT_TAKEN & set(options)):
         raise ValueError(
@@ -114,23 +113,22 @@ def steady_state(
     callback = one.options.get("callback") if callback is None else callback
     far = one.tspan[0], _FAR
     resting = remake(one, tspan=far, callback=settling(callback))
-    sim = solve(
-        resting if alone else remake(prob, prob=resting), Rodas5P() if alg is None else alg,
-        ensemblealg, save_start=False, **options,
-    )  # fmt: skip
+    if isinstance(prob, EnsembleProblem):
+        resting = remake(prob, prob=resting)
+        made = resting.make(EnsembleContext(0, 1, jax.random.key(0)))
+        if made.options["callback"] is not resting.prob.options["callback"]:
+            raise ValueError(
+                "prob_func sets a callback, in place of the one that ends a trajectory at rest: "
+                "give callback to steady_state, for all trajectories."
+            )
+    how: dict[str, Any] = {"save_start": False, **options}
+    sim: Any = solve(resting, Rodas5P() if alg is None else alg, ensemblealg, **how)
     if isinstance(sim, EnsembleSolution):
         t, u = sim.end.t, sim.end.u
     else:
         t, u = sim.t[-1], jax.tree.map(lambda x: x[-1], sim.u)
-    code = jnp.asarray(sim.retcode)
-    ended, passed = (code == x.value for x in (ReturnCode.Terminated, ReturnCode.Success))
-    if not is_tracer(passed) and passed.any():
-        raise ValueError(
-            "prob_func sets a callback, in place of the one that ends a trajectory at rest: give "
-            "steady_state the callback, which all trajectories then share."
-        )
-    code = jnp.where(ended, ReturnCode.Success.value, code)
-    code = jnp.where(passed, ReturnCode.Failure.value, code).astype(np.int8)
+    ended = jnp.asarray(sim.retcode) == ReturnCode.Terminated.value
+    code = jnp.where(ended, ReturnCode.Success.value, sim.retcode).astype(np.int8)
     if not is_tracer(code):
         code = ReturnCode(int(code)) if alone else np.asarray(code)
 

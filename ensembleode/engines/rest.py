@@ -27,7 +27,7 @@ from ..core.plan import Plan, Result
 from ..events import End
 from ..fields.jacobian import is_reverse_only
 from ..ground.alone import alone
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import is_successful, ReturnCode
 from ..tracing.program import is_inexact, Program
 from .along import fit_for
 from .results import each
@@ -42,8 +42,8 @@ def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
     """The result in which states that hold the end of a trajectory that `TerminateSteadyState`
     ended have the derivatives of the state at rest; for `steady_state` they are that state, and
     other trajectories have failed."""
-    ended, kinds = result.ended, [] if plan.events is None else plan.events.rests
-    if ended is None or not kinds:
+    ended, events = result.ended, plan.events
+    if ended is None or events is None or not events.rests:
         return result
     came = _came_to_rest(plan, result)
     at = {"u": (result.u, lanes.saveat if result.t is None else result.t)}
@@ -53,24 +53,22 @@ def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
     holds, rows = {}, {name: u for name, (u, _) in at.items()}
     for name, (u, t) in at.items():
         same = jnp.all(u == ended.u[:, None], axis=axes)
-        holds[name] = came[:, None] & same & (jnp.asarray(t) == ended.t[:, None])
+        t = jnp.broadcast_to(jnp.asarray(t), same.shape)
+        holds[name] = came[:, None] & same & (t == ended.t[:, None])
     system = System.of(plan)
     given = (came, holds, rows, ended.u, ended.t, lanes)
-    if plan.events.settles:
+    if events.settles:
         y, found = system.roots(came, ended.u, ended.t, lanes)
-        succeeded = (result.retcode == ReturnCode.Success.value) | (
-            result.retcode == ReturnCode.Terminated.value
-        )
-        codes = jnp.where(came, ReturnCode.ConvergenceFailure.value, ReturnCode.Failure.value)
-        codes = jnp.where(succeeded & ~found, codes, result.retcode).astype(result.retcode.dtype)
-        result = result._replace(retcode=codes)
+        why = jnp.where(came, ReturnCode.ConvergenceFailure.value, ReturnCode.Failure.value)
+        codes = jnp.where(is_successful(result.retcode) & ~found, why, result.retcode)
+        result = result._replace(retcode=codes.astype(result.retcode.dtype))
         rows = {name: _put(holds[name], u, y) for name, u in rows.items()}
         end = y
     else:
         rows, end = _identity(system, *given)
     if result.events is not None:
-        events = result.events._replace(before=rows["before"], after=rows["after"])
-        result = result._replace(events=events)
+        happened = result.events._replace(before=rows["before"], after=rows["after"])
+        result = result._replace(events=happened)
     return result._replace(u=rows["u"], ended=End(ended.t, end))
 
 
@@ -285,14 +283,15 @@ def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
     at = _linear(system, y, given)
     # What is conserved may change with the parameters: a left null vector w of A moves by
     # -w dA (A + border)^-1.
-    way = at.scale * _times(at.regular, at.weights * system.massive(y - u))
+    tilt = at.scale * _times(at.regular, at.weights * system.massive(y - u))
 
     def residual(others, *numbers):
         here = given._replace(others=others, numbers=numbers)
-        turned = at.weights * system.along(y, here, way)
+        turned = at.weights * system.along(y, here, tilt)
         return at.weights * system.rates(y, here, given.t) - _times(at.left, turned)
 
-    moved = _along(system, residual, (given.others, *given.numbers), (dgiven.others, *dgiven.numbers))
+    point, way = ((x.others, *x.numbers) for x in (given, dgiven))
+    moved = _along(system, residual, point, way)
     kept = _times(at.left, at.weights * system.massive(du))
     dy = -at.scale * _times(at.inverse, moved - kept)
     none = np.zeros(found.shape, jax.dtypes.float0)
@@ -300,7 +299,8 @@ def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
 
 
 def _along(system: System, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
-    """The derivative of `fn` along tangents, also of a field that has only derivatives backwards."""
+    """The derivative of `fn` along tangents, also of a field that only has derivatives
+    backwards."""
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 
     def of_inexact(*chosen):
