@@ -79,6 +79,7 @@ def steady_state(
         except for those that say what is saved, and where.
     - `callback`: the problem's own callbacks by default, such as one that sets it in motion. A
         `TerminateSteadyState` among them says what counts as rest.
+
     **Returns:** a [`SteadyState`][ensembleode.SteadyState].
 
     **Raises:** the errors of `solve`; `ValueError` for an `output_func`, a `reduction`, an option
@@ -112,7 +113,7 @@ def steady_state(
     one = prob if alone else prob.prob
     callback = one.options.get("callback") if callback is None else callback
     far = one.tspan[0], _FAR
-    resting = remake(one, tspan=far, callback=settling(callback))
+    resting: Any = remake(one, tspan=far, callback=settling(callback))
     if isinstance(prob, EnsembleProblem):
         resting = remake(prob, prob=resting)
         made = resting.make(EnsembleContext(0, 1, jax.random.key(0)))
@@ -121,8 +122,10 @@ def steady_state(
                 "prob_func sets a callback, in place of the one that ends a trajectory at rest: "
                 "give callback to steady_state, for all trajectories."
             )
-    how: dict[str, Any] = {"save_start": False, **options}
-    sim: Any = solve(resting, Rodas5P() if alg is None else alg, ensemblealg, **how)
+    if isinstance(alg, EnsembleAlgorithm) and ensemblealg is None:
+        alg, ensemblealg = None, alg
+    alg = Rodas5P() if alg is None else alg
+    sim: Any = solve(resting, alg, ensemblealg, save_start=False, **options)
     if isinstance(sim, EnsembleSolution):
         t, u = sim.end.t, sim.end.u
     else:

@@ -38,8 +38,10 @@ def exchanged(u0, p):
 
 
 def assert_close(found, expected, rtol=1e-9, atol=1e-11):
-    how = {"rtol": rtol, "atol": atol}
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **how), found, expected)
+    def close(x, y):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+    jax.tree.map(close, found, expected)
 
 
 @pytest.mark.parametrize(
