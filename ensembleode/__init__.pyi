@@ -108,6 +108,7 @@ from .solvers.norms import (
 from .solvers.tableau import Interpolant as Interpolant, Tableau as Tableau
 from .solving import solve as solve
 from .stats import Stats as Stats
+from .steady import steady_state as steady_state, SteadyState as SteadyState
 from .store import open_ensemble as open_ensemble, StoreError as StoreError
 from .tools.citation import citation as citation
 from .tools.column_check import check_columns as check_columns, ColumnReport as ColumnReport

@@ -300,6 +300,11 @@ class DiscreteCallback(eqx.Module):
         """Whether solutions record its events."""
         return any(self.save_positions)
 
+    @property
+    def rest(self) -> bool | str:
+        """See `core.events.Discrete`."""
+        return False
+
 
 class PresetTimeCallback(eqx.Module):
     """An event at known times, at which steps end exactly: a dose, for example.
@@ -412,6 +417,13 @@ def TerminateSteadyState(
         in Julia, but at least a hundred rounding errors: both are 1.2e-5 in single precision.
     - `min_t`: the trajectory doesn't end before this time.
 
+    The end, which is `sol.u[-1]`, `sim.end.u` and the last of the events, is the state of the solve
+    there, as near to rest as the tolerances ask for. Its derivatives, though, are those of the
+    state at rest, by the implicit function theorem (not with `engine="julia"`). They are the
+    solve's own where Newton's method finds no such state, where `f` still changes with time, and
+    where another callback ended the trajectory. [`steady_state`][ensembleode.steady_state] returns
+    the state at rest itself, and says whether there is one.
+
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: p - u, [0.0], (0.0, 1e6), 2.0)
     >>> sol = eo.solve(prob, callback=eo.TerminateSteadyState())
@@ -432,7 +444,19 @@ def TerminateSteadyState(
             calm.append(t >= min_t)
         return functools.reduce(jnp.logical_and, calm)
 
-    return DiscreteCallback(is_at_rest, terminate)
+    return _AtRest(is_at_rest, terminate)
+
+
+class _AtRest(DiscreteCallback):
+    @property
+    def rest(self) -> bool | str:
+        return True
+
+
+class _Settling(_AtRest):
+    @property
+    def rest(self) -> bool | str:
+        return "settled"
 
 
 class CallbackSet(eqx.Module):
@@ -450,6 +474,17 @@ class CallbackSet(eqx.Module):
 
     def __init__(self, *callbacks: Any):
         self.callbacks = tuple(x for y in callbacks for x in all_of(y))
+
+
+def settling(callback: Any) -> CallbackSet:
+    """The callbacks with which a solve replaces the state at rest by the root of the field: those
+    given, and a `TerminateSteadyState` if none of them is one."""
+    every = all_of(callback)
+    if not any(isinstance(x, _AtRest) for x in every):
+        every = (*every, TerminateSteadyState())
+    return CallbackSet(
+        *(_Settling(x.condition, x.affect) if isinstance(x, _AtRest) else x for x in every)
+    )
 
 
 def all_of(callback: Any) -> tuple:

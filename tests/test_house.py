@@ -60,7 +60,7 @@ FLOORS = (
     {"engines"},
     {"executors", "julia"},
     {"analysis", "store", "stiffness"},
-    {"solving"},
+    {"solving", "steady"},
     {"tools"},
     {"planning", "training"},
     {"cli"},

@@ -98,7 +98,7 @@ class Tracing:
         condition = self._condition(name, x.condition, (), is_discrete=True)
         jump = self._jump(name, "affect", x.affect, extras={})
         limit = None if x.limit is None else self._limit(name, x.limit)
-        how = {"is_kept": x.is_kept, "limit": limit}
+        how: dict[str, Any] = {"is_kept": x.is_kept, "limit": limit, "rest": x.rest}
         return Discrete(number, condition, jump, x.save_positions, **how)
 
     def _limit(self, name: str, x: StepLimit) -> Limit:

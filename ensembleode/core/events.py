@@ -124,6 +124,8 @@ class Discrete:
     - `is_discontinuity`: whether it acts at a jump of the field, and serves only for derivatives.
     - `after_jump`: whether it solves the algebraic equations as they are after a jump of the field.
     - `most`: how often it acts at most, where it acts at known times; else None.
+    - `rest`: whether it ends trajectories that are at rest; `"settled"` if the state there is
+        replaced by the root of the field (see `engines/rest.py`).
     """
 
     which: int
@@ -138,6 +140,7 @@ class Discrete:
     is_discontinuity: bool = False
     after_jump: bool = False
     most: int | None = None
+    rest: bool | str = False
 
     @property
     def may_end(self) -> bool:
@@ -175,7 +178,7 @@ class Events:
         quiet = [i for i, x in enumerate(self.discrete) if x.is_kept != any(x.save_positions)]
         later = [i for i, x in enumerate(self.discrete) if x.after_jump]
         more = [(held, quiet)] if held or quiet else []
-        return ways, acts, sides, *more, *([later] if later else [])
+        return ways, acts, sides, *more, *([later] if later else []), *["settles"] * self.settles
 
     def slices(self) -> list[tuple[int, Continuous, slice]]:
         """For each continuous callback its number, itself, and the slice of its conditions among
@@ -226,6 +229,16 @@ class Events:
     def limits(self) -> bool:
         """Whether some callback limits the next step."""
         return any(x.limit is not None for x in self.discrete)
+
+    @property
+    def rests(self) -> tuple[int, ...]:
+        """The numbers of the callbacks that end trajectories at rest."""
+        return tuple(x.which for x in self.discrete if x.rest)
+
+    @property
+    def settles(self) -> bool:
+        """Whether the state at rest is to be found to the last digit."""
+        return any(x.rest == "settled" for x in self.discrete)
 
     @property
     def changes(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@ derivatives with respect to times consist."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -73,9 +74,8 @@ def each_t0(flow: Flow, x: Any) -> Any:
     return each(x, flow.plan.batched.t0, flow.n)
 
 
-def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
-    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded; zero for the
-    others.
+def fit_for(ok: Any) -> Callable[..., Any]:
+    """`fit(x, is_own)`, by which numbers are fit to compute with for all trajectories.
 
     The numbers of trajectories that failed may be infinite or NaN. They are replaced by those of a
     trajectory that succeeded, so that products with shared numbers stay finite. If none succeeded,
@@ -83,14 +83,20 @@ def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
     """
     some, any_ = jnp.argmax(ok), jnp.any(ok)
 
-    def safe(x, is_own=True):
+    def fit(x: Any, is_own: bool = True) -> Any:
         # Not differentiated, since zero times an infinite derivative is NaN.
         fixed = jax.lax.stop_gradient(x)
         if not is_own:
             return jnp.where(any_, x, fixed)
         return jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, fixed[some][None])
 
-    plan = flow.plan
+    return fit
+
+
+def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
+    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded; zero for the
+    others."""
+    safe, plan = fit_for(ok), flow.plan
     numbers = {
         name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
         for name in ("consts", "p")

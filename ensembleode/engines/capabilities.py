@@ -300,6 +300,8 @@ def _events_in_julia(asked: Asked) -> str | None:
         return "it saves the states before events: leave out save_after_events."
     found = asked.in_julia & _ASTRAY_IN_JULIA
     events: Any = asked.every.events
+    if events.settles:
+        return "steady_state isn't there: leave engine out, or pass engine='compiled'."
     if not found or not events.continuous or asked.every.saving.mode != "times":
         return None
     return (

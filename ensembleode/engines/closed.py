@@ -17,6 +17,7 @@ from . import own_methods
 from .derivatives import differentiable
 from .engine import Engine
 from .flow import Flow, Known
+from .rest import at_rest
 from .results import with_times
 
 
@@ -73,6 +74,7 @@ class Closed(Engine):
         else:
             result = alone(solved, jax.tree.map(jax.lax.stop_gradient, lanes), mask)
             result = differentiable(plan, lanes, mask, result, self.more_of(plan, result))
+        result = at_rest(plan, lanes, result)
         if forward:
             result = sensitivity.forward_only(result)
         return with_times(plan, lanes, result)

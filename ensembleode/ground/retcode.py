@@ -31,7 +31,8 @@ class ReturnCode(enum.IntEnum):
     MaxEvents = 7
     """`max_events` events were not enough; the events until then are recorded."""
     ConvergenceFailure = 8
-    """A [`ManifoldProjection`][ensembleode.ManifoldProjection] found no point on the manifold."""
+    """A [`ManifoldProjection`][ensembleode.ManifoldProjection] found no point on the manifold,
+    or [`steady_state`][ensembleode.steady_state] no state at rest."""
     InitialFailure = 9
     """The algebraic equations of a singular mass matrix don't hold at the start, or after an
     affect."""
