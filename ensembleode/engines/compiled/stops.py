@@ -21,15 +21,16 @@ class Stops:
     """The variables that lanes have for their known times.
 
     - `tstop`: the end of a lane's current stretch of time, beyond which no step goes.
+    - `jumps`: whether `f` may jump there.
     """
 
     def __init__(self, b: Builder, held: Held, dtype: np.dtype):
         self.b, self._held = b, held
-        self.tstop = b.variable(dtype, 0)
+        self.tstop, self.jumps = b.variable(dtype, 0), b.variable(BOOL, False)
         self._rows = {name: b.variable(I64, 0) for name in known_times(held.layout)}
 
     def variables(self) -> list[Variable]:
-        return [self.tstop, *self._rows.values()]
+        return [self.tstop, self.jumps, *self._rows.values()]
 
     def begin(self, fresh: Value, t: Variable) -> Value:
         """Begin trajectories in the lanes `fresh`, and return what `arrive` returns."""
@@ -52,8 +53,13 @@ class Stops:
             t.set_where(jumps, next_time(b, t.get(), direction))
         for name in self._rows:
             self._pass(name, t.get(), direction, here)
-        ahead = [self._next(name, direction) for name in self._rows]
-        self.tstop.set_where(here, end_of_stretch(b, ahead, t1, direction))
+        ahead = {name: self._next(name, direction) for name in self._rows}
+        tstop = end_of_stretch(b, list(ahead.values()), t1, direction)
+        self.tstop.set_where(here, tstop)
+        if "d_discontinuities" in ahead:
+            # (A jump at the end is not in the table.)
+            at_jump = tstop.eq(ahead["d_discontinuities"]) | tstop.eq(t1)
+            self.jumps.set_where(here, at_jump)
         return jumps
 
     def _pass(self, name: str, t: Value, direction: Value, here: Value) -> None:
