@@ -10,7 +10,6 @@ time that is known, for the rest of the jump.
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
