@@ -13,6 +13,7 @@ from ..solvers.arithmetic import ArrayArithmetic
 from ..solvers.time import next_time
 from ..tracing.program import Program, program_of
 from .events import Continuous, Discrete, Events, Jump, Part
+from .known_times import ADJACENT
 from .moving import along, crossing, jumped, shift
 from .told_apart import is_told_apart, moved_one_by_one
 
@@ -150,9 +151,11 @@ class Moving:
         known = p[-1]
         direction = jnp.where(t < tprev, -1, 1).astype(t.dtype)
         earlier, later = (_next(t, x) for x in (-direction, direction))
-        # (See `engines.compiled.stops`.)
-        also = jnp.any(known == later)
-        later = jnp.where(also, _next(later, direction), later)
+        # (The next step begins behind all jumps that follow each other immediately.)
+        count = jnp.sum(known == t)
+        for _ in range(ADJACENT):
+            more = jnp.sum(known == later)
+            count, later = count + more, jnp.where(more > 0, _next(later, direction), later)
 
         def shifted(by: Any) -> Callable:
             return lambda u, time: self.field(consts, u, p, time + by)
@@ -165,8 +168,7 @@ class Moving:
             return moved_one_by_one(self.field, numbers, u, (earlier, t, later), delta, order)
 
         several = len(known) > 1 and is_told_apart(self.field)
-        together = also | (jnp.sum(known == t) > 1)
-        on = jax.lax.cond(together, one_by_one, at_once) if several else at_once()
+        on = jax.lax.cond(count > 1, one_by_one, at_once) if several else at_once()
         return jnp.stack([on, u, u, jnp.full_like(u, t)]), jnp.zeros((), u.dtype)
 
     def _first(self, conditions: Any, extras: dict[str, Any]) -> Any:
