@@ -58,7 +58,7 @@ def solved(x, name, only_jumps=False, **options):
 
     **Arguments:** `x`: the times, followed by the rate of decay.
     """
-    jumps, doses, event, saved = jnp.split(x[:-1], [4, 6, 7])
+    jumps, doses, _, saved = jnp.split(x[:-1], [4, 6, 7])
     p = jnp.concatenate([x[:4], x[6:7], x[-1:]])
     f, u0 = field, jnp.ones(1)
     if name == "mass matrix":
