@@ -54,6 +54,27 @@ def in_order(
     return direction * xp.sort(xp.where(inside, times, np.inf).astype(dtype))
 
 
+@jax.custom_jvp
+def differing(times: Any) -> Any:
+    """Sorted times `[time, ...]`. The derivatives by those that coincide are NaN: of a solve whose
+    steps move with them, they would be those of the steps."""
+    return times
+
+
+@differing.defjvp
+def _differing_jvp(primals: tuple, tangents: tuple) -> tuple:
+    (times,), (tangent,) = primals, tangents
+    near = jnp.abs(jnp.diff(times, axis=0)) <= NEAR * jnp.abs(times[1:])
+    no = jnp.zeros_like(times[:1], bool)
+    coincide = jnp.concatenate([no, near]) | jnp.concatenate([near, no])
+    coincide &= jnp.isfinite(times)
+    return times, tangent * jnp.where(coincide, jnp.nan, 1)
+
+
+# Steps that are shorter, as a part of the time, are mostly rounding.
+NEAR = 1e-8
+
+
 def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:
     """The times of one trajectory as they are given, `[time]`, or None: see `in_order`."""
     times = _as_array(value, dtype)

@@ -61,6 +61,12 @@ def _rate_of(fn: Callable, field: Callable) -> Callable:
     return rate
 
 
+def switched(field: Callable, after: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
+    """The state with which the next step begins, at the fixed time `t`, where `after(u, t)` takes
+    the place of the vector field; `delta` and `order`: see `jumped`."""
+    return along(after, along(field, u, t, delta, order), t + delta, -delta, order)
+
+
 def rates(fn: Callable, t: Any, order: int) -> list[Any]:
     """`fn(t)`, and its derivatives by the time up to this order."""
     found = []

@@ -14,7 +14,7 @@ from ..solvers.time import next_time
 from ..tracing.program import Program, program_of
 from .events import Continuous, Discrete, Events, Jump, Part
 from .known_times import ADJACENT
-from .moving import along, crossing, jumped, shift
+from .moving import crossing, jumped, shift, switched
 from .told_apart import is_told_apart, moved_one_by_one
 
 
@@ -161,8 +161,7 @@ class Moving:
             return lambda u, time: self.field(consts, u, p, time + by)
 
         def at_once() -> Any:
-            after, before = shifted(later - t), shifted(earlier - t)
-            return along(after, along(before, u, t, delta, order), t + delta, -delta, order)
+            return switched(shifted(earlier - t), shifted(later - t), u, t, delta, order)
 
         def one_by_one() -> Any:
             return moved_one_by_one(self.field, numbers, u, (earlier, t, later), delta, order)

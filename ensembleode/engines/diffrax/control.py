@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optimistix
 
+from ...core.known_times import differing
 from ...core.lane import Lane
 from ...solvers.arithmetic import Components, JaxArithmetic
 from ...solvers.controllers import AbstractController
@@ -259,7 +260,9 @@ def controller_for(method: Any, lane: Lane) -> Any:
     if lane.tstops is None and lane.d_discontinuities is None:
         return controller
     # The controller sorts these times in the direction of time.
-    return diffrax.ClipStepSizeController(controller, lane.tstops, lane.d_discontinuities)
+    jumps = lane.d_discontinuities
+    jumps = None if jumps is None else differing(jumps)
+    return diffrax.ClipStepSizeController(controller, lane.tstops, jumps)
 
 
 def _finite(y: Any) -> Any:
