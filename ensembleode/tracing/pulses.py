@@ -12,21 +12,33 @@ from .program import evaluated, is_jaxpr, params_of, Program
 
 
 _COMPARISONS = ("lt", "le", "gt", "ge")
-# Primitives that compare or round, so that their results jump.
-_SWITCHES = (*_COMPARISONS, "floor", "ceil", "round", "rem", "sign")
-# Primitives that call a jaxpr with their own operands.
-_CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
+# Primitives that compare or round, so that their results jump; and those whose results bend.
+_JUMPS, _BENDS = (*_COMPARISONS, "floor", "ceil", "round", "rem", "sign"), ("max", "min", "clamp")
+# Primitives that call a jaxpr with their own operands; those with derivative rules of their own are
+# as smooth as these.
+_SMOOTH = ("custom_jvp_call", "custom_vjp_call")
+_CALLS = ("jit", "remat2", "checkpoint", *_SMOOTH)
+# JAX's functions that interpolate in a table, and that find the place in it.
+_TABLES, _PLACES = ("interp", "_interp"), ("searchsorted",)
 
-# Marks for numbers that depend on the time, and for numbers that depend on the state.
-_TIME, _STATE = 1, 2
+# Marks for numbers that depend on the time, on the state, and on a place in a table of times.
+_TIME, _STATE, _PLACE = 1, 2, 4
 
 
 @functools.lru_cache(maxsize=256)
-def switches_in_time(field: Program) -> bool:
-    """Whether a program `(consts, u, p, t)` compares the time with something, or takes a remainder
-    of it, independently of the state: a pulse, a switch, a table of these. (A switch that the state
-    also decides is at no known time.)"""
-    return any(_switches(field.jaxpr, _marks_of_inputs(field)))
+def switches_in_time(field: Program) -> str:
+    """How a program `(consts, u, p, t)` changes abruptly at some time, independently of the state:
+    "jump" where it compares the time with something, or takes a remainder of it (a pulse, a switch,
+    a table of these), "bend" where it limits it (a ramp), otherwise "". (A switch that the state
+    also decides is at no known time.)
+
+    A table that is interpolated bends at so many times that this is how it is meant. One is
+    recognised by the distance of the time from an entry.
+    """
+    found = set(_changes(field.jaxpr, _marks_of_inputs(field)))
+    if "jump" in found or ("place" in found and "distance" not in found):
+        return "jump"
+    return "bend" if "bend" in found else ""
 
 
 def _marks_of_inputs(field: Program) -> list[int]:
@@ -34,15 +46,27 @@ def _marks_of_inputs(field: Program) -> list[int]:
     return [0] * len(field.jaxpr.constvars) + [_STATE, *[0] * n, _TIME]
 
 
-def _switches(jaxpr: Any, marks: list[int]) -> Iterator[bool]:
+def _changes(jaxpr: Any, marks: list[int]) -> Iterator[str]:
     known = _marks(jaxpr, marks)
     for eqn in jaxpr.eqns:
-        ins = _of(known, eqn.invars)
+        name, ins = eqn.primitive.name, _of(known, eqn.invars)
         every = functools.reduce(int.__or__, ins, 0)
-        yield every == _TIME and eqn.primitive.name in _SWITCHES
-        yield eqn.primitive.name == "cond" and ins[0] == _TIME
-        for body, given in _inside(eqn, ins):
-            yield from _switches(body, given)
+        if (every == _TIME and name in _JUMPS) or (name == "cond" and ins[0] == _TIME):
+            yield "jump"
+        elif every == _TIME and name in _BENDS:
+            yield "bend"
+        elif name == "sub" and sorted(ins) == [_TIME, _PLACE]:
+            yield "distance"
+        elif _is_of_table(eqn, _PLACES) and every & _TIME:
+            yield "place"
+        if not _is_of_table(eqn, (*_TABLES, *_PLACES)):
+            for body, given in _inside(eqn, ins):
+                inside = _changes(body, given)
+                yield from (x for x in inside if x != "bend" or name not in _SMOOTH)
+
+
+def _is_of_table(eqn: Any, names: Sequence[str]) -> bool:
+    return eqn.primitive.name == "jit" and eqn.params["name"] in names
 
 
 def _marks(jaxpr: Any, marks: list[int]) -> dict[Any, int]:
@@ -51,7 +75,9 @@ def _marks(jaxpr: Any, marks: list[int]) -> dict[Any, int]:
     for eqn in jaxpr.eqns:
         ins = _of(known, eqn.invars)
         outs = [functools.reduce(int.__or__, ins, 0)] * len(eqn.outvars)
-        if eqn.primitive.name in _CALLS:
+        if _is_of_table(eqn, _PLACES) and outs[0] == _TIME:
+            outs = [_PLACE]
+        elif eqn.primitive.name in _CALLS:
             for body, given in _inside(eqn, ins):
                 found = _of(_marks(body, given), body.outvars)
                 outs = found if len(found) == len(outs) else outs
