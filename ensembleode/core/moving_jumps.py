@@ -163,6 +163,7 @@ class Moving:
         def at_once() -> Any:
             return switched(shifted(earlier - t), shifted(later - t), u, t, delta, order)
 
+        @jax.checkpoint
         def one_by_one() -> Any:
             return moved_one_by_one(self.field, numbers, u, (earlier, t, later), delta, order)
 

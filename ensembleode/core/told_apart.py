@@ -122,7 +122,7 @@ def moved_one_by_one(
         )
         return new, None
 
-    (last, u), _ = jax.lax.scan(one, (jnp.zeros_like(t), u), places)
+    (last, u), _ = jax.lax.scan(jax.checkpoint(one), (jnp.zeros_like(t), u), places)
     u = until(len(turned), last, u, delta)
 
     def rate(u: Any, since: Any) -> Any:
