@@ -88,6 +88,10 @@ def crossings(field: Program, turned: Any, consts: Any, u: Any, p: Any, t: Any, 
     return delta
 
 
+# So many comparisons are usually enough: each turn of the loop adds to cotangents of all numbers.
+_FEW = 8
+
+
 def moved_one_by_one(
     field: Program, numbers: tuple, u: Any, times: tuple, delta: Any, order: int
 ) -> Any:
@@ -115,14 +119,25 @@ def moved_one_by_one(
 
         return along(rate, u, last, end - last, order)
 
-    def one(carry: tuple, i: Any) -> tuple:
-        last, u = carry
-        new = jax.lax.cond(
-            turned[i], lambda: (each[i], until(i, last, u, each[i])), lambda: (last, u)
-        )
-        return new, None
+    rank = jnp.cumsum(turned)
 
-    (last, u), _ = jax.lax.scan(jax.checkpoint(one), (jnp.zeros_like(t), u), places)
+    @jax.checkpoint
+    def one(carry: tuple, k: Any) -> tuple:
+        last, u = carry
+        # The next one that has turned; behind all of them where there is none.
+        i = jnp.sum(rank <= k)
+        here = jnp.sum(jnp.where(places == i, each, 0))
+        return jax.lax.cond(
+            i < len(turned), lambda: (here, until(i, last, u, here)), lambda: carry
+        ), None
+
+    def several(n: int) -> Any:
+        return jax.lax.scan(one, (jnp.zeros_like(t), u), jnp.arange(n))[0]
+
+    if len(turned) <= _FEW:
+        last, u = several(len(turned))
+    else:
+        last, u = jax.lax.cond(rank[-1] > _FEW, lambda: several(len(turned)), lambda: several(_FEW))
     u = until(len(turned), last, u, delta)
 
     def rate(u: Any, since: Any) -> Any:
