@@ -140,13 +140,8 @@ def check(x, name, order=1, only_jumps=False, tol=1e-7, **options):
 @pytest.mark.parametrize(
     ("name", "order"),
     [
-        ("Tsit5", 1),
-        *(
-            slow_unless(False, x, order)
-            for x in ALGS
-            for order in (1, 2)
-            if (x, order) != ("Tsit5", 1)
-        ),
+        *(slow_unless(x == "Tsit5", x, 1) for x in ALGS),
+        *(slow_unless(False, x, 2) for x in ("Tsit5", "Vern7", "Rodas5P")),
     ],
 )
 def test_all_kinds(name, order):
@@ -180,14 +175,12 @@ def test_derivatives_where_steps_move(engine, how):
     options = {"sensealg": eo.ForwardDiffSensitivity()} if engine == "lanes" else {}
 
     def end(jumps):
-        x = jnp.concatenate([jumps, 9 * jnp.ones(5), 0.3 * jnp.ones(1)])
+        x = jnp.concatenate([jumps, 5 * jnp.ones(5), 0.3 * jnp.ones(1)])
         return solved(x, "Tsit5", True, engine=engine, **options)[-1]
 
     apart, found = jnp.array([1.0, 2.0, 3.0, 4.0]), jax.jit(how(end))
-    wanted = jax.grad(
-        lambda y: exactly(jnp.append(jnp.append(y, jnp.full(5, 9.0)), 0.3), END, True)
-    )
-    np.testing.assert_allclose(found(apart), wanted(apart), rtol=1e-6)
+    wanted = -RATES * np.exp(-0.3 * (END - apart))
+    np.testing.assert_allclose(found(apart), wanted, rtol=1e-4)
     assert np.isnan(found(apart.at[1].set(1.0))[:2]).all()
 
 
@@ -196,7 +189,7 @@ def test_derivatives_where_steps_move(engine, how):
 #
 
 
-@pytest.mark.parametrize("name", ALGS)
+@pytest.mark.parametrize("name", [slow_unless(x in ("Tsit5", "Rodas5P"), x) for x in ALGS])
 def test_a_jump_is_right_in_either_way_of_writing(name):
     """No stage before it sees what is behind it: no step is rejected."""
     at = np.pi / 3
@@ -279,8 +272,15 @@ def test_more_comparisons_than_are_gone_through_at_once():
 #
 
 
-@pytest.mark.parametrize("behind", [jnp.greater, jnp.greater_equal])
-@pytest.mark.parametrize("direction", [1, slow_unless(False, -1)])
+@pytest.mark.parametrize(
+    ("behind", "direction"),
+    [
+        (jnp.greater_equal, 1),
+        slow_unless(False, jnp.greater, 1),
+        slow_unless(False, jnp.greater, -1),
+        slow_unless(False, jnp.greater_equal, -1),
+    ],
+)
 def test_jumps_at_the_ends_and_at_saved_times(behind, direction):
     """Where all times move together, the end doesn't change: rates at a time are on one side, as
     the derivative by a jump there is."""
