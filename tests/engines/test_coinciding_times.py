@@ -255,16 +255,19 @@ def test_infusions_one_after_the_other():
 
 
 def test_more_comparisons_than_are_gone_through_at_once():
-    """Twelve switches at one time, of which each has its own derivative, and one time elsewhere."""
-    n, at = 13, jnp.append(jnp.ones(12), 2.0)
+    """Of thirteen, eight, nine or all turn at one time, and each has its own derivative."""
+    n = 13
 
     def end(x):
         f = lambda u, p, t: jnp.where(t < p, 0.0, jnp.arange(1.0, 1 + n)) - u  # noqa: E731
         prob = eo.ODEProblem(f, jnp.zeros(n), (0.0, 3.0), x)
         return jnp.sum(eo.solve(prob, eo.Vern7(), d_discontinuities=x, **TIGHT).u[-1])
 
-    wanted = -np.arange(1.0, 1 + n) * np.exp(-(3 - at))
-    np.testing.assert_allclose(jax.jit(jax.grad(end))(at), wanted, rtol=1e-8)
+    found = jax.jit(jax.grad(end))
+    for count in (0, 8, 9, n):
+        at = jnp.where(jnp.arange(n) < count, 1.0, 1.5 + jnp.arange(n) / 13)
+        wanted = -np.arange(1.0, 1 + n) * np.exp(-(3 - at))
+        np.testing.assert_allclose(found(at), wanted, rtol=1e-8)
 
 
 #
