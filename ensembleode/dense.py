@@ -25,7 +25,7 @@ from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
 from .solvers.method import equations_of
 from .solvers.switching import Switching
-from .solvers.time import next_time, size_within
+from .solvers.time import next_time, size_before
 
 
 class Step(NamedTuple):
@@ -129,7 +129,7 @@ class Again(Dense):
                 # In other steps the result is the same.
                 t2, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
-                h = size_within(_XP, t, t2, direction)
+                h = size_before(_XP, t, t2, True, direction)
             mass = None if self.known.form is None else self.known.form.mass
             no_forward = method.is_implicit and is_reverse_only(self.known.field)
             equations = equations_of(field, self._product(), mass, is_reverse_only=no_forward)

@@ -174,8 +174,9 @@ def solve(
         or an array `[trajectory, time]`, whose rows are filled up with inf. They may be traced, for
         example computed from `p`. Times outside of `tspan` are ignored.
     - `d_discontinuities`: times at which `f` jumps, in the same form. A step ends there, with `f`
-        as it is up to and at that time. The next step begins one unit in the last place later, with
-        `f` evaluated anew.
+        as it is before that time. The next step begins one unit in the last place later, with `f`
+        evaluated anew. Solves have derivatives with respect to these times, also where some
+        coincide.
     - `stepsize_controller`: chooses the steps, by default the engine's
         [`PIController()`][ensembleode.PIController] (with `engine="diffrax"`, diffrax's own
         `PIDController`); or a diffrax step-size controller, in place of the tolerances.

@@ -529,7 +529,25 @@ def test_a_tolerance_below_roundings_is_said(dtype, options, said, engine, caplo
     ],
 )
 def test_a_pulse_that_may_be_stepped_over_is_said(options, said, caplog):
+    """Once for each `f`; by name, with what has derivatives."""
     log_once.cache_clear()
-    prob = eo.ODEProblem(lambda u, p, t: jnp.where(t > 0.5, 1.0, 0.0) - u, 1.0, (0.0, 1.0))
-    eo.solve(prob, **options)
-    assert ("may be stepped over" in caplog.text) == said
+    for rate in (1.0, 2.0, 1.0):
+        f = lambda u, p, t, rate=rate: jnp.where(t > 0.5, rate, 0.0) - u  # noqa: E731
+        eo.solve(eo.ODEProblem(f, 1.0, (0.0, 1.0)), **options)
+    assert caplog.text.count("may be stepped over") == 2 * said
+    assert ("d_discontinuities=, then they have derivatives" in caplog.text) == said
+
+
+def test_derivatives_by_stops_where_f_jumps_are_said(caplog):
+    def end(p, **options):
+        prob = eo.ODEProblem(lambda u, p, t: jnp.where(t < p, 1.0, 0.0) - u, 1.0, (0.0, 1.0), p)
+        return eo.solve(prob, **options).u[-1]
+
+    said = "tstops depend on what this solve is differentiated by"
+    log_once.cache_clear()
+    by_jump = jax.grad(lambda p: end(p, d_discontinuities=p))(0.5)
+    jax.grad(lambda p: end(p, tstops=0.5))(0.5)
+    assert said not in caplog.text
+    assert abs(by_jump - np.exp(-0.5)) < 1e-2
+    assert jax.grad(lambda p: end(p, tstops=p))(0.5) == 0
+    assert said in caplog.text

@@ -382,6 +382,10 @@ OTHERS = {
     "core.batch_size._FEW",
     "core.batch_size._LEAST",
     "core.moving_jumps.ROWS",
+    # test_coinciding_times.py
+    "core.told_apart._FEW",
+    "core.known_times.NEAR",
+    "engines.diffrax.control._ROOM",
 }
 # The choice between engines: tests/engines/test_limits_of_auto.py. Other engines: their own tests.
 OTHER_ROOMS = ("engines.julia.", "engines.lanes.", "fields.lanes.")

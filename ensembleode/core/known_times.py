@@ -16,6 +16,10 @@ from ..solvers.time import next_time
 from ..tracing.program import is_tracer
 
 
+# How many jumps may follow each other at neighbouring floating-point numbers.
+ADJACENT = 3
+
+
 def in_order(
     row: Row, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
 ) -> Any:
@@ -50,6 +54,27 @@ def in_order(
     return direction * xp.sort(xp.where(inside, times, np.inf).astype(dtype))
 
 
+@jax.custom_jvp
+def differing(times: Any) -> Any:
+    """Sorted times `[time, ...]`. The derivatives by those that coincide are NaN: of a solve whose
+    steps move with them, they would be those of the steps."""
+    return times
+
+
+@differing.defjvp
+def _differing_jvp(primals: tuple, tangents: tuple) -> tuple:
+    (times,), (tangent,) = primals, tangents
+    near = jnp.abs(jnp.diff(times, axis=0)) <= NEAR * jnp.abs(times[1:])
+    no = jnp.zeros_like(times[:1], bool)
+    coincide = jnp.concatenate([no, near]) | jnp.concatenate([near, no])
+    coincide &= jnp.isfinite(times)
+    return times, tangent * jnp.where(coincide, jnp.nan, 1)
+
+
+# Steps that are shorter, as a part of the time, are mostly rounding.
+NEAR = 1e-8
+
+
 def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:
     """The times of one trajectory as they are given, `[time]`, or None: see `in_order`."""
     times = _as_array(value, dtype)
@@ -74,6 +99,27 @@ def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
         # twice.
         found.append(jax.lax.optimization_barrier(times) if is_tracer(times) else times)
     return found
+
+
+def before_jumps(times: Any, jumps: Any, t0: Any, t1: Any) -> Any:
+    """The times of doses `[time]`, of which those that are a unit in the last place behind a time
+    at which the field jumps, where the next step begins, are at that time, where a step ends."""
+    if times is None or jumps is None or not jumps.size:
+        return times
+    xp: Any = jnp if any(map(is_tracer, (times, jumps, t0, t1))) else np
+    direction = xp.where(t1 < t0, -1, 1).astype(times.dtype)
+    table, found = xp.sort(jumps), xp.asarray(times)
+    # (Several jumps may follow each other like that.)
+    for _ in range(ADJACENT):
+        earlier = next_time(ArrayArithmetic(xp), _constant(found), -direction)
+        row = xp.clip(xp.searchsorted(table, earlier), 0, len(table) - 1)
+        moved = xp.where(table[row] == earlier, earlier - _constant(found), 0)
+        found = found + _constant(moved)
+    return jax.lax.optimization_barrier(found) if is_tracer(found) else found
+
+
+def _constant(x: Any) -> Any:
+    return jax.lax.stop_gradient(x) if is_tracer(x) else x
 
 
 def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> Any:

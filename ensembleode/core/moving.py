@@ -14,6 +14,7 @@ moves by its Taylor polynomial of order k. `delta` is then found by Newton's ite
 each turn of which doubles the order up to which the derivatives are right.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -60,6 +61,25 @@ def _rate_of(fn: Callable, field: Callable) -> Callable:
     return rate
 
 
+def switched(field: Callable, after: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
+    """The state with which the next step begins, at the fixed time `t`, where `after(u, t)` takes
+    the place of the vector field; `delta` and `order`: see `jumped`."""
+    return along(after, along(field, u, t, delta, order), t + delta, -delta, order)
+
+
+def rates(fn: Callable, t: Any, order: int) -> list[Any]:
+    """`fn(t)`, and its derivatives by the time up to this order."""
+    found = []
+    for _ in range(order + 1):
+        found.append(fn(t))
+        fn = functools.partial(_by_time, fn)
+    return found
+
+
+def _by_time(fn: Callable, t: Any) -> Any:
+    return jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]
+
+
 def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -> Any:
     """The time that passes until `condition(u, t)`, a real number, has its present value again:
     zero, with derivatives up to this order. They are infinite where the solution only touches that
@@ -83,12 +103,6 @@ def shift(time: Any) -> Any:
     return time - jax.lax.stop_gradient(time)
 
 
-def spacing(time: Any) -> Any:
-    """The spacing of floating-point numbers near a time, or a little more, as a constant."""
-    limits = jnp.finfo(time.dtype)
-    return jax.lax.stop_gradient(jnp.maximum(limits.eps * jnp.abs(time), limits.tiny))
-
-
 def jumped(
     field: Callable,
     affect: Callable,
@@ -97,12 +111,10 @@ def jumped(
     delta: Any = None,
     *,
     order: int,
-    field_after: Callable | None = None,
 ) -> Moved:
     """A jump from the state `u` at the fixed time `t`.
 
-    - `field(u, t)`: the vector field before the jump; `field_after`: the vector field after it, if
-        that is different. Parameters that the jump changes are a part of the state.
+    - `field(u, t)`: the vector field. Parameters that the jump changes are a part of the state.
     - `affect(u, t)`: returns the state after the jump, and whether the jump ends the solve.
     - `delta`: see `crossing` and `shift`; None for a jump whose time does not move.
     - `order`: the order up to which derivatives are right.
@@ -112,5 +124,5 @@ def jumped(
         return Moved(after, u, after, t, ends)
     before, time = along(field, u, t, delta, order), t + delta
     after, ends = affect(before, time)
-    on = along(field_after or field, after, time, -delta, order)
+    on = along(field, after, time, -delta, order)
     return Moved(jnp.where(ends, after, on), before, after, time, ends)

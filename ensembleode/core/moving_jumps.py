@@ -2,16 +2,20 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ..fields import parameters_of, staged
+from ..solvers.arithmetic import ArrayArithmetic
+from ..solvers.time import next_time
 from ..tracing.program import Program, program_of
 from .events import Continuous, Discrete, Events, Jump, Part
-from .moving import crossing, jumped, shift, spacing
+from .known_times import ADJACENT
+from .moving import crossing, jumped, shift, switched
+from .told_apart import is_told_apart, moved_one_by_one
 
 
 # The number of rows that a moving jump returns; each is as large as the state.
@@ -131,18 +135,41 @@ class Moving:
 
             before = extras["before"] if self.is_later else u
             delta = crossing(field, condition, before, t, order)
-        later = 0.0
         if self.is_discontinuity:
-            later = spacing(t) * jnp.sign(t - extras["tprev"].reshape(()))
-
-        def field_after(u: Any, t: Any) -> Any:
-            return field(u, t + later)
-
-        how = {"field_after": field_after} if self.is_discontinuity else {}
-        found = jumped(field, affect, u, t, delta, order=order, **how)
+            return self._of_field(u, (consts, p), extras["tprev"].reshape(()), t, delta, order)
+        found = jumped(field, affect, u, t, delta, order=order)
         time = jnp.concatenate([found.time[None], jnp.zeros(u.size - 1, u.dtype)])
         rows = jnp.stack([found.on, found.before, found.after, time.reshape(u.shape)])
         return rows, found.ends.astype(u.dtype)
+
+    def _of_field(
+        self, u: Any, numbers: tuple, tprev: Any, t: Any, delta: Any, order: int
+    ) -> tuple:
+        """The same where only the field jumps, at `t`: the last of the parameters has the times of
+        its jumps."""
+        consts, p = numbers
+        known = p[-1]
+        direction = jnp.where(t < tprev, -1, 1).astype(t.dtype)
+        earlier, later = (_next(t, x) for x in (-direction, direction))
+        # (The next step begins behind all jumps that follow each other immediately.)
+        count = jnp.sum(known == t)
+        for _ in range(ADJACENT):
+            more = jnp.sum(known == later)
+            count, later = count + more, jnp.where(more > 0, _next(later, direction), later)
+
+        def shifted(by: Any) -> Callable:
+            return lambda u, time: self.field(consts, u, p, time + by)
+
+        def at_once() -> Any:
+            return switched(shifted(earlier - t), shifted(later - t), u, t, delta, order)
+
+        @jax.checkpoint
+        def one_by_one() -> Any:
+            return moved_one_by_one(self.field, numbers, u, (earlier, t, later), delta, order)
+
+        several = len(known) > 1 and is_told_apart(self.field)
+        on = jax.lax.cond(count > 1, one_by_one, at_once) if several else at_once()
+        return jnp.stack([on, u, u, jnp.full_like(u, t)]), jnp.zeros((), u.dtype)
 
     def _first(self, conditions: Any, extras: dict[str, Any]) -> Any:
         """The first of the conditions that cross zero, as a single number."""
@@ -156,6 +183,10 @@ class Moving:
 
     def with_level(self, level: Level) -> "Moving":
         return dataclasses.replace(self, levels=(*self.levels, level))
+
+
+def _next(t: Any, direction: Any) -> Any:
+    return next_time(ArrayArithmetic(jnp), jax.lax.stop_gradient(t), direction)
 
 
 def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any) -> Any:

@@ -33,7 +33,7 @@ from .implicit_form import (
     product_of,
     with_constants_around,
 )
-from .known_times import in_order, own_times, scheduled
+from .known_times import before_jumps, in_order, own_times, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
 
@@ -127,7 +127,7 @@ class Maker:
             mass = singular_mass_of(prob.f, u0.shape, tree)
         if mass is not None and jumps is not None:
             callback = with_equations_after_jumps(callback, jumps, t0)
-        known = scheduled(callback, t0, t1, dtype)
+        known = [before_jumps(x, jumps, t0, t1) for x in scheduled(callback, t0, t1, dtype)]
         numbers["callback_consts"] = self._trace_callbacks(
             callback, known, prob, u0, tree, types, t0, mass, index
         )

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from ..core.events import EVENT_ROWS
 from ..core.lane import Lane
 from ..ground.alone import alone
+from ..solvers.arithmetic import ArrayArithmetic
+from ..solvers.time import next_time
 from .flow import Flow, Known
 from .rates import rates
 from .results import each
@@ -106,9 +108,20 @@ def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
 
 
 def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:
-    """`f` at the initial states."""
-    t0 = each_t0(flow, lanes.t0)
-    return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0[:, None])[:, 0]
+    """`f` at the initial states; behind a jump there."""
+    t0 = _beside(flow, lanes, each_t0(flow, lanes.t0)[:, None], 1)
+    return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0)[:, 0]
+
+
+def _beside(flow: Flow, lanes: Lane, t: Any, side: Any) -> Any:
+    """The times `[trajectory, time]`, or where `f` may jump their neighbours: the later ones if
+    `side` is 1, the earlier ones if it is -1."""
+    if lanes.d_discontinuities is None:
+        return t
+    t1 = each(lanes.t1, flow.plan.batched.t1, flow.n)
+    direction = jnp.where(t1 < each_t0(flow, lanes.t0), -1, 1).astype(t.dtype)[:, None]
+    fixed = jax.lax.stop_gradient(t)
+    return t + jax.lax.stop_gradient(next_time(ArrayArithmetic(jnp), fixed, side * direction) - t)
 
 
 def _which_end(flow: Flow, known: Known) -> tuple[Any, Any]:
@@ -127,7 +140,8 @@ def moving_times(flow: Flow, dlanes: Lane) -> Any:
 
 def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
     """`f` at those saved states whose times may move, `[trajectory, time, *state]`: at the times of
-    `saveat`, or at `t1` alone. Zero where a state wasn't reached."""
+    `saveat`, or at `t1` alone; before a jump there, except at the start. Zero where a state wasn't
+    reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
         there, t = _is_saved(flow, known), each(lanes.saveat, plan.batched.saveat, n)
@@ -136,7 +150,9 @@ def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
         rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
         there, t = (ok & is_end)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
     # A row that is not reached has no state, and its time may be infinite.
-    t = jnp.where(there, t, each_t0(flow, lanes.t0)[:, None])
+    t0 = each_t0(flow, lanes.t0)[:, None]
+    t = jnp.where(there, t, t0)
+    t = _beside(flow, lanes, t, jnp.where(t == t0, 1, -1).astype(t.dtype))
     mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
     safe = jnp.where(mask, rows, lanes.u0[:, None])
     return where(there, _rates(flow, lanes, ok, safe, t))

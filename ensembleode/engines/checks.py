@@ -7,6 +7,7 @@ import numpy as np
 
 from ..core.events import Events
 from ..core.lane import Lane, Trajectories
+from ..core.plan import Plan
 from ..ground.logs import log_once
 from ..numbers import of_kind
 from ..options import holds_tolerances
@@ -88,11 +89,36 @@ def say_if_it_switches(adaptive: bool | None, every: Trajectories) -> None:
     is_told = any(x is not None for x in told)
     if adaptive is False or is_told or holds_tolerances(every.options["stepsize_controller"]):
         return
-    if switches_in_time(every.field):
+    if how := switches_in_time(every.field):
+        log_once(_SWITCHES[how], of=hash(every.field))
+
+
+_SWITCHES = {
+    "jump": (
+        "f compares the time with something, or takes a remainder of it, and steps don't know of "
+        "that: a pulse shorter than a step may be stepped over, and the solve succeeds without it; "
+        "derivatives by the times where f jumps are 0. Give these times as d_discontinuities=, "
+        "then they have derivatives, too; where f only bends, as tstops=; or bound the steps by "
+        "dtmax=."
+    ),
+    "bend": (
+        "f limits the time (a ramp by jnp.clip, say), and steps don't know where it bends: a ramp "
+        "up and down within a step may be stepped over, and a step across a bend is as long as its "
+        "order there, which is lower, allows. Give the times where f bends as tstops=, or bound "
+        "the steps by dtmax=."
+    ),
+}
+
+
+def say_that_stops_move(plan: Plan) -> None:
+    """Log a warning where `f` jumps, and derivatives by `tstops` are asked for. (With callbacks,
+    their times are among these, and have derivatives.)"""
+    if plan.events is None and switches_in_time(plan.field) == "jump":
         log_once(
-            "f compares the time with something, or takes a remainder of it, and steps don't know "
-            "of that: a pulse shorter than a step may be stepped over, and the solve succeeds "
-            "without it. Give the times where f switches as tstops=, or bound the steps by dtmax=."
+            "tstops depend on what this solve is differentiated by, and f compares the time with "
+            "something. Where f jumps, the derivatives by these times are 0: give them as "
+            "d_discontinuities=, which have derivatives.",
+            of=hash(plan.field),
         )
 
 

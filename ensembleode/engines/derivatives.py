@@ -28,6 +28,7 @@ from .along import (
 )
 from .batching import batch
 from .capabilities import no_derivative, STOPS
+from .checks import say_that_stops_move
 from .flow import (
     augmented,
     augmented_tangents,
@@ -80,6 +81,8 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     """
     moving, table = dlanes.d_discontinuities, lanes.d_discontinuities
     if moving is None or is_zero(moving):
+        if dlanes.tstops is not None and not is_zero(dlanes.tstops):
+            say_that_stops_move(flow.plan)
         return flow, lanes, dlanes
     if reason := no_derivative(flow.plan.engine.name, STOPS):
         raise NotImplementedError(reason)

@@ -10,8 +10,9 @@ logger = logging.getLogger("ensembleode")
 
 
 @functools.cache
-def log_once(message: str) -> None:
-    """Log a warning, but only the first time in this process."""
+def log_once(message: str, of: int = 0) -> None:
+    """Log a warning, but only the first time in this process, or the first time `of` something."""
+    del of
     logger.warning(message)
 
 

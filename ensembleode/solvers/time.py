@@ -136,9 +136,17 @@ def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
     return xp.where(xp.equal(t, 0.0), direction * float(info.tiny), moved)
 
 
+def size_before(xp: Arithmetic, t: Any, t2: Any, jumps: Any, direction: Any) -> Any:
+    """The signed size of a step from `t` to `t2`. Where `f` jumps at `t2`, its stages are before
+    that, as `f` may have its value behind the jump there already."""
+    before = next_time(xp, t2, -direction)
+    end = xp.where(jumps & ~xp.equal(before, t), before, t2)
+    return size_within(xp, t, end, direction)
+
+
 def size_within(xp: Arithmetic, t: Any, t2: Any, direction: Any) -> Any:
-    """The signed size of a step from `t` to `t2`, where `f` may jump. It is such that no stage is
-    after `t2`: the last one would be if both the difference and then `t + size` were rounded up."""
+    """The signed size of a step from `t` to `t2`, after which no stage is: the last one would be if
+    both the difference and then `t + size` were rounded up."""
     size = t2 - t
     beyond = direction * ((t + size) - t2) > 0
     return xp.where(beyond, next_time(xp, size, -direction), size)

@@ -1,66 +1,128 @@
-"""Whether a function switches at some time, according to its traced program."""
+"""What a traced function decides by the time alone: whether it switches at some time, and its
+comparisons."""
 
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 
-from .program import is_jaxpr, params_of, Program
+from .program import evaluated, is_jaxpr, params_of, Program
 
 
-# Primitives that compare or round, so that their results jump.
-_SWITCHES = ("lt", "le", "gt", "ge", "floor", "ceil", "round", "rem", "sign")
-# Primitives that call a jaxpr with their own operands.
-_CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
+_COMPARISONS = ("lt", "le", "gt", "ge")
+# Primitives that compare or round, so that their results jump; and those whose results bend.
+_JUMPS, _BENDS = (*_COMPARISONS, "floor", "ceil", "round", "rem", "sign"), ("max", "min", "clamp")
+# Primitives that call a jaxpr with their own operands; those with derivative rules of their own are
+# as smooth as these.
+_SMOOTH = ("custom_jvp_call", "custom_vjp_call")
+_CALLS = ("jit", "remat2", "checkpoint", *_SMOOTH)
+# JAX's functions that interpolate in a table, and that find the place in it.
+_TABLES, _PLACES = ("interp", "_interp"), ("searchsorted",)
 
-# Marks for numbers that depend on the time, and for numbers that depend on the state.
-_TIME, _STATE = 1, 2
+# Marks for numbers that depend on the time, on the state, and on a place in a table of times.
+_TIME, _STATE, _PLACE = 1, 2, 4
 
 
 @functools.lru_cache(maxsize=256)
-def switches_in_time(field: Program) -> bool:
-    """Whether a program `(consts, u, p, t)` compares the time with something, or takes a remainder
-    of it, independently of the state: a pulse, a switch, a table of these. (A switch that the state
-    also decides is at no known time.)"""
-    jaxpr = field.jaxpr
-    marks = [0] * len(jaxpr.constvars) + [_STATE, *[0] * (len(jaxpr.invars) - 2), _TIME]
-    return _look(jaxpr, marks)[1]
+def switches_in_time(field: Program) -> str:
+    """How a program `(consts, u, p, t)` changes abruptly at some time, independently of the state:
+    "jump" where it compares the time with something, or takes a remainder of it (a pulse, a switch,
+    a table of these), "bend" where it limits it (a ramp), otherwise "". (A switch that the state
+    also decides is at no known time.)
+
+    A table that is interpolated bends at so many times that this is how it is meant. One is
+    recognised by the distance of the time from an entry.
+    """
+    found = set(_changes(field.jaxpr, _marks_of_inputs(field)))
+    if "jump" in found or ("place" in found and "distance" not in found):
+        return "jump"
+    return "bend" if "bend" in found else ""
 
 
-def _look(jaxpr: Any, marks: list[int]) -> tuple[list[int], bool]:
-    """The marks of the outputs, and whether something switches in time, from the marks of the
-    constants and inputs."""
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], marks, strict=True))
+def _marks_of_inputs(field: Program) -> list[int]:
+    n = len(field.jaxpr.invars) - 2
+    return [0] * len(field.jaxpr.constvars) + [_STATE, *[0] * n, _TIME]
 
-    def of(atom: Any) -> int:
-        return 0 if isinstance(atom, jex.Literal) else known.get(atom, 0)
 
+def _changes(jaxpr: Any, marks: list[int]) -> Iterator[str]:
+    known = _marks(jaxpr, marks)
     for eqn in jaxpr.eqns:
-        name, ins = eqn.primitive.name, [of(x) for x in eqn.invars]
-        every = _union(ins)
-        if every == _TIME and name in _SWITCHES:
-            return [], True
-        if name == "cond" and ins[0] == _TIME:
-            return [], True
-        outs = [every] * len(eqn.outvars)
-        for inner in filter(is_jaxpr, params_of(eqn)):
-            body = getattr(inner, "jaxpr", inner)
-            n = len(body.constvars) + len(body.invars)
-            given = ins[1:] if name == "cond" else ins
-            # The inputs of a loop's body are not told apart, unless they are the operands
-            # themselves.
-            given = given if len(given) == n else [every] * n
-            found, switches = _look(body, given)
-            if switches:
-                return [], True
-            if name in _CALLS and len(found) == len(outs):
-                outs = found
+        name, ins = eqn.primitive.name, _of(known, eqn.invars)
+        every = functools.reduce(int.__or__, ins, 0)
+        if (every == _TIME and name in _JUMPS) or (name == "cond" and ins[0] == _TIME):
+            yield "jump"
+        elif every == _TIME and name in _BENDS:
+            yield "bend"
+        elif name == "sub" and sorted(ins) == [_TIME, _PLACE]:
+            yield "distance"
+        elif _is_of_table(eqn, _PLACES) and every & _TIME:
+            yield "place"
+        if not _is_of_table(eqn, (*_TABLES, *_PLACES)):
+            for body, given in _inside(eqn, ins):
+                inside = _changes(body, given)
+                yield from (x for x in inside if x != "bend" or name not in _SMOOTH)
+
+
+def _is_of_table(eqn: Any, names: Sequence[str]) -> bool:
+    return eqn.primitive.name == "jit" and eqn.params["name"] in names
+
+
+def _marks(jaxpr: Any, marks: list[int]) -> dict[Any, int]:
+    """The marks of all variables, from those of the constants and inputs."""
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], marks, strict=True))
+    for eqn in jaxpr.eqns:
+        ins = _of(known, eqn.invars)
+        outs = [functools.reduce(int.__or__, ins, 0)] * len(eqn.outvars)
+        if _is_of_table(eqn, _PLACES) and outs[0] == _TIME:
+            outs = [_PLACE]
+        elif eqn.primitive.name in _CALLS:
+            for body, given in _inside(eqn, ins):
+                found = _of(_marks(body, given), body.outvars)
+                outs = found if len(found) == len(outs) else outs
         known.update(zip(eqn.outvars, outs, strict=True))
-    return [of(x) for x in jaxpr.outvars], False
+    return known
 
 
-def _union(marks: list[int]) -> int:
-    found = 0
-    for x in marks:
-        found |= x
+def _of(known: dict[Any, int], atoms: Sequence) -> list[int]:
+    return [0 if isinstance(x, jex.Literal) else known.get(x, 0) for x in atoms]
+
+
+def _inside(eqn: Any, ins: list[int]) -> Iterator[tuple[Any, list[int]]]:
+    """The jaxprs in an equation, with the marks of their inputs. The inputs of a loop's body are
+    not told apart, unless they are the operands themselves."""
+    given = ins[1:] if eqn.primitive.name == "cond" else ins
+    for inner in filter(is_jaxpr, params_of(eqn)):
+        body = getattr(inner, "jaxpr", inner)
+        n = len(body.constvars) + len(body.invars)
+        every = functools.reduce(int.__or__, ins, 0)
+        yield body, given if len(given) == n else [every] * n
+
+
+def compared(field: Program, *args: Any, at: Callable) -> Any:
+    """`field(*args)`, where each comparison of real numbers that depends on the time and not on the
+    state is `at(a, b, result)` of its operands and its result. Those inside of loops, branches and
+    functions with derivatives of their own are as they are."""
+
+    def through(jaxpr: Any, consts: Sequence, args: Sequence, marks: list[int]) -> list:
+        known = _marks(jaxpr, marks)
+
+        def instead(eqn: Any, ins: Sequence) -> list | None:
+            name, own = eqn.primitive.name, _of(known, eqn.invars)
+            if name == "jit":
+                inner = eqn.params["jaxpr"]
+                marks = [0] * len(inner.jaxpr.constvars) + own
+                return through(inner.jaxpr, inner.consts, ins, marks)
+            is_of_time = functools.reduce(int.__or__, own, 0) == _TIME
+            if name not in _COMPARISONS or not is_of_time:
+                return None
+            if not all(jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in ins):
+                return None
+            return [at(*ins, eqn.primitive.bind(*ins))]
+
+        return evaluated(jaxpr, *args, consts=consts, instead=instead)
+
+    consts, u, p, t = args
+    (found,) = through(field.jaxpr, consts, [u, *p, t], _marks_of_inputs(field))
     return found

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ensembleode.core.moving import along, crossing, jumped, shift
+from ensembleode.core.moving import along, crossing, jumped, shift, switched
 
 from ..marks import slow_unless
 
@@ -257,12 +257,7 @@ def test_a_field_that_jumps_at_a_known_time():
 
     def by_jump(at):
         t = jax.lax.stop_gradient(at)
-        none = goes_on(lambda u, t: u)
-
-        def after(u, t):
-            return 3.0 * u
-
-        on = jumped(lambda u, t: u, none, jnp.exp(t), t, shift(at), order=2, field_after=after).on
+        on = switched(lambda u, t: u, lambda u, t: 3.0 * u, jnp.exp(t), t, shift(at), 2)
         return on * jnp.exp(3.0 * (2.0 - t))
 
     found, expected = by_jump, lambda at: jnp.exp(at + 3.0 * (2.0 - at))

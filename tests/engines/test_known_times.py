@@ -54,6 +54,12 @@ def test_the_steps_of_julia(engine, case):
     u0 = recorded["u"][0]
     how = {} if "adaptive" in options else {"abstol": 1e-8, "reltol": 1e-8}
     sol = eo.solve(eo.ODEProblem(field, u0, tspan), engine=engine, **how, **options)
+    if case == "d_discontinuities" and engine != "julia":
+        # (OrdinaryDiffEq evaluates the last stage before the jump at its time, for `t < 1` behind
+        # it, and so takes 125 steps.)
+        assert (int(sol.stats.naccept), int(sol.stats.nreject)) == (2, 0)
+        np.testing.assert_allclose(sol.u[:, 0], [1.0, 0.0, 1.0], rtol=0, atol=1e-15)
+        return
     estimated = 2 if case == "d_discontinuities" else 0
     assert int(sol.stats.naccept) == stats["naccept"]
     assert int(sol.stats.nreject) == stats["nreject"]

@@ -29,8 +29,6 @@ from ...core.saving import Saving
 from ...dense import inner_nodes, polynomial
 from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
-from ...solvers.arithmetic import ArrayArithmetic
-from ...solvers.time import next_time
 from ...tracing.program import Program, trace
 from ..along import is_there, where
 from ..flow import Flow, Known
@@ -223,9 +221,7 @@ def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, ends: Any, start: Any
 
     stops = [ends] if lanes.tstops is None else [ends, given("tstops")]
     if jumps is not None:
-        # The time of a jump itself is on the side of earlier times.
-        jumps = next_time(_XP, given("d_discontinuities"), direction[:, None])
-        jumps = jnp.sort(passed(jumps), axis=1)
+        jumps = jnp.sort(passed(given("d_discontinuities")), axis=1)
     return lanes._replace(
         p=(*lanes.parameters, origin, *forward),
         t0=passed(start),
@@ -236,7 +232,6 @@ def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, ends: Any, start: Any
     )
 
 
-_XP: Any = ArrayArithmetic(jnp)
 # Options that are for the forward solve alone.
 _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop": None}
 

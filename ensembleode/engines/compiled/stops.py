@@ -21,15 +21,16 @@ class Stops:
     """The variables that lanes have for their known times.
 
     - `tstop`: the end of a lane's current stretch of time, beyond which no step goes.
+    - `jumps`: whether `f` may jump there.
     """
 
     def __init__(self, b: Builder, held: Held, dtype: np.dtype):
         self.b, self._held = b, held
-        self.tstop = b.variable(dtype, 0)
+        self.tstop, self.jumps = b.variable(dtype, 0), b.variable(BOOL, False)
         self._rows = {name: b.variable(I64, 0) for name in known_times(held.layout)}
 
     def variables(self) -> list[Variable]:
-        return [self.tstop, *self._rows.values()]
+        return [self.tstop, self.jumps, *self._rows.values()]
 
     def begin(self, fresh: Value, t: Variable) -> Value:
         """Begin trajectories in the lanes `fresh`, and return what `arrive` returns."""
@@ -39,31 +40,43 @@ class Stops:
 
     def arrive(self, here: Value, t: Variable) -> Value:
         """In the lanes `here`, whose stretch of time ends at `t`, go on to the next stretch. Where
-        `f` jumps, it begins a unit in the last place later.
+        `f` jumps, it begins a unit in the last place later; if `f` jumps there as well, behind
+        that.
 
         **Returns:** the lanes where `f` jumps.
         """
         b, held = self.b, self._held
         t1 = held.number("t1")
         direction = b.sign(t1 - held.number("t0"))
-        jumps = b.constant(False, BOOL, of_lanes=True)
-        if "d_discontinuities" in self._rows:
-            jumps = here & self._next("d_discontinuities", direction).eq(t.get())
-            t.set_where(jumps, next_time(b, t.get(), direction))
-        for name in self._rows:
-            self._pass(name, t.get(), direction, here)
-        ahead = [self._next(name, direction) for name in self._rows]
-        self.tstop.set_where(here, end_of_stretch(b, ahead, t1, direction))
+        end = t.get()
+        for name in reversed(self._rows):  # (discontinuities first)
+            self._pass(name, t, direction, here)
+        jumps = here & t.get().ne(end)
+        ahead = {name: self._next(name, direction) for name in self._rows}
+        tstop = end_of_stretch(b, list(ahead.values()), t1, direction)
+        self.tstop.set_where(here, tstop)
+        if "d_discontinuities" in ahead:
+            # (A jump at the end is not in the table.)
+            at_jump = tstop.eq(ahead["d_discontinuities"]) | tstop.eq(t1)
+            self.jumps.set_where(here, at_jump)
         return jumps
 
-    def _pass(self, name: str, t: Value, direction: Value, here: Value) -> None:
-        """Go to the first row after the time `t`; several rows may have that time."""
+    def _pass(self, name: str, t: Variable, direction: Value, here: Value) -> None:
+        """Go to the first row after the time `t`; several rows may have that time. Where `f` jumps
+        at `t`, that is moved."""
         b, row = self.b, self._rows[name]
 
         def due() -> Value:
-            return here & (direction * (t - self._next(name, direction)) >= 0.0)
+            return here & (direction * (t.get() - self._next(name, direction)) >= 0.0)
 
-        b.while_(lambda: b.any(due()), lambda: row.set(row.get() + b.cast(due(), I64)))
+        def one() -> None:
+            passed = due()
+            if name == "d_discontinuities":
+                jumps = passed & self._next(name, direction).eq(t.get())
+                t.set_where(jumps, next_time(b, t.get(), direction))
+            row.set(row.get() + b.cast(passed, I64))
+
+        b.while_(lambda: b.any(due()), one)
 
     def _next(self, name: str, direction: Value) -> Value:
         """The time of the next row; infinitely far where there is none."""

@@ -12,7 +12,7 @@ import numpy as np
 from ...solvers import verdicts
 from ...solvers.method import Equations
 from ...solvers.step_size import squared_error
-from ...solvers.time import adaptive_step, fixed_step, size_within
+from ...solvers.time import adaptive_step, fixed_step, size_before
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, Value
 from .components import copied
@@ -61,7 +61,9 @@ def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> t
 def _size(loop: Loop, t: Value, t2: Value) -> Value:
     """The signed size of a step from `t` to `t2`."""
     if loop.problem.has("d_discontinuities"):
-        return size_within(loop.b, t, t2, loop.direction)
+        assert loop.stops is not None
+        jumps = loop.stops.jumps.get() & t2.eq(loop.tstop)
+        return size_before(loop.b, t, t2, jumps, loop.direction)
     return t2 - t
 
 

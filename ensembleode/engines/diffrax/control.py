@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optimistix
 
+from ...core.known_times import differing
 from ...core.lane import Lane
 from ...solvers.arithmetic import Components, JaxArithmetic
 from ...solvers.controllers import AbstractController
@@ -259,7 +260,20 @@ def controller_for(method: Any, lane: Lane) -> Any:
     if lane.tstops is None and lane.d_discontinuities is None:
         return controller
     # The controller sorts these times in the direction of time.
-    return diffrax.ClipStepSizeController(controller, lane.tstops, lane.d_discontinuities)
+    jumps = lane.d_discontinuities
+    jumps = None if jumps is None else _parted(differing(jumps))
+    return diffrax.ClipStepSizeController(controller, lane.tstops, jumps)
+
+
+def _parted(times: Any) -> Any:
+    """The times in order, those at neighbouring numbers as one: no step has room between them."""
+    gaps = jnp.abs(jnp.diff(times)) > _ROOM * jnp.finfo(times.dtype).eps * jnp.abs(times[1:])
+    first = jnp.where(gaps, jnp.arange(1, len(times)), 0)
+    return times[jax.lax.cummax(jnp.append(jnp.zeros(1, first.dtype), first))]
+
+
+# In roundings; a step ends before a jump and the next begins behind it.
+_ROOM = 4
 
 
 def _finite(y: Any) -> Any:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.known_times import differing
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...core.saving import meant
@@ -111,7 +112,9 @@ def chunk_of(plan: Plan, field: LaneField, every: Lane, shared: Lane, width: int
         name: _tolerance(field, getattr(chunk, name), getattr(batched, name))
         for name in _TOLERANCES
     }
+    jumps = chunk.d_discontinuities
     return chunk._replace(
+        d_discontinuities=None if jumps is None else differing(jumps),
         u0=field.split(u0),
         p=field.prepare(chunk.consts, chunk.p),
         consts=(),

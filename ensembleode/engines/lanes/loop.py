@@ -20,10 +20,10 @@ from ...solvers import verdicts
 from ...solvers.method import Attempt, equations_of, evaluated_once
 from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import initial_step, power_of_ten, squared_error, Tolerances
-from ...solvers.time import adaptive_step, fixed_step, next_time, size_within, StepBounds
+from ...solvers.time import adaptive_step, fixed_step, next_time, size_before, StepBounds
 from ...solvers.verdicts import Verdict
 from .leaves import first_of, is_finite, LANES, Leaves, OfLanes, over, select
-from .stops import arrive, begin, has_jumps, has_own, Stops
+from .stops import arrive, begin, has_jumps, has_own, may_jump, Stops
 
 
 class _OfFirst(AbstractNorm):
@@ -282,7 +282,8 @@ def attempt_with(
     h = t2 - t
     if has_jumps(chunk):
         direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t)
-        within = size_within(LANES, *jax.lax.stop_gradient((t, t2, direction)))
+        jumps = may_jump(chunk, t2.reshape(-1)).reshape(t2.shape)
+        within = size_before(LANES, *jax.lax.stop_gradient((t, t2, jumps, direction)))
         h = h + jax.lax.stop_gradient(within - h)
     if unresolved is not None:
         # The state becomes NaN there, which ends the lane.

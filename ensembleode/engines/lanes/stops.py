@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from ...core.lane import Lane
 from ...numbers import of_kind
-from ...solvers.time import end_of_stretch, next_time, size_within
+from ...solvers.time import end_of_stretch, next_time, size_before
 from .leaves import LANES, OfLanes
 
 
@@ -120,6 +120,14 @@ def steps_between(chunk: Lane, t: Any, direction: Any) -> tuple[Any, Any]:
     if table is None:
         return begins, ends - begins
     direction = direction + jnp.zeros_like(begins)
-    jumps = jnp.any(begins[:, None] == table.reshape(1, len(table), -1), axis=1)
+    jumps = jnp.any(begins[None] == table.reshape(len(table), 1, -1), axis=0)
     begins = jnp.where(jumps, next_time(LANES, begins, direction), begins)
-    return begins, size_within(LANES, begins, ends, direction)
+    return begins, size_before(LANES, begins, ends, may_jump(chunk, ends), direction)
+
+
+def may_jump(chunk: Lane, t: Any) -> Any:
+    """Whether `f` may jump at each of these times `[*axes, lane]`. (A jump at the end of the solve
+    is not in the table.)"""
+    table = tables_of(chunk)["d_discontinuities"]
+    table = table.reshape(len(table), *(1,) * (t.ndim - 1), -1)
+    return jnp.any(t[None] == table, axis=0) | (t == chunk.t1)

@@ -1,0 +1,146 @@
+"""Jumps of a field at one known time that come from several comparisons, `t < p.off` and
+`t > p.on`: each moves with its own time.
+
+What the field was before all of them and is behind them doesn't say how much of the jump is of
+which time. So the comparisons are gone through one after the other, in the order in which the field
+makes them: each is as before its time until there, which is found from its operands. The state goes
+on from time to time along the field with the comparisons so far behind theirs, and at last to the
+time that is known, for the rest of the jump.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..fields import staged
+from ..tracing.program import Program
+from ..tracing.pulses import compared
+from .moving import along, rates
+
+
+@functools.lru_cache(maxsize=256)
+def is_told_apart(field: Program) -> bool:
+    """Whether the field makes comparisons by which its jumps are told apart."""
+    found = []
+
+    def all_of(consts: Any, u: Any, p: Any, t: Any) -> Any:
+        found.append(comparisons(field, consts, u, p, t)[1])
+        return u
+
+    staged(field, all_of)
+    return found[0] is not None and found[0].size > 1
+
+
+def comparisons(field: Program, consts: Any, u: Any, p: Any, t: Any) -> tuple[Any, Any]:
+    """The differences of the operands of all numbers that the field compares at `t`, and whether
+    each comparison holds: `[comparison]`; the former None where there is nothing to compare."""
+    differences, holds = [], []
+
+    def at(a: Any, b: Any, result: Any) -> Any:
+        differences.append((a - b).astype(t.dtype).reshape(-1))
+        holds.append(result.reshape(-1))
+        return result
+
+    compared(field, consts, u, p, t, at=at)
+    if not holds:
+        return None, None
+    return jnp.concatenate(differences), jnp.concatenate(holds)
+
+
+def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    """The field whose comparisons are decided: `holds [comparison]`."""
+    end = 0
+
+    def at(a: Any, b: Any, result: Any) -> Any:
+        nonlocal end
+        del a, b
+        start, end = end, end + result.size
+        return holds[start:end].reshape(result.shape)
+
+    return compared(field, consts, u, p, t, at=at)
+
+
+def crossings(field: Program, turned: Any, consts: Any, u: Any, p: Any, t: Any, order: int) -> Any:
+    """The amounts by which the comparisons that have `turned` at `t` do so later: zero, with
+    derivatives up to this order, `[comparison]`."""
+
+    def difference(time: Any) -> Any:
+        found = comparisons(field, consts, u, p, time)[0]
+        return jnp.where(turned, found, 0)
+
+    terms = rates(difference, t, order)
+    level = jax.lax.stop_gradient(terms[0])
+
+    def excess(delta: Any) -> Any:
+        power, total = 1.0, terms[0] - level
+        for k, term in enumerate(terms[1:], 1):
+            power = power * delta / k
+            total = total + power * term
+        return total
+
+    delta = jnp.zeros_like(level)
+    for _ in range(math.ceil(math.log2(order + 1))):
+        value, slope = jax.jvp(excess, (delta,), (jnp.ones_like(delta),))
+        delta = delta - value / jnp.where(slope == 0, 1, slope)
+    return delta
+
+
+# So many comparisons are usually enough: each turn of the loop adds to cotangents of all numbers.
+_FEW = 8
+
+
+def moved_one_by_one(
+    field: Program, numbers: tuple, u: Any, times: tuple, delta: Any, order: int
+) -> Any:
+    """The state with which the next step begins, at the fixed time.
+
+    **Arguments:** `numbers`: the constants and parameters of the field; `times`: the times before
+    the jump, of it, and behind it; `delta`: the amount by which the known time is later than its
+    own value, with derivatives.
+    """
+    consts, p = numbers
+    earlier, t, later = times
+    _, before = comparisons(field, consts, u, p, earlier)
+    _, behind = comparisons(field, consts, u, p, later)
+    turned = before != behind
+    each = crossings(field, turned, consts, u, p, t, order)
+    places = jnp.arange(len(turned))
+
+    def until(passed: Any, last: Any, u: Any, end: Any) -> Any:
+        """The state at `end`, from that at `last`, along the field with so many comparisons
+        behind their times."""
+        holds = jnp.where(places < passed, behind, before)
+
+        def rate(u: Any, since: Any) -> Any:
+            return decided(field, holds, consts, u, p, earlier + since)
+
+        return along(rate, u, last, end - last, order)
+
+    rank = jnp.cumsum(turned)
+
+    @jax.checkpoint
+    def one(carry: tuple, k: Any) -> tuple:
+        last, u = carry
+        # The next one that has turned; behind all of them where there is none.
+        i = jnp.sum(rank <= k)
+        here = jnp.sum(jnp.where(places == i, each, 0))
+        return jax.lax.cond(
+            i < len(turned), lambda: (here, until(i, last, u, here)), lambda: carry
+        ), None
+
+    def several(n: int) -> Any:
+        return jax.lax.scan(one, (jnp.zeros_like(t), u), jnp.arange(n))[0]
+
+    if len(turned) <= _FEW:
+        last, u = several(len(turned))
+    else:
+        last, u = jax.lax.cond(rank[-1] > _FEW, lambda: several(len(turned)), lambda: several(_FEW))
+    u = until(len(turned), last, u, delta)
+
+    def rate(u: Any, since: Any) -> Any:
+        return field(consts, u, p, later + since)
+
+    return along(rate, u, delta, -delta, order)
