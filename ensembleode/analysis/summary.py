@@ -71,9 +71,9 @@ class EnsembleSummary(eqx.Module):
     """
 
     t: Real[AnyArray, " time"]
-    u: Inexact[AnyArray, "time *state"]
-    v: Inexact[AnyArray, "time *state"]
-    med: Inexact[AnyArray, "time *state"]
+    u: Inexact[AnyArray, " time *state"]
+    v: Inexact[AnyArray, " time *state"]
+    med: Inexact[AnyArray, " time *state"]
     num_monte: Int[AnyArray, " time"]
     num_events: Any
     num_terminated: Any

@@ -24,12 +24,12 @@ from ..ground.placement import platform
 from ..numbers import NUMBERS
 from ..options import time_dtype_of
 from ..tracing.program import (
+    custom_rules,
     equations,
     is_jaxpr,
     params_of,
     Program,
     RULE_PARAMS,
-    tangents_of,
     trace,
 )
 from .job import integers, Job, may_rerun
@@ -139,7 +139,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
         parts += _texts_of_nodes(structure)
     for x in leaves:
         if isinstance(x, Program):
-            parts += [_plain(x.out_tree), *_texts_of(x.jaxpr, host)]
+            parts += [_plain(x.out_tree), *_texts_with_rules(x.jaxpr, host)]
         elif hasattr(x, "shape") and hasattr(x, "dtype"):
             parts.append(f"{x.shape} {x.dtype}".encode())
             parts.append(np.asarray(raw(x)).tobytes() if eqx.is_array_like(x) else b"")
@@ -157,7 +157,7 @@ def text_of_jaxpr(closed: Any, numbers: bool = True) -> bytes:
     **Raises:** `NotKnown` as `text_of`.
     """
     consts = map(text_of, closed.consts if numbers else ())
-    text = b"\n".join([*_texts_of(closed.jaxpr, True), *consts])
+    text = b"\n".join([*_texts_with_rules(closed.jaxpr, True), *consts])
     return text if numbers else _LITERAL.sub(b"", text)
 
 
@@ -179,13 +179,31 @@ def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
         yield from _texts_of_nodes(child)
 
 
-def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
-    """The texts of a jaxpr, and of the constants and functions in it, at any depth.
+def _texts_with_rules(jaxpr: Any, host: bool) -> Iterator[bytes]:
+    """`_texts_of` a jaxpr, and of the derivative rules of functions in it, from which implicit
+    methods get their Jacobian."""
+    yield from _texts_of(jaxpr, host)
+    for _, rule, numbers in custom_rules(jaxpr, _forward_calls):
+        yield str(numbers).encode()
+        if isinstance(rule, Exception):
+            yield type(rule).__name__.encode()
+        elif rule is not None:
+            yield from (text_of(const, host) for const in rule.consts)
+            yield from _texts_of(rule.jaxpr, host)
 
-    **Arguments:**
 
-    - `above`: the calls whose derivative rules this jaxpr is a part of.
-    """
+def _forward_calls(jaxpr: Any) -> Iterator:
+    """The calls of functions with rules of their own for the forward mode, at any depth."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "custom_jvp_call":
+            yield eqn
+        if not _is_told(eqn):
+            for x in filter(is_jaxpr, params_of(eqn)):
+                yield from _forward_calls(getattr(x, "jaxpr", x))
+
+
+def _texts_of(jaxpr: Any, host: bool) -> Iterator[bytes]:
+    """The texts of a jaxpr, and of the constants and functions in it, at any depth."""
     yield _plain(_without_functions(jaxpr))
     for eqn in jaxpr.eqns:
         if _is_told(eqn):
@@ -195,11 +213,9 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
             if hasattr(x, "jaxpr") and hasattr(x, "consts"):
                 for const in x.consts:
                     yield text_of(const, host)
-                yield from _texts_of(x.jaxpr, host, above)
+                yield from _texts_of(x.jaxpr, host)
             elif hasattr(x, "eqns"):
-                yield from _texts_of(x, host, above)
-        if eqn.primitive.name == "custom_jvp_call":
-            yield from _texts_of_rule(eqn, host, above)
+                yield from _texts_of(x, host)
         if host:
             yield from map(_text_of_function, _called_by(eqn))
 
@@ -219,21 +235,6 @@ def _is_told(eqn: Any) -> bool:
     """Whether a function among an equation's parameters has an attribute `stands_for`, which says
     what the equation computes."""
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
-
-
-def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
-    """The texts of a function's derivative rule, from which implicit methods get their Jacobian."""
-    primal = _plain(eqn.params["call_jaxpr"])
-    if primal in above:  # a rule usually calls the function itself
-        return
-    try:
-        rule = tangents_of(eqn)
-    except Exception as e:  # the rule raises
-        yield type(e).__name__.encode()
-        return
-    for const in rule.consts:
-        yield text_of(const, host)
-    yield from _texts_of(rule.jaxpr, host, (*above, primal))
 
 
 def _called_by(eqn: Any) -> list[Any]:

@@ -33,11 +33,11 @@ class Known(NamedTuple):
     - `more`: further data of the engine's own.
     """
 
-    ok: Bool[Array, "lane"]
-    reached: Int[Array, "lane"]
+    ok: Bool[Array, " lane"]
+    reached: Int[Array, " lane"]
     more: Any = None
-    happened: Int[Array, "lane"] | None = None
-    ended: Bool[Array, "lane"] | None = None
+    happened: Int[Array, " lane"] | None = None
+    ended: Bool[Array, " lane"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -36,11 +36,11 @@ class Left(NamedTuple):
 
     u: Inexact[Array, "lane row *state"]
     t: Float[Array, "lane row"] | None
-    rows: Int[Array, ""] | Int[Array, "lane"]
-    codes: Int8[Array, "lane"]
-    naccept: Int[Array, "lane"]
-    ntried: Int[Array, "lane"] | Tried
-    restarts: Int[Array, "lane"] | None = None
+    rows: Int[Array, ""] | Int[Array, " lane"]
+    codes: Int8[Array, " lane"]
+    naccept: Int[Array, " lane"]
+    ntried: Int[Array, " lane"] | Tried
+    restarts: Int[Array, " lane"] | None = None
     events: Happened | None = None
     ended: End | None = None
 

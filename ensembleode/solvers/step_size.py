@@ -69,6 +69,13 @@ def power_of_ten(x: Any, order: int) -> Any:
     return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
+def unit_of_time(xp: Arithmetic, span: Any) -> Any:
+    """The time in which the constants of first steps are: one, and for spans that are shorter than
+    their shortest step, 1e-6, the span. (There, squares of rates are also beyond single
+    precision.)"""
+    return xp.where(xp.abs(span) < 1e-6, xp.abs(span), 1.0)
+
+
 def initial_step(
     xp: Arithmetic,
     norm: Callable[[Arithmetic, Components], Any],
@@ -87,22 +94,28 @@ def initial_step(
     **Arguments:** `power_of_ten(x, order)`: `10^(-(2 + log10(x)) / order)`; `span`: `t1 - t0`,
     negative backwards in time; `dtmax`: the longest step, if there is one.
     """
-    length = xp.abs(span)
+    length, unit = xp.abs(span), unit_of_time(xp, span)
+
+    def in_units(rates):
+        return scaled(xp, tol, tuple(x * xp.over(unit, x) for x in rates), y)
+
     if dtmax is not None:
         length = xp.minimum(dtmax, length)
     d0 = norm(xp, scaled(xp, tol, y, y))
-    d1 = norm(xp, scaled(xp, tol, k, y))
-    probe = xp.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * (d0 / d1))
+    d1 = norm(xp, in_units(k))
+    probe = unit * xp.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * (d0 / d1))
     # The minimum is NaN where its second operand is NaN, for every `xp`.
     probe = xp.minimum(length, xp.cast(probe, d0.dtype))
+    probe = xp.maximum(float(np.finfo(d0.dtype).tiny), probe)
     step = xp.sign(span) * probe
     k2 = field(add_scaled(xp, y, step, [1.0], [k]), t + step)
     change = tuple(a - b for a, b in zip(k2, k, strict=True))
-    d2 = norm(xp, scaled(xp, tol, change, y)) / probe
+    probe = probe / unit
+    d2 = norm(xp, in_units(change)) / probe
     most = xp.maximum(d1, d2)
     by_error = power_of_ten(most, order)
     dt = xp.where(most <= 1e-15, xp.maximum(1e-3 * probe, 1e-6), by_error)
-    return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
+    return xp.cast(xp.minimum(length, unit * xp.minimum(100 * probe, dt)), d0.dtype)
 
 
 # The number of short attempts in a row, infinite or NaN, after which there is no way to go on.

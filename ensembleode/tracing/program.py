@@ -10,7 +10,10 @@ static argument of a jitted function: new numbers never compile, and are never s
 import functools
 import hashlib
 import inspect
+import itertools
 import operator
+import re
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -118,11 +121,7 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 def program_of(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
     """The program of a jaxpr. **Arguments:** `rules`: see `trace`."""
     key = _jaxpr_key(jaxpr)
-    if rules:
-        calls = list(_custom_calls(jaxpr))
-        keys = {i: _rule_key(eqn) for i, eqn in {id(eqn): eqn for eqn in calls}.items()}
-        key = (key, tuple(keys[id(eqn)] for eqn in calls))
-    return Program(jaxpr, out_tree, key)
+    return Program(jaxpr, out_tree, (key, _rules_key(jaxpr)) if rules else key)
 
 
 # Since JAX 0.11, the constants of a jaxpr are stored with their values.
@@ -344,6 +343,12 @@ def _value_key(value: Any) -> Any:
         return tuple((k, _value_key(v)) for k, v in sorted(value.items()))
     if isinstance(value, np.ndarray | jax.Array) and not is_tracer(value):
         return _array_key(value)
+    if isinstance(value, functools.partial):
+        return functools.partial, _value_key((value.func, value.args, value.keywords))
+    if isinstance(value, jtu.PyTreeDef):
+        # With jaxprs in it, where Equinox hands a function to a primitive.
+        structure: Any = value
+        return _value_key(structure.node_data()), *map(_value_key, structure.children())
     if all(hasattr(value, name) for name in _OF_RESULTS):
         # How Equinox's primitives (a linear solve, in root finders) put their results together: an
         # object of each trace, compared by identity.
@@ -371,7 +376,7 @@ def _array_key(value: Any) -> tuple:
     return array.dtype, array.shape, data
 
 
-def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
+def custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
     """The equations that call functions with their own derivative rules, at any depth."""
     return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in _CUSTOM_RULES)
 
@@ -451,27 +456,126 @@ def is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def _rule_key(eqn: Any, inside: set[tuple] | None = None) -> tuple:
-    """A key for the derivative rule of a call, and for the rules inside that.
+def custom_rules(jaxpr: Any, calls: Callable[[Any], Iterator]) -> Iterator[tuple]:
+    """The derivative rules of the functions that a jaxpr calls, and of those that these rules call.
 
-    A rule usually calls the function itself again, and others. `inside` has the calls within rules
-    whose rules are in the key already, at most `_MOST_INSIDE`: those of a root finder with an
-    implicit derivative would grow exponentially.
+    **Arguments:**
+
+    - `calls`: from a jaxpr to the equations in it that call functions with rules of their own.
+
+    **Returns:** first `(None, None, numbers)` for the jaxpr itself, and then a tuple for each rule:
+    the call; its rule as a jaxpr, or the exception that it raises; and the numbers of the rules
+    that this one calls, counted from zero in the order in which they come here.
+
+    A rule usually calls the function itself again. It comes once, so that nested root finders don't
+    have exponentially many. Derivatives of higher than the third order, of which there may be
+    endlessly many functions, have `rule=None`.
     """
-    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
-    if inside is None:
-        inside = set()
-    elif primal in inside or len(inside) > _MOST_INSIDE:
-        return primal
-    inside.add(primal)
-    # The reverse mode of a forward rule follows from it, and takes twice as long to trace.
-    forward = eqn.primitive.name == "custom_jvp_call"
-    try:
-        rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
-    except Exception as e:
-        return primal, type(e), str(e)  # the rule raises
-    rules = tuple(_rule_key(e, inside) for e in _custom_calls(rule.jaxpr))
-    return _value_key(rule), rules
+    numbers: dict = {}
+    queue: list[tuple] = []
+
+    def numbered(inner, order):
+        found = []
+        for eqn in calls(inner):
+            avals = tuple(v.aval for v in eqn.invars)
+            name = _value_key(eqn.params["call_jaxpr"]), avals, _written(_rule_of(eqn))
+            if name not in numbers:
+                numbers[name] = len(queue)
+                queue.append((eqn, order))
+            found.append(numbers[name])
+        return tuple(found)
+
+    yield None, None, numbered(jaxpr, 1)
+    for eqn, order in queue:  # which grows
+        if order > _ORDERS or len(queue) > _MOST_RULES:
+            yield eqn, None, ()
+            continue
+        try:
+            # The reverse mode of a forward rule follows from it, and takes twice as long to trace.
+            forward = eqn.primitive.name == "custom_jvp_call"
+            rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
+        except Exception as e:  # the rule raises
+            yield eqn, e, ()
+        else:
+            yield eqn, rule, numbered(rule.jaxpr, order + 1)
 
 
-_MOST_INSIDE = 4
+_ORDERS, _MOST_RULES = 3, 256
+
+
+def _rules_key(jaxpr: jex.Jaxpr) -> tuple:
+    """A key for all `custom_rules` of a jaxpr."""
+
+    def of_one(eqn, rule, calls):
+        if isinstance(rule, Exception):
+            return type(rule), str(rule)
+        if rule is None and eqn is not None:
+            return _value_key(eqn.params["call_jaxpr"]), _written(_rule_of(eqn))
+        return None if rule is None else _value_key(rule), calls
+
+    return tuple(itertools.starmap(of_one, custom_rules(jaxpr, custom_calls)))
+
+
+def _rule_of(eqn: Any) -> list:
+    names = (*RULE_PARAMS[:3], "num_consts", "symbolic_zeros")
+    return [eqn.params[name] for name in names if name in eqn.params]
+
+
+# The functions that JAX puts around the rules of calls that it stages. (Where a later JAX has
+# others, the rules of a function are as many as its traces, up to `_ORDERS`.)
+_AROUND = re.compile(r"(_memoize|lift_jvp|lift_fwd|(Dynamic)?JaxprTrace\..*)\.<locals>\.")
+
+
+def _is_wrapped(x: Any) -> bool:
+    return hasattr(x, "transforms") and hasattr(x, "f")  # a function within JAX
+
+
+def _written(value: Any, seen: dict | None = None) -> Any:
+    """A key for a function as it is written: its code, and what that closes over.
+
+    Of functions with equal keys, which exist at the same time, it is known that they do the same.
+    Not so of those of different times, since other values may have been assigned to what their code
+    calls by name.
+    """
+    seen = {} if seen is None else seen
+    if isinstance(value, jax.core.Trace) or type(value).__name__ in ("Store", "EqualStore"):
+        return None  # where JAX staged the call, and whether it has looked at the rule
+    if id(value) in seen:
+        return seen[id(value)][0]
+    kind = type(value)
+    if isinstance(value, types.FunctionType):
+        inside = [x.cell_contents for x in value.__closure__ or () if x != types.CellType()]
+        if str(value.__module__).startswith("jax.") and _AROUND.match(value.__qualname__):
+            rules = [x for x in inside if isinstance(x, types.FunctionType) or _is_wrapped(x)]
+            if len(rules) == 1:
+                return _written(rules[0], seen)
+        inside += [value.__defaults__, value.__kwdefaults__, vars(value)]
+        kind = value.__code__, id(value.__globals__)
+    elif isinstance(value, types.MethodType):
+        inside = [value.__func__, value.__self__]
+    elif isinstance(value, functools.partial):
+        inside = [value.func, value.args, value.keywords]
+    elif isinstance(value, jax.custom_jvp | jax.custom_vjp):
+        inside = list(vars(value).values())
+    elif _is_wrapped(value):
+        if not value.transforms:
+            return _written(value.f, seen)
+        inside = [value.f, *(args for _, args in value.transforms)]
+    elif isinstance(value, tuple | list):
+        inside = value
+    elif isinstance(value, jtu.PyTreeDef):
+        inside = [value.node_data(), *value.children()]
+    elif type(value).__name__ in ("Hashable", "Unhashable"):  # JAX's of a static argument
+        return _written(value.val, seen)
+    elif isinstance(value, dict):
+        inside = [x for item in value.items() for x in item]
+    elif hasattr(value, "shape"):
+        return _Identity(value)
+    else:
+        leaves, structure = jtu.tree_flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return _value_key(value)
+        inside = [structure, *leaves]
+    # (With the value, so that no other gets its id.)
+    seen[id(value)] = ("again", len(seen)), value
+    return kind, *(_written(x, seen) for x in inside)

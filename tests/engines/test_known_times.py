@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -640,3 +641,36 @@ def test_what_schedules_can_not_be():
     ends = eo.PresetTimeCallback([0.0, 0.5], eo.terminate)
     with pytest.raises(ValueError, match="may terminate a trajectory, and may be at its start"):
         eo.solve(prob, callback=ends)
+
+
+@pytest.mark.parametrize("alg", [eo.Kvaerno5(), slow_unless(False, eo.Kvaerno4())])
+@pytest.mark.parametrize("theirs", [False, slow_unless(False, True)])
+@pytest.mark.parametrize("direction", [1, slow_unless(False, -1)])
+def test_no_stage_is_behind_a_jump(alg, theirs, direction):
+    """These methods have a stage past the end of the step."""
+    solver = getattr(diffrax, type(alg).__name__)() if theirs else alg
+
+    def f(u, p, t):
+        t = direction * t
+        return direction * (jnp.where(t < p, jnp.cos(t), 100.0) - u)
+
+    def solved(p, **options):
+        prob = eo.ODEProblem(f, [0.5], (0.0, 2.0 * direction), p)
+        return eo.solve(prob, solver, d_discontinuities=[direction * p], **options)
+
+    def exact(p):
+        at_jump = (jnp.cos(p) + jnp.sin(p)) / 2
+        return 100 + (at_jump - 100) * jnp.exp(p - 2)
+
+    p, tight = jnp.pi / 3, {"abstol": 1e-8, "reltol": 1e-8}
+    sol = solved(p, **tight)
+    np.testing.assert_allclose(sol.u[-1, 0], exact(p), rtol=1e-7)
+    # Not many more attempts than where nothing jumps.
+    apart, state = 0, [0.5]
+    for start, end, jump in ((0.0, p, 3.0), (p, 2.0, -1.0)):
+        prob = eo.ODEProblem(f, state, (direction * start, direction * end), jump)
+        piece = eo.solve(prob, solver, **tight)
+        apart, state = apart + piece.stats.naccept + piece.stats.nreject, piece.u[-1]
+    assert sol.stats.naccept + sol.stats.nreject <= apart + 40
+    gradient = jax.grad(lambda p: solved(p, **tight).u[-1, 0])(p)
+    np.testing.assert_allclose(gradient, jax.grad(exact)(p), rtol=1e-5)

@@ -118,3 +118,42 @@ def test_solutions_and_gradients(way, alg, size):
     for i in range(2):
         by = jnp.zeros(2).at[i].set(e)
         np.testing.assert_allclose(gradient[i], (loss(p + by) - loss(p - by)) / (2 * e), rtol=2e-6)
+
+
+def nested(u, p):
+    """A root whose equation has another one in it."""
+    optimistix = pytest.importorskip("optimistix")
+    newton = optimistix.Newton(rtol=1e-10, atol=1e-10)
+
+    def outside(z, given):
+        u, p = given
+        inside = by_optimistix(z[None], p)
+        return inside + z - u[0]
+
+    return optimistix.root_find(outside, newton, u[0], args=(u, p), throw=False).value
+
+
+@pytest.mark.parametrize("way", [by_optimistix, pytest.param(nested, marks=pytest.mark.slow)])
+def test_an_eager_repeat_compiles_nothing(way, compiles):
+    """Linear solves of Lineax, in the rules of root finders, hold functions of their own in each
+    trace."""
+
+    def loss(scale):
+        prob = eo.ODEProblem(
+            lambda u, p, t: -jnp.atleast_1d(way(u, p)), jnp.ones(1), (0.0, 0.5), scale * P
+        )
+        return eo.solve(prob, eo.Euler(), dt=0.25, adaptive=False).u[-1].sum()
+
+    losses, gradients = [], []
+    for i in range(3):
+        losses.append(loss(1.0 + i))
+        gradients.append(jax.grad(loss)(1.0 + i))
+        if i == 0:
+            first = compiles.count
+    assert compiles.count == first
+    assert len(set(map(float, losses))) == len(set(map(float, gradients))) == 3
+    e = 1e-5
+    np.testing.assert_allclose(gradients[2], (loss(3 + e) - loss(3 - e)) / (2 * e), rtol=1e-6)
+
+
+P = jnp.array([0.5, 1.2])

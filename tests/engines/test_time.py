@@ -1,6 +1,8 @@
 """The arithmetic of time, in both precisions and far from zero: there are as many steps as in the
 same problem at zero, and they are as long, up to the resolution of time."""
 
+import itertools
+
 import hypothesis as hp
 import hypothesis.strategies as st
 import jax
@@ -11,6 +13,8 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.lanes.leaves import LANES
 from ensembleode.solvers import time
+
+from ..marks import slow_unless
 
 
 DTYPES = [np.float32, np.float64]
@@ -227,3 +231,101 @@ def test_saved_times_far_from_zero(dtype):
     np.testing.assert_array_equal(sol.t, near)
     tight = eo.solve(prob, saveat=near, abstol=dtype(1e-7), reltol=dtype(1e-6))
     np.testing.assert_allclose(np.diff(tight.u[:, 0]) / np.diff(near), -1, rtol=0.2)
+
+
+def in_units(unit, dtype, *, mass=False, alg, engine="auto", **options):
+    """An oscillation and what relaxes to it, over three units of time: everything that is found, in
+    that unit."""
+    # (With df/dt, which methods for stiff problems take, rates have squares.)
+    driven = dtype == np.float64
+    unit = jnp.asarray(unit, dtype)
+
+    def f(u, k, t):
+        drive = jnp.cos(3 * t / unit) if driven else jnp.cos(3 * u[2])
+        return k / unit * jnp.stack([u[1], -u[0] + drive, 20 * (u[0] - u[2]) * (1 + mass)])
+
+    if mass:
+        f = eo.ODEFunction(f, mass_matrix=np.diag([1.0, 1.0, 2.0]).astype(dtype))
+    options = {name: make(unit) for name, make in options.items()}
+
+    def solved(k):
+        start = jnp.array([1.0, 0.2, 0.0], dtype)
+        prob = eo.ODEProblem(f, start, (0 * unit, 3 * unit), k)
+        return eo.solve(prob, alg, engine=engine, **options)
+
+    def last(k):
+        return jnp.sum(solved(k).u[-1] ** 2)
+
+    k = jnp.asarray(1.0, dtype)
+    sol = solved(k)
+    assert sol.retcode == eo.ReturnCode.Success
+    found = [sol.t / unit, sol.u, sol.stats.naccept, sol.stats.nreject, jax.grad(last)(k)]
+    if sol.events is not None:
+        found += [sol.events.t / unit]
+    if "save_everystep" in options:
+        found.append(jax.vmap(sol)(jnp.linspace(0.1, 0.9, 9, dtype=dtype) * 3 * unit))
+    return [np.asarray(x) for x in found]
+
+
+def bounces(unit):
+    def turn(integrator):
+        return eo.remake(integrator, u=integrator.u.at[1].multiply(-0.5))
+
+    crossing = eo.ContinuousCallback(lambda u, t, _: u[0], turn)
+    doses = eo.PresetTimeCallback(
+        unit * np.array([1.0, 2.25], unit.dtype), lambda i: eo.remake(i, u=i.u + 1)
+    )
+    return eo.CallbackSet(crossing, doses)
+
+
+def every(x):
+    return lambda unit: x
+
+
+def times(unit):
+    return unit * jnp.linspace(0, 3, 13, dtype=unit.dtype)
+
+
+WAYS = {
+    "Tsit5": {"alg": eo.Tsit5(), "save_everystep": every(True), "maxiters": every(256)},
+    "events": {"alg": eo.Tsit5(), "saveat": times, "callback": bounces, "max_events": every(8)},
+    "fixed": {"alg": eo.RK4(), "dt": lambda unit: 0.0625 * unit, "adaptive": every(False)},
+    "Rodas5P": {"alg": eo.Rodas5P(), "saveat": times},
+    "Rodas5P, events": {
+        "alg": eo.Rodas5P(),
+        "saveat": times,
+        "callback": bounces,
+        "max_events": every(8),
+    },
+    "mass": {
+        "alg": eo.Rodas5P(),
+        "mass": True,
+        "save_everystep": every(True),
+        "maxiters": every(256),
+    },
+    "AutoTsit5": {
+        "alg": eo.AutoTsit5(eo.Rosenbrock23()),
+        "save_everystep": every(True),
+        "maxiters": every(256),
+    },
+    "lanes": {"alg": eo.Tsit5(), "engine": "lanes", "saveat": times},
+    "diffrax": {"alg": eo.Tsit5(), "engine": "diffrax", "saveat": times},
+    "Kvaerno5": {"alg": eo.Kvaerno5(), "saveat": times},
+}
+QUICK = {(np.float32, "events"), (np.float32, "Rodas5P"), (np.float64, "fixed")}
+CASES = [slow_unless(x in QUICK, *x) for x in itertools.product(DTYPES, WAYS)]
+
+
+@pytest.mark.parametrize(("dtype", "way"), CASES)
+def test_no_unit_of_time_is_too_short(way, dtype):
+    """Of a scaled problem, the solution is the scaled one, by as many steps. (The units are powers
+    of two near those of ten, which would be rounded.)"""
+    one = in_units(2.0**-33, dtype, **WAYS[way])
+    for exponent in (-16, -25) if dtype == np.float32 else (-40, -140):
+        other = in_units(2.0 ** round(exponent / np.log10(2)), dtype, **WAYS[way])
+        for x, y in zip(one, other, strict=True):
+            np.testing.assert_array_equal(x, y, err_msg=f"1e{exponent}")
+    if dtype == np.float32 and WAYS[way].get("engine") != "diffrax":
+        # There, the first step is as long as the smallest number.
+        _, u, *_ = in_units(2.0**-100, dtype, **WAYS[way])
+        np.testing.assert_allclose(u[-1], one[1][-1], rtol=2e-3)

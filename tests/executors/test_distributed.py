@@ -634,7 +634,23 @@ def test_a_script_without_a_guard(tmp_path):
         [sys.executable, str(path)], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode != 0
-    assert 'put what solves under `if __name__ == "__main__":`' in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert 'put what solves under `if __name__ == "__main__":`' in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["standard input", "an argument"])
+def test_what_is_in_no_file_needs_no_guard(way):
+    arguments = ["-"] if way == "standard input" else ["-c", UNGUARDED]
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=UNGUARDED,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", [on_julia("julia")])

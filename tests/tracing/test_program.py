@@ -14,6 +14,8 @@ import pytest
 
 from ensembleode.tracing.program import (
     being_staged,
+    custom_calls,
+    custom_rules,
     is_tracer,
     Program,
     Static,
@@ -470,6 +472,63 @@ def test_rules_of_rules():
         return outer
 
     assert not same(*(program(make(factor), rules=True) for factor in (2.0, 3.0)))
+
+
+def with_rule(primal, slope):
+    fn = jax.custom_jvp(primal)
+    fn.defjvp(lambda primals, tangents: (fn(*primals), slope(*primals) * tangents[0]))
+    return fn
+
+
+def scaled(factor):
+    return with_rule(lambda x: x, lambda x: factor)
+
+
+def two_with_one_primal(factor):
+    first, second = scaled(2.0), scaled(factor)
+    return with_rule(jnp.sin, lambda x: first(x) + second(x))
+
+
+def seven_in_a_rule(factor):
+    inside = [with_rule(lambda x, i=i: i * x, lambda x: 1.0 + 0 * x) for i in range(6)]
+    inside.append(with_rule(jnp.cosh, lambda x: factor))
+    return with_rule(jnp.sin, lambda x: sum(fn(x) for fn in inside))
+
+
+def a_chain(factor, order=0):
+    """Of functions whose rules call others, endlessly."""
+    slope = scaled(factor) if order == 6 else lambda x: a_chain(factor, order + 1)(x)
+    return with_rule(lambda x: (order + 1) * x, slope)
+
+
+def a_linear_solve(factor):
+    import lineax
+
+    def slope(x):
+        operator = lineax.JacobianLinearOperator(lambda y, args: factor * y + y**3, x)
+        return lineax.linear_solve(operator, x).value
+
+    return with_rule(jnp.sin, slope)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [two_with_one_primal, seven_in_a_rule, a_chain, a_linear_solve],
+    ids=lambda x: x.__name__,
+)
+def test_rules_are_compared_at_any_depth(make):
+    first, again, other = (program(make(factor), rules=True) for factor in (2.0, 2.0, 3.0))
+    assert same(first, again)
+    assert not same(first, other)
+
+
+def test_nested_rules_do_not_grow_exponentially():
+    """Each function is called twice by the rule of the one around it, and by its own."""
+    fn = jnp.sin
+    for i in range(12):
+        fn = with_rule(lambda x, i=i: (i + 2.0) * x, lambda x, fn=fn: fn(x) * fn(x))
+    jaxpr = program(fn).jaxpr
+    assert len(list(custom_rules(jaxpr, custom_calls))) < 20
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...solvers import verdicts
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step
+from ...solvers.step_size import initial_step, unit_of_time
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
@@ -333,7 +333,7 @@ class Loop:
 
         if p.mass is not None:
             # (OrdinaryDiffEq's, whatever the mass matrix.)
-            return carry, b.minimum(abs(span), 1e-6)
+            return carry, b.minimum(abs(span), 1e-6 * unit_of_time(self.xp, span))
 
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])

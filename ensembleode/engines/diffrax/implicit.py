@@ -48,6 +48,14 @@ def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
     return _Retried(solver)
 
 
+def before_jumps(solver: diffrax.AbstractSolver, jumps: Any) -> diffrax.AbstractSolver:
+    """A diffrax solver that evaluates `f` on this side of jumps, at these times in the direction of
+    time; the solver itself, if its stages are within its steps."""
+    stages = getattr(getattr(solver, "tableau", None), "c", None)
+    is_within = stages is None or np.max(stages, initial=0.0) <= 1
+    return solver if is_within else _BeforeJumps(solver, jax.lax.stop_gradient(jumps))
+
+
 #
 # When the iteration for a stage ends
 #
@@ -412,9 +420,7 @@ def _passed_on(name: str, *, to_implicit: bool = False) -> Any:
     return property(found)
 
 
-class _Retried(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
-    """A solver whose error is infinite where a step fails."""
-
+class _Wrapped(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
     solver: diffrax.AbstractSolver
 
     root_finder = _passed_on("root_finder", to_implicit=True)
@@ -425,6 +431,10 @@ class _Retried(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
     order, strong_order, error_order = map(_passed_on, ("order", "strong_order", "error_order"))
     init, func = map(_passed_on, ("init", "func"))
 
+
+class _Retried(_Wrapped):
+    """A solver whose error is infinite where a step fails."""
+
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         y1, error, dense, state, result = self.solver.step(
             terms, t0, t1, y0, args, solver_state, made_jump
@@ -432,3 +442,34 @@ class _Retried(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
         solved = result == diffrax.RESULTS.successful
         error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), error)
         return y1, error, dense, state, result
+
+
+class _BeforeJumps(_Wrapped):
+    """A solver no stage of which is behind a jump of `f` that its step doesn't reach.
+
+    The stage is at the last time before the jump instead, so this step has a lower order, which its
+    error tells.
+    """
+
+    jumps: Any
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        ends = jnp.where(self.jumps > t0, self.jumps, jnp.inf).min()
+        terms = _UpTo(terms, jnp.maximum(t1, eqxi.prevbefore(ends)))
+        return self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
+
+
+class _UpTo(diffrax.AbstractTerm):
+    """A term at its time, or at this one, if that is sooner."""
+
+    term: Any
+    last: Any
+
+    def vf(self, t, y, args):
+        return self.term.vf(jnp.minimum(t, self.last), y, args)
+
+    def contr(self, t0, t1, **kwargs):
+        return self.term.contr(t0, t1, **kwargs)
+
+    def prod(self, vf, control):
+        return self.term.prod(vf, control)

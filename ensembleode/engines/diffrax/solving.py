@@ -252,15 +252,16 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
         saveat = save(t0=saving.start, steps=True, dense=keeps(plan))
-    t0 = lane.t0
+    t0, solver = lane.t0, method.solver
     if lane.d_discontinuities is not None:
         # diffrax itself steps over the other times.
         direction = jnp.where(lane.t1 < t0, -1, 1).astype(t0.dtype)
         at_start = lane.d_discontinuities[0] == t0
         t0 = jnp.where(at_start, next_time(ARRAYS, jnp.asarray(t0), direction), t0)
+        solver = implicit.before_jumps(solver, direction * lane.d_discontinuities)
     sol = diffrax.diffeqsolve(
         terms,
-        method.solver,
+        solver,
         t0,
         lane.t1,
         None,

@@ -32,7 +32,7 @@ class Found(NamedTuple):
     """Further data of solved trajectories: how many `steps` they took, `[trajectory]`, and the
     `saved` states, where they are needed."""
 
-    steps: Int[Array, "lane"]
+    steps: Int[Array, " lane"]
     saved: SavedRows | None = None
 
 

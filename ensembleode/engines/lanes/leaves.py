@@ -20,7 +20,7 @@ from ...solvers.arithmetic import JaxArithmetic
 
 Leaves: TypeAlias = tuple[Any, ...]
 # A time or a step size: one for each lane, or one that all lanes share.
-OfLanes: TypeAlias = Float[Array, ""] | Float[Array, "lane"]
+OfLanes: TypeAlias = Float[Array, ""] | Float[Array, " lane"]
 
 
 def over(lane: Any, leaf: Any) -> Any:

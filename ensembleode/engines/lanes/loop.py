@@ -80,14 +80,14 @@ class State(NamedTuple):
     y: Leaves
     carry: Any
     memory: tuple | None
-    code: Int[Array, "lane"]
-    failures: Int[Array, "lane"] | None
-    naccept: Int[Array, "lane"]
-    ntried: Int[Array, "lane"]
+    code: Int[Array, " lane"]
+    failures: Int[Array, " lane"] | None
+    naccept: Int[Array, " lane"]
+    ntried: Int[Array, " lane"]
     stops: Stops | None = None
 
     @property
-    def active(self) -> Bool[Array, "lane"]:
+    def active(self) -> Bool[Array, " lane"]:
         return self.code == verdicts.GOING
 
 
@@ -107,7 +107,7 @@ def lanes_of(chunk: Lane) -> int:
     return chunk.u0[0].shape[-1]
 
 
-def start(plan: Plan, field: Callable, chunk: Lane, mask: Bool[Array, "lane"]) -> State:
+def start(plan: Plan, field: Callable, chunk: Lane, mask: Bool[Array, " lane"]) -> State:
     """The variables of the loop at `t0`; lanes that are not in the mask only fill up the chunk."""
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype

@@ -73,8 +73,8 @@ class SavedRows(NamedTuple):
     """The saved states, their times, and the number of rows of each lane."""
 
     u: Inexact[Array, "lane row *state"]
-    t: Float[Array, "row"] | Float[Array, "lane row"]
-    length: Int[Array, "lane"]
+    t: Float[Array, " row"] | Float[Array, "lane row"]
+    length: Int[Array, " lane"]
 
 
 class Wide(NamedTuple):
@@ -168,7 +168,7 @@ class Replay(NamedTuple):
     plan: Plan
     field: LaneField
     chunk: Lane
-    mask: Bool[Array, "lane"]
+    mask: Bool[Array, " lane"]
     saved: SavedRows | None
     rows: Inexact[Array, "lane row *state"] | None
     end: Leaves

@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
     u: Inexact[Array, "lane row *state"]
     t: Float[Array, "lane row"] | None
-    row: Int[Array, ""] | Int[Array, "lane"]
+    row: Int[Array, ""] | Int[Array, " lane"]
     time: OfLanes | None
 
 

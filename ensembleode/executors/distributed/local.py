@@ -6,8 +6,10 @@ block of its ensemble algorithm, or until Python ends.
 
 import atexit
 import functools
+import logging
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from typing import Any, TYPE_CHECKING
@@ -88,13 +90,31 @@ def close(ensemblealg: "OnCluster") -> None:
     pool_of(ensemblealg).close()
 
 
+_RUN_AGAIN = (
+    "EnsembleDistributed() starts processes, which run this script again to begin with: "
+    'put what solves under `if __name__ == "__main__":`.'
+)
+
+
+def _is_unguarded() -> bool:
+    """Whether processes that are started run what this one runs, which has no guard. Where it isn't
+    in a file, but comes from standard input, they are kept from looking for it."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None:
+        return False
+    if not os.path.exists(path):
+        del main.__file__
+        return False
+    with open(path, "rb") as file:
+        return b"__main__" not in file.read()
+
+
 def _started(workers: int, threads: int) -> Connection:
     """A cluster on this computer: loopback only, and without a dashboard."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "EnsembleDistributed() starts processes, which run this script again to begin with: "
-            'put what solves under `if __name__ == "__main__":`.'
-        )
+        raise RuntimeError(_RUN_AGAIN)
+    is_unguarded = _is_unguarded()
     dask, distributed = _dask()
     environment = worker_environment(threads) | {
         "PYTHONHASHSEED": "6640",  # Dask's default
@@ -108,6 +128,7 @@ def _started(workers: int, threads: int) -> Connection:
         # A task that kills a worker twice is run again alone, and then given up.
         "distributed.scheduler.allowed-failures": 1,
     }
+    logging.getLogger("distributed.nanny").addFilter(_is_of_interest)
     restore = set_aside(environment)
     cluster = None
     try:
@@ -116,12 +137,18 @@ def _started(workers: int, threads: int) -> Connection:
                 n_workers=workers,
                 **LOCAL,
                 # Ctrl-C is sent to all processes of a terminal, and this process handles it.
-                preload=["import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"],
+                preload=[
+                    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
+                    # Heartbeats fail while a cluster closes on a busy machine.
+                    "import logging; logging.getLogger('distributed.worker').setLevel('ERROR')",
+                ],
             )
         client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
-    except BaseException:
+    except BaseException as e:
         if cluster is not None:
             cluster.close()
+        if is_unguarded and isinstance(e, RuntimeError):
+            raise RuntimeError(_RUN_AGAIN) from e
         raise
     finally:
         restore()
@@ -132,6 +159,11 @@ def _started(workers: int, threads: int) -> Connection:
         restore()
 
     return Connection(client, end, restore, patience=60.0, queued=2)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Not that workers are killed which a busy machine lets wait while their cluster closes."""
+    return "still alive" not in record.getMessage()
 
 
 def _lasting(LocalCluster: type) -> type:
