@@ -150,7 +150,8 @@ class Jobs:
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
             job = {"id": id, "problem": entry.name, "owner": owner, "digest": digest}
             job |= {"status": "queued", "done": 0, "retcodes": {}, "created": created}
-            job |= {"seconds": 0.0, "error": None, **spec}
+            last = max((x["number"] for x in self._jobs.values()), default=0)
+            job |= {"seconds": 0.0, "error": None, "number": last + 1, **spec}
             path = self._folder / id
             if path.exists():  # without a job.json: making or deleting it was interrupted
                 shutil.rmtree(path)
@@ -167,7 +168,7 @@ class Jobs:
         page (None at the end)."""
         with self._access():
             mine = (job for job in self._jobs.values() if _is_of(job, owner))
-            places = sorted((f"{job['created']} {job['id']}", job["id"]) for job in mine)
+            places = sorted((_place(job), job["id"]) for job in mine)
             places = [place for place in places if place[0] > after]
             page = places[:most]
             end = page[-1][0] if len(page) < len(places) else None
@@ -356,7 +357,7 @@ class Jobs:
                 self._unreadable.add(path.parent.name)
                 continue
             self._jobs[job["id"]] = job
-        for job in sorted(self._jobs.values(), key=lambda job: job["created"]):
+        for job in sorted(self._jobs.values(), key=_place):
             if job["status"] in _GOING_ON:
                 self._queue.put(job["id"])
         self._opened.set()
@@ -493,7 +494,7 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {e}") from e
     if not (isinstance(job, dict) and job.get("id") == path.parent.name):
         raise ValueError(f"{path} is not that of an ensemble")
-    job = {"seconds": 0.0, "owner": ""} | job  # older versions have no such fields
+    job = {"seconds": 0.0, "owner": "", "number": 0} | job  # older versions have no such fields
     if missing := [name for name in _KEPT if name not in job]:
         raise ValueError(f"{path} is damaged: it lacks {missing[0]}")
     if job["status"] not in _STATUSES or not isinstance(job["created"], str):
@@ -503,6 +504,11 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 def _told(job: dict[str, Any]) -> dict[str, Any]:
     return {name: job[name] for name in _TOLD}
+
+
+def _place(job: dict[str, Any]) -> str:
+    """The place of a job in the order in which they were made, whatever the clock said then."""
+    return f"{job['number']:012d} {job['created']} {job['id']}"
 
 
 def _is_of(job: dict[str, Any], owner: str) -> bool:

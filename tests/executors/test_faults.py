@@ -357,7 +357,7 @@ def test_workers_without_the_package(tmp_path):
     (tmp_path / "ensembleode" / "__init__.py").write_text(missing)
     with cluster(1, environment={"PYTHONPATH": str(tmp_path)}) as client:
         began = time.monotonic()
-        with pytest.raises(eo.ClusterError, match="can't import ensembleode .*: install"):
+        with pytest.raises(eo.ClusterError, match=r"can't import ensembleode .*: install"):
             eo.solve(ensemble(10), eo.Tsit5(), eo.EnsembleDistributed(client), trajectories=10)
         assert time.monotonic() - began < 30
 

@@ -1,5 +1,6 @@
 """Durable ensembles: drawn or sent, cancelled and resumed, and what is refused."""
 
+import datetime
 import io
 import json
 import os
@@ -281,6 +282,34 @@ def test_a_job_of_an_earlier_format(running, tmp_path, format):
     with Running(registry(), like=running, store=tmp_path) as second:
         assert ended(second.client, id)["done"] == 10
         np.testing.assert_array_equal(download(second.client, id)["u"], expected)
+
+
+def test_the_clock_jumps_back(running, tmp_path, monkeypatch):
+    """Jobs stay in the order in which they were made, page by page, and after a restart."""
+
+    class Clock(datetime.datetime):
+        years = iter((2030, 2001, 2020))
+
+        @classmethod
+        def now(cls, zone=None):
+            return cls(next(cls.years), 1, 1, tzinfo=zone)
+
+    drawn = DRAWN | {"trajectories": 10}
+    with Running(registry(), like=running, store=tmp_path) as first:
+        monkeypatch.setattr(datetime, "datetime", Clock)
+        ids = [created(first.client, **drawn)["id"]]
+        page = first.client.get("/v1/ensembles", params={"most": 1}).json()
+        assert page["next"] is None
+        ids += [created(first.client, **drawn)["id"] for _ in range(2)]
+        for id in ids:
+            ended(first.client, id)
+    with Running(registry(), like=running, store=tmp_path) as second:
+        found, after = [], ""
+        while after is not None:
+            page = second.client.get("/v1/ensembles", params={"most": 1, "after": after}).json()
+            found += [x["id"] for x in page["ensembles"]]
+            after = page["next"]
+        assert found == ids
 
 
 def test_a_share_of_the_queue_for_each_token(running, tmp_path):
