@@ -361,6 +361,6 @@ def test_where_devices_may_wait_for_each_other_there_is_one(waits, lanes_first, 
             lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index)),
         )
         sim = eo.solve(ens, alg, eo.EnsembleThreads(2), trajectories=300, dt=0.5, adaptive=False)
-        assert used == ([] if waits and alone else [2])
+        assert set(used) == (set() if waits and alone else {2})
         end = 1 / 2.25 if alg == eo.ImplicitEuler() else 0.25
         np.testing.assert_allclose(sim.u[:, -1, 0], end * np.arange(1, 301), rtol=1e-6)

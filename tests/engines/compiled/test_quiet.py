@@ -38,7 +38,8 @@ OTHERS = {
 
 
 def several(u, level, t):
-    return jnp.stack([fn(u, level, t) for fn in (OTHERS["squares"], OTHERS["choice"])])
+    """Which never cross zero together, as what is at one time depends on rules for rounding."""
+    return jnp.stack([OTHERS["squares"](u, level, t), OTHERS["choice"](u, 0.9 * level, t)])
 
 
 def events(alg, dtype, *, looks, condition=component, length=1, beside=None, **options):
