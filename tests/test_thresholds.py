@@ -369,8 +369,10 @@ OTHERS = {
     "solvers.time.STRETCH",
     "solvers.powers._LARGE",
     "core.consistent_start._MOST_STEPS",
+    "engines.rest._MOST_STEPS",
     # test_program.py: how deep rules within rules are compared.
-    "tracing.program._MOST_INSIDE",
+    "tracing.program._MOST_RULES",
+    "tracing.program._ORDERS",
     # When memory is given back, and how often progress is said.
     "engines.compiled.object_cache._EACH",
     "core.progress._EACH",

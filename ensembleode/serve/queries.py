@@ -1,7 +1,7 @@
 """Requests, read within their limits, and the answers to them."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,7 +172,7 @@ def _times(
         times = saveat
     elif is_number(saveat):
         # (An integer may be larger than any float.)
-        step = float(max(0.0, min(saveat, 1e308))) if saveat < math.inf else 0.0
+        step = float(saveat) if abs(saveat) <= sys.float_info.max else 0.0
         return _spaced(entry, step, path, tspan, many_spans)
     else:
         times = _times_given(saveat, n, entry.time_dtype)

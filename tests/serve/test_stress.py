@@ -292,7 +292,7 @@ def test_some_bad_requests(running):
 def test_many_requests(running):
     """1% of them bad: no wrong answer, none lost, the bad ones refused. (10^5 of them, as
     `ENSEMBLEODE_REQUESTS` says; `benchmarks/service.py` has more.)"""
-    n = int(os.environ.get("ENSEMBLEODE_REQUESTS", "10000"))
+    n = int(os.environ.get("ENSEMBLEODE_REQUESTS", "4000"))
     statuses = load(running, n, 50, 0.01)
     assert statuses.total() == n
     assert 0.005 < (statuses[422] + statuses[413]) / n < 0.02
@@ -301,10 +301,10 @@ def test_many_requests(running):
 @pytest.mark.slow
 def test_memory_is_level(running):
     process = psutil.Process()
-    load(running, 3000, 50, 0.01)
+    load(running, 1500, 50, 0.01)
     gc.collect()
     before = process.memory_info().rss
-    for seed in range(3):
-        load(running, 3000, 50, 0.01, seed)
+    for seed in range(2):
+        load(running, 1500, 50, 0.01, seed)
     gc.collect()
     assert process.memory_info().rss - before < 40 * 2**20

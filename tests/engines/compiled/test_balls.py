@@ -244,7 +244,7 @@ def test_expressions(trees, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(TREES, min_size=8, max_size=16), st.integers(0, 2**32 - 1))
 def test_many_expressions(trees, seed):
     test_expressions.hypothesis.inner_test(trees, seed)

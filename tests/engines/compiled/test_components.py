@@ -96,7 +96,7 @@ def test_the_bits_of_code_that_is_written_out(name, monkeypatch):
 
 
 @slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     size=st.integers(1, 9),
     alg=st.sampled_from([eo.Tsit5(), eo.Bosh3(), eo.BS5(), eo.Dopri5(), eo.Vern7(), eo.Vern9()]),

@@ -70,9 +70,9 @@ def test_results_are_within_two_units_in_the_last_place(name, dtype):
 @pytest.mark.slow
 @DTYPES
 @EVERY
-def test_a_million_results_are_within_two_units_in_the_last_place(name, dtype):
+def test_many_results_are_within_two_units_in_the_last_place(name, dtype):
     # (mpmath takes as long for fewer of these.)
-    many = 20_000 if name in ("erf", "erfc", "erf_inv", "lgamma", "digamma") else 1_000_000
+    many = 5_000 if name in ("erf", "erfc", "erf_inv", "lgamma", "digamma") else 200_000
     args = points(name, dtype, many, seed=1)
     assert_accurate(name, args, on_arrays(name, dtype)(*args))
 
@@ -169,9 +169,9 @@ def test_derivatives_of_digamma(order, dtype):
 
     polygamma = OnArrays(of_order, dtype, 1, 8, True, None)
     rng = np.random.default_rng(order)
-    size = 2.0 ** rng.uniform(-20, 20, 60)
-    x = np.concatenate([rng.uniform(0, 2, 60), rng.uniform(2, 40, 60), size, -size[:30]])
-    x = np.concatenate([x, rng.uniform(-30, 0, 60), -np.arange(1, 20) + 2.0**-12]).astype(dtype)
+    size = 2.0 ** rng.uniform(-20, 20, 30)
+    x = np.concatenate([rng.uniform(0, 2, 20), rng.uniform(2, 40, 20), size, -size[:10]])
+    x = np.concatenate([x, rng.uniform(-30, 0, 20), -np.arange(1, 20) + 2.0**-12]).astype(dtype)
     x = x[x != np.round(x)]
     found, many = polygamma(x), np.full(len(x), order)
     error = errors("polygamma", [many, x], found)

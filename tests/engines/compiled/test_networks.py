@@ -327,7 +327,7 @@ def networks(draw):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["lanes", "diffrax"])
 @given(network=networks(), dtype=st.sampled_from([np.float32, np.float64]), fixed=st.booleans())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_networks_at_random(engine, network, dtype, fixed):
     """Values and gradients are those of other engines."""
     field, size, p = network
