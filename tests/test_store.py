@@ -784,6 +784,14 @@ def test_whichever_write_fails(tmp_path, monkeypatch):
     assert failing > 20  # (so many files there are)
 
 
+@pytest.mark.parametrize("name", ["time", "saved.time", "zarr.json", "x.partial", "..", "x" * 201])
+def test_names_that_a_store_has_itself(tmp_path, name):
+    ens = ensemble(output_func=lambda sol, ctx: ({name: sol.u[-1], "u": sol.u}, False))
+    with pytest.raises(TypeError, match="a store can't have an output, or"):
+        eo.solve(ens, trajectories=4, store=tmp_path / "a.zarr")
+    assert not (tmp_path / "a.zarr").exists()
+
+
 def test_what_can_not_be_read_is_not_computed_again(tmp_path, monkeypatch):
     """An error of the file system may pass: nothing is written over."""
     path = tmp_path / "a.zarr"

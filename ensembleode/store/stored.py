@@ -44,6 +44,8 @@ _EVENTS = 16
 # A prefix of the names of states within steps, for a state that is a pytree.
 _INNER = "inner."
 _DU = "du."  # in stores of earlier versions
+# The largest number of bytes of a name, which file systems bound, with what stores add.
+_LONGEST = 200
 
 
 def as_kept(outcome: Outcome, plan: Plan) -> Outcome:
@@ -90,7 +92,7 @@ def variables_of(
         name = {"t": "time"}.get(field, field)
         dims = inner_dims(name, ndim)
         if field == "u" and kind == "outputs":
-            name = output_name(path[1:])
+            name = _checked(output_name(path[1:]))
             dims = inner_dims(name, ndim)
             if is_key(x):
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
@@ -98,7 +100,7 @@ def variables_of(
             lead = (time,) if field == "u" else (time, "node")
             dims = (*lead, *state_dims(ndim - len(lead)))
             if of_states:
-                leaf = output_name(path[1:])
+                leaf = _checked(output_name(path[1:]))
                 name = leaf if field == "u" else _INNER + leaf
                 dims = (*lead, *inner_dims(name, ndim - len(lead)))
         elif field in ("integral", "p_at", "saved"):
@@ -124,6 +126,26 @@ def variables_of(
             f"{names}."
         )
     return variables, tree
+
+
+def _checked(name: str) -> str:
+    """The name of an output or of a part of the state, which is that of a folder in the store.
+
+    **Raises:** `TypeError` for one that the store can't have.
+    """
+    parts = name.split("/")
+    is_ours = name in ("time", OWN_TIMES) or parts[0] == "zarr.json"
+    if is_ours or not {".", ".."}.isdisjoint(parts) or name.endswith(".partial"):
+        raise TypeError(
+            f"a store can't have an output, or a part of the state, called {name!r}, which is a "
+            "name of its own: call it something else."
+        )
+    if len(name.encode()) > _LONGEST:
+        raise TypeError(
+            f"a store can't have an output, or a part of the state, whose name has more than "
+            f"{_LONGEST} bytes, such as {name[:20]!r}...: give it a shorter one."
+        )
+    return name
 
 
 def end_described(job: Job, ended: End | None) -> Any:
