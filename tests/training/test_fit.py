@@ -633,6 +633,7 @@ def test_predict_wants_rows():
 
 
 FRAME = pd.DataFrame({"x": [0.0, 1.0], "text": ["a", "b"]})
+DATASET = xr.Dataset({"x": ("row", [0.0, 1.0])})
 NAN = {"x": np.array([0.0, np.nan, 1.0]), "y": np.zeros(3)}
 REFUSED = {
     "both": ({"epochs": 1}, ValueError, "epochs and maxiters are both given"),
@@ -663,7 +664,7 @@ REFUSED = {
     "a frame": ({"data": FRAME}, TypeError, "data is a DataFrame: give its columns"),
     "frames": ({"data": {"x": FRAME}}, TypeError, r"\['x'\] is a DataFrame: give its columns"),
     "batches of frames": ({"data": iter([FRAME])}, TypeError, "data is a DataFrame: give its"),
-    "a dataset": ({"data": FRAME.to_xarray()}, TypeError, "data is a Dataset: give its columns"),
+    "a dataset": ({"data": DATASET}, TypeError, "data is a Dataset: give its columns"),
     "text": ({"data": {"x": FRAME["text"]}}, TypeError, r"\['x'\] has the dtype object"),
     "dates": ({"data": {"x": np.ones(3, "M8[s]")}}, TypeError, r"has the dtype datetime64"),
     "masked": ({"data": np.ma.array([1.0, 2.0], mask=[0, 1])}, TypeError, "no masked arrays"),
