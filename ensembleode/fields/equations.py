@@ -78,13 +78,15 @@ def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) 
 
     **Arguments:**
 
-    - `ins`: the values of its inputs, after those of its constants where it isn't closed.
+    - `ins`: the values of its inputs, after those of its constants where they aren't its own.
     - `known(array)`: returns the value of a literal, or of a constant.
     - `equation(eqn, ins)`: returns the values of the outputs of an equation.
     """
-    consts = map(known, getattr(jaxpr, "consts", ()))
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True))
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    variables = [*inner.constvars, *inner.invars]
+    if len(ins) < len(variables):
+        ins = [*map(known, jaxpr.consts), *ins]
+    jaxpr, env = inner, dict(zip(variables, ins, strict=True))
 
     def read(atom: Any) -> Any:
         if isinstance(atom, jex.Literal):
