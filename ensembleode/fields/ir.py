@@ -7,7 +7,7 @@ indices count from 0. Each target language has one printer (see `engines/julia/s
 from __future__ import annotations
 
 import dataclasses as dc
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -85,10 +85,11 @@ class Buffer:
 
     The groups are `u`, the state; `tangent`, a tangent of the state; `own` and `shared`, the
     parameters of one trajectory and those that all share; `forward`, the forward solution (in an
-    adjoint); `work`, scratch memory; `table`, constants; `out`, the result.
+    adjoint); `work`, scratch memory; `table`, constants; `out`, the result; and what callbacks get
+    besides, by the names of `core.events.Part.extras`.
     """
 
-    group: Literal["u", "tangent", "own", "shared", "forward", "work", "table", "out"]
+    group: str
     dtype: np.dtype
     start: int
     size: int
