@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Inexact, Int, Real
 
+from ..callbacks import all_of
 from ..ensemble import EnsembleAlgorithm
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, components_of, flattened
@@ -384,11 +385,12 @@ def summarize(
     for x in jax.tree.leaves(ens.prob.u0):
         check_ordered(x)
     order = ens.prob._order
+    acts = bool(all_of(options.get("callback", ens.prob.options.get("callback"))))
     names = component_names(ens.prob.u0, 0, order)
     streamed = EnsembleProblem(
         ens.prob,
         ens.prob_func,
-        output_func=lambda sol, ctx: (_of_batch(sol, order), False),
+        output_func=lambda sol, ctx: (_of_batch(sol, order, acts), False),
         reduction=_add_batch,
         u_init=(),
     )
@@ -406,14 +408,16 @@ def summarize(
     return EnsembleSummary(made, quantiles=quantiles)
 
 
-def _of_batch(sol: Any, order: tuple[str, ...] | None) -> tuple:
-    t, u = sol.t, flattened(sol.u, 1, order)
-    if sol.events is None:
-        return t, u, None
+def _of_batch(sol: Any, order: tuple[str, ...] | None, acts: bool) -> tuple:
+    """**Arguments:** `acts`: whether the problem has callbacks, which needn't be recorded."""
+    t, u, events = sol.t, flattened(sol.u, 1, order), sol.events
+    count = None if events is None else events.count
+    if events is None and not acts:
+        return t, u, count
     # An end that an event made is not at a time that all trajectories share.
     was_reached = sol.length >= t.size
     t = t.at[-1].set(jnp.where(was_reached, t[-1], jnp.nan))
-    return t, u.at[-1].set(jnp.where(was_reached, u[-1], jnp.nan)), sol.events.count
+    return t, u.at[-1].set(jnp.where(was_reached, u[-1], jnp.nan)), count
 
 
 def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
