@@ -91,8 +91,9 @@ def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
         (kept.get("events") or {"chunk": 1})["chunk"],
     )
     files = StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout, kept["sums"])
-    shared, most = [*map(Variable.of_json, kept["shared"])], files.most_events(layout.batches)
-    files.metadata = metadata_of(variables, shared, layout, most)
+    if read_only:  # (A writer makes the metadata as it goes.)
+        shared, most = [*map(Variable.of_json, kept["shared"])], files.most_events(layout.batches)
+        files.metadata = metadata_of(variables, shared, layout, most)
     return files
 
 
