@@ -96,3 +96,14 @@ def with_reverse_rule(x):
 
 
 with_reverse_rule.defvjp(lambda x: (with_reverse_rule(x), x), lambda x, g: (3 * g * x,))
+
+
+# A method of each kind that meets events and known times in its own way; the last of them is for
+# problems with a mass matrix.
+ALGS_OF_EVENTS = {
+    "Tsit5": eo.Tsit5(),
+    "Vern7": eo.Vern7(),
+    "Rodas5P": eo.Rodas5P(),
+    "AutoTsit5": eo.AutoTsit5(eo.Rodas5P()),
+    "mass matrix": eo.Rodas5P(),
+}

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 import ensembleode as eo
 
 from .marks import slow_unless
+from .problems import ALGS_OF_EVENTS as ALGS
 
 
 AT, END, N = 0.75, 1.0, 48
@@ -30,13 +31,6 @@ FORMS = {
     "unbounded": lambda x, a: jnp.interp(x - a, jnp.array([-4.0, 4.0]), jnp.array([-3.0, 3.0])),
 }
 FALLS = {"reverse", "inverse"}
-ALGS = {
-    "Tsit5": eo.Tsit5(),
-    "Vern7": eo.Vern7(),
-    "Rodas5P": eo.Rodas5P(),
-    "AutoTsit5": eo.AutoTsit5(eo.Rodas5P()),
-    "mass matrix": eo.Rodas5P(),
-}
 
 
 def field(u, p, t):

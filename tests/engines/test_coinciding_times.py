@@ -13,16 +13,10 @@ from hypothesis import given, settings, strategies as st
 import ensembleode as eo
 
 from ..marks import slow_unless
+from ..problems import ALGS_OF_EVENTS as ALGS
 
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
-ALGS = {
-    "Tsit5": eo.Tsit5(),
-    "Vern7": eo.Vern7(),
-    "Rodas5P": eo.Rodas5P(),
-    "AutoTsit5": eo.AutoTsit5(eo.Rodas5P()),
-    "mass matrix": eo.Rodas5P(),
-}
 RATES = jnp.array([3.0, -2.0, 5.0, 1.5])
 AMOUNTS = jnp.array([0.7, -0.4, 1.1])
 # Four times at which the field jumps, those of two doses and of an event, and two saved times.
