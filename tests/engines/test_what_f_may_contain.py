@@ -155,7 +155,7 @@ RUN = {
     "lineax CG, not thrown": linear_solve(lx.CG(1e-10, 1e-10), SYMMETRIC, throw=False),
     "Newton": root(optx.Newton(1e-10, 1e-10)),
     "Newton, not thrown": root(optx.Newton(1e-10, 1e-10), throw=False),
-    "chord": root(optx.Chord(1e-10, 1e-10)),
+    "chord": root(optx.Chord(1e-10, 1e-10), max_steps=1000),
     "bisection": bisection,
     "fixed point": fixed_point,
     "least squares": least_squares,
