@@ -2,6 +2,7 @@
 by the primitive."""
 
 import collections
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ CALLS = {
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
     "jit": "jaxpr",
     "remat2": "jaxpr",
 }
@@ -59,6 +61,8 @@ def called(eqn: Any) -> Any:
         return _traced(eqn, lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))
     if name == "custom_linear_solve":
         return _traced(eqn, lambda *xs: _solved(eqn, xs))
+    if name.startswith("bcoo_") and (fn := _of_sparse(name)) is not None:
+        return _traced(eqn, lambda *xs: fn(*xs, **eqn.params))
     return None
 
 
@@ -74,6 +78,13 @@ def _solved(eqn: Any, args: Sequence) -> list:
     first = lengths.matvec + lengths.vecmat
     consts, b = args[first : first + lengths.solve], args[sum(lengths) :]
     return jex.jaxpr_as_fun(solve)(*consts, *b)
+
+
+def _of_sparse(name: str) -> Callable | None:
+    """The function of arrays by which jax.experimental.sparse computes a primitive; None where this
+    version has it in another place. (Who has such a primitive has imported the module.)"""
+    module = sys.modules.get("jax.experimental.sparse.bcoo")
+    return getattr(module, f"_{name}_impl", None)
 
 
 def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:

@@ -75,14 +75,21 @@ def _transposed(
     return staged(field, pulled, state=cotangent, extra=extra)
 
 
+_NO_WAY_BACK = (
+    "Reverse-mode differentiation does not work for lax.while_loop",
+    "Linearization failed to produce known values",
+)
+
+
 def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]:
     """The value of a function, and the cotangents of its arguments. JAX has no way back through a
-    `while_loop`; there the function is pushed forward along each of their components."""
+    `while_loop` and a `custom_vmap`; there the function is pushed forward along each of their
+    components."""
     try:
         value, pullback = jax.vjp(fn, *args)
         return value, pullback(cotangent)
     except ValueError as e:
-        if "Reverse-mode differentiation does not work for lax.while_loop" not in str(e):
+        if not any(message in str(e) for message in _NO_WAY_BACK):
             raise
 
     def paired(args: tuple) -> tuple[Any, Any]:

@@ -417,8 +417,11 @@ def test_errors_of_the_field_are_the_users():
 
     with pytest.raises(NotImplementedError, match="of the user's own"):
         eo.solve(eo.ODEProblem(wrong, START, (0.0, 1.0)))
+    wrongly = eo.ODEProblem(lambda u, p, t: mapped_wrongly(u), START, (0.0, 1.0))
     with pytest.raises(TheirError):
-        eo.solve(eo.ODEProblem(lambda u, p, t: mapped_wrongly(u), START, (0.0, 1.0)))
+        eo.solve(wrongly, engine="lanes")
+    # Code for one trajectory has no use for the rule.
+    assert eo.solve(wrongly).engine.name == "compiled"
 
 
 @pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])

@@ -36,7 +36,6 @@ REFUSED = {
     "callback": (lambda u, p, t: jax.pure_callback(np.sin, u, u), "the primitive pure_callback"),
     "print": (lambda u, p, t: (jax.debug.print("{}", u), u)[1], "the primitive debug_print"),
     "bfloat16": (lambda u, p, t: u.astype(jnp.bfloat16).astype(u.dtype), "bfloat16 numbers"),
-    "rounding": (lambda u, p, t: lax.reduce_precision(u, 8, 7), "the primitive reduce_precision"),
 }
 
 

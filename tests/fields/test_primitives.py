@@ -30,6 +30,23 @@ def in_groups(x, y):
     return lax.conv_general_dilated(x, y, (1,), "SAME", feature_group_count=2)
 
 
+def pooled(x):
+    return lax.reduce_window(x, -np.inf, lax.max, (2, 1), (1, 1), "SAME")
+
+
+def least(x):
+    return lax.reduce_window(x, np.inf, lax.min, (2,), (2,), [(1, 2)])
+
+
+@jax.custom_batching.custom_vmap
+def mapped(x):
+    return jnp.sin(x)
+
+
+mapped.def_vmap(lambda size, batched, x: (jnp.sin(x), batched[0]))
+HERE = jax.devices()[0]
+
+
 # Every rule has a case, and so has every call. (In others all memory is read and written.)
 NAMES = {*RULES, *WRITTEN_OUT, *CALLS} - {"take", "put"}
 CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in NAMES}
@@ -77,6 +94,7 @@ CASES |= {
             reals(3, 2, 3, 2),
         ),
     ],
+    "custom_vmap_call": [(mapped, X)],
     "copy_p": [(lambda x: jnp.array(x, copy=True), X)],
     "device_put": [(jax.device_put, X)],
     "empty": [(lambda x: x + lax.empty((3,), x.dtype) * 0, X)],
@@ -96,6 +114,26 @@ CASES |= {
             ),
             M,
         ),
+    ],
+    "select_and_gather_add": [
+        (lambda x, dx: jax.jvp(pooled, (x,), (dx,))[1], M, M[::-1]),
+        (lambda x, dx: jax.jvp(least, (x,), (dx,))[1], X, Y),
+    ],
+    "select_and_scatter_add": [
+        (lambda x: jax.grad(lambda x: jnp.sum(pooled(x) ** 2))(x), M),
+        (lambda x: jax.grad(lambda x: jnp.sum(least(x) ** 2))(x), X),
+        (lambda x: jax.hessian(lambda x: jnp.sum(pooled(x) ** 3))(x), M),
+        (lambda x: jax.grad(lambda x: jnp.sum(pooled(x) ** 2))(x), np.ones((3, 2))),
+    ],
+    "sharding_constraint": [
+        (lambda x: lax.with_sharding_constraint(x, jax.sharding.SingleDeviceSharding(HERE)), X)
+    ],
+    "top_k": [
+        (lambda x: lax.top_k(x, 2), X),
+        (lambda x: lax.top_k(x, 2, axis=0), M),
+        (lambda x: lax.top_k(x, 3), np.array([1.0, 2.0, 1.0, np.nan, 2.0, np.inf])),
+        (jax.grad(lambda x: jnp.sum(lax.top_k(x, 2)[0] ** 2)), X),
+        (lambda k: lax.top_k(k, 2), INTS),
     ],
     "while": [(countdown, X, np.int64(4)), (countdown, X[0], np.int64(4))],
 }
@@ -231,6 +269,22 @@ def test_integers_of_all_widths(dtype):
         return *wrapped, *bits, *compared, *counted
 
     agree_on(fn, x, y, storage=dtype)
+    if hasattr(lax, "mulhi"):
+        agree_on(lax.mulhi, x, y, storage=dtype)
+
+
+def test_fewer_bits():
+    numbers = np.concatenate([SPECIAL, [1e-40, 3.0e38, 3.5e38, 65519.0, 65520.0, 6e-8, 2.0**-14]])
+    x = np.concatenate([numbers, reals(20, low=-100.0), 1 + np.arange(9) * 2.0**-9])
+    for exponent, mantissa in ((8, 7), (5, 10), (8, 23), (11, 52), (11, 3)):
+        agree_on(lambda x, e=exponent, m=mantissa: lax.reduce_precision(x, e, m), x)
+    singles = x[np.abs(x) < 1e38].astype(np.float32)
+    agree(
+        lambda u, p, t: lax.reduce_precision(u, 5, 10),
+        singles,
+        t=np.float32(0),
+        storage=np.float32,
+    )
 
 
 #

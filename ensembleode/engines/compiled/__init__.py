@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from ...core.events import Events
 from ...core.lane import Lane
-from ...fields import Inputs, lower, parameters_of, UntranslatableError
+from ...fields import Inputs, parameters_of, UntranslatableError
 from ...fields.outer_products import taken_out
 from ...fields.sparsity import structure
 from ...fields.transposes import transposed
@@ -44,7 +44,7 @@ from ..flow import Flow, inexact_of, Known, own_and_shared
 from . import gauss_adjoint, solves
 from .compiler import available
 from .description import least_in_memory
-from .field import by_loops
+from .field import by_loops, lower
 from .operations import check
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TypeAlias
@@ -9,7 +10,7 @@ from typing import TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
-from ...fields import Inputs, ir, lower, walking
+from ...fields import Inputs, ir, lower as lower_for, walking
 from ...fields.forwarding import forwarded
 from ...tracing.program import equations
 from .builder import Buffer, Builder, I64, Value
@@ -23,6 +24,9 @@ from .reading import copied, Loaded, Memory, Numbers, Packing
 _MOST_DEAR = 24
 # A long program is taken apart into at most as many operations on scalars for each equation.
 _MOST_SCALARS = 2
+
+# There are no instructions for functions such as the incomplete gamma function.
+lower = functools.partial(lower_for, functions=True)
 
 
 def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:

@@ -7,34 +7,38 @@ import numpy as np
 from jax.extend import source_info_util
 
 from ..equations import called, used
-from ..plain import RULES as WRITTEN_OUT
+from ..plain import FUNCTIONS, RULES as WRITTEN_OUT
 from .errors import UntranslatableError
 from .passing import RULES
 
 
-def check(jaxpr: Any, caller: str = "an unknown place") -> None:
-    """Refuse primitives that have no rule, also inside of functions; `caller` is the place in the
-    user's source for equations that have none of their own."""
+def check(jaxpr: Any, caller: str = "an unknown place", *, functions: bool = False) -> None:
+    """Refuse primitives that have no rule, also inside of functions.
+
+    **Arguments:** `caller`: the place in the user's source for equations that have none of their
+    own; `functions`: whether `plain.FUNCTIONS` are rules, too.
+    """
     for eqn in used(jaxpr)[0]:
         where = source_info_util.summarize(eqn.source_info) or caller
         inner = called(eqn)
         if inner is not None:
-            check(getattr(inner, "jaxpr", inner), where)
+            check(getattr(inner, "jaxpr", inner), where, functions=functions)
             continue
-        why = _refused(eqn)
+        why = _refused(eqn, functions)
         if why is not None:
             raise UntranslatableError(f"the primitive {eqn.primitive.name}{why}", where)
         for key in ("jaxpr", "cond_jaxpr", "body_jaxpr"):
             if key in eqn.params:
-                check(getattr(eqn.params[key], "jaxpr", eqn.params[key]), where)
+                inner = getattr(eqn.params[key], "jaxpr", eqn.params[key])
+                check(inner, where, functions=functions)
         for branch in eqn.params.get("branches", ()):
-            check(branch.jaxpr, where)
+            check(branch.jaxpr, where, functions=functions)
 
 
-def _refused(eqn: Any) -> str | None:
+def _refused(eqn: Any, functions: bool) -> str | None:
     """The end of the sentence that says why an equation can't be translated; None if it can."""
     name, params = eqn.primitive.name, eqn.params
-    if name not in RULES and name not in WRITTEN_OUT:
+    if not any(name in x for x in (RULES, WRITTEN_OUT, FUNCTIONS if functions else ())):
         return ""
     dtypes = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
     for dtype in dtypes:

@@ -60,8 +60,9 @@ def _empty(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 rule("convert_element_type")(lambda run, eqn, ins: [cast(ins[0], aval_of(eqn).dtype)])
-# (`pvary` and `reshard` are of a mesh on which the program was traced, and runs on one device.)
-rule("copy copy_p device_put optimization_barrier pvary reshard stop_gradient")(
-    lambda run, eqn, ins: ins
-)
+# (Some are of a mesh on which the program was traced, and runs on one device.)
+_SAME_VALUES = """
+    copy copy_p device_put optimization_barrier pvary reshard sharding_constraint stop_gradient
+"""
+rule(_SAME_VALUES)(lambda run, eqn, ins: ins)
 rule("platform_index")(lambda run, eqn, ins: [scalar(Const(branch_here(eqn)))])

@@ -62,6 +62,7 @@ def lower(
     *,
     apart: bool = True,
     most: int = MOST_OPERATIONS,
+    functions: bool = False,
 ) -> Function:
     """Lower a function of a state, parameters and the time. Its result are arrays of one dtype, one
     after the other.
@@ -75,10 +76,12 @@ def lower(
         stored.
     - `apart`: whether a small function is taken apart into scalars.
     - `most`: the largest number of operations that is small.
+    - `functions`: whether functions such as the incomplete gamma function, `plain.FUNCTIONS`, are
+        written out, as the target has none.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """
-    check(jaxpr)
+    check(jaxpr, functions=functions)
     outs: list[Any] = [v.aval for v in jaxpr.outvars]
     sizes, dtype = [math.prod(out.shape) for out in outs], np.dtype(outs[0].dtype)
     size = sum(sizes)
@@ -98,7 +101,7 @@ def lower(
     consts, ins = values[:n_consts], [u, *values[n_consts:]]
     scalars = scalarise(jaxpr, most) if apart else None
     if scalars is not None:
-        run = Lowering()
+        run = Lowering(functions=functions)
         components = [x for v in (*consts, *ins) for x in apart_of(v)]
         exprs = [x.expr for x in run.evaluate(scalars, [], [*components, time])]
         if size <= largest_returned and not run.work:
@@ -108,7 +111,7 @@ def lower(
             for i, x in enumerate(exprs):
                 run.emit(Store(result, Index(i), x))
             return run.function((), size, dtype)
-    run = Lowering()
+    run = Lowering(functions=functions)
     starts = itertools.accumulate(sizes, initial=0)
     results = run.evaluate(jaxpr, consts, [*ins, time])
     for x, start, n in zip(results, starts, sizes, strict=False):

@@ -24,9 +24,13 @@ rule = registers(RULES)
 
 
 class Lowering:
-    """The state of one pass: the statements so far, and the names and memory in use."""
+    """The state of one pass: the statements so far, and the names and memory in use.
 
-    def __init__(self) -> None:
+    **Arguments:** `functions`: whether `plain.FUNCTIONS` are written out.
+    """
+
+    def __init__(self, *, functions: bool = False) -> None:
+        self.functions = functions
         self.blocks: list[list[Stmt]] = [[]]
         self.work: dict[np.dtype, int] = {}
         self.tables: list[int] = []
@@ -51,7 +55,8 @@ class Lowering:
             return env[atom]
 
         for eqn in eqns:
-            inner, values = written_out(eqn), [read(v) for v in eqn.invars]
+            inner = written_out(eqn, functions=self.functions)
+            values = [read(v) for v in eqn.invars]
             if inner is None:
                 outs = RULES[eqn.primitive.name](self, eqn, values)
             else:

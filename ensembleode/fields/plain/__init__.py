@@ -5,16 +5,26 @@ afterwards: elementwise operations, movements, reductions, products, branches, l
 and writing at computed numbers ([`take`][] and [`put`][]).
 
 - `writing.py`: applies the rules. `memory.py`: `take` and `put`.
-- `indexing.py`, `axes.py`, `sliding.py`, `matrices.py`: the rules.
+- `indexing.py`, `axes.py`, `sliding.py`, `matrices.py`, `bits.py`: the rules.
+- `functions.py`: rules of functions such as the incomplete gamma function, which not every target
+    language has.
 
 To add a primitive, write its [`rule`][ensembleode.fields.plain.writing.rule] if other primitives
 can express it, and a case in `tests/fields/test_primitives.py`.
 """
 
-from . import axes as axes, indexing as indexing, matrices as matrices, sliding as sliding
+from . import (
+    axes as axes,
+    bits as bits,
+    functions as functions,
+    indexing as indexing,
+    matrices as matrices,
+    sliding as sliding,
+)
 from .memory import put as put, take as take
 from .writing import (
     APART as APART,
+    FUNCTIONS as FUNCTIONS,
     rule as rule,
     RULES as RULES,
     written_out as written_out,

@@ -106,3 +106,13 @@ def _polynomial(eqn: Any, x: Any, *coefficients: Any) -> list:
     """A polynomial by Horner's rule."""
     del eqn
     return [functools.reduce(lambda total, c: total * x + c, coefficients[::-1])]
+
+
+@rule("top_k")
+def _top_k(eqn: Any, x: Any) -> list:
+    """The last components of the sorted array. Those that are equal keep their order."""
+    k, axis = eqn.params["k"], eqn.params["axis"]
+    places = lax.broadcasted_iota(np.int32, x.shape, axis)
+    backwards = [lax.rev(y, (axis,)) for y in (x, places)]
+    found = [lax.rev(y, (axis,)) for y in lax.sort(backwards, dimension=axis, num_keys=1)]
+    return [lax.slice_in_dim(y, 0, k, axis=axis) for y in found]

@@ -79,7 +79,7 @@ def _lu_of_matrix(a: Any) -> tuple:
         a, exchanged, order = state
         column = _column(a, k)
         best = _largest(lax.abs(column), rows, k)
-        pivots, others = _row_below(a, best, k), _row(a, k)
+        pivots, others = _row_from(a, best, k), _row(a, k)
         pivot = _row(pivots, k)
         factors = jnp.where(rows == best, _row(column, k), column)
         factors = factors / jnp.where(pivot == 0, 1, pivot)
@@ -89,7 +89,7 @@ def _lu_of_matrix(a: Any) -> tuple:
         a = a - jnp.where(inside, factors[:, None] * pivots, 0)
         a = jnp.where((rows > k)[:, None] & (columns == k), factors[:, None], a)
         a = jnp.where((rows == k)[:, None], pivots, a)
-        first, other = _row_below(order, best, k), _row(order, k)
+        first, other = _row_from(order, best, k), _row(order, k)
         order = jnp.where(rows == best, other, order)
         order = jnp.where(rows == k, first, order)
         return a, jnp.where(_numbers(min(m, n)) == k, best, exchanged), order
@@ -112,12 +112,12 @@ def _largest(x: Any, rows: Any, k: Any) -> Any:
     return best
 
 
-def _row_below(x: Any, i: Any, k: Any) -> Any:
-    """Row number `i`, which is `k` at least."""
-    if not isinstance(k, int):
+def _row_from(x: Any, i: Any, first: Any) -> Any:
+    """Row number `i`, which is `first` at least; a choice where `first` is known."""
+    if not isinstance(first, int):
         return _row(x, i)
-    found = _row(x, k)
-    for j in range(k + 1, x.shape[0]):
+    found = _row(x, first)
+    for j in range(first + 1, x.shape[0]):
         found = jnp.where(i == j, _row(x, j), found)
     return found
 
@@ -129,7 +129,7 @@ def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
     def of_one(exchanged: Any) -> Any:
         def turn(k: Any, order: Any) -> Any:
             other = _row(exchanged, k).astype(rows.dtype)
-            first, second = _row(order, k), _row_below(order, other, k)
+            first, second = _row(order, k), _row_from(order, other, 0 if isinstance(k, int) else k)
             order = jnp.where(rows == other, first, order)
             return jnp.where(rows == k, second, order)
 

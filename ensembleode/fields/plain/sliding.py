@@ -1,7 +1,7 @@
 """Rules for windows that slide over an array."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..combining import folded, REDUCTIONS
+from ..combining import folded, least, most, REDUCTIONS
 from ..gather_scatter import iota, Shape, strides_of
-from .memory import take
+from .memory import put, take
 from .writing import rule
 
 
@@ -19,14 +19,21 @@ def _windows(
     x: Any, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
 ) -> Any:
     """The contents of each window, `[*sizes, *count]`; the windows begin `strides` apart."""
+    return take(x.reshape(-1), _numbers(x.shape, sizes, strides, dilation, count))
+
+
+def _numbers(
+    of: Shape, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
+) -> Any:
+    """The numbers of the components in each window of an array of this shape."""
     shape = (*sizes, *count)
-    terms = zip(strides_of(x.shape), dilation, strides, strict=True)
+    terms = zip(strides_of(of), dilation, strides, strict=True)
     numbers = lax.full(shape, np.int64(0))
     for d, (stride, inside, between) in enumerate(terms):
         numbers = numbers + iota(jnp, shape, d) * (stride * inside)
         place = iota(jnp, shape, len(sizes) + d)
         numbers = numbers + place * (stride * between)
-    return take(x.reshape(-1), numbers)
+    return numbers
 
 
 @rule("reduce_window reduce_window_max reduce_window_min reduce_window_sum")
@@ -47,6 +54,52 @@ def _reduce_window(eqn: Any, *ins: Any) -> list:
     if by is None:
         return list(folded(jex.ClosedJaxpr(params["jaxpr"], params["consts"]), starts, rows))
     return [functools.reduce(by.emit, [*rows[0]], starts[0])]
+
+
+@rule("select_and_gather_add")
+def _select_and_gather_add(eqn: Any, tangents: Any, x: Any) -> list:
+    """In each window, the tangent of the first component that is extreme there."""
+    params, count = eqn.params, eqn.outvars[0].aval.shape
+    ends = zip(params["padding"], params["base_dilation"], strict=True)
+    config = [(low, high, between - 1) for (low, high), between in ends]
+    wins, worst = _contest(eqn, x.dtype)
+    apart = params["window_strides"], params["window_dilation"]
+    rows, their = (
+        _windows(lax.pad(y, start, config), params["window_dimensions"], *apart, count)
+        for y, start in ((x, worst), (tangents, tangents.dtype.type(0)))
+    )
+    rows, their = rows.reshape((-1, *count)), their.reshape((-1, *count))
+    best, found = rows[0], their[0]
+    for row, tangent in zip(rows[1:], their[1:], strict=True):
+        stays = wins(best, row)
+        best, found = lax.select(stays, best, row), lax.select(stays, found, tangent)
+    return [found]
+
+
+@rule("select_and_scatter_add")
+def _select_and_scatter_add(eqn: Any, new: Any, x: Any) -> list:
+    """The numbers of the windows, each added to the first component that is extreme there."""
+    params, count = eqn.params, new.shape
+    wins, worst = _contest(eqn, x.dtype)
+    whole = lax.pad(x, worst, [(low, high, 0) for low, high in params["padding"]])
+    ones, sizes = (1,) * x.ndim, params["window_dimensions"]
+    numbers = _numbers(whole.shape, sizes, params["window_strides"], ones, count)
+    rows = take(whole.reshape(-1), numbers).reshape((-1, *count))
+    numbers = numbers.reshape((-1, *count))
+    best, place = rows[0], numbers[0]
+    for row, number in zip(rows[1:], numbers[1:], strict=True):
+        stays = wins(best, row)
+        best, place = lax.select(stays, best, row), lax.select(stays, place, number)
+    nothing = lax.full((whole.size,), new.dtype.type(0))
+    found = put(nothing, place, new, by="scatter-add").reshape(whole.shape)
+    inside = zip(params["padding"], x.shape, strict=True)
+    return [found[tuple(slice(low, low + n) for (low, _), n in inside)]]
+
+
+def _contest(eqn: Any, dtype: Any) -> tuple[Callable, Any]:
+    """How components of windows are compared, and what wins over none."""
+    is_most = eqn.params["select_prim"].name == "ge"
+    return (lax.ge, least(dtype)) if is_most else (lax.le, most(dtype))
 
 
 @rule("conv_general_dilated")

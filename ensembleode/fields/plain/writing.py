@@ -15,6 +15,8 @@ RULES: dict[str, Callable] = {}
 # Those that are applied where a program is taken apart into scalars, too: that has no rules of its
 # own for these primitives.
 APART: set[str] = set()
+# Those of functions that a target language may have itself.
+FUNCTIONS: dict[str, Callable] = {}
 
 
 def rule(names: str, *, apart: bool = False) -> Callable[[Callable], Callable]:
@@ -24,18 +26,24 @@ def rule(names: str, *, apart: bool = False) -> Callable[[Callable], Callable]:
     return registers(RULES)(names)
 
 
-def written_out(eqn: Any) -> Any:
+function = registers(FUNCTIONS)
+
+
+def written_out(eqn: Any, *, functions: bool = False) -> Any:
     """The jaxpr of plainer equations that an equation stands for; None if it is plain already.
 
     For an equation that calls a function with a derivative rule, the jaxpr is the function without
     that rule.
+
+    **Arguments:** `functions`: whether `FUNCTIONS` are written out, too.
     """
     inner, name = called(eqn), eqn.primitive.name
-    if inner is not None or name not in RULES:
+    apply = RULES.get(name) or (FUNCTIONS.get(name) if functions else None)
+    if inner is not None or apply is None:
         return inner
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     with as_written(), source_info_util.user_context(eqn.source_info.traceback):
-        return jax.make_jaxpr(lambda *xs: RULES[name](eqn, *xs))(*structs)
+        return jax.make_jaxpr(lambda *xs: apply(eqn, *xs))(*structs)
 
 
 @contextlib.contextmanager

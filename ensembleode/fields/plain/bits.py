@@ -1,0 +1,55 @@
+"""Rules for primitives that work on the bits of numbers."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .writing import rule
+
+
+@rule("mulhi")
+def _mulhi(eqn: Any, x: Any, y: Any) -> list:
+    """The upper half of the bits of a product."""
+    dtype = eqn.outvars[0].aval.dtype
+    n = 8 * dtype.itemsize
+    if n < 64:
+        product = x.astype(f"{dtype.kind}{n // 4}") * y.astype(f"{dtype.kind}{n // 4}")
+        return [lax.shift_right_arithmetic(product, lax.full_like(product, n)).astype(dtype)]
+    (x1, x0), (y1, y0) = _halves(x), _halves(y)
+    middle1, middle0 = _halves(x1 * y0)
+    other1, other0 = _halves(x0 * y1)
+    carried, _ = _halves(_halves(x0 * y0)[0] + middle0 + other0)
+    upper = (x1 * y1 + middle1 + other1 + carried).astype(dtype)
+    if dtype.kind == "i":  # what the bits of a negative number stand for is too large by 2^64
+        upper = upper - jnp.where(x < 0, y, 0) - jnp.where(y < 0, x, 0)
+    return [upper]
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    x = x.astype(np.uint64)
+    upper = lax.shift_right_logical(x, lax.full_like(x, 32))
+    return upper, x & np.uint64(2**32 - 1)
+
+
+@rule("reduce_precision")
+def _reduce_precision(eqn: Any, x: Any) -> list:
+    """A number rounded to one of fewer bits, as XLA rounds: to the nearest one, of two the even
+    one; to an infinity beyond the largest one, and to zero below the smallest normal one."""
+    info, params = np.finfo(x.dtype), eqn.params
+    kind = np.dtype(f"u{x.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(x, kind)
+    sign = kind.type(1 << (8 * kind.itemsize - 1))
+    n, kept = info.nmant, params["mantissa_bits"]
+    if kept < n:
+        last = lax.shift_right_logical(bits, lax.full_like(bits, n - kept)) & kind.type(1)
+        bits = bits + last + kind.type((1 << (n - kept - 1)) - 1)
+        bits = bits & kind.type(~((1 << (n - kept)) - 1) % (1 << (8 * kind.itemsize)))
+    if params["exponent_bits"] < info.nexp:
+        own, other = ((1 << (e - 1)) - 1 for e in (info.nexp, params["exponent_bits"]))
+        exponent = lax.shift_right_logical(bits & ~sign, lax.full_like(bits, n))
+        infinite = kind.type(((1 << info.nexp) - 1) << n)
+        bits = jnp.where(exponent > own + other, (bits & sign) | infinite, bits)
+        bits = jnp.where(exponent <= own - other, bits & sign, bits)
+    return [jnp.where(x == x, lax.bitcast_convert_type(bits, x.dtype), x)]
