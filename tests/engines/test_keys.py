@@ -1,5 +1,6 @@
 """PRNG keys among the parameters: they go with the trajectories, whatever `f` makes of them."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,18 +63,79 @@ def test_stiff_methods_and_callbacks():
     np.testing.assert_allclose(sim.events.t[:, 0], np.log(2) / (1.0 + np.arange(N)), 1e-6)
 
 
-def test_keys_that_f_uses_are_refused():
-    with pytest.raises(ValueError, match="random_bits"):
-        solved(shaken, engine="compiled")
+def exact(k, noise):
+    ks = k + jnp.arange(float(N))[:, None]
+    return noise / ks + (jnp.array([1.0, 2.0]) - noise / ks) * jnp.exp(-ks)
 
 
-@pytest.mark.slow
-def test_keys_that_f_uses_go_where_random_numbers_are():
-    sim = solved(shaken)
-    noise = np.stack([jax.random.normal(key, (2,)) for key in KEYS])
-    ks = 1.0 + np.arange(N)[:, None]
-    exact = noise / ks + (np.array([1.0, 2.0]) - noise / ks) * np.exp(-ks)
-    np.testing.assert_allclose(sim.u[:, -1], exact, rtol=0.02, atol=0.02)
+TIGHT = {"reltol": 1e-8, "abstol": 1e-10}
+
+
+@pytest.mark.parametrize(
+    ("engine", "alg"),
+    [("compiled", eo.Tsit5()), *(slow_unless(False, x, eo.Tsit5()) for x in ENGINES[1:])]
+    + [slow_unless(False, "compiled", eo.Rodas5P())],
+    ids=str,
+)
+def test_keys_that_f_uses(engine, alg):
+    """Each trajectory has its own random numbers, those of JAX; so have derivatives."""
+
+    def total(k, solve):
+        return jnp.sum(jnp.sin(solve(k)))
+
+    noise = jnp.stack([jax.random.normal(key, (2,)) for key in KEYS])
+    by_engine = lambda k: solved(shaken, k, engine=engine, alg=alg, **TIGHT).u[:, -1]  # noqa: E731
+    np.testing.assert_allclose(by_engine(1.0), exact(1.0, noise), rtol=1e-6)
+    slopes = [
+        jax.grad(functools.partial(total, solve=x))(1.0)
+        for x in (by_engine, lambda k: exact(k, noise))
+    ]
+    np.testing.assert_allclose(*slopes, rtol=1e-5)
+
+
+def test_keys_that_f_uses_are_compiled_by_default():
+    assert solved(shaken).engine.name == "compiled"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, slow_unless(False, np.float64)])
+def test_dropout(dtype):
+    """Of a network, with a key that is closed over and folded with the number of the step."""
+    weights = jax.random.normal(jax.random.key(1), (8, 2), dtype) / 3
+
+    def field(u, p, t):
+        key = jax.random.fold_in(KEYS[1], jnp.int32(4 * t))
+        hidden = jnp.tanh(p @ u)
+        kept = jax.random.bernoulli(key, 0.5, hidden.shape)
+        return -p.T @ jnp.where(kept, 2 * hidden, 0)
+
+    def loss(weights, engine):
+        prob = eo.ODEProblem(field, jnp.ones(2, dtype), (0.0, 1.0), weights)
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index))
+        )
+        sim = eo.solve(ens, eo.Euler(), trajectories=N, dt=0.25, engine=engine)
+        return jnp.sum(sim.u[:, -1] ** 2)
+
+    both = [jax.value_and_grad(loss)(weights, engine) for engine in ("compiled", "lanes")]
+    for got, expected in zip(*both, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_an_affect_that_draws():
+    """At each event, from a key of its own."""
+
+    def affect(i):
+        key = jax.random.fold_in(i.p["key"], jnp.int32(10 * i.t))
+        return eo.remake(i, u=i.u + jax.random.uniform(key, i.u.shape))
+
+    doses = eo.PresetTimeCallback([0.25, 0.5], affect)
+    sim = solved(decay, callback=doses, engine="compiled", **TIGHT)
+    for i, key in enumerate(KEYS):
+        u, before = jnp.array([1.0, 2.0]), 0.0
+        for t in (0.25, 0.5):
+            drawn = jax.random.uniform(jax.random.fold_in(key, int(10 * t)), (2,))
+            u, before = u * jnp.exp(-(1.0 + i) * (t - before)) + drawn, t
+        np.testing.assert_allclose(sim.u[i, -1], u * jnp.exp(-(1.0 + i) * 0.5), rtol=1e-6)
 
 
 def test_jit_traces_prob_func_that_indexes_keys(caplog):

@@ -14,6 +14,7 @@ from ensembleode.fields import Inputs, lower, parameters_of
 from ensembleode.fields.forwarding import forwarded
 from ensembleode.fields.ir import Function
 from ensembleode.fields.lowering.values import is_stored_as_bits
+from ensembleode.ground.keys import raw
 from ensembleode.tracing.program import trace
 
 from .python_printer import run
@@ -63,7 +64,7 @@ class Lowered:
         """The groups of the parameters."""
         parts: dict = {group: [] for group in ("own", "shared", "forward")}
         for group, x in zip(self.groups, (*self.consts, *jtu.tree_leaves(p)), strict=True):
-            x = np.asarray(x).reshape(-1)
+            x = np.asarray(raw(x)).reshape(-1)
             if group != "forward":
                 as_bits = is_stored_as_bits(x.dtype, self.storage)
                 x = x.view(self.storage) if as_bits else x.astype(self.storage)

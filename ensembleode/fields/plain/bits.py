@@ -1,4 +1,4 @@
-"""Rules for primitives that work on the bits of numbers."""
+"""Rules for primitives that work on the bits of numbers: random ones, and roundings."""
 
 from typing import Any
 
@@ -7,6 +7,32 @@ import numpy as np
 from jax import lax
 
 from .writing import rule
+
+
+@rule("threefry2x32", apart=True)
+def _threefry2x32(eqn: Any, key1: Any, key2: Any, x1: Any, x2: Any) -> list:
+    """Two words scrambled by two of a key, in 20 rounds. (Salmon, Moraes, Dror and Shaw, Parallel
+    random numbers: as easy as 1, 2, 3, 2011.)"""
+    shape = eqn.outvars[0].aval.shape
+    keys = [key1, key2, key1 ^ key2 ^ np.uint32(0x1BD11BDA)]
+    keys = [jnp.broadcast_to(k, shape) for k in keys]
+    x1, x2 = x1 + keys[0], x2 + keys[1]
+    for i in range(5):
+        for n in ((13, 15, 26, 6), (17, 29, 16, 24))[i % 2]:
+            x1 = x1 + x2
+            rotated = lax.shift_left(x2, lax.full_like(x2, n))
+            x2 = x1 ^ (rotated | lax.shift_right_logical(x2, lax.full_like(x2, 32 - n)))
+        x1, x2 = x1 + keys[(i + 1) % 3], x2 + keys[(i + 2) % 3] + np.uint32(i + 1)
+    return [x1, x2]
+
+
+@rule("iota_2x32_shape", apart=True)
+def _iota_2x32_shape(eqn: Any) -> list:
+    """The numbers of components, each in two words."""
+    shape = eqn.params["shape"]
+    counts = lax.iota(np.uint64, int(np.prod(shape))).reshape(shape)
+    upper = lax.shift_right_logical(counts, lax.full_like(counts, 32))
+    return [upper.astype(np.uint32), counts.astype(np.uint32)]
 
 
 @rule("mulhi")

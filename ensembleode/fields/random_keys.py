@@ -1,0 +1,151 @@
+"""Programs that draw random numbers, with the integers of PRNG keys in place of the keys.
+
+Like JAX itself, this takes what is done with a key (a split, random bits) from the key's
+implementation, whose functions are of arrays of integers.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+
+from ..ground.keys import is_key, raw
+from ..tracing.program import equations, is_jaxpr, with_constants
+from .equations import called, interpreted
+from .lanes.interpreter import bind
+
+
+def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr:
+    """The same program without keys, if it does anything with keys.
+
+    **Arguments:** `storage`: the dtype as which parameters are stored, if they have one. In one of
+    fewer than 64 bits there is no place for the integers of a key: a program that is given keys is
+    left as it is.
+    """
+    if not any(map(_has_keys, equations(jaxpr))):
+        return jaxpr
+    given = any(is_key(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
+    if given and storage is not None and np.dtype(storage).itemsize < 8:
+        return jaxpr
+    closed = _closed(jaxpr)
+    if closed.consts:
+        return jaxpr
+    inner: Any = closed.jaxpr
+    n = len(jaxpr.constvars)
+    return with_constants(inner, inner.invars[:n], inner.invars[n:])
+
+
+def _has_keys(eqn: Any) -> bool:
+    return any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def _closed(jaxpr: Any) -> Any:
+    """The same program without keys, of its constants and its inputs."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    binders = inner.invars if inner is not jaxpr else [*inner.constvars, *inner.invars]
+    avals = [raw(v.aval) for v in binders]
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return jax.make_jaxpr(lambda *xs: interpreted(jaxpr, xs, raw, _equation))(*structs)
+
+
+def _equation(eqn: Any, ins: list) -> list:
+    inner, name = called(eqn), eqn.primitive.name
+    with _at_place_of(eqn):
+        if inner is not None:
+            return interpreted(inner, ins, raw, _equation)
+        if name == "random_gamma":
+            return interpreted(_implemented(eqn), ins, raw, _equation)
+        if name in _RULES:
+            return [_RULES[name](eqn, *ins)]
+        if any(any(map(_has_keys, equations(x))) for x in _inside(eqn)):
+            return bind(eqn.replace(params=_changed(eqn.params)), ins)
+        if not _has_keys(eqn):
+            return bind(eqn, ins)
+        # A key is only moved, and its integers with it.
+        axes = [-1 if is_key(v.aval) else None for v in eqn.invars]
+        return jax.vmap(lambda *xs: bind(eqn, xs), in_axes=axes, out_axes=-1)(*ins)
+
+
+def _at_place_of(eqn: Any) -> Any:
+    """Within this, equations come from the place in the user's source that this one comes from, or
+    else from the place of the one that calls it."""
+    if not source_info_util.summarize(eqn.source_info):
+        return contextlib.nullcontext()
+    return source_info_util.user_context(eqn.source_info.traceback)
+
+
+def _implemented(eqn: Any) -> Any:
+    """The function of keys by which JAX computes a primitive."""
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    return jax.make_jaxpr(lambda *xs: eqn.primitive.impl(*xs, **eqn.params))(*structs)
+
+
+def _inside(eqn: Any) -> list:
+    leaves = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
+    return list(filter(is_jaxpr, leaves))
+
+
+def _changed(params: dict) -> dict:
+    return {
+        key: jax.tree.map(lambda x: _closed(x) if is_jaxpr(x) else x, value, is_leaf=is_jaxpr)
+        if any(map(is_jaxpr, jax.tree.leaves(value, is_leaf=is_jaxpr)))
+        else value
+        for key, value in params.items()
+    }
+
+
+#
+# What is done with keys
+#
+
+
+def _implementation(eqn: Any) -> Any:
+    """The functions of a key's kind."""
+    return eqn.params["impl"] if "impl" in eqn.params else eqn.invars[0].aval.dtype._impl
+
+
+def _of_each(fn: Callable, axes: int) -> Callable:
+    for _ in range(axes):
+        fn = jax.vmap(fn)
+    return fn
+
+
+def _seed(eqn: Any, seeds: Any) -> Any:
+    return _of_each(_implementation(eqn).seed, seeds.ndim)(seeds)
+
+
+def _split(eqn: Any, keys: Any) -> Any:
+    split, shape = _implementation(eqn).split, eqn.params["shape"]
+    return _of_each(lambda key: split(key, shape), eqn.invars[0].aval.ndim)(keys)
+
+
+def _fold_in(eqn: Any, keys: Any, numbers: Any) -> Any:
+    shape = eqn.outvars[0].aval.shape
+    keys = jnp.broadcast_to(keys, (*shape, *keys.shape[eqn.invars[0].aval.ndim :]))
+    fold_in = _of_each(_implementation(eqn).fold_in, len(shape))
+    return fold_in(keys, jnp.broadcast_to(numbers, shape))
+
+
+def _bits(eqn: Any, keys: Any) -> Any:
+    params, random_bits = eqn.params, _implementation(eqn).random_bits
+
+    def bits(key: Any) -> Any:
+        return random_bits(key, params["bit_width"], params["shape"])
+
+    return _of_each(bits, eqn.invars[0].aval.ndim)(keys)
+
+
+_RULES: dict[str, Callable] = {
+    "random_bits": _bits,
+    "random_clone": lambda eqn, x: x,
+    "random_fold_in": _fold_in,
+    "random_seed": _seed,
+    "random_split": _split,
+    "random_unwrap": lambda eqn, x: x,
+    "random_wrap": lambda eqn, x: x,
+}
