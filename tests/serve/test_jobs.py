@@ -458,7 +458,8 @@ def test_jobs_go_on_after_signals(tmp_path, sig):
 
 
 @pytest.mark.slow
-def test_killed_at_random(tmp_path, kills=3, seed=0):
+@pytest.mark.parametrize(("kills", "seed"), [(3, 0)])
+def test_killed_at_random(tmp_path, kills, seed):
     """Whatever the process was doing, beginning a job or ending one, too: each job that it had
     taken ends, with the numbers of one that ran on, and what was done stays done."""
     rng = random.Random(seed)
