@@ -5,6 +5,7 @@
 - `control.py`: this library's step-size controllers and norms within diffrax, and the end of a
     trajectory that can't go on.
 - `within_steps.py`: the solution within saved steps.
+- `explicit.py`: this library's explicit methods that diffrax doesn't have.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """
 

@@ -3,7 +3,7 @@ controllers and norms, and the end of a trajectory that can't go on, with any co
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -33,7 +33,7 @@ from ..compiled.stopping import stopped
 from . import implicit
 
 
-class _Arithmetic(JaxArithmetic):
+class Arrays(JaxArithmetic):
     """The [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic] for one trajectory: a state is
     a tuple of arrays, and its numbers are arrays of shape `[]`."""
 
@@ -47,7 +47,7 @@ class _Arithmetic(JaxArithmetic):
         return super().largest(tuple(map(jnp.max, components)))
 
 
-ARRAYS: Any = _Arithmetic()
+ARRAYS: Any = Arrays()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
@@ -59,6 +59,31 @@ def _sizes(components: Components) -> Components:
     """The components, with complex ones replaced by their absolute values, as norms take real
     numbers."""
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
+
+
+class Estimates(NamedTuple):
+    """Several estimates of a step's error, each like the state, of which the largest counts."""
+
+    each: tuple
+
+
+def _largest(estimates: Estimates, controller: Any, *states: Any) -> Any:
+    """The estimate whose norm in units of the controller's tolerances is the largest."""
+
+    def size(estimate: Any) -> Any:
+        def scaled(e, *at):
+            largest = functools.reduce(jnp.maximum, map(jnp.abs, at))
+            return e / (controller.atol + controller.rtol * largest)
+
+        with jax.numpy_dtype_promotion("standard"):
+            return controller.norm(jax.lax.stop_gradient(jtu.tree_map(scaled, estimate, *states)))
+
+    found, most = estimates.each[0], size(estimates.each[0])
+    for estimate in estimates.each[1:]:
+        this = size(estimate)
+        found = jtu.tree_map(functools.partial(jnp.where, this > most), estimate, found)
+        most = jnp.maximum(this, most)
+    return found
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
@@ -104,17 +129,22 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         del error_order
         h, span = dt0, jnp.asarray(t1 - t0)
         if h is None:
+            structure = jtu.tree_structure(y0)
 
             def field(y, t):
-                return (sum(jtu.tree_leaves(func(terms, t, *y, args))),)
+                k = func(terms, t, jtu.tree_unflatten(structure, list(y)), args)
+                # (Of an equation in two parts, each has its own.)
+                parts = [k] if jtu.tree_structure(k) == structure else k
+                return tuple(map(sum, zip(*map(jtu.tree_leaves, parts), strict=True)))
 
             def norm(xp, values):
                 return self.own_norm(xp, _sizes(values))
 
-            h = initial_step(
-                ARRAYS, norm, power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
-                self.order, self.bounds.dtmax,
-            )  # fmt: skip
+            y = tuple(jtu.tree_leaves(y0))
+            at = t0, y, field(y, t0), span, self._tol, self.order, self.bounds.dtmax
+            # (Complex states are divided by tolerances, which jax may be told to refuse.)
+            with jax.numpy_dtype_promotion("standard"):
+                h = initial_step(ARRAYS, norm, power_of_ten, field, *at)
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
         h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
@@ -125,8 +155,9 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     ):
         del args, error_order
         memory, is_first, end, span = controller_state
-        at = jax.lax.stop_gradient(((y_error,), (y0,), (y1_candidate,)))
-        squared = self.own_norm.squared(ARRAYS, _sizes(scaled(ARRAYS, self._tol, *at)))
+        at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
+        with jax.numpy_dtype_promotion("standard"):
+            squared = self.own_norm.squared(ARRAYS, _sizes(scaled(ARRAYS, self._tol, *at)))
         accepted = self.controller.accepts(ARRAYS, squared, memory)
         size = jax.lax.stop_gradient(t1 - t0)
         next_h, memory = self.controller.next_step(
@@ -198,6 +229,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.adaptive:
             # The infinite error of an infinite state would become NaN, and so would the next step.
             usable = _finite(y1_candidate) & _finite(y_error)
+            if isinstance(y_error, Estimates):
+                y_error = _largest(y_error, self.inner, y0, y1_candidate)
             y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
             error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
         keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(

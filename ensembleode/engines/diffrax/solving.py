@@ -6,6 +6,7 @@ when its step underflows; NaN in the rows that a trajectory did not get to; and 
 callback.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 from typing import Any, get_origin
@@ -21,14 +22,26 @@ from ...core.plan import Plan, Result, shared_times
 from ...fields.jacobian import is_reverse_only
 from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
-from ...solvers import ExplicitRungeKutta, ODESolver
-from ...solvers.controllers import AbstractController
+from ...solvers import (
+    Bosh3,
+    Dopri5,
+    Dopri8,
+    Euler,
+    ExplicitRungeKutta,
+    Heun,
+    Midpoint,
+    ODESolver,
+    Ralston,
+    Tsit5,
+)
+from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
 from ...tracing.program import Program, Static
 from ..checks import check_backsolve, check_controller, check_steps
 from . import implicit
 from .control import ARRAYS, controller_for, NONFINITE, STOPPED
+from .explicit import Explicit
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
 
@@ -100,10 +113,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
         if adaptive:
             check_controller(label, can_adapt, controller)
     check_steps(label, can_adapt, adaptive, has_dt or isinstance(controller, diffrax.StepTo))
-    if ours:
-        solver = implicit.solver(label, adaptive) if alg.implicit else _solver(type(alg))
-    else:
-        solver = implicit.with_retries(alg)
+    solver = _solver(alg, adaptive) if ours else implicit.with_retries(alg)
+    made_here = isinstance(solver, Explicit)
+    if made_here and adaptive and controller is None:
+        # (diffrax's own control belongs to its own methods.)
+        controller = PIController()
     imex = isinstance(alg, _IMEX)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
@@ -118,10 +132,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
         controller = controller.for_method(order, embedded_order)
     norm = options["internalnorm"]
     counted = (stages, fsal)
+    is_made_again = type(alg) in AS_OURS or (made_here and not alg.method.remembers)
     return Static(
         _Method(
             solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction,
-            alg.method if type(alg) in AS_OURS else None,
+            alg.method if is_made_again else None,
         )
     )  # fmt: skip
 
@@ -129,7 +144,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
     """The order of the method, and approximately that of the method with which its error estimate
     compares."""
-    if isinstance(alg, ExplicitRungeKutta):
+    if isinstance(alg, ExplicitRungeKutta) or isinstance(solver, Explicit):
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):
         return alg.order, alg.order - 1
@@ -244,15 +259,20 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
     saving = plan.saving
     save = functools.partial(diffrax.SaveAt, controller_state=True)
-    saveat, adjoint = save(t0=saving.start, t1=True), method.adjoint
+    saveat, adjoint, solver = save(t0=saving.start, t1=True), method.adjoint, method.solver
     if saving.mode == "times":
         # diffrax integrates backwards in time by changing the sign of time.
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
+        if isinstance(solver, Explicit):
+            times = jax.lax.stop_gradient(ts)
+            solver = dataclasses.replace(solver, is_dense=True, times=times)
     elif saving.mode == "steps":
         saveat = save(t0=saving.start, steps=True, dense=keeps(plan))
-    t0, solver = lane.t0, method.solver
+        if isinstance(solver, Explicit):
+            solver = dataclasses.replace(solver, is_dense=keeps(plan))
+    t0 = lane.t0
     if lane.d_discontinuities is not None:
         # diffrax itself steps over the other times.
         direction = jnp.where(lane.t1 < t0, -1, 1).astype(t0.dtype)
@@ -315,8 +335,19 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
     )
 
 
+# The methods that are diffrax's own; it has no other explicit ones of ours.
+_THEIRS = (Bosh3, Dopri5, Dopri8, Euler, Heun, Midpoint, Ralston, Tsit5)
+
+
+def _solver(alg: Any, adaptive: bool) -> Any:
+    """The diffrax solver for one of this library's methods."""
+    if alg.implicit:
+        return implicit.solver(type(alg).__name__, adaptive)
+    return _theirs(type(alg)) if type(alg) in _THEIRS else Explicit(alg.method)
+
+
 @functools.cache
-def _solver(cls: type) -> Any:
+def _theirs(cls: type) -> Any:
     return getattr(diffrax, cls.__name__)()
 
 
@@ -325,6 +356,8 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
     the first of the next step."""
     if isinstance(solver, diffrax.Euler):
         return 1, False
+    if isinstance(solver, Explicit):
+        return solver.method.stages, solver.method.evaluations(0) > 0
     tableau = getattr(solver, "tableau", None)
     counted = isinstance(solver, diffrax.AbstractERK | implicit.Method)
     if counted and isinstance(tableau, diffrax.ButcherTableau):
@@ -367,6 +400,14 @@ _CODES = (
     (NONFINITE, ReturnCode.Unstable),
     (STOPPED, ReturnCode.Default),
 )
+
+
+def _evaluations(method: _Method, steps: Any) -> Any:
+    """The number of evaluations of `f` in so many steps."""
+    if isinstance(method.solver, Explicit):
+        return method.solver.method.evaluations(steps)
+    assert method.stages is not None
+    return steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
 
 
 def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
@@ -419,7 +460,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
         counted = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), state[-1])
         nf, of_matrices = counted.nf, {x: getattr(counted, x) for x in _OF_MATRICES}
     elif method.stages is not None:
-        nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
+        nf = _evaluations(method, steps)
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic choice of the first step
         if method.fsal and (jumps := getattr(sol.controller_state, "jump_info", None)):
