@@ -40,7 +40,7 @@ from ...solvers.time import next_time
 from ...tracing.program import Program, Static
 from ..checks import check_backsolve, check_controller, check_steps
 from . import implicit
-from .control import ARRAYS, controller_for, NONFINITE, STOPPED
+from .control import ARRAYS, Controlled, controller_for, NONFINITE, STOPPED
 from .explicit import Explicit
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
@@ -288,7 +288,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         lane.u0,
         args,
         saveat=saveat,
-        stepsize_controller=controller_for(method, lane),
+        stepsize_controller=controller_for(plan, lane),
         adjoint=adjoint,
         max_steps=plan.maxiters,
         throw=False,
@@ -439,7 +439,9 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     ys = sol.ys
-    overflow = reached & ~jnp.all(jnp.isfinite(ys), axis=tuple(range(1, ys.ndim)))
+    controlled = Controlled.of(plan)
+    first = ys if controlled is None else jax.vmap(controlled.first)(ys)
+    overflow = reached & ~jnp.all(jnp.isfinite(first), axis=tuple(range(1, first.ndim)))
     reached = reached & ~overflow
     retcode = jnp.where(jnp.any(overflow), unstable, retcode)
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
