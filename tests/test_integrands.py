@@ -83,7 +83,7 @@ def test_the_solution_and_its_steps_are_as_without(engine, options):
         np.testing.assert_array_equal(sim(0.77), without(0.77))
 
 
-@pytest.mark.parametrize("engine", ENGINES[:2])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "derivative", [jax.grad, slow_unless(False, jax.jacfwd), slow_unless(False, jax.hessian)]
 )

@@ -9,6 +9,7 @@ callback.
 import dataclasses
 import functools
 import importlib.metadata
+from collections.abc import Callable
 from typing import Any, get_origin
 
 import diffrax
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
+from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
 from ...fields.jacobian import is_reverse_only
@@ -62,6 +64,7 @@ class _Method(eqx.Module):
     stages: int | None
     fsal: bool
     direction: str
+    by_default: bool
     method: Any
 
 
@@ -136,7 +139,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     return Static(
         _Method(
             solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction,
-            alg.method if is_made_again else None,
+            options["sensealg"] is None, alg.method if is_made_again else None,
         )
     )  # fmt: skip
 
@@ -152,6 +155,15 @@ def _orders(alg: Any, solver: Any) -> tuple[int, int]:
     return int(order), max(1, int(order) - 1)
 
 
+def closes(plan: Plan) -> bool:
+    """See [`Engine.closes`][ensembleode.engines.engine.Engine.closes]. It is so without an adjoint
+    that is asked for, where nothing but the saved states and times has derivatives."""
+    is_kept = plan.saving.mode == "steps" and keeps(plan)
+    field: Any = plan.field
+    field = getattr(field, "field", field)  # of the columns of a matrix
+    return plan.method.value.by_default and not is_kept and not field.jaxpr.effects
+
+
 def integrate(plan: Plan, lane: Lane) -> Result:
     """Solve one trajectory."""
     return _timed(plan, lane, _integrated(plan, lane))
@@ -159,13 +171,6 @@ def integrate(plan: Plan, lane: Lane) -> Result:
 
 def _integrated(plan: Plan, lane: Lane) -> Result:
     method: _Method = plan.method.value
-    field = plan.field
-    if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
-        raise TypeError(
-            f"alg={type(method.solver).__name__}() takes the derivative of f along tangents, but f "
-            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
-            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
-        )
     if method.direction == "reverse":
         label = type(method.adjoint).__name__ + "()"
         return _isolated(operands_of(sensitivity.reverse_only(lane, label)), plan)
@@ -173,11 +178,40 @@ def _integrated(plan: Plan, lane: Lane) -> Result:
     return sensitivity.forward_only(result) if method.direction == "forward" else result
 
 
+def _check_derivatives(plan: Plan) -> None:
+    """**Raises:** `TypeError` for an `f` without the derivative that an implicit method takes."""
+    field = plan.field
+    if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
+        raise TypeError(
+            f"alg={type(method.solver).__name__}() takes the derivative of f along tangents, but f "
+            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
+            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
+        )
+
+
 def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     """Solve trajectories, all at once."""
+    return _timed(plan, lanes, _mapped(plan, functools.partial(_integrated, plan), lanes, n))
+
+
+def each_of(
+    plan: Plan, lanes: Lane, n: int, adjoint: diffrax.AbstractAdjoint | None = None
+) -> Result:
+    """The results of trajectories, all at once, with the derivatives of diffrax; they have times
+    only where each trajectory has its own.
+
+    **Arguments:** `adjoint`: by default the method's.
+    """
+    solve = functools.partial(_integrate, plan, adjoint=adjoint)
+    if n > 1:
+        return _mapped(plan, solve, lanes, n)
+    one = jax.tree.map(lambda x, own: x[0] if own else x, lanes, plan.batched)
+    return jax.tree.map(lambda x: x[None], solve(one))
+
+
+def _mapped(plan: Plan, solve: Callable, lanes: Lane, n: int) -> Result:
     in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
-    solve = functools.partial(_integrated, plan)
-    return _timed(plan, lanes, jax.vmap(solve, in_axes=(in_axes,), axis_size=n)(lanes))
+    return jax.vmap(solve, in_axes=(in_axes,), axis_size=n)(lanes)
 
 
 def _timed(plan: Plan, lanes: Lane, result: Result) -> Result:
@@ -249,8 +283,11 @@ def _(residuals, cotangents, perturbed, lane, plan):
 #
 
 
-def _integrate(plan: Plan, lane: Lane) -> Result:
+def _integrate(plan: Plan, lane: Lane, adjoint: diffrax.AbstractAdjoint | None = None) -> Result:
+    _check_derivatives(plan)
     method: _Method = plan.method.value
+    if plan.events is not None:
+        lane = _with_moving_jumps(plan.events, lane)
     field = _Field(plan.field, len(lane.consts))
     # BacksolveAdjoint can't take empty containers.
     args = lane.parameters or None
@@ -259,7 +296,8 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
     saving = plan.saving
     save = functools.partial(diffrax.SaveAt, controller_state=True)
-    saveat, adjoint, solver = save(t0=saving.start, t1=True), method.adjoint, method.solver
+    saveat, solver = save(t0=saving.start, t1=True), method.solver
+    adjoint = adjoint or method.adjoint
     if saving.mode == "times":
         # diffrax integrates backwards in time by changing the sign of time.
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
@@ -294,6 +332,21 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         throw=False,
     )
     return _result(plan, lane, sol)
+
+
+def _with_moving_jumps(events: Events, lane: Lane) -> Lane:
+    """The numbers with the derivatives of the times at which `f` jumps, which are the last
+    parameter then (see `core.moving_discontinuities`): the steps that end there move with them.
+
+    **Raises:** `NotImplementedError` for the field with tangents, which jump there themselves.
+    """
+    if any(x.jump.moves is not None for x in events.discrete):
+        raise NotImplementedError(
+            "this solve is differentiated twice, once by its d_discontinuities, and the diffrax "
+            "engine has first derivatives by them: pass sensealg=DirectAdjoint(), or use "
+            "engine='compiled', which has derivatives of any order."
+        )
+    return lane._replace(d_discontinuities=lane.p[-1])
 
 
 class _Field(eqx.Module):
