@@ -54,12 +54,26 @@ def called(eqn: Any) -> Any:
     name = eqn.primitive.name
     if name in CALLS:
         return eqn.params[CALLS[name]]
-    if name != "call_hi_primitive":
-        return None
     # Newer versions of JAX define some primitives, such as a search, by functions of others.
+    if name == "call_hi_primitive":
+        return _traced(eqn, lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))
+    if name == "custom_linear_solve":
+        return _traced(eqn, lambda *xs: _solved(eqn, xs))
+    return None
+
+
+def _traced(eqn: Any, fn: Callable) -> Any:
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     with source_info_util.user_context(eqn.source_info.traceback):
-        return jax.make_jaxpr(lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))(*structs)
+        return jax.make_jaxpr(fn)(*structs)
+
+
+def _solved(eqn: Any, args: Sequence) -> list:
+    """The solution of a linear system, by the function that was given for it."""
+    lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
+    first = lengths.matvec + lengths.vecmat
+    consts, b = args[first : first + lengths.solve], args[sum(lengths) :]
+    return jex.jaxpr_as_fun(solve)(*consts, *b)
 
 
 def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:

@@ -9,11 +9,13 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..tracing.program import with_constants
+from ..tracing.program import equations, with_constants
+from .choices import by_choice, CHOICES
 from .equations import branch_here, called, used
 from .lanes import control_flow as control_flow, indexing as indexing, primitives as primitives
-from .lanes.interpreter import bind, Interpreter, Limits, NotInLanesError, TooLong
-from .lanes.values import fill, Scalars, unpack
+from .lanes.interpreter import bind, Interpreter, Limits, NotInLanesError, RULES, TooLong
+from .lanes.values import fill, Scalars, unpack, Value
+from .plain import APART, written_out
 
 
 # Compiled programs of more operations than this are slower than loops, and take long to compile.
@@ -39,7 +41,10 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
     sizes = [math.prod(v.aval.shape) for v in binders]
     if sum(sizes) > limits.moved:
         return None
+    flat = inlined(jaxpr)
     run = Interpreter(True, most, limits)
+    if any(eqn.primitive.name in _MATRICES for eqn in equations(flat)):
+        run.rules = _WITH_MATRICES
     run.on_cpu = False  # nothing here depends on how XLA compiles
     run.differentiated = False  # derivatives have been taken by now
 
@@ -50,7 +55,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
             for v, size in zip(binders, sizes, strict=True)
         ]
         n = len(jaxpr.constvars)
-        outs = run.evaluate(inlined(jaxpr), values[:n], values[n:])
+        outs = run.evaluate(flat, values[:n], values[n:])
         return [fill(x, (1,), out.dtype) for out in outs for x in unpack(out).entries]
 
     entries = [
@@ -104,3 +109,27 @@ def _is_scalar(jaxpr: Any) -> bool:
     return all(math.prod(v.aval.shape) == 1 for v in variables) and not any(
         jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in variables
     )
+
+
+#
+# Programs with matrices
+#
+
+
+def _in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    return run.evaluate_closed(written_out(eqn), ins)
+
+
+def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    """Permutations that pivots lead to."""
+    computed = ins[-1] if eqn.primitive.name == "gather" else ins[0]
+    closed = by_choice(eqn) if computed.batched else None
+    if closed is None:
+        return RULES[eqn.primitive.name](run, eqn, ins)
+    return run.evaluate_closed(closed, ins)
+
+
+_MATRICES = {*APART, "custom_linear_solve"}
+_WITH_MATRICES = {
+    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, _in_plainer)
+}  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
+from jax.lax import linalg
 
 from ensembleode.fields.equations import CALLS, ELEMENTWISE
 from ensembleode.fields.lowering.passing import RULES
@@ -32,7 +33,26 @@ def in_groups(x, y):
 # Every rule has a case, and so has every call. (In others all memory is read and written.)
 NAMES = {*RULES, *WRITTEN_OUT, *CALLS} - {"take", "put"}
 CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in NAMES}
+A = reals(3, 3) + 2 * np.roll(np.eye(3), 1, 0)
+LARGER = reals(6, 6) + 2 * np.roll(np.eye(6), 1, 0)
 CASES |= {
+    "cholesky": [(lambda x, a=a: jnp.linalg.cholesky(a @ a.T + x[0] ** 2), X) for a in (A, LARGER)],
+    "geqrf": [(lambda a: jnp.linalg.qr(a, mode="raw"), a) for a in (A, LARGER, M, M.T)],
+    "householder_product": [
+        (linalg.householder_product, M, np.array([0.3, 1.2])),
+        (linalg.householder_product, LARGER, np.linspace(0.1, 1, 6)),
+    ],
+    "lu": [(linalg.lu, a) for a in (A, LARGER, M, M.T, np.stack([A, A.T]))],
+    "lu_pivots_to_permutation": [
+        (lambda k: linalg.lu_pivots_to_permutation(k, 4), np.array([2, 1, 3], np.int32))
+    ],
+    "ormqr": [(linalg.ormqr, M, np.array([0.3, 1.2]), A)],
+    "qr": [(linalg.qr, a) for a in (A, LARGER, M, M.T)],
+    "triangular_solve": [
+        (linalg.triangular_solve, A + 3 * np.eye(3), M.T),
+        (lambda a, b: linalg.triangular_solve(a, b, left_side=True), LARGER, reals(6, 2)),
+    ],
+    "tridiagonal_solve": [(linalg.tridiagonal_solve, X, Y, X[::-1], M)],
     "bitcast_convert_type": [(lambda x: jnp.copysign(x, -x[::-1]), X)],
     "call_hi_primitive": [(lambda x: jnp.searchsorted(np.sort(X), x), Y)],
     "conv_general_dilated": [

@@ -93,6 +93,7 @@ class Interpreter:
         self.largest = limits.scalars if scalarised else LARGEST_SCALARS_AMONG_ARRAYS
         self.budget = budget
         self.operations = 0
+        self.rules = RULES
         self.on_cpu = platform() == "cpu"
         self.differentiated = True
 
@@ -110,7 +111,7 @@ class Interpreter:
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            apply = RULES.get(eqn.primitive.name, mapped)
+            apply = self.rules.get(eqn.primitive.name, mapped)
             outs = apply(self, eqn, [read(v) for v in eqn.invars])
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]

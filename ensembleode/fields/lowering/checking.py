@@ -44,6 +44,9 @@ def _refused(eqn: Any) -> str | None:
             return f" on {dtype} numbers"
     if name == "round" and params["rounding_method"] not in (0, 1):
         return f" by {params['rounding_method']}"
+    if (name == "qr" and params["pivoting"]) or params.get("perturb_singular"):
+        option = "pivoting" if name == "qr" else "perturb_singular"
+        return f" with {option}=True"
     if name == "bitcast_convert_type" and dtypes[0].itemsize != dtypes[1].itemsize:
         return f" of {dtypes[0]} to {dtypes[1]}"
     return None

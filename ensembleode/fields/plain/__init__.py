@@ -1,16 +1,21 @@
 """Rules that rewrite equations in plainer ones.
 
-Of the primitives that index, pad, sort, accumulate or call, only these are left afterwards:
-elementwise operations, movements, reductions, products, branches, loops, and reading and writing at
-computed numbers ([`take`][] and [`put`][]).
+Of the primitives that index, pad, sort, accumulate, factorise or call, only these are left
+afterwards: elementwise operations, movements, reductions, products, branches, loops, and reading
+and writing at computed numbers ([`take`][] and [`put`][]).
 
 - `writing.py`: applies the rules. `memory.py`: `take` and `put`.
-- `indexing.py`, `axes.py`, `sliding.py`: the rules.
+- `indexing.py`, `axes.py`, `sliding.py`, `matrices.py`: the rules.
 
 To add a primitive, write its [`rule`][ensembleode.fields.plain.writing.rule] if other primitives
 can express it, and a case in `tests/fields/test_primitives.py`.
 """
 
-from . import axes as axes, indexing as indexing, sliding as sliding
+from . import axes as axes, indexing as indexing, matrices as matrices, sliding as sliding
 from .memory import put as put, take as take
-from .writing import rule as rule, RULES as RULES, written_out as written_out
+from .writing import (
+    APART as APART,
+    rule as rule,
+    RULES as RULES,
+    written_out as written_out,
+)
