@@ -209,11 +209,15 @@ THRESHOLDS = {
     f"{C}.products._WRITTEN_OUT": Threshold(wide_network, ways=EXPLICIT),
     f"{C}.products._LONGEST_SUM": Threshold(wide_network, high=100),
     f"{C}.products._LEAST_PACKED": Threshold(wide_network),
-    f"{C}.panels._LEAST_ROWS": Threshold(network, high=10**6),
+    # (As many columns as a vector has lanes.)
+    f"{C}.panels._LEAST_ROWS": Threshold(functools.partial(network, width=16), high=10**6),
     f"{C}.solves._MOST_NEAR": Threshold(network, ways=("fixed",), registers=32, n=40),
     f"{C}.solves._FEW": Threshold(network, registers=16, n=40),
     f"{C}.solves._LARGEST_SEGMENTS": Threshold(network, low=1, in_code=False),
-    f"{C}.printer._WRITTEN_OUT": Threshold(long_ring, ways=EXPLICIT),
+    # (With an integrand, all is written out before.)
+    f"{C}.printer._WRITTEN_OUT": Threshold(
+        long_ring, ways=tuple(way for way in EXPLICIT if way != "integrand")
+    ),
     f"{C}.printer._LONGEST_TURN": Threshold(long_ring, registers=32),
     f"{C}.field._MOST_DEAR": Threshold(waves),
     f"{C}.equations._LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
