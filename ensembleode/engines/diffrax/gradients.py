@@ -63,7 +63,9 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
     # diffrax promotes types where it solves backwards, which jax may be told to refuse.
     with jax.numpy_dtype_promotion("standard"):
         to_u0, to_values = pulled(*cotangents)
-    return [to_u0, *to_values]
+    # If none succeeded, the numbers are those of one that failed.
+    some = jnp.any(known.ok)
+    return [jnp.where(some, x, jnp.zeros_like(x)) for x in (to_u0, *to_values)]
 
 
 def _rows_by(adjoint: diffrax.AbstractAdjoint | None, plan: Plan, lanes: Lane, n: int) -> Any:
