@@ -310,8 +310,10 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         lost = ~(t1 > t0)
         if self.adaptive:
             # A trial step to infinity is rejected like any step with a large error, and tried
-            # shorter until time can't resolve it, or rounding makes it no shorter.
-            spacing = min_step(ARRAYS, next_t0, span)
+            # shorter until time can't resolve it, or rounding makes it no shorter. Near zero,
+            # diffrax's controllers go on until the numbers underflow; ours end before.
+            is_ours = isinstance(self.inner, OwnController)
+            spacing = min_step(ARRAYS, next_t0, span if is_ours else 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
