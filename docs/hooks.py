@@ -131,7 +131,8 @@ def solvers() -> str:
         rows.append(f"| {' | '.join(cells)} |")
     own = "[`ExplicitRK`][ensembleode.ExplicitRK]"
     of_tableau = "the tableau's | with an embedded method"
-    rows.append(f"| {own} | {of_tableau} | compiled, lanes | An explicit method of your own. |")
+    engines = ", ".join(ensembleode.ExplicitRK.engines)
+    rows.append(f"| {own} | {of_tableau} | {engines} | An explicit method of your own. |")
     alg = "[`JuliaAlg`][ensembleode.JuliaAlg]"
     of_method = "the method's | the method's"
     about = "Any method of OrdinaryDiffEq that it knows by name."

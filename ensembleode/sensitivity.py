@@ -72,8 +72,8 @@ class InterpolatingAdjoint(SensitivityAlgorithm):
 
 
 class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
-    """Reverse mode through the steps taken, with recursive checkpointing. It is the default of the
-    diffrax engine.
+    """Reverse mode through the steps taken, with recursive checkpointing. The diffrax engine uses
+    it in reverse mode by default, and then has the other mode and derivatives of any order, too.
 
     The derivatives of the numerical solution are exact. Reverse mode only.
 
@@ -115,11 +115,15 @@ class ForwardDiffSensitivity(SensitivityAlgorithm):
     """
 
 
+_BY_DEFAULT = (
+    "Without sensealg, the compiled, lanes and diffrax engines have derivatives of any order "
+    "(diffrax not with effects in f, nor with save_everystep by methods whose steps it can't make "
+    "again)."
+)
 _REVERSE_ONLY = (
     "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "
     "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode (twice, as "
-    "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both. By default "
-    "our own engines, compiled and lanes, have derivatives of any order."
+    "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both. " + _BY_DEFAULT
 )
 # The choices that have forward mode.
 _HAVE_FORWARD = ("ReplayAdjoint", "DirectAdjoint", "ForwardDiffSensitivity")
@@ -139,8 +143,8 @@ _FORWARD_ONLY = (
 _ONCE = (
     "this solve is differentiated twice, but sensealg={} is for first derivatives, in reverse mode "
     "only. Pass sensealg=DirectAdjoint() (of the diffrax engine), or "
-    "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...)). By default "
-    "our own engines, compiled and lanes, have derivatives of any order."
+    "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...)). "
+    + _BY_DEFAULT
 )
 
 
@@ -151,18 +155,19 @@ def reverse_only(tree: PyTree, name: str) -> PyTree:
 
 
 @contextlib.contextmanager
-def explained(sensealg: Any, adjoint: str) -> Iterator[None]:
+def explained(sensealg: Any, adjoint: str, *, closes: bool = False) -> Iterator[None]:
     """Within this block, JAX's error of forward mode through a `jax.custom_vjp` gets a remedy: that
     is a reverse-only adjoint where JAX notices it before `reverse_only` does (for a Hessian, in
     some versions), or a function of the user's.
 
-    **Arguments:** `adjoint`: the name of the adjoint that is used, also if `sensealg` is None.
+    **Arguments:** `adjoint`: the name of the adjoint that is used, also if `sensealg` is None;
+    `closes`: whether there are derivatives of any order if it is.
     """
     try:
         yield
     except TypeError as e:
         if "forward-mode autodiff (jvp) to a custom_vjp" in str(e):
-            if adjoint in _HAVE_FORWARD:
+            if adjoint in _HAVE_FORWARD or (closes and sensealg is None):
                 raise TypeError(_RULES) from e
             raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
         raise

@@ -305,7 +305,9 @@ def solve(
         refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
         place.check_staged(run.job.plan.engine)
         given = run.job.trajectories.options["sensealg"]
-        with sensitivity.explained(given, run.choice.sensealg), place.computing():
+        closes = run.job.plan.engine.closes(run.job.plan)
+        explained = sensitivity.explained(given, run.choice.sensealg, closes=closes)
+        with explained, place.computing():
             run = run._replace(job=make_traceable(run.job, ens, run.n))
             sim = _solve_alone(run)[0] if alone else _solve_traced(run)
         return place.brought_home(sim)

@@ -268,23 +268,24 @@ def check(case):
     )
 
 
-HOW = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
-
-
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
-@settings(max_examples=300, **HOW)
-@given(CASES)
-def test_right_or_refused(case):
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
-@pytest.mark.parametrize("seed", range(100))
-def test_right_or_refused_at_length(seed):
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def tried(seed, examples):
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(CASES)
     def run(case):
         check(case)
 
     hypothesis.seed(seed)(run)()
+
+
+# (In parts, as tests run beside each other.)
+@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
+@pytest.mark.parametrize("seed", range(10))
+def test_right_or_refused(seed):
+    tried(seed, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
+@pytest.mark.parametrize("seed", range(10, 410))
+def test_right_or_refused_at_length(seed):
+    tried(seed, 25)

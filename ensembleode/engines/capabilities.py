@@ -439,7 +439,13 @@ LACKS: tuple[Lack, ...] = (
         ("lanes", "diffrax", "julia"),
         by="BacksolveAdjoint",
     ),
-    Lack("integrands", _FURTHER, ("diffrax", "julia")),
+    Lack("integrands", _FURTHER, ("julia",)),
+    Lack(
+        "integrands",
+        "sensealg=BacksolveAdjoint() has no integrands: leave it out.",
+        ("diffrax",),
+        by="BacksolveAdjoint",
+    ),
     Lack(
         "integrands",
         "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint().",

@@ -133,10 +133,10 @@ def _pull_dot(
     if dtimes is not None and not is_zero(dtimes):
         # J^T c at the saved states, and how it changes with the parameters of f.
         rows, *_ = bind(solve_p, flow.with_moved(groups=1, wanted=()), lanes, known)
-        args = _by_group(flow, lanes)
+        args = by_group(flow, lanes)
 
         def along(rows, wanted):
-            return row_rates(*_of_groups(flow, lanes, wanted), known, rows)
+            return row_rates(*of_groups(flow, lanes, wanted), known, rows)
 
         by = times_rate(from_rows(flow, known, c[0]), at_times(flow, dtimes))
         at_rows, to_wanted = jax.vjp(along, rows, args)[1](by)
@@ -153,11 +153,11 @@ def _pull_dot(
         to_u0 = pulled()[0]
 
         def leaving(u0, wanted):
-            here, numbers = _of_groups(flow, lanes, wanted)
+            here, numbers = of_groups(flow, lanes, wanted)
             return start_rate(here, numbers._replace(u0=u0), known)
 
         by = -times_rate(to_u0, each_t0(flow, dlanes.t0))
-        to_u0, to_wanted = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
+        to_u0, to_wanted = jax.vjp(leaving, lanes.u0, by_group(flow, lanes))[1](by)
         more.append([to_u0, *to_wanted])
     found: list = [None] * (1 + len(flow.wanted))
     for xs in more:
@@ -170,7 +170,7 @@ def _sum(a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else a + b
 
 
-def _by_group(flow: Flow, lanes: Lane) -> list:
+def by_group(flow: Flow, lanes: Lane) -> list:
     """The `wanted` parameters, with a leading axis of groups on those that all trajectories
     share."""
     k = flow.groups
@@ -180,14 +180,14 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
     ]
 
 
-def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
+def of_groups(flow: Flow, lanes: Lane, grouped: Sequence) -> tuple[Flow, Lane]:
     """The flow and its numbers with these parameters, which may differ between groups."""
     k, own = flow.groups, flow.own
     if k == 1:
-        values = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
+        values = [x if o else x[0] for x, o in zip(grouped, own, strict=True)]
         return flow, with_wanted(flow, lanes, values)
     values = [
-        x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(by_group, own, strict=True)
+        x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(grouped, own, strict=True)
     ]
     plan = flow.plan
     batched = with_wanted(flow, plan.batched, [True] * len(own))

@@ -1,6 +1,7 @@
 """The interface of engines, which integrate one trajectory or many."""
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ..core.events import Events
@@ -19,8 +20,10 @@ class Engine(abc.ABC):
     - `shares_work`: whether it shares a batch out to `plan.threads` threads of the CPU itself, and
         needs no devices for that.
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
-    - `closed`: whether its solves are this library's own primitives, which are closed under
+    - `closed`: whether all its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives.py`).
+    - `push`: the kernel of `push` of `primitives.py`, `push(flow, lanes, known, v)`, in an engine
+        that has one: the tangents of the rows. Without, it is a solve of the field with tangents.
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
         then another number compiles nothing, and the bits are the same.
     """
@@ -31,7 +34,13 @@ class Engine(abc.ABC):
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
+    push: ClassVar[Callable | None] = None
     numbers_apart: ClassVar[bool] = False
+
+    def closes(self, plan: Plan) -> bool:
+        """Whether this solve is a primitive that is closed under differentiation."""
+        del plan
+        return self.closed
 
     def missing(self) -> str | None:
         """Why this engine can't run on this machine; None when it can."""

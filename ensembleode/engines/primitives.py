@@ -67,6 +67,8 @@ def _solve(flow: Flow, lanes: Lane, known: Known) -> list:
 
 
 def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
+    if (push := flow.plan.engine.push) is not None:
+        return list(map(where, is_there(flow, known), push(flow, lanes, known, v)))
     return [half(rows, 1) for rows in _solve(*augmented(flow, lanes, v), known)]
 
 

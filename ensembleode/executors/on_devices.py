@@ -43,7 +43,7 @@ def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any
 
     **Returns:** the result, split over the devices; without `t` where all trajectories share it.
     """
-    if plan.method.value.direction == "reverse" and not plan.engine.closed:
+    if plan.method.value.direction == "reverse" and not plan.engine.closes(plan):
         label = type(plan.method.value.adjoint).__name__ + "()"
         return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)
     return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))

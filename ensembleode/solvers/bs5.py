@@ -78,4 +78,3 @@ class BS5(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("bogacki1996",)
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

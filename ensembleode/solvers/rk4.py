@@ -32,4 +32,3 @@ class RK4(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("kutta1901",)
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

@@ -44,4 +44,3 @@ class SSPRK33(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("shu1988", "ketcheson2017")
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

@@ -93,4 +93,3 @@ class Vern6(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("verner2010",)
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

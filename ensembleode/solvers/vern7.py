@@ -112,4 +112,3 @@ class Vern7(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("verner2010",)
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

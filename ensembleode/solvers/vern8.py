@@ -164,4 +164,3 @@ class Vern8(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("verner2010",)
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

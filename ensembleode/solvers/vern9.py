@@ -193,4 +193,3 @@ class Vern9(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("verner2010",)
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

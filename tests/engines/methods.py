@@ -1,4 +1,4 @@
-"""Two methods that are not Runge-Kutta methods, as solvers for the compiled and the lanes engine.
+"""Methods that are not Runge-Kutta methods, as solvers for the engines that run any method of ours.
 
 Sources: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I": III.5 (variable
 steps of Adams methods), I.8 (Taylor series).
@@ -161,14 +161,14 @@ class RationalEuler(OneStep):
 class OfAdams(ODESolver):
     order = 2
     stages = 1
-    engines = ("compiled", "lanes")
+    engines = ("compiled", "lanes", "diffrax")
     method: ClassVar[Any] = AdamsBashforth()
 
 
 class OfTaylor(ODESolver):
     order = 2
     stages = 2
-    engines = ("compiled", "lanes")
+    engines = ("compiled", "lanes", "diffrax")
     method: ClassVar[Any] = Taylor2()
 
 
@@ -176,7 +176,7 @@ class Rational(ODESolver):
     order = 1
     stages = 1
     adaptive = False
-    engines = ("compiled", "lanes")
+    engines = ("compiled", "lanes", "diffrax")
     method: ClassVar[Any] = RationalEuler()
 
 

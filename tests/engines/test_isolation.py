@@ -57,7 +57,7 @@ WAYS = {
     "diffrax": {"engine": "diffrax", "saveat": TIMES},
     "diffrax, backsolve": {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
 }
-QUICK = [("small", "replay, saveat")]
+QUICK = [("small", "replay, saveat"), ("small", "diffrax")]
 CASES = [
     slow_unless((field, way) in QUICK, field, way)
     for field in FIELDS

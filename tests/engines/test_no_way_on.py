@@ -74,7 +74,8 @@ def test_ends_soon_and_says_why(engine, way, dtype, alg):
     many = {"trajectories": len(CASES), "engine": engine}
     sim = eo.solve(ensemble(dtype), alg, saveat=[0.0], **many, **WAYS[way])
     assert sim.retcode.tolist() == [eo.ReturnCode.Unstable.value] * len(CASES)
-    assert sim.stats.nreject.max() < 300
+    # (At time zero, diffrax's controllers go on until the numbers underflow.)
+    assert sim.stats.nreject.max() < (500 if engine == "diffrax" else 300)
     if way != "own":  # (which takes a score of steps to be as long again as the one that failed)
         assert sim.stats.naccept.max() < 500
 

@@ -29,7 +29,7 @@ OF_COMPILED = (
 
 def pytest_generate_tests(metafunc):
     name = metafunc.function.__name__
-    engines: list = ["compiled", slow_unless(False, "lanes")]
+    engines: list = ["compiled", slow_unless(False, "lanes"), slow_unless(False, "diffrax")]
     if name.startswith(OF_LANES):
         engines = ["lanes"]
     if name.startswith(OF_COMPILED):

@@ -11,6 +11,8 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.lax import linalg
 
+from ensembleode.fields import choices
+
 from ..marks import slow_unless
 from .drawn import reals
 from .lowered import agree, Lowered
@@ -223,3 +225,14 @@ def test_small_matrices_need_no_memory():
     for n in (2, 3, 4):
         apart, _ = agree(lambda u, p, t: jnp.linalg.solve(p, u), reals(n), square(n), rtol=1e-9)
         assert apart.is_scalar
+
+
+@pytest.mark.parametrize("name", ["_MOST_ROWS", "_MOST_SORTED"])
+def test_what_is_chosen_or_moved(monkeypatch, name):
+    """On both sides of the numbers that decide on it."""
+    for most in (3, 2):
+        monkeypatch.setattr(choices, name, most)
+        apart, _ = agree(
+            lambda u, p, t: OF_MATRICES["transposed"](p) + u, reals(3), square(3), rtol=1e-9
+        )
+        assert apart.is_scalar == (most == 3)

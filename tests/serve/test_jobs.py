@@ -1,9 +1,12 @@
 """Durable ensembles: drawn or sent, cancelled and resumed, and what is refused."""
 
+import contextlib
 import datetime
 import io
+import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -452,6 +455,48 @@ def test_jobs_go_on_after_signals(tmp_path, sig):
         other = created(second.client, "heavy", **JOB)["id"]
         ended(second.client, other)
         np.testing.assert_array_equal(download(second.client, other)["u"], found["u"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "seed"), [(3, 0)])
+def test_killed_at_random(tmp_path, kills, seed):
+    """Whatever the process was doing, beginning a job or ending one, too: each job that it had
+    taken ends, with the numbers of one that ran on, and what was done stays done."""
+    rng = random.Random(seed)
+    kinds = [JOB | {"trajectories": 600, "seed": i} for i in range(4)]
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    with Process(tmp_path) as served:
+        ids = [created(served.client, "heavy", **x)["id"] for x in kinds]
+        expected = [ended(served.client, id) and download(served.client, id)["u"] for id in ids]
+    taken, done, sent = {}, set(), set()
+
+    def status(client, id):
+        return client.get(f"/v1/ensembles/{id}").json()["status"]
+
+    def send(client, round, kind):
+        sent.add((round, kind))
+        key = {"Idempotency-Key": f"{round}, {kind}"}
+        taken[created(client, "heavy", headers=key, **kinds[kind])["id"]] = kind
+
+    for kill in range(kills):
+        with Process(folder) as served:
+            assert {x for x in taken if status(served.client, x) == "done"} >= done
+            killer = threading.Timer(rng.uniform(0.0, 1.5), served.process.kill)
+            killer.start()
+            with contextlib.suppress(httpx.TransportError):
+                for i in itertools.count():
+                    # (One whose answer was not read is sent again.)
+                    send(served.client, kill // 2, i % len(kinds))
+                    done |= {x for x in taken if status(served.client, x) == "done"}
+            killer.join()
+    with Process(folder) as served:
+        for id, kind in taken.items():
+            assert ended(served.client, id)["retcodes"] == {"Success": 600}
+            np.testing.assert_array_equal(download(served.client, id)["u"], expected[kind])
+        listed = served.client.get("/v1/ensembles").json()["ensembles"]
+        assert {x["id"] for x in listed} >= set(taken)
+        assert len(listed) <= len(sent)  # a key has one job
 
 
 @pytest.mark.slow

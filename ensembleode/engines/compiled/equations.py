@@ -28,7 +28,8 @@ from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
 from .parameter_sums import ParameterSums
-from .reading import Loaded, Memory, Numbers, Packing
+from .products import Strips
+from .reading import Loaded, Memory, Numbers
 from .steps import Calls, OuterProducts
 
 
@@ -58,9 +59,9 @@ class HeldNumbers(Numbers):
             return found.memory if isinstance(found, Loaded) else None
         return self.held.memory(group, dtype, start, end)
 
-    def packed(self, packing: Packing) -> Buffer | None:
-        is_held = packing.weights.buffer.group not in self._groups
-        return self.held.packed(packing) if is_held else None
+    def packed(self, strips: Strips) -> Buffer | None:
+        is_held = strips.weights.buffer.group not in self._groups
+        return self.held.packed(strips) if is_held else None
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:

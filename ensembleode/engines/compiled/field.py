@@ -17,7 +17,8 @@ from .builder import Buffer, Builder, I64, Value
 from .heap import Lent
 from .module import Module
 from .printer import Printer
-from .reading import copied, Loaded, Memory, Numbers, Packing
+from .products import Strips
+from .reading import copied, Loaded, Memory, Numbers
 
 
 # A field with more expensive functions, such as sines, is not taken apart into scalars.
@@ -102,7 +103,7 @@ def evaluate_apart(
 
 # A group, a dtype and a range of numbers, which is None for numbers that are copied; or packed
 # weights.
-_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | Packing
+_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | Strips
 
 
 class _Apart:
@@ -138,7 +139,7 @@ class _Apart:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
         for source in self.passed.places:
-            if isinstance(source, Packing):
+            if isinstance(source, Strips):
                 packed = numbers.packed(source)
                 assert packed is not None, self.name
                 args.append(f"ptr {packed.base}")
@@ -208,12 +209,12 @@ class _Passed(Numbers):
             self._add(source, dtype, *at, of_lanes=memory.of_lanes)
         return self.places[source]
 
-    def packed(self, packing: Packing) -> Buffer | None:
-        if packing not in self.places:
-            if self.numbers.packed(packing) is None:
+    def packed(self, strips: Strips) -> Buffer | None:
+        if strips not in self.places:
+            if self.numbers.packed(strips) is None:
                 return None
-            self._add(packing, packing.dtype, of_lanes=False)
-        return self.places[packing].buffer
+            self._add(strips, strips.dtype, of_lanes=False)
+        return self.places[strips].buffer
 
     def _copied(self, group: str, dtype: np.dtype, indices: range) -> Memory:
         source = group, dtype, None

@@ -140,8 +140,7 @@ class Frame:
 
 
 def _module(d: Description) -> Module:
-    has = {"has_fma": d.has_fma, "has_range": d.has_range}
-    return Module(d.width, is_gpu=d.on_gpu, **has)
+    return Module(d.width, is_gpu=d.on_gpu, has_fma=d.has_fma, has_range=d.has_range)
 
 
 def _place_of(d: Description) -> dict[str, str]:

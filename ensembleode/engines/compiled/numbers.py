@@ -23,7 +23,8 @@ from ...numbers import but, of_kind
 from ...solvers.step_size import Tolerances
 from .builder import Buffer, Builder, I64, Value, Variable
 from .components import built
-from .reading import Memory, Packing
+from .products import Strips
+from .reading import Memory
 
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class Held:
         problem: Description,
         buffers: list[Buffer],
         order: Order,
-        packed: dict[Packing, Buffer] | None = None,
+        packed: dict[Strips, Buffer] | None = None,
     ):
         self.b, self.problem, self._buffers, self.order = b, problem, buffers, order
         self._packed = {} if packed is None else packed
@@ -282,20 +283,20 @@ class Held:
             return Memory(buffer, offsets=self.b.spread(offsets), stride=stride)
         return Memory(buffer.offset(-number.start))
 
-    def packed(self, packing: Packing) -> Buffer | None:
-        """Shared weights in another order, into which they are brought at the start of the kernel;
-        None for those that are more than its stack should hold."""
-        b, at = self.b, packing.weights.buffer
-        if packing not in self._packed:
-            taken = sum(x.size * x.dtype.itemsize for x in (*self._packed, packing))
+    def packed(self, strips: Strips) -> Buffer | None:
+        """Shared weights, packed at the start of the kernel; None for those that are more than its
+        stack should hold."""
+        b, at = self.b, strips.weights.buffer
+        if strips not in self._packed:
+            taken = sum(x.size * x.dtype.itemsize for x in (*self._packed, strips))
             if taken > _MOST_PACKED:
                 return None
             with b.at_start():
-                found = self._packed[packing] = b.array(packing.dtype, packing.size)
+                found = self._packed[strips] = b.array(strips.dtype, strips.size)
                 number = self._which(at.group, at.dtype, at.start)
                 start = at.start - self.layout.numbers[number].start
-                packing.write(self._buffers[number].offset(start), found)
-        return self._packed[packing]
+                strips.write(self._buffers[number].offset(start), found)
+        return self._packed[strips]
 
     def _which(self, group: str, dtype: np.dtype, index: int) -> int:
         for i in self._places[group, np.dtype(dtype)]:

@@ -251,15 +251,19 @@ class Printer:
     def _rows(self, m: ir.Matrix, at_once: int) -> Rows:
         """The rows of a matrix, of which a product takes so many at once."""
         if m.buffer.group == "shared" and strips_pay(self.b, m):
-            packing = Strips(m, at_once)
-            packed = self.numbers.packed(packing)
+            strips = Strips(m, at_once)
+            packed = self.numbers.packed(strips)
             if packed is not None:
-                return packing.rows(packed)
+                return strips.rows(packed)
 
         def found(first: Value | int, n: int, term: Value | int) -> list[Value]:
             return [self.load(m.buffer, _place(m, first + i, term)) for i in range(n)]
 
         return found
+
+    #
+    # Memory
+    #
 
     def index(self, index: ir.Index) -> Value | int:
         """An index into a buffer; a Python number where it is known."""

@@ -11,7 +11,6 @@ import numpy as np
 from ...fields import ir
 from .builder import Buffer, Builder, Value
 from .machine import current
-from .reading import Packing
 
 
 # `rows(first, n, term)` returns the numbers of `n` rows from `first` on, for one term of a product.
@@ -106,22 +105,29 @@ def product(
 
 
 @dataclasses.dataclass(frozen=True)
-class Strips(Packing):
-    """A matrix of weights `[strip, term, row of the strip]`: a product reads a strip from its
-    beginning to its end (see Goto and van de Geijn, Anatomy of High-Performance Matrix
-    Multiplication, 2008). Read where it is, a matrix that is stored term by term would take a cache
-    line for each term, all of them in the same few sets of the cache.
+class Strips:
+    """A matrix of weights that all lanes share, packed as `[strip, term, row of the strip]`: a
+    product reads a strip from its beginning to its end (see Goto and van de Geijn, Anatomy of
+    High-Performance Matrix Multiplication, 2008). Read where it is, a matrix that is stored term by
+    term would take a cache line for each term, all of them in the same few sets of the cache.
 
     - `tile`: the rows of a strip, as many as are computed at once; the last one may have fewer.
+    - `size`, `dtype`: how many numbers are packed, and of which dtype.
     """
 
+    weights: ir.Matrix
     tile: int
 
     @property
     def size(self) -> int:
         return self.weights.rows * self.weights.columns
 
+    @property
+    def dtype(self) -> np.dtype:
+        return self.weights.buffer.dtype
+
     def write(self, weights: Buffer, to: Buffer) -> None:
+        """Write the strips; the matrix begins at `weights`."""
         by_row, by_term = self.weights.strides
         terms = self.weights.columns
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ...fields import ir
 from .builder import BOOL, Buffer, Builder, Value
+from .products import Strips
 
 
 class Memory:
@@ -97,28 +97,6 @@ class Loaded(Sequence[Value]):
         return self.memory.load(index % self._n)
 
 
-@dataclasses.dataclass(frozen=True)
-class Packing(abc.ABC):
-    """An order of the numbers of a matrix that all lanes share, for products with it.
-
-    - `size`, `dtype`: how many numbers it takes, and of which dtype.
-    """
-
-    weights: ir.Matrix
-
-    @property
-    @abc.abstractmethod
-    def size(self) -> int: ...
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.weights.buffer.dtype
-
-    @abc.abstractmethod
-    def write(self, weights: Buffer, to: Buffer) -> None:
-        """Write the numbers in this order; the matrix begins at `weights`."""
-
-
 class Numbers(abc.ABC):
     """The source of a field's numbers.
 
@@ -143,9 +121,9 @@ class Numbers(abc.ABC):
         del group, dtype, start, end
         return None
 
-    def packed(self, packing: Packing) -> Buffer | None:
-        """Weights that all lanes share, in another order; None where nobody keeps them."""
-        del packing
+    def packed(self, strips: Strips) -> Buffer | None:
+        """Weights that all lanes share, packed; None where nobody keeps them."""
+        del strips
         return None
 
 

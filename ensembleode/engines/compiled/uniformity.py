@@ -73,7 +73,7 @@ class Uniformity:
             case ir.Var(name, _):
                 return name in self._varying
             case ir.Load(buffer, index):
-                return self.buffer_varies(buffer) or self._index_varies(index)
+                return self._buffer_varies(buffer) or self._index_varies(index)
             case ir.Op(_, args, _, _):
                 return any(map(self.varies, args))
 
@@ -83,7 +83,7 @@ class Uniformity:
             return self._declared[target.name] == region
         return self._homes[self.place_of(target)] == region
 
-    def buffer_varies(self, buffer: ir.Buffer) -> bool:
+    def _buffer_varies(self, buffer: ir.Buffer) -> bool:
         """Whether a buffer has a number for each lane."""
         if buffer.group in ("work", "out"):
             return self.in_lanes(buffer)
@@ -130,7 +130,7 @@ class Uniformity:
                 if self.varies(expr) or self._index_varies(index):
                     self._varying.add(self.place_of(buffer))
             case ir.Product(out, x, y):
-                if self.buffer_varies(x.buffer) or self.buffer_varies(y.buffer):
+                if self._buffer_varies(x.buffer) or self._buffer_varies(y.buffer):
                     self._varying.add(self.place_of(out.buffer))
         if isinstance(stmt, ir.Store | ir.Product):
             buffer = stmt.buffer if isinstance(stmt, ir.Store) else stmt.out.buffer

@@ -5,10 +5,14 @@
 - `control.py`: this library's step-size controllers and norms within diffrax, and the end of a
     trajectory that can't go on.
 - `within_steps.py`: the solution within saved steps.
+- `explicit.py`: this library's explicit methods that diffrax doesn't have.
+- `gradients.py`: derivatives of any order, where no adjoint is asked for.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """
 
 from typing import Any
+
+import jax.numpy as jnp
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
@@ -36,14 +40,45 @@ class Diffrax(Engine):
         del method
         return _solving().versions()
 
+    def closes(self, plan: Plan) -> bool:
+        """See `solving.closes`."""
+        return _solving().closes(plan)
+
     def integrate(self, plan: Plan, lane: Lane) -> Result:
         """Solve one trajectory."""
-        return _solving().integrate(plan, lane)
+        if not self.closes(plan):
+            return _solving().integrate(plan, lane)
+        result = super().integrate(plan, lane)
+        if plan.own_times:
+            reached = jnp.arange(plan.saving.rows, dtype=result.length.dtype) < result.length
+            result = result._replace(t=jnp.where(reached, result.t, jnp.nan))
+        return result
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve trajectories, all at once."""
-        del mask
+        if self.closes(plan):
+            return _gradients().solve(plan, lanes, n, mask)
         return _solving().solve_trajectories(plan, lanes, n)
+
+    @staticmethod
+    def rows(plan: Plan, lanes: Lane, mask: Any) -> list:
+        """See `gradients.rows`."""
+        return _gradients().rows(plan, lanes, mask)
+
+    @staticmethod
+    def push(flow: Any, lanes: Lane, known: Any, v: Any) -> list:
+        """See `gradients.push`."""
+        return _gradients().push(flow, lanes, known, v)
+
+    @staticmethod
+    def pull_back(flow: Any, lanes: Lane, known: Any, cotangents: Any) -> list:
+        """See `gradients.pull_back`."""
+        return _gradients().pull_back(flow, lanes, known, cotangents)
+
+    def widens(self, flow: Any, size: int) -> bool:
+        """Whether one solve of `size` times as many trajectories is better than several."""
+        del flow, size
+        return True
 
     def interpolant(self, method: Static) -> Any:
         """See `solving.interpolant`."""
@@ -62,6 +97,12 @@ def _solving() -> Any:
     from . import solving
 
     return solving
+
+
+def _gradients() -> Any:
+    from . import gradients
+
+    return gradients
 
 
 ENGINE = Diffrax()

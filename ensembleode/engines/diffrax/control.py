@@ -1,9 +1,11 @@
 """Step control within diffrax, which always integrates forwards in time: this library's step-size
 controllers and norms, and the end of a trajectory that can't go on, with any controller."""
 
+import dataclasses
 import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -16,6 +18,7 @@ import optimistix
 
 from ...core.known_times import differing
 from ...core.lane import Lane
+from ...core.plan import Plan
 from ...solvers.arithmetic import Components, JaxArithmetic
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
@@ -33,7 +36,7 @@ from ..compiled.stopping import stopped
 from . import implicit
 
 
-class _Arithmetic(JaxArithmetic):
+class Arrays(JaxArithmetic):
     """The [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic] for one trajectory: a state is
     a tuple of arrays, and its numbers are arrays of shape `[]`."""
 
@@ -47,7 +50,7 @@ class _Arithmetic(JaxArithmetic):
         return super().largest(tuple(map(jnp.max, components)))
 
 
-ARRAYS: Any = _Arithmetic()
+ARRAYS: Any = Arrays()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
@@ -59,6 +62,31 @@ def _sizes(components: Components) -> Components:
     """The components, with complex ones replaced by their absolute values, as norms take real
     numbers."""
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
+
+
+class Estimates(NamedTuple):
+    """Several estimates of a step's error, each like the state, of which the largest counts."""
+
+    each: tuple
+
+
+def _largest(estimates: Estimates, controller: Any, *states: Any) -> Any:
+    """The estimate whose norm in units of the controller's tolerances is the largest."""
+
+    def size(estimate: Any) -> Any:
+        def scaled(e, *at):
+            largest = functools.reduce(jnp.maximum, map(jnp.abs, at))
+            return e / (controller.atol + controller.rtol * largest)
+
+        with jax.numpy_dtype_promotion("standard"):
+            return controller.norm(jax.lax.stop_gradient(jtu.tree_map(scaled, estimate, *states)))
+
+    found, most = estimates.each[0], size(estimates.each[0])
+    for estimate in estimates.each[1:]:
+        this = size(estimate)
+        found = jtu.tree_map(functools.partial(jnp.where, this > most), estimate, found)
+        most = jnp.maximum(this, most)
+    return found
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
@@ -104,17 +132,22 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         del error_order
         h, span = dt0, jnp.asarray(t1 - t0)
         if h is None:
+            structure = jtu.tree_structure(y0)
 
             def field(y, t):
-                return (sum(jtu.tree_leaves(func(terms, t, *y, args))),)
+                k = func(terms, t, jtu.tree_unflatten(structure, list(y)), args)
+                # (Of an equation in two parts, each has its own.)
+                parts = [k] if jtu.tree_structure(k) == structure else k
+                return tuple(map(sum, zip(*map(jtu.tree_leaves, parts), strict=True)))
 
             def norm(xp, values):
                 return self.own_norm(xp, _sizes(values))
 
-            h = initial_step(
-                ARRAYS, norm, power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
-                self.order, self.bounds.dtmax,
-            )  # fmt: skip
+            y = tuple(jtu.tree_leaves(y0))
+            at = t0, y, field(y, t0), span, self._tol, self.order, self.bounds.dtmax
+            # (Complex states are divided by tolerances, which jax may be told to refuse.)
+            with jax.numpy_dtype_promotion("standard"):
+                h = initial_step(ARRAYS, norm, power_of_ten, field, *at)
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
         h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
@@ -125,8 +158,9 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     ):
         del args, error_order
         memory, is_first, end, span = controller_state
-        at = jax.lax.stop_gradient(((y_error,), (y0,), (y1_candidate,)))
-        squared = self.own_norm.squared(ARRAYS, _sizes(scaled(ARRAYS, self._tol, *at)))
+        at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
+        with jax.numpy_dtype_promotion("standard"):
+            squared = self.own_norm.squared(ARRAYS, _sizes(scaled(ARRAYS, self._tol, *at)))
         accepted = self.controller.accepts(ARRAYS, squared, memory)
         size = jax.lax.stop_gradient(t1 - t0)
         next_h, memory = self.controller.next_step(
@@ -148,6 +182,65 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 
 
 #
+# The components that are controlled
+#
+
+
+@dataclasses.dataclass(frozen=True)
+class Controlled:
+    """The components of a state that step-size control looks at, which are the first ones.
+
+    - `shape`: the shape of these as a state; `whole`: that of the state with all components.
+    """
+
+    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Controlled | None":
+        """Those of a solve; None where they are all."""
+        whole = shape = plan.state.shape
+        if math.prod(whole) == plan.controlled:
+            return None
+        if plan.extension is not None:
+            shape = plan.extension.user.shape
+        while math.prod(shape) > plan.controlled:
+            shape = shape[1:]  # tangents
+        return cls(shape, whole)
+
+    def first(self, tree: Any) -> Any:
+        """These components of states."""
+        n = math.prod(self.shape)
+        return jtu.tree_map(lambda x: x.reshape(-1)[:n].reshape(self.shape), tree)
+
+    def tolerance(self, value: Any) -> Any:
+        """A tolerance of these components."""
+        return self.first(value) if jnp.ndim(value) else value
+
+    def of_field(self, func: Callable) -> Callable:
+        """The derivative of these components, which depends on no others."""
+
+        def at(terms: Any, t: Any, y: Any, args: Any) -> Any:
+            others = jnp.zeros(math.prod(self.whole) - y.size, y.dtype)
+            whole = jnp.concatenate([y.reshape(-1), others]).reshape(self.whole)
+            return self.first(func(terms, t, whole, args))
+
+        return at
+
+
+def _of_user(plan: Plan, norm: Callable) -> Callable:
+    """The norm without the integrals, which are behind the user's components."""
+    extension = plan.extension
+    if extension is None:
+        return norm
+
+    def components(x: Any) -> Any:
+        return x.reshape(-1, extension.size)[:, : extension.controlled]
+
+    return lambda tree: norm(jtu.tree_map(components, tree))
+
+
+#
 # Any controller
 #
 
@@ -162,6 +255,9 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
 
     It is always of diffrax's adaptive kind, so that implicit solvers find their tolerances in it
     even when the step is fixed.
+
+    - `rtol`, `atol`, `norm`: for the iterations of implicit methods.
+    - `controlled`: the components that it looks at; None for all.
     """
 
     inner: diffrax.AbstractStepSizeController
@@ -171,6 +267,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     dt: Any
     adaptive: bool
     stop: Any
+    controlled: Controlled | None = eqx.field(static=True, default=None)
 
     def wrap(self, direction):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
@@ -178,6 +275,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         # dt is passed here, and not as dt0, because diffrax checks dt0 by a host callback.
         dt0 = self.dt
+        if self.controlled is not None:
+            y0, func = self.controlled.first(y0), self.controlled.of_field(func)
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of length zero stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
@@ -193,28 +292,35 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         if isinstance(y_error, implicit.Counted):
             work = jax.tree.map(lambda x, new: x + new.astype(x.dtype), work, y_error.work)
             y_error = y_error.error
+        if self.controlled is not None:
+            y0, y1_candidate, y_error = map(self.controlled.first, (y0, y1_candidate, y_error))
         y1, error = y1_candidate, y_error
         usable: Any = None
+        inner: Any = self.inner
         if self.adaptive:
             # The infinite error of an infinite state would become NaN, and so would the next step.
             usable = _finite(y1_candidate) & _finite(y_error)
+            if isinstance(y_error, Estimates):
+                y_error = _largest(y_error, inner, y0, y1_candidate)
             y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
             error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
-        keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
+        keep, next_t0, next_t1, jump, state, result = inner.adapt_step_size(
             t0, t1, y0, y1, args, error, error_order, controller_state
         )
         lost = ~(t1 > t0)
         if self.adaptive:
             # A trial step to infinity is rejected like any step with a large error, and tried
-            # shorter until time can't resolve it, or rounding makes it no shorter.
-            spacing = min_step(ARRAYS, next_t0, span)
+            # shorter until time can't resolve it, or rounding makes it no shorter. Near zero,
+            # diffrax's controllers go on until the numbers underflow; ours end before.
+            is_ours = isinstance(self.inner, OwnController)
+            spacing = min_step(ARRAYS, next_t0, span if is_ours else 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
             # Computed only when it is needed, as it takes a tenth of the time of a small step.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
-                lambda: _calm(y0, y1_candidate, self.atol),
+                lambda: _calm(y0, y1_candidate, inner.atol),
                 lambda: jnp.ones_like(stuck),
             )
             calm = calm & usable
@@ -236,10 +342,13 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         return keep, next_t0, next_t1, jump, (state, failures, span, work), result
 
 
-def controller_for(method: Any, lane: Lane) -> Any:
+def controller_for(plan: Plan, lane: Lane) -> Any:
+    method, controlled = plan.method.value, Controlled.of(plan)
     dt = None if lane.dt is None else jnp.abs(lane.dt)
     inner: Any = method.controller
-    rtol, atol = lane.reltol, lane.abstol
+    rtol, atol = whole = lane.reltol, lane.abstol
+    if controlled is not None:
+        rtol, atol = map(controlled.tolerance, whole)
     norm: Any = optimistix.rms_norm
     if method.norm is not None:
         norm = norm_of_tree(method.norm)
@@ -247,15 +356,18 @@ def controller_for(method: Any, lane: Lane) -> Any:
         bounds = {"dtmin": lane.dtmin, "dtmax": lane.dtmax, "force_dtmin": lane.dtmin is None}
         inner = diffrax.PIDController(rtol=rtol, atol=atol, norm=norm, **bounds)
     elif isinstance(inner, AbstractController):
-        tol, bounds = Tolerances(lane.abstol, lane.reltol), StepBounds(lane.dtmin, lane.dtmax)
+        tol, bounds = Tolerances(atol, rtol), StepBounds(lane.dtmin, lane.dtmax)
         inner = OwnController.of(inner, method.norm, method.order, tol, bounds)
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
-        rtol, atol, norm = inner.rtol, inner.atol, inner.norm
+        norm, whole = inner.norm, (inner.rtol, inner.atol)
+        if plan.extension is not None:
+            whole = tuple(map(plan.extension.tolerance, whole))
     else:
-        rtol, atol = 1e-3, 1e-6
-    controller = Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
+        whole = 1e-3, 1e-6
+    norm, adaptive = _of_user(plan, norm), method.adaptive
+    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, controlled)
     if lane.tstops is None and lane.d_discontinuities is None:
         return controller
     # The controller sorts these times in the direction of time.

@@ -6,8 +6,10 @@ when its step underflows; NaN in the rows that a trajectory did not get to; and 
 callback.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
+from collections.abc import Callable
 from typing import Any, get_origin
 
 import diffrax
@@ -16,19 +18,32 @@ import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
+from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
 from ...fields.jacobian import is_reverse_only
 from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
-from ...solvers import ExplicitRungeKutta, ODESolver
-from ...solvers.controllers import AbstractController
+from ...solvers import (
+    Bosh3,
+    Dopri5,
+    Dopri8,
+    Euler,
+    ExplicitRungeKutta,
+    Heun,
+    Midpoint,
+    ODESolver,
+    Ralston,
+    Tsit5,
+)
+from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
 from ...tracing.program import Program, Static
 from ..checks import check_backsolve, check_controller, check_steps
 from . import implicit
-from .control import ARRAYS, controller_for, NONFINITE, STOPPED
+from .control import ARRAYS, Controlled, controller_for, NONFINITE, STOPPED
+from .explicit import Explicit
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
 
@@ -49,6 +64,7 @@ class _Method(eqx.Module):
     stages: int | None
     fsal: bool
     direction: str
+    by_default: bool
     method: Any
 
 
@@ -100,10 +116,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
         if adaptive:
             check_controller(label, can_adapt, controller)
     check_steps(label, can_adapt, adaptive, has_dt or isinstance(controller, diffrax.StepTo))
-    if ours:
-        solver = implicit.solver(label, adaptive) if alg.implicit else _solver(type(alg))
-    else:
-        solver = implicit.with_retries(alg)
+    solver = _solver(alg, adaptive) if ours else implicit.with_retries(alg)
+    made_here = isinstance(solver, Explicit)
+    if made_here and adaptive and controller is None:
+        # (diffrax's own control belongs to its own methods.)
+        controller = PIController()
     imex = isinstance(alg, _IMEX)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
@@ -118,10 +135,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
         controller = controller.for_method(order, embedded_order)
     norm = options["internalnorm"]
     counted = (stages, fsal)
+    is_made_again = type(alg) in AS_OURS or (made_here and not alg.method.remembers)
     return Static(
         _Method(
             solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction,
-            alg.method if type(alg) in AS_OURS else None,
+            options["sensealg"] is None, alg.method if is_made_again else None,
         )
     )  # fmt: skip
 
@@ -129,12 +147,21 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
     """The order of the method, and approximately that of the method with which its error estimate
     compares."""
-    if isinstance(alg, ExplicitRungeKutta):
+    if isinstance(alg, ExplicitRungeKutta) or isinstance(solver, Explicit):
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):
         return alg.order, alg.order - 1
     order = solver.order(diffrax.ODETerm(_zero)) or 1
     return int(order), max(1, int(order) - 1)
+
+
+def closes(plan: Plan) -> bool:
+    """See [`Engine.closes`][ensembleode.engines.engine.Engine.closes]. It is so without an adjoint
+    that is asked for, where nothing but the saved states and times has derivatives."""
+    is_kept = plan.saving.mode == "steps" and keeps(plan)
+    field: Any = plan.field
+    field = getattr(field, "field", field)  # of the columns of a matrix
+    return plan.method.value.by_default and not is_kept and not field.jaxpr.effects
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:
@@ -144,13 +171,6 @@ def integrate(plan: Plan, lane: Lane) -> Result:
 
 def _integrated(plan: Plan, lane: Lane) -> Result:
     method: _Method = plan.method.value
-    field = plan.field
-    if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
-        raise TypeError(
-            f"alg={type(method.solver).__name__}() takes the derivative of f along tangents, but f "
-            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
-            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
-        )
     if method.direction == "reverse":
         label = type(method.adjoint).__name__ + "()"
         return _isolated(operands_of(sensitivity.reverse_only(lane, label)), plan)
@@ -158,11 +178,40 @@ def _integrated(plan: Plan, lane: Lane) -> Result:
     return sensitivity.forward_only(result) if method.direction == "forward" else result
 
 
+def _check_derivatives(plan: Plan) -> None:
+    """**Raises:** `TypeError` for an `f` without the derivative that an implicit method takes."""
+    field = plan.field
+    if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
+        raise TypeError(
+            f"alg={type(method.solver).__name__}() takes the derivative of f along tangents, but f "
+            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
+            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
+        )
+
+
 def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     """Solve trajectories, all at once."""
+    return _timed(plan, lanes, _mapped(plan, functools.partial(_integrated, plan), lanes, n))
+
+
+def each_of(
+    plan: Plan, lanes: Lane, n: int, adjoint: diffrax.AbstractAdjoint | None = None
+) -> Result:
+    """The results of trajectories, all at once, with the derivatives of diffrax; they have times
+    only where each trajectory has its own.
+
+    **Arguments:** `adjoint`: by default the method's.
+    """
+    solve = functools.partial(_integrate, plan, adjoint=adjoint)
+    if n > 1:
+        return _mapped(plan, solve, lanes, n)
+    one = jax.tree.map(lambda x, own: x[0] if own else x, lanes, plan.batched)
+    return jax.tree.map(lambda x: x[None], solve(one))
+
+
+def _mapped(plan: Plan, solve: Callable, lanes: Lane, n: int) -> Result:
     in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
-    solve = functools.partial(_integrated, plan)
-    return _timed(plan, lanes, jax.vmap(solve, in_axes=(in_axes,), axis_size=n)(lanes))
+    return jax.vmap(solve, in_axes=(in_axes,), axis_size=n)(lanes)
 
 
 def _timed(plan: Plan, lanes: Lane, result: Result) -> Result:
@@ -234,8 +283,11 @@ def _(residuals, cotangents, perturbed, lane, plan):
 #
 
 
-def _integrate(plan: Plan, lane: Lane) -> Result:
+def _integrate(plan: Plan, lane: Lane, adjoint: diffrax.AbstractAdjoint | None = None) -> Result:
+    _check_derivatives(plan)
     method: _Method = plan.method.value
+    if plan.events is not None:
+        lane = _with_moving_jumps(plan.events, lane)
     field = _Field(plan.field, len(lane.consts))
     # BacksolveAdjoint can't take empty containers.
     args = lane.parameters or None
@@ -244,15 +296,21 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
     saving = plan.saving
     save = functools.partial(diffrax.SaveAt, controller_state=True)
-    saveat, adjoint = save(t0=saving.start, t1=True), method.adjoint
+    saveat, solver = save(t0=saving.start, t1=True), method.solver
+    adjoint = adjoint or method.adjoint
     if saving.mode == "times":
         # diffrax integrates backwards in time by changing the sign of time.
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
+        if isinstance(solver, Explicit):
+            times = jax.lax.stop_gradient(ts)
+            solver = dataclasses.replace(solver, is_dense=True, times=times)
     elif saving.mode == "steps":
         saveat = save(t0=saving.start, steps=True, dense=keeps(plan))
-    t0, solver = lane.t0, method.solver
+        if isinstance(solver, Explicit):
+            solver = dataclasses.replace(solver, is_dense=keeps(plan))
+    t0 = lane.t0
     if lane.d_discontinuities is not None:
         # diffrax itself steps over the other times.
         direction = jnp.where(lane.t1 < t0, -1, 1).astype(t0.dtype)
@@ -268,12 +326,27 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         lane.u0,
         args,
         saveat=saveat,
-        stepsize_controller=controller_for(method, lane),
+        stepsize_controller=controller_for(plan, lane),
         adjoint=adjoint,
         max_steps=plan.maxiters,
         throw=False,
     )
     return _result(plan, lane, sol)
+
+
+def _with_moving_jumps(events: Events, lane: Lane) -> Lane:
+    """The numbers with the derivatives of the times at which `f` jumps, which are the last
+    parameter then (see `core.moving_discontinuities`): the steps that end there move with them.
+
+    **Raises:** `NotImplementedError` for the field with tangents, which jump there themselves.
+    """
+    if any(x.jump.moves is not None for x in events.discrete):
+        raise NotImplementedError(
+            "this solve is differentiated twice, once by its d_discontinuities, and the diffrax "
+            "engine has first derivatives by them: pass sensealg=DirectAdjoint(), or use "
+            "engine='compiled', which has derivatives of any order."
+        )
+    return lane._replace(d_discontinuities=lane.p[-1])
 
 
 class _Field(eqx.Module):
@@ -315,8 +388,19 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
     )
 
 
+# The methods that are diffrax's own; it has no other explicit ones of ours.
+_THEIRS = (Bosh3, Dopri5, Dopri8, Euler, Heun, Midpoint, Ralston, Tsit5)
+
+
+def _solver(alg: Any, adaptive: bool) -> Any:
+    """The diffrax solver for one of this library's methods."""
+    if alg.implicit:
+        return implicit.solver(type(alg).__name__, adaptive)
+    return _theirs(type(alg)) if type(alg) in _THEIRS else Explicit(alg.method)
+
+
 @functools.cache
-def _solver(cls: type) -> Any:
+def _theirs(cls: type) -> Any:
     return getattr(diffrax, cls.__name__)()
 
 
@@ -325,6 +409,8 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
     the first of the next step."""
     if isinstance(solver, diffrax.Euler):
         return 1, False
+    if isinstance(solver, Explicit):
+        return solver.method.stages, solver.method.evaluations(0) > 0
     tableau = getattr(solver, "tableau", None)
     counted = isinstance(solver, diffrax.AbstractERK | implicit.Method)
     if counted and isinstance(tableau, diffrax.ButcherTableau):
@@ -369,6 +455,14 @@ _CODES = (
 )
 
 
+def _evaluations(method: _Method, steps: Any) -> Any:
+    """The number of evaluations of `f` in so many steps."""
+    if isinstance(method.solver, Explicit):
+        return method.solver.method.evaluations(steps)
+    assert method.stages is not None
+    return steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
+
+
 def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     method: _Method = plan.method.value
     saving = plan.saving
@@ -398,7 +492,9 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     ys = sol.ys
-    overflow = reached & ~jnp.all(jnp.isfinite(ys), axis=tuple(range(1, ys.ndim)))
+    controlled = Controlled.of(plan)
+    first = ys if controlled is None else jax.vmap(controlled.first)(ys)
+    overflow = reached & ~jnp.all(jnp.isfinite(first), axis=tuple(range(1, first.ndim)))
     reached = reached & ~overflow
     retcode = jnp.where(jnp.any(overflow), unstable, retcode)
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
@@ -419,7 +515,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
         counted = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), state[-1])
         nf, of_matrices = counted.nf, {x: getattr(counted, x) for x in _OF_MATRICES}
     elif method.stages is not None:
-        nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
+        nf = _evaluations(method, steps)
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic choice of the first step
         if method.fsal and (jumps := getattr(sol.controller_state, "jump_info", None)):

@@ -16,6 +16,7 @@ from ...solvers.arithmetic import Components
 from ...solvers.method import Attempt, Equations
 from ...tracing.program import Static
 from . import implicit
+from .explicit import Explicit
 
 
 def interpolant(method: Static) -> Any:
@@ -80,6 +81,8 @@ AS_OURS = (Bosh3, Dopri5, Euler, Tsit5)
 
 def _degree(solver: diffrax.AbstractSolver) -> int:
     """The highest degree of the polynomials by which the solver interpolates."""
+    if isinstance(solver, Explicit):
+        return solver.method.degree
     return 3 if isinstance(solver, implicit.Method) else _HIGHEST
 
 

@@ -1,0 +1,165 @@
+"""This library's explicit methods as diffrax solvers, for those that diffrax doesn't have.
+
+A step and the solution within it are those of the [`Method`][ensembleode.solvers.method.Method],
+formula by formula, so they agree with those of other engines to rounding.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import diffrax
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from ...solvers.arithmetic import Components
+from ...solvers.method import Attempt, Equations, equations_of, Method
+from ...solvers.runge_kutta import RungeKutta
+from ...solvers.time import size_within
+from .control import Arrays, Estimates
+
+
+class _Arithmetic(Arrays):
+    """The operations on states, which may have another dtype than times."""
+
+    def over(self, number: Any, component: Any) -> Any:
+        return jnp.asarray(number, component.dtype)
+
+
+_XP: Any = _Arithmetic()
+
+
+class Explicit(diffrax.AbstractSolver):
+    """An explicit method of this library.
+
+    - `method`: the method.
+    - `is_dense`: whether states within steps are asked for, for which some methods evaluate `f`
+        further times; `times`: at which times alone, in the direction of time. None for all.
+    """
+
+    method: Method = eqx.field(static=True)
+    is_dense: bool = eqx.field(static=True, default=False)
+    times: Any = None
+
+    term_structure: ClassVar = diffrax.AbstractTerm
+
+    @property
+    def interpolation_cls(self) -> Callable[..., Any]:  # pyright: ignore
+        return functools.partial(_Within, method=self.method)
+
+    def order(self, terms: Any) -> int:
+        del terms
+        return self.method.order
+
+    def error_order(self, terms: Any) -> int:
+        del terms
+        order = self.method.order
+        return 1 + min(order, self.method.embedded_order or order - 1)
+
+    def init(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any) -> Any:
+        del t1
+        return self.method.init(_XP, _equations(terms, y0, args), _components(y0), t0)
+
+    def func(self, terms: Any, t0: Any, y0: Any, args: Any) -> Any:
+        return _in_direction(terms, t0, y0, args)
+
+    def step(
+        self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any, solver_state: Any, made_jump: Any
+    ) -> tuple:
+        equations, y = _equations(terms, y0, args), _components(y0)
+        # In diffrax, time goes forwards.
+        within = size_within(_XP, *jax.lax.stop_gradient((t0, t1)), 1)
+        h = t1 - t0
+        h = h + jax.lax.stop_gradient(within - h)
+        carry = self._renewed(equations, y, t0, solver_state, made_jump)
+        tried = self.method.step(_XP, equations, y, carry, t0, h)
+        errors = tuple(_like(y0, e) for e in tried.error)
+        if tried.failed is not None:
+            infinite = functools.partial(jnp.where, tried.failed, jnp.inf)
+            errors = jax.tree.map(infinite, errors)
+        error: Any = Estimates(errors) if len(errors) > 1 else errors[0] if errors else None
+        dense = {"y0": y0, "dense": self._dense(equations, y, tried, t0, t1, h)}
+        return _like(y0, tried.y2), error, dense, tried.carry, diffrax.RESULTS.successful
+
+    def _renewed(self, equations: Equations, y: Components, t: Any, carry: Any, jumped: Any) -> Any:
+        """The carry; made anew where `f` has jumped."""
+
+        def anew() -> Any:
+            made = self.method.init(_XP, equations, y, t)
+            return jax.tree.map(functools.partial(jnp.where, jumped), made, carry)
+
+        if not jax.tree.leaves(carry) or jumped is False:
+            return carry
+        return jax.lax.cond(eqxi.unvmap_any(jumped), anew, lambda: carry)
+
+    def _dense(
+        self, equations: Equations, y: Components, tried: Attempt, t0: Any, t1: Any, h: Any
+    ) -> tuple:
+        def made() -> tuple:
+            return self.method.dense(_XP, equations, y, tried.dense, t0, h)
+
+        if not self.is_dense:
+            return tried.dense
+        if self.times is None or not _adds_stages(self.method):
+            return made()
+        n, shapes = len(tried.dense), jax.eval_shape(made)
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[n:])
+        asked = jnp.any((self.times > t0) & (self.times <= t1))
+        # (For all trajectories if it is so for one.)
+        more = jax.lax.cond(eqxi.unvmap_any(asked), lambda: made()[n:], lambda: none)
+        return *tried.dense, *more
+
+
+class _Within(diffrax.AbstractLocalInterpolation):
+    """The solution within a step, by the method's own interpolant."""
+
+    t0: Any
+    t1: Any
+    y0: Any
+    dense: tuple
+    method: Method = eqx.field(static=True)
+
+    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
+        del left
+        if t1 is not None:
+            return jtu.tree_map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
+        # A trajectory that can't begin, or has ended, takes steps without length.
+        is_empty = self.t0 == self.t1
+        h = jnp.where(is_empty, 1, self.t1 - self.t0)
+        theta = jnp.where(is_empty, 0, t0 - self.t0) / h
+        return _like(
+            self.y0,
+            self.method.interpolate(_XP, _components(self.y0), self.dense, h, theta),
+        )
+
+
+def _adds_stages(method: Method) -> bool:
+    """Whether the solution within a step takes further evaluations of `f`."""
+    return isinstance(method, RungeKutta) and bool(method.tableau.interpolant.extra_c)
+
+
+def _equations(terms: Any, like: Any, args: Any) -> Equations:
+    """The equations of states with this structure."""
+
+    def f(y: Components, t: Any) -> Components:
+        return _components(_in_direction(terms, t, _like(like, y), args))
+
+    return equations_of(f)
+
+
+def _in_direction(terms: Any, t: Any, y: Any, args: Any) -> Any:
+    """The derivative of the state by the time of diffrax, which goes forwards: where time goes
+    backwards, it has changed the sign of time, and the terms' `contr` has that sign."""
+    sign = terms.contr(jnp.zeros_like(t), jnp.ones_like(t))
+    return terms.vf_prod(t, y, args, sign)
+
+
+def _components(tree: Any) -> Components:
+    return tuple(jtu.tree_leaves(tree))
+
+
+def _like(tree: Any, components: Components) -> Any:
+    return jtu.tree_unflatten(jtu.tree_structure(tree), list(components))

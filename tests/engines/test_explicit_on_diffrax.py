@@ -1,0 +1,279 @@
+"""This library's explicit methods on the diffrax engine: the steps, the solution within them and
+the derivatives are those of the compiled engine."""
+
+import functools
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ..marks import slow_unless
+from ..problems import lotka_volterra
+from .methods import OfAdams, OfTaylor, Rational
+
+
+KUTTA3 = eo.ExplicitRK(
+    eo.Tableau(
+        c=(0, 1 / 2, 1), a=((1 / 2,), (-1, 2)), b=(1 / 6, 2 / 3, 1 / 6), order=3,
+        error=(1 / 6, -1 / 3, 1 / 6), embedded_order=2,
+    )
+)  # fmt: skip
+# Those that diffrax doesn't have; then those that it has.
+OURS = {
+    **{type(x).__name__: x for x in (eo.Vern6(), eo.Vern7(), eo.Vern8(), eo.Vern9())},
+    **{type(x).__name__: x for x in (eo.BS5(), eo.SSPRK33(), eo.RK4())},
+    "ExplicitRK": KUTTA3,
+    "Adams": OfAdams(),
+    "Taylor": OfTaylor(),
+    "rational": Rational(),
+}
+THEIRS = {
+    type(x).__name__: x
+    for x in (eo.Heun(), eo.Midpoint(), eo.Ralston(), eo.Bosh3(), eo.Tsit5(), eo.Dopri5())
+}
+QUICK = ("Vern7", "BS5", "RK4")
+P, U0 = np.array([1.5, 1.0, 3.0, 1.0]), np.array([1.0, 1.0])
+TIMES = np.array([0.0, 0.31, 1.7, 1.71, 3.0, 4.0])
+
+
+def by_name(methods, quick=QUICK):
+    return [slow_unless(name in quick, alg, id=name) for name, alg in methods.items()]
+
+
+def problem(p=P, u0=U0, tspan=(0.0, 4.0), f=lotka_volterra):
+    return eo.ODEProblem(f, jnp.asarray(u0), tspan, jnp.asarray(p))
+
+
+def steps_of(alg):
+    """Options by which it takes steps: a fixed one where it has no estimate of its error."""
+    if not alg.adaptive:
+        return {"dt": 0.02}
+    # (Enough for some steps to be rejected.)
+    return {"abstol": 1e-5, "reltol": 1e-5, "stepsize_controller": eo.PIController()}
+
+
+def solved(alg, engine, prob=None, **options):
+    return eo.solve(prob or problem(), alg, engine=engine, **{**steps_of(alg), **options})
+
+
+def agree(one, other, rtol=1e-10):
+    assert one.retcode == other.retcode == eo.ReturnCode.Success
+    for name in ("naccept", "nreject", "nf"):
+        np.testing.assert_array_equal(getattr(one.stats, name), getattr(other.stats, name))
+    np.testing.assert_allclose(one.u, other.u, rtol=rtol, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        slow_unless(False, {}, id="ends"),
+        pytest.param({"saveat": TIMES}, id="dense"),
+        slow_unless(False, {"dt": 0.011}, id="first"),
+        slow_unless(False, {"tstops": [0.77, 2.0]}, id="tstops"),
+        slow_unless(False, {"d_discontinuities": [0.77, 2.0]}, id="jumps"),
+        slow_unless(False, {"prob": problem(tspan=(4.0, 0.0)), "saveat": TIMES[::-1]}, id="back"),
+    ],
+)
+@pytest.mark.parametrize("alg", by_name(OURS | THEIRS))
+def test_the_steps_are_those_of_the_compiled_engine(alg, how):
+    if isinstance(alg, eo.Midpoint | eo.Ralston | eo.Heun) and "saveat" in how:
+        pytest.skip("diffrax interpolates by another polynomial")
+    ours, theirs = (solved(alg, engine, **how) for engine in ("diffrax", "compiled"))
+    assert ours.engine.name == "diffrax"
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize("alg", by_name(OURS))
+def test_our_control_is_the_default(alg):
+    if not alg.adaptive:
+        pytest.skip("fixed steps")
+    agree(*(eo.solve(problem(), alg, engine=x, reltol=1e-7) for x in ("diffrax", "compiled")))
+
+
+@pytest.mark.parametrize("alg", by_name(OURS))
+def test_between_saved_steps(alg):
+    sol = solved(alg, "diffrax", save_everystep=True, maxiters=400)
+    at = np.linspace(0.0, 4.0, 37)
+    expected = solved(alg, "diffrax", saveat=at)
+    np.testing.assert_allclose(sol(at), expected.u, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("alg", by_name(OURS, ("Vern9",)))
+def test_an_ensemble(alg):
+    """Each trajectory has steps of its own; also in single precision."""
+    prob = problem(P.astype(np.float32), U0.astype(np.float32))
+
+    def chosen(prob, ctx):
+        return eo.remake(prob, p=prob.p * (1 + 0.1 * ctx.index))
+
+    def sim(engine):
+        ens = eo.EnsembleProblem(prob, chosen)
+        return eo.solve(ens, alg, trajectories=5, engine=engine, saveat=TIMES, **steps_of(alg))
+
+    ours, theirs = sim("diffrax"), sim("compiled")
+    assert ours.converged
+    assert ours.u.dtype == jnp.float32
+    np.testing.assert_allclose(ours.u, theirs.u, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
+@pytest.mark.parametrize("alg", by_name(OURS, ("Vern6",)))
+def test_complex_states(alg):
+    if isinstance(alg, Rational):
+        pytest.skip("for real states")
+    prob = problem(np.array(2j), np.array([1.0 + 0.5j]), f=lambda u, p, t: p * u)
+    how = {"reltol": 1e-8, "abstol": 1e-8} if alg.adaptive else {"dt": 1e-3}
+    sol = eo.solve(prob, alg, saveat=TIMES, **how)
+    assert sol.engine.name == "diffrax"
+    exact = (1.0 + 0.5j) * np.exp(2j * TIMES)[:, None]
+    np.testing.assert_allclose(sol.u, exact, rtol=1e-4 if alg.order < 3 else 1e-6)
+
+
+def test_a_tree_of_states():
+    def f(u, p, t):
+        return {"a": -p[0] * u["a"], "b": u["a"].sum() - u["b"]}
+
+    u0 = {"a": jnp.ones((2, 2)), "b": jnp.array(0.5)}
+    prob = eo.ODEProblem(f, u0, (0.0, 1.0), jnp.asarray(P))
+    ours, theirs = (
+        eo.solve(prob, eo.Vern7(), engine=x, saveat=[0.3, 1.0]) for x in ("diffrax", "compiled")
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), ours.u, theirs.u)
+
+
+@pytest.mark.parametrize("alg", by_name(OURS, ("BS5",)))
+def test_with_a_controller_of_diffrax(alg):
+    """Of two estimates of the error, the larger counts."""
+    if not alg.adaptive:
+        pytest.skip("fixed steps")
+    controller = diffrax.PIDController(rtol=1e-7, atol=1e-7)
+    sol = eo.solve(problem(), alg, stepsize_controller=controller)
+    exact = eo.solve(problem(), eo.Vern9(), abstol=1e-12, reltol=1e-12)
+    assert sol.engine.name == "diffrax"
+    np.testing.assert_allclose(sol.u, exact.u, rtol=1e-4)
+
+
+def test_the_larger_of_two_estimates_counts():
+    kutta = KUTTA3.tableau
+    error, steps = kutta.error, []
+    small = tuple(1e-3 * x for x in error)
+    for first, second in ((error, None), (error, small), (small, error)):
+        tableau = eo.Tableau(
+            c=kutta.c, a=kutta.a, b=kutta.b, order=3, error=first, embedded_order=2,
+            second_error=second,
+        )  # fmt: skip
+        for controller in (eo.PIController(), diffrax.PIDController(rtol=1e-6, atol=1e-6)):
+            tight = {} if isinstance(controller, diffrax.PIDController) else {"reltol": 1e-6}
+            sol = eo.solve(
+                problem(), OfTableau(tableau), engine="diffrax", stepsize_controller=controller,
+                **tight,
+            )  # fmt: skip
+            steps.append((int(sol.stats.naccept), int(sol.stats.nreject)))
+    assert steps[0::2] == steps[:1] * 3
+    assert steps[1::2] == steps[1:2] * 3
+
+
+class OfTableau(eo.ExplicitRK):
+    """Without a check of its orders."""
+
+    def __check_init__(self):
+        pass
+
+
+#
+# Counts of work
+#
+
+
+def counting(calls):
+    def count(u):
+        calls.append(1)
+        return -u
+
+    return lambda u, p, t: jax.pure_callback(count, jax.ShapeDtypeStruct(u.shape, u.dtype), u)
+
+
+@pytest.mark.parametrize("alg", by_name(OURS, ("Vern7", "BS5")))
+def test_evaluations_are_those_that_are_counted(alg):
+    """The further ones for the solution within a step aren't counted, and are made in steps in
+    which there is a time to save."""
+    calls = []
+    prob = problem(f=counting(calls))
+    # (What nothing uses isn't evaluated: the estimate of the error of a fixed step.)
+    how = {"dt": 0.2, "dtmax": 0.2, "abstol": 1.0} if alg.adaptive else {"dt": 0.2}
+    how = {**how, "engine": "diffrax"}
+    sol = eo.solve(prob, alg, **how)
+    jax.effects_barrier()
+    assert (sol.stats.naccept, sol.stats.nreject) == (20, 0)
+    assert sol.stats.nf == len(calls)
+    calls.clear()
+    eo.solve(prob, alg, saveat=[0.5, 0.55, 1.5], **how)
+    jax.effects_barrier()
+    interpolant = getattr(getattr(alg.method, "tableau", None), "interpolant", None)
+    extra = len(interpolant.extra_c) if interpolant else 0
+    assert len(calls) == sol.stats.nf + 2 * extra
+
+
+#
+# Derivatives
+#
+
+WAYS = {
+    "default": (jax.jacrev, None),
+    "direct": (jax.jacrev, eo.DirectAdjoint()),
+    "direct, forward": (jax.jacfwd, eo.DirectAdjoint()),
+    "forward": (jax.jacfwd, eo.ForwardDiffSensitivity()),
+    "checkpointed": (jax.jacrev, eo.RecursiveCheckpointAdjoint(8)),
+}
+QUICK_WAYS = (("BS5", "default"), ("RK4", "direct, forward"))
+
+
+def loss(x, alg, engine, sensealg=None, **options):
+    p, u0 = x
+    tight = {"maxiters": 256} if engine == "diffrax" else {}
+    how = {"saveat": TIMES, **steps_of(alg), **tight, **options}
+    u = eo.solve(problem(p, u0), alg, engine=engine, sensealg=sensealg, **how).u
+    return jnp.sum(u**2 * jnp.array([[1.0, 0.7]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [slow_unless((name, way) in QUICK_WAYS, name, way) for name in OURS for way in WAYS],
+)
+def test_derivatives_are_those_of_the_compiled_engine(name, way):
+    alg, (mode, sensealg), x = OURS[name], WAYS[way], (jnp.asarray(P), jnp.asarray(U0))
+    got = jax.jit(mode(functools.partial(loss, alg=alg, engine="diffrax", sensealg=sensealg)))(x)
+    expected = jax.grad(loss)(x, alg, "compiled")
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+
+
+@pytest.mark.parametrize("alg", by_name(OURS, ("SSPRK33",)))
+def test_backsolve(alg):
+    x = jnp.asarray(P), jnp.asarray(U0)
+    tight = {"abstol": 1e-8, "reltol": 1e-8} if alg.adaptive and alg.order > 2 else {}
+    got = jax.grad(loss)(x, alg, "diffrax", eo.BacksolveAdjoint(), maxiters=4096, **tight)
+    expected = jax.grad(loss)(x, eo.Vern9(), "compiled", abstol=1e-10, reltol=1e-10)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4 if tight else 0.05)
+
+
+def test_an_f_that_only_diffrax_runs():
+    """Vern7 on it, beside the same by an `f` that is compiled."""
+    k = np.arange(5.0)
+    u0 = jnp.cos(2 * np.pi * np.arange(8) / 8) + 0.1
+
+    def by_fft(u, p, t):
+        return jnp.fft.irfft(jnp.asarray(-p * k, complex) * jnp.fft.rfft(u), 8)
+
+    matrix = jax.jacfwd(lambda u: by_fft(u, 1.0, 0.0))(u0)
+    ours = eo.solve(problem(0.7, u0, f=by_fft), eo.Vern7(), engine="diffrax", saveat=TIMES)
+    theirs = eo.solve(
+        problem(0.7, u0, f=lambda u, p, t: p * (matrix @ u)), eo.Vern7(), engine="compiled",
+        saveat=TIMES,
+    )  # fmt: skip
+    agree(ours, theirs, rtol=1e-8)
