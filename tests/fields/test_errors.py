@@ -32,7 +32,10 @@ REFUSED = {
     "again": (lambda u, p, t: 2 * jnp.linalg.svdvals(positive(u)), "the primitive svd"),
     "complex": (lambda u, p, t: jnp.real(lax.complex(u, u) ** 2), "the primitive complex"),
     "converted": (lambda u, p, t: jnp.real(u.astype("c16")), "on complex128 numbers"),
-    "random": (lambda u, p, t: u + jax.random.normal(jax.random.key(0), (3,)), "the primitive"),
+    "random": (
+        lambda u, p, t: u + jax.random.normal(jax.random.key(0, impl="rbg"), (3,)),
+        "the primitive rng_bit_generator",
+    ),
     "callback": (lambda u, p, t: jax.pure_callback(np.sin, u, u), "the primitive pure_callback"),
     "print": (lambda u, p, t: (jax.debug.print("{}", u), u)[1], "the primitive debug_print"),
     "bfloat16": (lambda u, p, t: u.astype(jnp.bfloat16).astype(u.dtype), "bfloat16 numbers"),

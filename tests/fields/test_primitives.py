@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
+from jax.extend.random import threefry_2x32
 from jax.lax import linalg
 
 from ensembleode.fields.equations import CALLS, ELEMENTWISE
@@ -45,6 +46,7 @@ def mapped(x):
 
 mapped.def_vmap(lambda size, batched, x: (jnp.sin(x), batched[0]))
 HERE = jax.devices()[0]
+WORDS = np.array([0, 1, 2**32 - 1, 3141592653, 7], np.uint32)
 
 
 # Every rule has a case, and so has every call. (In others all memory is read and written.)
@@ -128,6 +130,10 @@ CASES |= {
     "sharding_constraint": [
         (lambda x: lax.with_sharding_constraint(x, jax.sharding.SingleDeviceSharding(HERE)), X)
     ],
+    "iota_2x32_shape": [
+        (lambda key: jax.random.bits(jax.random.wrap_key_data(key), (2, 3)), WORDS[:2]),
+    ],
+    "threefry2x32": [(lambda key, x: threefry_2x32((key[0], key[1]), x), WORDS[:2], WORDS)],
     "top_k": [
         (lambda x: lax.top_k(x, 2), X),
         (lambda x: lax.top_k(x, 2, axis=0), M),
