@@ -22,6 +22,7 @@ from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
 from ...fields.jacobian import is_reverse_only
+from ...fields.transposes import effects_of
 from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
 from ...solvers import (
@@ -161,7 +162,7 @@ def closes(plan: Plan) -> bool:
     is_kept = plan.saving.mode == "steps" and keeps(plan)
     field: Any = plan.field
     field = getattr(field, "field", field)  # of the columns of a matrix
-    return plan.method.value.by_default and not is_kept and not field.jaxpr.effects
+    return plan.method.value.by_default and not is_kept and not effects_of(field)
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:
