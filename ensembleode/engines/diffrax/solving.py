@@ -183,10 +183,11 @@ def _check_derivatives(plan: Plan) -> None:
     """**Raises:** `TypeError` for an `f` without the derivative that an implicit method takes."""
     field = plan.field
     if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
+        label = type(plan.method.value.solver).__name__
         raise TypeError(
-            f"alg={type(plan.method.value.solver).__name__}() takes the derivative of f along tangents, but f "
-            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
-            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
+            f"alg={label}() takes the derivative of f along tangents, but f calls a jax.custom_vjp "
+            "function, which has none: write it with jax.custom_jvp, or use a Rosenbrock method of "
+            "the compiled engine, such as alg=eo.Rodas5P()."
         )
 
 
