@@ -125,9 +125,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     imex = isinstance(alg, _IMEX)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
-        if imex:
+        # (diffrax pulls nothing back to parameters through steps that are not of its own methods.)
+        if imex or made_here:
             raise ValueError(
-                f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
+                f"sensealg=BacksolveAdjoint() can't be used with {label} on the diffrax engine; "
+                "leave it out."
             )
         check_backsolve(options)
     stages, fsal = _cost(solver)
