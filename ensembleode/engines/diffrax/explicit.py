@@ -19,17 +19,17 @@ from ...solvers.arithmetic import Components
 from ...solvers.method import Attempt, Equations, equations_of, Method
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import size_within
-from .control import Arrays, Estimates
+from .control import ArrayArithmetic, Estimates
 
 
-class _Arithmetic(Arrays):
+class _StateArithmetic(ArrayArithmetic):
     """The operations on states, which may have another dtype than times."""
 
     def over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
 
 
-_XP: Any = _Arithmetic()
+_XP: Any = _StateArithmetic()
 
 
 class Explicit(diffrax.AbstractSolver):

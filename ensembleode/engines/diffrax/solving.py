@@ -125,7 +125,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     imex = isinstance(alg, _IMEX)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
-        # (diffrax pulls nothing back to parameters through steps that are not of its own methods.)
+        # (With some methods of `explicit.py`, its gradients by parameters are zero.)
         if imex or made_here:
             raise ValueError(
                 f"sensealg=BacksolveAdjoint() can't be used with {label} on the diffrax engine; "
