@@ -8,10 +8,10 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..tracing.program import Program
+from ..tracing.program import equations, Program
 from .jacobian import Jacobian, state_and_time, tangent_at
 from .residuals import Split, split
-from .staging import staged
+from .staging import parameters_of, staged
 
 
 def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
@@ -31,6 +31,18 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
         return tangent_at(field, consts, u, (*p, du, dt), t)
 
     return _transposed(field, along, which, struct, [struct, time])
+
+
+@functools.lru_cache(maxsize=256)
+def effects_of(field: Program) -> frozenset:
+    """The effects of a field, and those of its rules for the way back (`custom_vjp`)."""
+    if not any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations(field.jaxpr)):
+        return frozenset(field.jaxpr.effects)
+    real = [i for i, a in enumerate(parameters_of(field)) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    try:
+        return frozenset({*field.jaxpr.effects, *transposed(field, real).effects})
+    except Exception:  # it can't be differentiated: whoever asks for the derivative is told so then
+        return frozenset(field.jaxpr.effects)
 
 
 def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:

@@ -36,7 +36,7 @@ from ..compiled.stopping import stopped
 from . import implicit
 
 
-class Arrays(JaxArithmetic):
+class ArrayArithmetic(JaxArithmetic):
     """The [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic] for one trajectory: a state is
     a tuple of arrays, and its numbers are arrays of shape `[]`."""
 
@@ -50,7 +50,7 @@ class Arrays(JaxArithmetic):
         return super().largest(tuple(map(jnp.max, components)))
 
 
-ARRAYS: Any = Arrays()
+ARRAYS: Any = ArrayArithmetic()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:

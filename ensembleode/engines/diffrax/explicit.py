@@ -19,17 +19,17 @@ from ...solvers.arithmetic import Components
 from ...solvers.method import Attempt, Equations, equations_of, Method
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import size_within
-from .control import Arrays, Estimates
+from .control import ArrayArithmetic, Estimates
 
 
-class _Arithmetic(Arrays):
+class _StateArithmetic(ArrayArithmetic):
     """The operations on states, which may have another dtype than times."""
 
     def over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
 
 
-_XP: Any = _Arithmetic()
+_XP: Any = _StateArithmetic()
 
 
 class Explicit(diffrax.AbstractSolver):
@@ -61,7 +61,7 @@ class Explicit(diffrax.AbstractSolver):
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any) -> Any:
         del t1
-        return self.method.init(_XP, _equations(terms, y0, args), _components(y0), t0)
+        return _kept(self.method.init(_XP, _equations(terms, y0, args), _components(y0), t0))
 
     def func(self, terms: Any, t0: Any, y0: Any, args: Any) -> Any:
         return _in_direction(terms, t0, y0, args)
@@ -74,7 +74,10 @@ class Explicit(diffrax.AbstractSolver):
         within = size_within(_XP, *jax.lax.stop_gradient((t0, t1)), 1)
         h = t1 - t0
         h = h + jax.lax.stop_gradient(within - h)
-        carry = self._renewed(equations, y, t0, solver_state, made_jump)
+        carry = solver_state
+        if carry is None:
+            carry = self.method.init(_XP, equations, y, t0)
+        carry = self._renewed(equations, y, t0, carry, made_jump)
         tried = self.method.step(_XP, equations, y, carry, t0, h)
         errors = tuple(_like(y0, e) for e in tried.error)
         if tried.failed is not None:
@@ -82,7 +85,7 @@ class Explicit(diffrax.AbstractSolver):
             errors = jax.tree.map(infinite, errors)
         error: Any = Estimates(errors) if len(errors) > 1 else errors[0] if errors else None
         dense = {"y0": y0, "dense": self._dense(equations, y, tried, t0, t1, h)}
-        return _like(y0, tried.y2), error, dense, tried.carry, diffrax.RESULTS.successful
+        return _like(y0, tried.y2), error, dense, _kept(tried.carry), diffrax.RESULTS.successful
 
     def _renewed(self, equations: Equations, y: Components, t: Any, carry: Any, jumped: Any) -> Any:
         """The carry; made anew where `f` has jumped."""
@@ -155,6 +158,11 @@ def _in_direction(terms: Any, t: Any, y: Any, args: Any) -> Any:
     backwards, it has changed the sign of time, and the terms' `contr` has that sign."""
     sign = terms.contr(jnp.zeros_like(t), jnp.ones_like(t))
     return terms.vf_prod(t, y, args, sign)
+
+
+def _kept(carry: Any) -> Any:
+    """A method's carry as diffrax keeps it: None where it has no numbers."""
+    return carry if jax.tree.leaves(carry) else None
 
 
 def _components(tree: Any) -> Components:

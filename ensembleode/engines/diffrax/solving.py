@@ -22,6 +22,7 @@ from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
 from ...fields.jacobian import is_reverse_only
+from ...fields.transposes import effects_of
 from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
 from ...solvers import (
@@ -124,9 +125,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     imex = isinstance(alg, _IMEX)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
-        if imex:
+        # (With some methods of `explicit.py`, its gradients by parameters are zero.)
+        if imex or made_here:
             raise ValueError(
-                f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
+                f"sensealg=BacksolveAdjoint() can't be used with {label} on the diffrax engine; "
+                "leave it out."
             )
         check_backsolve(options)
     stages, fsal = _cost(solver)
@@ -161,7 +164,7 @@ def closes(plan: Plan) -> bool:
     is_kept = plan.saving.mode == "steps" and keeps(plan)
     field: Any = plan.field
     field = getattr(field, "field", field)  # of the columns of a matrix
-    return plan.method.value.by_default and not is_kept and not field.jaxpr.effects
+    return plan.method.value.by_default and not is_kept and not effects_of(field)
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:
@@ -182,10 +185,11 @@ def _check_derivatives(plan: Plan) -> None:
     """**Raises:** `TypeError` for an `f` without the derivative that an implicit method takes."""
     field = plan.field
     if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
+        label = type(plan.method.value.solver).__name__
         raise TypeError(
-            f"alg={type(method.solver).__name__}() takes the derivative of f along tangents, but f "
-            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
-            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
+            f"alg={label}() takes the derivative of f along tangents, but f calls a jax.custom_vjp "
+            "function, which has none: write it with jax.custom_jvp, or use a Rosenbrock method of "
+            "the compiled engine, such as alg=eo.Rodas5P()."
         )
 
 

@@ -17,16 +17,14 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...fields import parameters_of
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
-from ...fields.transposes import transposed
+from ...fields.transposes import effects_of
 from ...ground.placement import platform
-from ...tracing.program import equations, Program
+from ...tracing.program import Program
 from ..closed import Closed
 from ..compiled.compiler import available
 from ..flow import Flow
@@ -36,20 +34,9 @@ from .gradients import Found
 from .replay import SavedRows
 
 
-def _effects(field: Program) -> set:
-    """The effects of a field, and those of its rules for the way back (`custom_vjp`)."""
-    if not any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations(field.jaxpr)):
-        return set(field.jaxpr.effects)
-    real = [i for i, a in enumerate(parameters_of(field)) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    try:
-        return {*field.jaxpr.effects, *transposed(field, real).effects}
-    except Exception:  # it can't be differentiated: whoever asks for the derivative is told so then
-        return set(field.jaxpr.effects)
-
-
 @functools.lru_cache(maxsize=256)
 def _unreadable(field, shape, dtype, batched_consts, batched_p) -> str | None:
-    if found := _effects(field):
+    if found := effects_of(field):
         # Lanes that only fill up a chunk would have these effects, too.
         effects = ", ".join(sorted(map(str, found)))
         return f"f has effects ({effects}), and it would have them more often than asked for."

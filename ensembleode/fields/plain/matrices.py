@@ -129,7 +129,9 @@ def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
     def of_one(exchanged: Any) -> Any:
         def turn(k: Any, order: Any) -> Any:
             other = _row(exchanged, k).astype(rows.dtype)
-            first, second = _row(order, k), _row_from(order, other, 0 if isinstance(k, int) else k)
+            # (Whoever made these up may exchange with a row before, too.)
+            first = _row(order, k)
+            second = _row_from(order, other, 0 if isinstance(k, int) else k)
             order = jnp.where(rows == other, first, order)
             return jnp.where(rows == k, second, order)
 
