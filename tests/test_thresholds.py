@@ -411,7 +411,7 @@ OTHERS = {
     "engines.diffrax.control._ROOM",
 }
 # The choice between engines: tests/engines/test_limits_of_auto.py. Other engines: their own tests.
-OTHER_ROOMS = ("engines.julia.", "engines.lanes.", "fields.lanes.")
+OTHER_ROOMS = ("engines.julia.", "fields.scalarising.")
 
 
 def numbers_of(tree):
@@ -484,11 +484,7 @@ def test_a_new_threshold_would_be_seen():
 
 
 OF_AUTO = {
-    f"{C}._MOST_COMPONENTS": ring,
     f"{C}._MOST_STATEMENTS": waves,
-    f"{C}._MOST_FACTORS": network,
-    f"{C}._FEW_COMPONENTS": ring,
-    f"{C}._MOST_SHARED": ring,
     f"{C}._MOST_WRITTEN_OUT": ring,
     f"{C}._MOST_OWN_ON_GPU": None,
     f"{C}._MOST_SHARED_ON_GPU": None,
@@ -498,9 +494,7 @@ OF_AUTO = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [x for x, problem in OF_AUTO.items() if problem and "_FEW" not in x]
-)
+@pytest.mark.parametrize("name", [x for x, problem in OF_AUTO.items() if problem])
 def test_both_sides_of_the_choice(monkeypatch, name):
     """Whichever engine solves it, the values are the same."""
     ens = OF_AUTO[name](np.float64)
@@ -513,5 +507,5 @@ def test_both_sides_of_the_choice(monkeypatch, name):
         monkeypatch.setattr(*number(name), value)
         sim = eo.solve(ens, eo.Tsit5(), trajectories=3, abstol=1e-9, reltol=1e-9)
         found[sim.engine.name] = sim.u
-    assert set(found) == {"lanes", "compiled"}
+    assert set(found) == {"diffrax", "compiled"}
     np.testing.assert_allclose(*found.values(), rtol=1e-7)

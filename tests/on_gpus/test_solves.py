@@ -109,7 +109,7 @@ def test_the_default_is_a_kernel_and_says_so():
 def test_arrays_where_there_is_no_kernel():
     """All trajectories at once, without a loop over chunks."""
     sim = solved(1.0, None, rotating)
-    assert sim.engine.name == "lanes"
+    assert sim.engine.name == "diffrax"
     assert "not EnsembleGPUKernel(" in sim.engine.reason
     with placement.on_cpu():
         np.testing.assert_allclose(sim.u, solved(1.0, eo.EnsembleThreads(), rotating).u, rtol=1e-9)
@@ -125,7 +125,7 @@ def test_arrays_where_there_is_no_kernel():
     assert "128xf64" not in text
 
 
-@pytest.mark.parametrize(("width", "engine"), [(14, "compiled"), (15, "lanes")])
+@pytest.mark.parametrize(("width", "engine"), [(14, "compiled"), (15, "diffrax")])
 def test_networks_with_many_shared_weights_are_arrays(width, engine):
     """Their gradients would take long to compile as kernels: 2-14-14-2 has 282 weights, 2-15-15-2
     has 317."""
@@ -134,7 +134,7 @@ def test_networks_with_many_shared_weights_are_arrays(width, engine):
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.index))
     sim = eo.solve(ens, trajectories=N)
     assert sim.engine.name == engine
-    if engine == "lanes":
+    if engine == "diffrax":
         assert "317 numbers" in sim.engine.reason
     asked = eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), trajectories=N)
     np.testing.assert_allclose(asked.u, sim.u, rtol=1e-9)
@@ -196,7 +196,7 @@ def test_a_single_problem():
     u = jax.jit(lambda x: eo.solve(eo.remake(prob, u0=prob.u0 * x), saveat=0.25).u)(1.0)
     np.testing.assert_array_equal(u, sol.u)
     large = eo.solve(eo.ODEProblem(lambda u, p, t: -u, jnp.ones(5000), (0.0, 1.0)))
-    assert large.engine.name == "lanes"
+    assert large.engine.name == "diffrax"
     assert "not EnsembleSerial(" in large.engine.reason
     assert is_home(large.u)
 
