@@ -59,7 +59,7 @@ def way_of(name: str) -> Way:
     if name == KERNEL:
         return Way(name, {"ensemblealg": eo.EnsembleGPUKernel()})
     if name == ARRAYS:
-        engine = {} if jax.default_backend() == "gpu" else {"engine": "lanes"}
+        engine = {} if jax.default_backend() == "gpu" else {"engine": "diffrax"}
         return Way(name, {"ensemblealg": eo.EnsembleGPUArray(), **engine})
     if name == REFERENCE:
         return Way(name, {"ensemblealg": eo.EnsembleSerial()})
