@@ -238,7 +238,7 @@ THRESHOLDS = {
     f"{C}.balls._MOST_OPERATIONS": Threshold(branches, ways=("events",)),
     f"{C}.loop._TURNS": Threshold(predators, low=1, high=2**14, ways=("fixed",)),
     f"{C}.parking._PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
-    "engines.columns._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
+    "engines.columns.solves._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
     f"{F}.forwarding._MOST_LOOPS": Threshold(long_ring),
     f"{F}.lowering.elementwise._DEEPEST": Threshold(long_sums, low=1),
     f"{F}.walking._OTHERS": Threshold(waves),
@@ -405,6 +405,8 @@ OTHERS = {
     # test_matrices.py: what is taken apart into scalars.
     "fields.choices._MOST_SORTED",
     "fields.choices._MOST_ROWS",
+    # test_ctrl_c.py: after how many steps of columns the flag is read.
+    "engines.columns.loop._TURNS",
     # test_coinciding_times.py
     "core.told_apart._FEW",
     "core.known_times.NEAR",
