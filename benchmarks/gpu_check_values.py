@@ -51,6 +51,10 @@ class Way(NamedTuple):
     options: dict[str, Any]
 
     def solve(self, ens: Any, alg: Any, **options: Any) -> Any:
+        """The ensemble, solved with the steps that all ways take. (Otherwise arrays have diffrax's
+        own.)"""
+        if self.name == ARRAYS:
+            options["stepsize_controller"] = eo.PIController()
         return eo.solve(ens, alg, **self.options, **options)
 
 
