@@ -14,9 +14,9 @@ tolerances of 1e-6, in float64; only the end is saved. All contenders run in one
 well. The time is the best of the later calls, in which the contenders take turns. `ratio` is
 relative to the Julia engine on one core (less than 1 is faster). The errors are those of any
 component at the end, against Vern9 at 1e-12 by the compiled engine: the median, and the largest
-error. The largest error grows with the number of trajectories, because some come ever nearer to rho =
-13.93, where they may take the one side or the other. A contender is skipped if a call would need
-longer than `--seconds`, according to its time at the size before.
+error. The largest error grows with the number of trajectories, because some come ever nearer to
+rho = 13.93, where they may take the one side or the other. A contender is skipped if a call would
+need longer than `--seconds`, according to its time at the size before.
 
 diffeqpy takes part if it is installed. It asks juliapkg for all of DifferentialEquations, which is
 not needed here: use `pip install --no-deps diffeqpy`, with a Julia named by `PYTHON_JULIACALL_EXE`

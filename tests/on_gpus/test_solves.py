@@ -47,7 +47,8 @@ def rotating(u, p, t):
 
 
 def solved(x, ensemblealg, f=lorenz, **options):
-    tight = {"reltol": 1e-8, "abstol": 1e-8, **options}
+    # (With this controller all engines take the same steps.)
+    tight = {"reltol": 1e-8, "abstol": 1e-8, "stepsize_controller": eo.PIController(), **options}
     return eo.solve(ensemble_of(x, f), eo.Tsit5(), ensemblealg, trajectories=N, **tight)
 
 
