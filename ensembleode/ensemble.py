@@ -32,11 +32,11 @@ def _as_devices(devices: Any) -> Any:
 class EnsembleSerial(EnsembleAlgorithm):
     """All trajectories on one core, to compare and to debug.
 
-    This is the reference for all other algorithms. With the compiled and the lanes engine, some
-    trajectories are solved at a time, each with its own steps. With diffrax, it runs one trajectory
-    after the other, by the program with which `solve` solves a single problem.
+    This is the reference for all other algorithms. With the compiled engine, some trajectories are
+    solved at a time, each with its own steps. With diffrax, it runs one trajectory after the other,
+    by the program with which `solve` solves a single problem.
 
-    **Cost:** with the compiled and the lanes engine, that of `EnsembleThreads(1)`. With diffrax,
+    **Cost:** with the compiled engine, that of `EnsembleThreads(1)`. With diffrax,
     one solve for each trajectory, plus about 0.5 ms of Python for each when called eagerly; the
     memory of one trajectory. Under `jit`, it is a loop inside the program.
 
@@ -56,9 +56,9 @@ class EnsembleColumns(EnsembleAlgorithm):
     **Cost:** one solve, with as many steps as the matrix as a whole needs, and the memory of all
     columns. In the compiled engine, a step of some columns is made at a time, while they are in
     registers, and threads share the columns of a step that takes long enough. That engine has the
-    explicit methods, `RMSNorm` and `MaxNorm`, states of at most 48 components, and no
-    `d_discontinuities`; others run on the lanes engine, or on diffrax. With a `batch_size`, the
-    columns of each batch are a matrix of their own, with its own steps; so are reruns.
+    explicit methods, `RMSNorm` and `MaxNorm`, and states of at most 48 components; others run on
+    diffrax. With a `batch_size`, the columns of each batch are a matrix of their own, with its own
+    steps; so are reruns.
 
     **Limitations:** there is one return code for all columns (one that fails fails the whole
     solve); the statistics give each trajectory the shared steps, so don't add them up.
@@ -71,9 +71,9 @@ class EnsembleColumns(EnsembleAlgorithm):
 class EnsembleThreads(EnsembleAlgorithm):
     """Trajectories on every core: the default where JAX computes on the CPU.
 
-    Each trajectory has its own steps, its own end and its own return code. With the compiled and
-    the lanes engine it has the bits that `EnsembleSerial` gives. With the compiled engine, threads
-    of XLA take parts of a batch in turn. Other engines run on JAX's CPU devices. There is one for
+    Each trajectory has its own steps, its own end and its own return code. With the compiled
+    engine it has the bits that `EnsembleSerial` gives, and threads of XLA take parts of a batch in
+    turn. Other engines run on JAX's CPU devices. There is one for
     each core if ensembleode is imported before JAX starts its backend (see
     `ensembleode.ground.cpu_devices`; `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's
     configuration alone).

@@ -17,13 +17,13 @@ class SensitivityAlgorithm(eqx.Module):
 
 
 class ReplayAdjoint(SensitivityAlgorithm):
-    """Reverse mode by recording the steps and replaying them. It is the default of the compiled and
-    the lanes engine.
+    """Reverse mode by recording the steps and replaying them. It is the default of the compiled
+    engine.
 
     The derivatives are those of the numerical solution with its steps held constant, and are exact.
     Derivatives with respect to times are those of the field, exact up to the tolerances. The memory
-    grows with the square root of `maxiters` (the compiled engine's up to a limit), the cost with
-    the number of steps taken.
+    grows with the square root of `maxiters`, up to a limit, and the cost with the number of steps
+    taken.
 
     Forward mode and derivatives of any order work, too, with any nesting: `jax.jvp`, `jax.hessian`,
     `jax.jvp(jax.grad(...), ...)`. Those of higher order are solves of `f` with its tangents, whose
@@ -35,26 +35,19 @@ class GaussAdjoint(SensitivityAlgorithm):
     """The continuous adjoint along the forward solution. The gradient is accurate to the
     tolerances, but not exact. Reverse mode only.
 
-    **Explicit methods**, in the lanes engine: the steps are recorded as for `ReplayAdjoint`. The
-    adjoint ODE is then integrated back over each step, along its dense output, with the method of
-    the solve. Parameters cost a few products in each step, however many stages the method has.
+    It is in the compiled engine on CPUs. Where a problem is stiff, the adjoint falls off after each
+    saved time within a small part of a recorded step. So the adjoint ODE is solved back from saved
+    time to saved time along the dense output, with the method and `reltol` of the solve, in steps
+    of its own, none of which passes over more than about a thirty-second part of the forward steps.
+    Each of its components has an absolute tolerance that depends on the size of the state's
+    component (where that is near zero, `abstol / reltol` counts as its size), such that the units
+    of neither matter. The integrals of the parameters are as accurate as these steps. If the
+    adjoint of a trajectory can't be solved within `maxiters` steps between two saved times, its
+    gradient is NaN. There is room for `maxiters` steps of some trajectories at a time, and memory
+    is taken for the steps that were made. Fixed steps, callbacks, integrands, mass matrices and
+    `EnsembleGPUKernel` are refused: `ReplayAdjoint` has them all.
 
-    **Rosenbrock methods**, and those that switch to one, in the compiled engine on CPUs: where a
-    problem is stiff, the adjoint falls off after each saved time within a small part of a recorded
-    step. So the adjoint ODE is solved back from saved time to saved time along the dense output,
-    with the method and `reltol` of the solve, in steps of its own, none of which passes over more
-    than about a thirty-second part of the forward steps. Each of its components has an absolute
-    tolerance that depends on the size of the state's component (where that is near zero,
-    `abstol / reltol` counts as its size), such that the units of neither matter. The integrals of
-    the parameters are as accurate as these steps. If the adjoint of a trajectory can't be solved
-    within `maxiters` steps between two saved times, its gradient is NaN. There is room for
-    `maxiters` steps of some trajectories at a time, and memory is taken for the steps that were
-    made. Fixed steps, callbacks, integrands, mass matrices and `EnsembleGPUKernel` are refused:
-    `ReplayAdjoint` has them all.
-
-    Sources: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B; for
-    explicit methods, Norcliffe and Deisenroth, "Faster training of neural ODEs using Gauss-Legendre
-    quadrature", TMLR 2023.
+    Source: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B.
     """
 
 
@@ -100,9 +93,6 @@ class BacksolveAdjoint(SensitivityAlgorithm):
     The memory is constant. The gradient is accurate to the tolerances, but not exact, and the
     backward solve may be unstable for dissipative problems. Reverse mode only, with `saveat` or the
     ends (not `save_everystep`).
-
-    In the lanes engine, the state starts anew from each saved state, and the gradient of a
-    trajectory whose backward solve fails is NaN.
 
     Source: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B.
     """

@@ -207,10 +207,9 @@ def solve(
     - `seed`, `key`: the source of the PRNG keys of the trajectories (`ctx.key`); `key` takes
         precedence.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
-    - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`. Auto is the first of
-        these that can run `alg` and `f` (lanes can't if `f` has effects, or can't be mapped), and
-        Julia only for a [`JuliaAlg`][ensembleode.JuliaAlg]. It chooses compiled on a CPU, for
-        states of up to 4,000 components and fields of up to 1,500 operations, networks among them.
+    - `engine`: `"auto"`, `"compiled"`, `"diffrax"` or `"julia"`. Auto is the first of these that
+        can run `alg` and `f`, and Julia only for a [`JuliaAlg`][ensembleode.JuliaAlg]. It chooses
+        compiled on a CPU, for fields of up to 1,500 operations, networks and loops among them.
         `sim.engine` says which engine ran, and why.
     - `progress`: show a progress bar over the trajectories (batch by batch, of which there are then
         at least twenty), with the rate, the remaining time, and the number of failures so far. In a
@@ -323,9 +322,12 @@ def solve(
             refuse(e)
             place, run = first()
         else:
-            log_once(f"the lanes engine solves what the compiled engine can't: {e}")
+            log_once(f"diffrax solves what the compiled engine can't: {e}")
             with place.computing():
-                run = planned(place, "lanes")
+                try:
+                    run = planned(place, "diffrax")
+                except NoEngine:
+                    raise e from None
         with place.computing():
             sim, cause = solve_it(run)
     if cause is not None and not (

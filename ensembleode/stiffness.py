@@ -56,7 +56,7 @@ def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
         and alg.adaptive
         and options["adaptive"] is not False
         and not holds_tolerances(options["stepsize_controller"])
-        and job.plan.engine.name in ("compiled", "lanes", "diffrax")
+        and job.plan.engine.name in ("compiled", "diffrax")
         and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
     )
 

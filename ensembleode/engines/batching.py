@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from ..ground.alone import split_like, together
@@ -33,9 +32,6 @@ def batch(prim: Any, operands, axes, *, flow):
     first = zip(given, axes, strict=True)
     operands = together([x if a is None else jnp.moveaxis(x, a, 0) for x, a in first])
     batched = [a is not None for a in axes]
-    if not flow.plan.engine.widens(flow, size):
-        found = _in_turn(prim, flow, operands, batched)
-        return split_like(found, given, axes), [0] * len(found)
     lanes, known, *others = unpack(flow, operands)
     lanes_b, known_b, *others_b = unpack(flow, batched)
     # These operands differ between trajectories: rows and tangents.
@@ -66,15 +62,3 @@ def batch(prim: Any, operands, axes, *, flow):
                 x = x.reshape(size, -1, *x.shape[1:])
             found.append(x)
     return split_like(found, given, axes), [0] * len(found)
-
-
-def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> list:
-    """The results of the primitive, computed for one place of the mapped axis after the other."""
-    mapped = [x for x, b in zip(operands, batched, strict=True) if b]
-
-    def one(mapped):
-        left = iter(mapped)
-        each = [next(left) if b else x for x, b in zip(operands, batched, strict=True)]
-        return prim.bind(*each, flow=flow)
-
-    return jax.lax.map(one, mapped)

@@ -32,7 +32,7 @@ from ..solvers.runge_kutta import RungeKutta
 from .tuning import MOST_COLUMN_COMPONENTS, MOST_COLUMN_STEPS
 
 
-ENGINES = ("compiled", "lanes", "diffrax", "julia")
+ENGINES = ("compiled", "diffrax", "julia")
 # Of this library's engines only the compiled one runs these methods.
 COMPILED_ONLY = (Rosenbrock, AutoSwitch)
 _ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
@@ -222,10 +222,6 @@ def _no_adjoints(engine: str, *names: str) -> list[Lack]:
     return [Lack(f"`{name}`", _other_sensealg, (engine,)) for name in names]
 
 
-def _gauss_of_explicit(asked: Asked) -> str | None:
-    return None if asked.alg.method.is_implicit else _other_sensealg(asked)
-
-
 def _stepping_to(asked: Asked) -> str | None:
     if type(asked.option("stepsize_controller")).__name__ != "StepTo":
         return None
@@ -238,8 +234,6 @@ def _columns(asked: Asked) -> str | None:
         return "its EnsembleColumns have explicit Runge-Kutta methods only."
     if not isinstance(options["internalnorm"], RMSNorm | MaxNorm | None):
         return "its EnsembleColumns have RMSNorm() and MaxNorm() only."
-    if asked.every.batched.d_discontinuities is not None:
-        return "its EnsembleColumns have no d_discontinuities."
     if options["maxiters"] > MOST_COLUMN_STEPS:
         return (
             f"its EnsembleColumns remember the times of all steps, {MOST_COLUMN_STEPS:,} at most."
@@ -344,26 +338,23 @@ _ELSEWHERE = "or engine='compiled'."
 # In the order in which they are looked for.
 LACKS: tuple[Lack, ...] = (
     # Solvers and their options.
-    Lack("complex states, float16", _as_dtype, ("compiled", "lanes", "julia")),
+    Lack("complex states, float16", _as_dtype, ("compiled", "julia")),
     Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
-    Lack("every solver", _of_other_engines("lanes"), ("lanes",)),
     Lack("every solver", _of_diffrax, ("diffrax",)),
     Lack("every solver", _of_other_engines("julia", ", and JuliaAlg(...)"), ("julia",)),
     Lack(
         "step-size controllers of diffrax",
         "stepsize_controller is one of diffrax.",
-        ("compiled", "lanes", "julia"),
+        ("compiled", "julia"),
     ),
     Lack("your own step-size controller", _controller_in_julia, ("julia",), words="PI, I and PID"),
     Lack("your own norm", _norm_in_julia, ("julia",), words="RMS and maximum"),
     *_no_adjoints("compiled", *_ADJOINTS[3:]),
-    Lack("`GaussAdjoint`", _gauss_of_explicit, ("compiled",), words="Rosenbrock methods, on CPUs"),
-    *_no_adjoints("lanes", *_ADJOINTS[4:]),
     *_no_adjoints("diffrax", "ReplayAdjoint", "GaussAdjoint", "InterpolatingAdjoint"),
     *_no_adjoints(
         "julia", "ReplayAdjoint", "GaussAdjoint", "RecursiveCheckpointAdjoint", "DirectAdjoint"
     ),
-    Lack("adjoints of diffrax", _other_sensealg, ("compiled", "lanes", "julia")),
+    Lack("adjoints of diffrax", _other_sensealg, ("compiled", "julia")),
     *(
         Lack(
             feature,
@@ -410,7 +401,7 @@ LACKS: tuple[Lack, ...] = (
         (EnsembleGPUKernel,),
     ),
     *(
-        Lack(f"`{name}`", _adjoint_of_kernels, ("compiled", "lanes"), (EnsembleGPUKernel,))
+        Lack(f"`{name}`", _adjoint_of_kernels, ("compiled",), (EnsembleGPUKernel,))
         for name in ("GaussAdjoint", "BacksolveAdjoint")
     ),
     _on_gpus(MASS, f"runs without a mass_matrix: use EnsembleThreads(), {_ELSEWHERE}"),
@@ -436,7 +427,7 @@ LACKS: tuple[Lack, ...] = (
         STOPS,
         "sensealg=BacksolveAdjoint() solves the ODE once more, backwards, and would miss the known "
         "times on the way; leave it out.",
-        ("lanes", "diffrax", "julia"),
+        ("diffrax", "julia"),
         by="BacksolveAdjoint",
     ),
     Lack("integrands", _FURTHER, ("julia",)),
@@ -447,18 +438,12 @@ LACKS: tuple[Lack, ...] = (
         by="BacksolveAdjoint",
     ),
     Lack(
-        "integrands",
-        "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint().",
-        ("lanes",),
-        by="BacksolveAdjoint",
-    ),
-    Lack(
         CALLBACKS,
         'it has no callbacks: use engine="compiled", on threads or GPU kernels.',
-        ("lanes", "diffrax"),
+        ("diffrax",),
     ),
     Lack(CALLBACKS, _events_in_julia, ("julia",), words="yes"),
-    Lack(MASS, 'it has no mass_matrix: use engine="compiled".', ("lanes", "diffrax")),
+    Lack(MASS, 'it has no mass_matrix: use engine="compiled".', ("diffrax",)),
     Lack(MASS, _mass_in_julia, ("julia",), words="yes"),
     # Derivatives.
     Lack(
@@ -483,16 +468,6 @@ LACKS: tuple[Lack, ...] = (
         ("julia",),
         derivatives=True,
         words="the times have no derivatives",
-    ),
-    Lack(
-        STOPS,
-        "d_discontinuities depend on what this solve is differentiated by, and the steps of "
-        "ReplayAdjoint() are constants: use engine='compiled', which has that derivative, or "
-        "engine='lanes' with sensealg=ForwardDiffSensitivity(), whose steps move with these times, "
-        "or take them for constants, jax.lax.stop_gradient(times).",
-        ("lanes",),
-        derivatives=True,
-        words="the times have derivatives by `ForwardDiffSensitivity` only",
     ),
 )
 

@@ -9,13 +9,13 @@ from ..solution import EngineChoice
 from ..solvers import JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
-from . import compiled, diffrax, julia, lanes
+from . import compiled, diffrax, julia
 from .capabilities import Asked, COMPILED_ONLY, lacking, lacks_adjoint
 from .engine import Engine
 
 
 # In the order of preference.
-ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
+ENGINES: tuple[Engine, ...] = (compiled.ENGINE, diffrax.ENGINE, julia.ENGINE)
 # The methods of diffrax that take the place of implicit ones that can't be compiled, by order.
 _INSTEAD = {2: Kvaerno3(), 4: Kvaerno4()}
 
@@ -63,6 +63,11 @@ def choose(
         return reason
 
     if engine != "auto":
+        if engine == "lanes":
+            raise ValueError(
+                "engine='lanes' is gone since version 0.1: leave engine out. What the compiled "
+                "engine can't run is solved by diffrax, with engine='diffrax' or without."
+            )
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
         if reason := unfit(named[engine]):

@@ -367,14 +367,11 @@ for _prim, _jvp, _transpose in (
 #
 
 
-def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
+def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result) -> Result:
     """A result whose saved states and events have derivatives of any order with respect to the
     numbers.
 
-    **Arguments:**
-
-    - `ok`: which trajectories are wanted: `[trajectory]`.
-    - `more`: see `Known`.
+    **Arguments:** `ok`: which trajectories are wanted: `[trajectory]`.
     """
     saving, events, u = plan.saving, result.events, result.u
     ended = result.retcode == ReturnCode.Terminated.value
@@ -383,7 +380,7 @@ def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any =
         reached = result.naccept + int(saving.start)
     else:
         reached = result.length
-    known = Known(ok, reached, more)
+    known = Known(ok, reached)
     if plan.events is not None:
         known = known._replace(ended=ended, happened=None if events is None else events.count)
     u0 = each(lanes.u0, plan.batched.u0, len(u))

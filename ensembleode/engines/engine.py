@@ -22,10 +22,22 @@ class Engine(abc.ABC):
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
     - `closed`: whether all its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives.py`).
-    - `push`: the kernel of `push` of `primitives.py`, `push(flow, lanes, known, v)`, in an engine
-        that has one: the tangents of the rows. Without, it is a solve of the field with tangents.
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
         then another number compiles nothing, and the bits are the same.
+
+    The primitives are made of these functions:
+
+    - `rows(plan, lanes, mask)`: returns a list with the saved states of the trajectories that
+        succeeded (where only ends are saved, the last state), `[trajectory, row, *state]`; and,
+        where there is room for events, with three rows for each of the `Plan.event_slots`: the
+        state before it, the state after it, and its time as the first component. The rows of other
+        trajectories are arbitrary.
+    - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
+        the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
+        cotangent for each trajectory, or one for each group where all trajectories share a
+        parameter. The cotangents of trajectories that failed are arbitrary.
+    - `push(flow, lanes, known, v)`, in an engine that has one: returns the tangents of the rows.
+        Without, these are from a solve of the field with tangents.
     """
 
     name: ClassVar[str]
@@ -34,8 +46,10 @@ class Engine(abc.ABC):
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
-    push: ClassVar[Callable | None] = None
     numbers_apart: ClassVar[bool] = False
+    rows: ClassVar[Callable[[Plan, Lane, Any], list] | None] = None
+    pull_back: ClassVar[Callable[..., list] | None] = None
+    push: ClassVar[Callable[..., list] | None] = None
 
     def closes(self, plan: Plan) -> bool:
         """Whether this solve is a primitive that is closed under differentiation."""

@@ -30,12 +30,10 @@ class Known(NamedTuple):
     - `reached`: how many times of each were saved, or would have been with more rows.
     - `happened`: how many events of each are kept; `ended`: whether each ended by an event. Both
         are None without callbacks.
-    - `more`: further data of the engine's own.
     """
 
     ok: Bool[Array, " lane"]
     reached: Int[Array, " lane"]
-    more: Any = None
     happened: Int[Array, " lane"] | None = None
     ended: Bool[Array, " lane"] | None = None
 

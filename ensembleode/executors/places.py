@@ -12,7 +12,6 @@ from ..engines import Engine
 from ..engines.compiled import Compiled
 from ..engines.compiled.launch import KernelError
 from ..engines.diffrax import Diffrax
-from ..engines.lanes import Lanes
 from ..ensemble import (
     EnsembleAlgorithm,
     EnsembleGPUArray,
@@ -90,7 +89,7 @@ class Place(NamedTuple):
         """**Raises:** `ValueError` for a solve inside of `jit` that can be no part of the program,
         since that is for an accelerator."""
         in_process = isinstance(self.algorithm, EnsembleSerial | EnsembleThreads)
-        if self.on_cpu and in_process and being_staged() and isinstance(engine, Lanes | Diffrax):
+        if self.on_cpu and in_process and being_staged() and isinstance(engine, Diffrax):
             name = type(self.algorithm).__name__
             there = placement.platform_of(jax.local_devices()[0])
             raise ValueError(

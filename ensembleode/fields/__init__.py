@@ -1,16 +1,14 @@
 """A vector field, from its traced program to what an engine runs of it.
 
-- `lanes/`: evaluates a field for all lanes of a chunk at once, as arrays of JAX whose last axis is
-    the lane.
 - `ir.py`: the small language that a field is lowered to. `walking.py` iterates over its statements
     and expressions. `lowering/` translates a jaxpr to it, with one rule for each primitive;
-    `scalarise.py` takes small programs apart into scalars before that; `forwarding.py` does away
-    with arrays of a lowered one that are only moved.
+    `scalarise.py`, with the interpreter of `scalarising/`, takes small programs apart into scalars
+    before that; `forwarding.py` does away with arrays of a lowered one that are only moved.
 - `plain/`: rewrites primitives that index, pad or accumulate in plainer equations, before they are
     lowered.
-- Modules that `lanes/` and `lowering/` share: `equations.py` (which equations are used, and what
-    they call), `movements.py` (primitives that only move data), `gather_scatter.py` (the arithmetic
-    of indices), `combining.py` (the operations of reductions and scatters), `folding.py`
+- Modules that `scalarising/` and `lowering/` share: `equations.py` (which equations are used, and
+    what they call), `movements.py` (primitives that only move data), `gather_scatter.py` (the
+    arithmetic of indices), `combining.py` (the operations of reductions and scatters), `folding.py`
     (arithmetic on known numbers), `products.py` (the layout of matrix products).
 - `sparsity.py`: which components of a result depend on which components of the state.
     `jacobian.py`: the Jacobian as a program. `elimination.py`: the order in which a sparse matrix

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from .equations import called, ELEMENTWISE, used
-from .lanes.interpreter import bind
+from .scalarising.interpreter import bind
 
 
 class _Diagonal(NamedTuple):

@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 from ..ground.keys import is_key, raw
 from ..tracing.program import equations, is_jaxpr, with_constants
 from .equations import called, interpreted
-from .lanes.interpreter import bind
+from .scalarising.interpreter import bind
 
 
 def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr:

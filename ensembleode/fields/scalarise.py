@@ -1,4 +1,4 @@
-"""Small programs taken apart into scalars, by the interpreter of the lanes engine."""
+"""Small programs taken apart into scalars, by the interpreter of `scalarising/`."""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +12,14 @@ import jax.numpy as jnp
 from ..tracing.program import equations, with_constants
 from .choices import by_choice, CHOICES
 from .equations import branch_here, called, used
-from .lanes import control_flow as control_flow, indexing as indexing, primitives as primitives
-from .lanes.interpreter import bind, Interpreter, Limits, NotInLanesError, RULES, TooLong
-from .lanes.values import fill, Scalars, unpack, Value
 from .plain import APART, written_out
+from .scalarising import (
+    control_flow as control_flow,
+    indexing as indexing,
+    primitives as primitives,
+)
+from .scalarising.interpreter import bind, Interpreter, Limits, NotInLanesError, RULES, TooLong
+from .scalarising.values import fill, Scalars, unpack, Value
 
 
 # Compiled programs of more operations than this are slower than loops, and take long to compile.

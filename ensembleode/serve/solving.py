@@ -3,7 +3,7 @@
 The program for a request depends on the kind of request: solve or vjp, own or registered
 parameters, few saved times or many. Requests with the same program share a batch, whatever their
 time spans and saved times. A program is compiled for a few sizes of batches, the smallest of which
-is a chunk of the lanes engine. A trajectory has the same bits in batches of any size, and at any
+has states of about 16 kB. A trajectory has the same bits in batches of any size, and at any
 place in them.
 """
 
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ import numpy as np
 
 from ..core.job import compiler_options
 from ..core.plan import NO_CALLBACK
-from ..engines.lanes import ENGINE as LANES
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..events import Events
 from ..executors.places import places
@@ -39,6 +39,8 @@ logger = logging.getLogger("ensembleode.serve")
 
 # The bytes of an array of a batch: of saved states, or of gradients by parameters.
 _BATCH = 2**26
+# The bytes of the states of the smallest batch, and the trajectories that it has.
+_SMALLEST, _FEWEST, _MOST = 2**14, 8, 128
 # Saved times are padded to a multiple of this, or to the largest possible number.
 _ROWS = 8
 
@@ -115,7 +117,7 @@ class Solver:
 
     def _prepare(self, max_batch: int) -> None:
         entry = self.entry
-        self.width = LANES.width(state_of(entry), 2**30)
+        self.width = _smallest_batch(state_of(entry))
         self.max_batch = -(-max(max_batch, self.width) // self.width) * self.width
         few = max(2, len(entry.default_times))
         limit = entry.limits.saveat
@@ -128,7 +130,7 @@ class Solver:
             # A batch that never returns keeps threads of XLA's pool, which all problems share; it
             # must not get all of them. Nothing is lost, as Python runs one call at a time anyway.
             self.ensemblealg = EnsembleThreads(1)
-        self._ours = engine in ("compiled", "lanes")
+        self._is_compiled = engine == "compiled"
         self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
         self.no_gradient: str | None = None  # why there are no gradients, if so
@@ -223,7 +225,7 @@ class Solver:
             _in_rows(cotangent, (size, program.rows, *self.entry.shape), 0),
         )
         self._fill_up_times(numbers, n)
-        if self._ours and size > n:
+        if self._is_compiled and size > n:
             # Trajectories that fill up the batch take no step.
             numbers.t1[n:] = numbers.t0[n:]
         result = jax.tree.map(np.asarray, self._run(program, numbers))
@@ -239,8 +241,8 @@ class Solver:
         times, t0, t1 = numbers.times, numbers.t0[:, None], numbers.t1[:, None]
         missing = np.isnan(times)
         missing[n:] = True
-        # This library's engines ignore times that are infinitely far; others save the end again.
-        end = np.copysign(np.inf, t1 - t0) if self._ours else t1
+        # The compiled engine ignores times that are infinitely far; others save the end again.
+        end = np.copysign(np.inf, t1 - t0) if self._is_compiled else t1
         np.copyto(times, end, where=missing)
 
     def _run(self, program: Program, numbers: Numbers) -> Any:
@@ -318,6 +320,12 @@ class Solver:
         if p is None:
             p = jnp.zeros((len(u0), 0), self.entry.p.dtype)
         return Gradients(u0, p, retcode)
+
+
+def _smallest_batch(state: Any) -> int:
+    """The number of trajectories with such a state in the smallest batch."""
+    each = max(1, math.prod(state.shape)) * state.dtype.itemsize
+    return max(_FEWEST, min(_MOST, 2 ** int(math.log2(max(1, _SMALLEST // each)))))
 
 
 def joined(results: Sequence[Any]) -> Any:

@@ -124,4 +124,19 @@ class JaxArithmetic(ArrayArithmetic):
         return jax.lax.stop_gradient(x)
 
 
+class StateArithmetic(JaxArithmetic):
+    """JAX arrays for one trajectory: a state is a tuple of arrays, and its numbers are arrays of
+    shape `[]`."""
+
+    def mean(self, components: Components) -> Any:
+        return self.total(components) / sum(x.size for x in components)
+
+    def total(self, components: Components) -> Any:
+        return super().total(tuple(map(jnp.sum, components)))
+
+    def largest(self, components: Components) -> Any:
+        return super().largest(tuple(map(jnp.max, components)))
+
+
 NUMBERS: Arithmetic = ArrayArithmetic(np)
+ARRAYS: Any = StateArithmetic()

@@ -38,7 +38,7 @@ class ExplicitRungeKutta(ODESolver):
     """
 
     tableau: ClassVar[Tableau]
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "diffrax", "julia")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "diffrax", "julia")
 
     @property
     def method(self) -> RungeKutta:

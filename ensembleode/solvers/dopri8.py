@@ -128,4 +128,4 @@ class Dopri8(ExplicitRungeKutta):
 
     tableau: ClassVar[Tableau] = _tableau
     references: ClassVar[tuple[str, ...]] = ("prince1981", "enright1986")
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "diffrax")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "diffrax")

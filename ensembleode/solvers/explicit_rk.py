@@ -28,7 +28,7 @@ class ExplicitRK(ExplicitRungeKutta):
     0.367879
     """
 
-    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "diffrax")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "diffrax")
 
     tableau: Tableau = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -62,10 +62,9 @@ def _entries() -> dict[str, str]:
     return {key: entry + "\n" for entry, key in entries}
 
 
-# This library's engines have their own first step (hairer1993) and step-size controller.
+# The compiled engine has its own first step (hairer1993) and step-size controller.
 _ENGINES = {
     "compiled": ["hairer1993", "gustafsson1991"],
-    "lanes": ["hairer1993", "gustafsson1991"],
     "diffrax": ["kidger2021"],
     "julia": ["rackauckas2017"],
 }

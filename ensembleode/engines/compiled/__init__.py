@@ -28,31 +28,38 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from ... import sensitivity
 from ...core.events import Events
 from ...core.lane import Lane
+from ...core.plan import Plan, Result
 from ...fields import Inputs, parameters_of, UntranslatableError
-from ...fields.outer_products import taken_out
 from ...fields.sparsity import structure
 from ...fields.transposes import transposed
 from ...fields.walking import length, statements
+from ...ground.alone import alone
 from ...ground.logs import log_once
 from ...ground.placement import platform
 from ...solvers.switching import Switching
-from ...tracing.program import Program
-from ..closed import Closed
+from ...tracing.program import Program, Static
+from ..derivatives import differentiable
+from ..engine import Engine
 from ..flow import Flow, inexact_of, Known, own_and_shared
-from . import gauss_adjoint, solves
+from ..rest import at_rest
+from ..results import with_times
+from . import gauss_adjoint, method, solves
 from .compiler import available
 from .description import least_in_memory
 from .field import by_loops, lower
 from .operations import check
 
 
-# The lanes engine is faster, or compiles in less time, beyond these sizes (see
-# benchmarks/engine_limits.py and networks.py): a large state, an `f` so long that its code leaves
-# the cache, and many numbers from which the gradients that are summed over trajectories are made at
-# each stage.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_FACTORS = 4000, 1500, 4200
+# An `f` of more operations takes too long to compile (see benchmarks/engine_limits.py).
+_MOST_STATEMENTS = 1500
+# The same for states whose steps are written out, whatever their size.
+_MOST_WRITTEN_OUT = 200
 # The same on a GPU for a field with many numbers of each trajectory's own, whose cotangents are
 # variables there: with twice as many of them, a gradient takes four times as long to compile.
 _MOST_OWN_ON_GPU = 2000
@@ -61,11 +68,6 @@ _MOST_OWN_ON_GPU = 2000
 # ptxas, 2-32-32-2 takes 12 s and 49 s, and 2-64-64-2 doesn't end in minutes. (For an H100, compiled
 # without one.)
 _MOST_SHARED_ON_GPU = 300
-# The same for more than a few components, if the numbers that all trajectories share have more
-# bytes than stay in a cache beside the stages of a step.
-_FEW_COMPONENTS, _MOST_SHARED = 8, 2**20
-# The same for states whose steps are written out, whatever their size.
-_MOST_WRITTEN_OUT = 200
 # LLVM takes about a minute for so many lines of its language. The step of an implicit method has so
 # many for each component, for each of its stages there, and for each entry of a Jacobian that has
 # zeros. (Of the heat equation by Rodas5P, one lane of 400 points takes 27 s, of 600 points 45 s.)
@@ -94,12 +96,10 @@ def lines(method: Any, field: Program) -> int:
 
 
 class _Reading(NamedTuple):
-    """The result of translating a field: why it can't be translated, or how long its code is; and
-    of a derivative, how many numbers the gradients by shared parameters are made from."""
+    """The result of translating a field: why it can't be translated, or how long its code is."""
 
     refusal: str | None
     statements: int = 0
-    factors: int = 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -109,19 +109,15 @@ def _read(field: Program) -> _Reading:
 
 @functools.lru_cache(maxsize=1024)
 def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
-    avals, inexact = parameters_of(field), inexact_of(field)
+    inexact = inexact_of(field)
     own = [i for i in inexact if is_own[i]]
-    (out,) = field.out_avals
-    kept = math.prod(out.shape) + sum(math.prod(avals[i].shape) for i in own)
     try:
         jaxpr = transposed(field, [*own, *(i for i in inexact if not is_own[i])])
     except Exception:
         # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
         # solve doesn't need it.
         return _Reading(None)
-    found = _read_program(Program(jaxpr, None, ()), "the derivative of f")
-    program = taken_out(jaxpr, kept)
-    return found._replace(factors=program.size)
+    return _read_program(Program(jaxpr, None, ()), "the derivative of f")
 
 
 def _read_program(program: Program, what: str) -> _Reading:
@@ -139,19 +135,38 @@ def _read_program(program: Program, what: str) -> _Reading:
     return _Reading(None, size)
 
 
-class Compiled(Closed):
-    """Small systems as one loop of machine code, on CPUs."""
+class Compiled(Engine):
+    """Solves as one loop of machine code, on CPUs. They are primitives whose derivatives are solves
+    again."""
 
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
-    solved = staticmethod(solves.solve)
-    rows = staticmethod(solves.rows)
+    chunked = True
+    closed = True
     shares_work = True
     numbers_apart = True
+    rows = staticmethod(solves.rows)
+
+    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
+        """See `method.method`."""
+        return method.method(alg, options, has_dt=has_dt)
+
+    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+        """Solve `n` trajectories."""
+        solver = plan.method.value
+        mask = jnp.ones(n, bool) if mask is None else mask
+        if solver.direction == "reverse" and solver.adjoint != self.default_sensealg:
+            lanes = sensitivity.reverse_only(lanes, solver.adjoint + "()")
+        fixed = jax.tree.map(jax.lax.stop_gradient, lanes)
+        result = alone(functools.partial(solves.solve, plan), fixed, mask)
+        result = at_rest(plan, lanes, differentiable(plan, lanes, mask, result))
+        if solver.direction == "forward":
+            result = sensitivity.forward_only(result)
+        return with_times(plan, lanes, result)
 
     @staticmethod
     def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
-        """See `Closed`."""
+        """See `Engine`."""
         is_gauss = flow.plan.method.value.adjoint == "GaussAdjoint"
         pull_back = gauss_adjoint.pull_back if is_gauss else solves.pull_back
         return pull_back(flow, lanes, known, cotangents)
@@ -159,7 +174,7 @@ class Compiled(Closed):
     def missing(self) -> str | None:
         """Why there is no compiler on this machine; None where there is one."""
         if reason := available():
-            log_once(f"the lanes engine takes the place of the compiled one, more slowly: {reason}")
+            log_once(f"diffrax takes the place of the compiled engine, more slowly: {reason}")
         return reason
 
     def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
@@ -184,25 +199,16 @@ class Compiled(Closed):
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
         """Why another engine is faster with this field, or is the only one with its derivative;
         None where neither is so."""
-        most = _MOST_WRITTEN_OUT if is_extended else _MOST_COMPONENTS
-        if (size := math.prod(state.shape)) > most:
-            return f"{size} components are better solved as arrays."
+        if is_extended and (size := math.prod(state.shape)) > _MOST_WRITTEN_OUT:
+            return f"{size} components with integrands take long to compile."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
-            return f"an f of {statements} operations is better solved as arrays."
+            return f"an f of {statements} operations takes long to compile."
         own, shared = own_and_shared(field, batched)
         if own > _MOST_OWN_ON_GPU and platform() != "cpu":
             return f"{own} numbers of each trajectory's own are better kept as arrays."
         if shared > _MOST_SHARED_ON_GPU and platform() != "cpu":
             return f"{shared} numbers that all trajectories share are better kept as arrays."
-        if size > _FEW_COMPONENTS and shared * state.dtype.itemsize > _MOST_SHARED:
-            return f"{size} components with {shared} shared numbers are better solved as arrays."
-        derivative = _read_derivative(field, tuple(map(bool, batched.parameters)))
-        if derivative.factors > _MOST_FACTORS:
-            return (
-                f"an f whose gradients by shared parameters are made from {derivative.factors} "
-                "numbers is better solved as arrays."
-            )
-        return derivative.refusal
+        return _read_derivative(field, tuple(map(bool, batched.parameters))).refusal
 
     def too_long(self, method: Any, field: Program) -> str | None:
         """Why an implicit method takes more than about a minute to compile for this field; None

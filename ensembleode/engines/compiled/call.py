@@ -270,7 +270,7 @@ def _lower(ctx, *operands, kernel, avals, in_place):
     except CompileError as e:
         raise CompileError(
             f"{e}\nThe compiled engine can't make code of this: please report it with f, and solve "
-            'it with engine="lanes" meanwhile.'
+            'it with engine="diffrax" meanwhile.'
         ) from e
     module = ctx.module_context
     if module.lowering_parameters.for_export:  # an exported module can't hold the kernels itself

@@ -368,7 +368,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
     except UntranslatableError as e:
         raise ValueError(
             f"{what} can't be translated: it uses {e.what}, at {e.where}. Write that part "
-            'otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
+            'otherwise, or use engine="diffrax", and on GPUs EnsembleGPUArray().'
         ) from e
     return fn
 

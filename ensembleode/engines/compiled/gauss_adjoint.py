@@ -49,7 +49,7 @@ _PARTS = 32
 
 
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
-    """See `closed.Closed`. The cotangents of a trajectory whose adjoint can't be solved are NaN.
+    """See `engine.Engine`. The cotangents of a trajectory whose adjoint can't be solved are NaN.
 
     **Raises:** `NotImplementedError` for derivatives by the times at which the field jumps.
     """

@@ -31,8 +31,7 @@ _MOST_ARRAYS = 500
 
 
 def refusal(plan: Plan) -> str | None:
-    """Why there is no kernel for a plan of the compiled or the lanes engine; None where there is
-    one."""
+    """Why there is no kernel for a plan of the compiled engine; None where there is one."""
     field: Any = plan.field
     if reason := ENGINE.unreadable(field, plan.state, plan.batched):
         return f"runs what the compiled engine does: {reason}"

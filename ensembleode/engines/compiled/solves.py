@@ -199,7 +199,7 @@ def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
 
 
 def rows(plan: Plan, lanes: Lane, mask: Any) -> list[Any]:
-    """See `closed.Closed`."""
+    """See `engine.Engine`."""
     return _mapped(plan, rows_alone=True)(lanes, mask)
 
 
@@ -410,7 +410,7 @@ def operands(
 
 
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
-    """Pull back through the trajectories that are `ok`: see `closed.Closed`."""
+    """Pull back through the trajectories that are `ok`: see `engine.Engine`."""
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, wanted=flow.wanted)
     if d.sums_in_memory:

@@ -75,11 +75,6 @@ class Diffrax(Engine):
         """See `gradients.pull_back`."""
         return _gradients().pull_back(flow, lanes, known, cotangents)
 
-    def widens(self, flow: Any, size: int) -> bool:
-        """Whether one solve of `size` times as many trajectories is better than several."""
-        del flow, size
-        return True
-
     def interpolant(self, method: Static) -> Any:
         """See `solving.interpolant`."""
         return _solving().interpolant(method)

@@ -19,7 +19,7 @@ import optimistix
 from ...core.known_times import differing
 from ...core.lane import Lane
 from ...core.plan import Plan
-from ...solvers.arithmetic import Components, JaxArithmetic
+from ...solvers.arithmetic import ARRAYS, Components
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
 from ...solvers.step_size import (
@@ -34,23 +34,6 @@ from ...solvers.step_size import (
 from ...solvers.time import min_step, StepBounds, STRETCH, underflows
 from ..compiled.stopping import stopped
 from . import implicit
-
-
-class ArrayArithmetic(JaxArithmetic):
-    """The [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic] for one trajectory: a state is
-    a tuple of arrays, and its numbers are arrays of shape `[]`."""
-
-    def mean(self, components: Components) -> Any:
-        return self.total(components) / sum(x.size for x in components)
-
-    def total(self, components: Components) -> Any:
-        return super().total(tuple(map(jnp.sum, components)))
-
-    def largest(self, components: Components) -> Any:
-        return super().largest(tuple(map(jnp.max, components)))
-
-
-ARRAYS: Any = ArrayArithmetic()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:

@@ -15,21 +15,21 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ...solvers.arithmetic import Components
+from ...solvers.arithmetic import Components, StateArithmetic
 from ...solvers.method import Attempt, Equations, equations_of, Method
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import size_within
-from .control import ArrayArithmetic, Estimates
+from .control import Estimates
 
 
-class _StateArithmetic(ArrayArithmetic):
+class _Arithmetic(StateArithmetic):
     """The operations on states, which may have another dtype than times."""
 
     def over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
 
 
-_XP: Any = _StateArithmetic()
+_XP: Any = _Arithmetic()
 
 
 class Explicit(diffrax.AbstractSolver):

@@ -31,7 +31,7 @@ def solve(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
 
 
 def rows(plan: Plan, lanes: Lane, mask: Any) -> list:
-    """See `closed.Closed`."""
+    """See `engine.Engine`."""
     return [_rows_by(None, plan, lanes, len(mask))]
 
 
@@ -51,7 +51,7 @@ def push(flow: Flow, lanes: Lane, known: Known, v: Sequence) -> list:
 
 
 def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
-    """See `closed.Closed`."""
+    """See `engine.Engine`."""
     fit: Callable = fit_for(known.ok)
     lanes = jax.tree.map(lambda x, own: fit(x, bool(own)), lanes, flow.plan.batched)
 

@@ -37,13 +37,14 @@ from ...solvers import (
     Ralston,
     Tsit5,
 )
+from ...solvers.arithmetic import ARRAYS
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
 from ...tracing.program import Program, Static
 from ..checks import check_backsolve, check_controller, check_steps
 from . import implicit
-from .control import ARRAYS, Controlled, controller_for, NONFINITE, STOPPED
+from .control import Controlled, controller_for, NONFINITE, STOPPED
 from .explicit import Explicit
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 

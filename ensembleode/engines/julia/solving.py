@@ -18,9 +18,8 @@ from .requests import Request
 
 NO_DERIVATIVE = (
     "this solve is differentiated twice (hessian, jacfwd or jacrev of a gradient), and "
-    "engine='julia' has first derivatives only. Pass engine='lanes' with sensealg="
-    "ForwardDiffSensitivity(), for jacfwd(jacfwd(...)), or engine='diffrax' with sensealg="
-    "DirectAdjoint(), for hessian."
+    "engine='julia' has first derivatives only. Leave engine out, or pass engine='compiled', which "
+    "has derivatives of any order."
 )
 
 

@@ -55,7 +55,7 @@ def _numbers(n: int) -> Any:
 
 def _absent(dtype: Any) -> Any:
     """A zero for what isn't there: where a program is taken apart into scalars, nothing is computed
-    with it (see `lanes/scalars.py`)."""
+    with it (see `scalarising/scalars.py`)."""
     return lax.convert_element_type(lax.full((), np.False_), dtype)
 
 

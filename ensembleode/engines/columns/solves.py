@@ -1,8 +1,8 @@
-"""The columns of a matrix by compiled code: one time and one step size for all trajectories.
+"""The columns of a matrix from start to end, and their derivatives.
 
-The time loop is that of the lanes engine with a single lane. Its state stays in a kernel's memory:
-each attempt of a step is a call of `compiled.column_step`, which threads share. The norm of the
-error is summed up here, over the columns in their order, so it doesn't depend on the threads.
+The state stays in a kernel's memory: each attempt of a step is a call of `compiled.column_step`,
+which threads share. The norm of the error is summed up here, over the columns in their order, so it
+doesn't depend on the threads.
 
 The derivatives are those of the accepted steps, held constant. They are known times of a solve of
 the trajectories one by one with a step of the whole span, by the compiled engine.
@@ -15,22 +15,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .. import sensitivity
-from ..core.lane import Lane
-from ..core.plan import Plan, Result
-from ..fields.lanes.field import LaneField
-from ..ground.alone import alone
-from ..solvers.method import Attempt
-from ..solvers.norms import MaxNorm
-from ..tracing.program import Program, Static
-from .compiled import column_step
-from .compiled.call import call
-from .compiled.solves import described, operands
-from .derivatives import differentiable
-from .lanes.chunks import chunk_of
-from .lanes.loop import attempt_with, conclude, decide, start, State, Tried
-from .lanes.solves import turns
-from .results import for_one, Left, result_of, with_times
+from ... import sensitivity
+from ...core.known_times import differing
+from ...core.lane import Lane
+from ...core.plan import Plan, Result
+from ...core.saving import meant
+from ...ground.alone import alone
+from ...solvers.norms import MaxNorm
+from ...tracing.program import Program, Static
+from ..compiled import column_step
+from ..compiled.call import call
+from ..compiled.solves import described, operands
+from ..derivatives import differentiable
+from ..results import for_one, Left, result_of, with_times
+from . import loop
+from .loop import State, Trial
 
 
 # A thread gets at least this many vectors of columns, and threads share an attempt of at least this
@@ -94,7 +93,6 @@ def _with_steps(plan: Plan, lanes: Lane, ends: Any) -> tuple[Plan, Lane]:
 class _Turn(NamedTuple):
     """What changes from turn to turn: see `column_step.stepping`.
 
-    - `state`: that of the loop, without components.
     - `half`: the half of `both` that holds the columns; `row`: the next row to save.
     - `ends`: the ends of the accepted steps.
     """
@@ -109,28 +107,26 @@ class _Turn(NamedTuple):
 
 def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -> _Stepped:
     one, numbers = for_one(matrix_plan, matrix)
-    assert isinstance(one.field, Program)
-    none = (False,) * len(numbers.consts), (False,) * len(numbers.p)
-    field = LaneField(one.field, one.state, *none, form=(False, 0))
-    chunk = chunk_of(one, field, jax.tree.map(lambda _: None, numbers), numbers, 1)
-    at = functools.partial(field, chunk.p)
-    steps = _Steps(plan, one, lanes, chunk, n)
-    turn = steps.first(start(one, at, chunk, jnp.ones(1, bool)))
-    body = functools.partial(steps.turn, at)
-    turn = jax.lax.while_loop(*turns(body, lambda turn: turn.state, chunk.stop), turn)
-    state = turn.state._replace(y=(steps.states(turn.both, turn.half),))
-    state = conclude(one, chunk, state, functools.partial(steps.probe, turn))
-    return _Stepped(result_of(one, numbers, steps.left(turn, state)), turn.ends)
+    jumps = numbers.d_discontinuities
+    numbers = numbers._replace(
+        saveat=meant(numbers.saveat, numbers.count, numbers.t0, numbers.t1),
+        d_discontinuities=None if jumps is None else differing(jumps),
+    )
+    steps = _Steps(plan, one, lanes, numbers, n)
+    turn = jax.lax.while_loop(
+        *loop.turns(steps.turn, lambda turn: turn.state, numbers.stop), steps.first()
+    )
+    return _Stepped(result_of(one, numbers, steps.left(turn)), turn.ends)
 
 
 class _Steps:
     """The steps of the columns.
 
-    **Arguments:** `plan`, `lanes`: of the trajectories; `one`, `chunk`: of the matrix.
+    **Arguments:** `plan`, `lanes`: of the trajectories; `one`, `numbers`: of the matrix.
     """
 
-    def __init__(self, plan: Plan, one: Plan, lanes: Lane, chunk: Lane, n: int):
-        self.plan, self.one, self.chunk, self.n = plan, one, chunk, n
+    def __init__(self, plan: Plan, one: Plan, lanes: Lane, numbers: Lane, n: int):
+        self.plan, self.one, self.numbers, self.n = plan, one, numbers, n
         # `column_step` has a variable for each component, however many there are.
         d = described(dataclasses.replace(plan, threads=1), lanes, n)
         self.d = d = dataclasses.replace(d, in_memory=False)
@@ -141,26 +137,34 @@ class _Steps:
         work = column_step.operations(d) * d.method.stages * (self.room // d.width)
         self.threads = plan.threads if work >= _WORTH_SHARING else 1
 
-    def first(self, state: State) -> _Turn:
+    def field(self, y: tuple, t: Any) -> tuple:
+        """The derivatives of the matrix, which is a tuple of one array."""
+        assert isinstance(self.one.field, Program)
+        return (self.one.field(self.numbers.consts, y[0], self.numbers.p, t),)
+
+    def first(self) -> _Turn:
         """What there is at the start."""
-        d, saving = self.d, self.plan.saving
-        u0 = self._padded(state.y[0])
-        carried = [u0, *(self._padded(x) for x in jax.tree.leaves(state.carry))]
-        both = jnp.concatenate(carried)
+        d, saving, numbers = self.d, self.plan.saving, self.numbers
+        y = (jnp.asarray(numbers.u0),)
+        state, carry = loop.start(self.one, self.field, numbers, y)
+        u0, both = self._padded(y[0]), self._carried(y, carry)
         both = jnp.stack([both, both])
         rows = jnp.zeros((max(1, self.saved_rows), *u0.shape), d.dtype)
         row = jnp.asarray(int(saving.start) if saving.mode == "steps" else 0, jnp.int32)
         if saving.mode == "times":
-            row = jnp.sum(self.chunk.saveat == self.chunk.t0, dtype=jnp.int32)
+            row = jnp.sum(numbers.saveat == numbers.t0, dtype=jnp.int32)
         at_start = jnp.arange(len(rows), dtype=row.dtype) < row
         rows = jnp.where(at_start[:, None, None], u0, rows)
-        far = jnp.sign(self.chunk.t1 - self.chunk.t0) * jnp.inf
+        far = jnp.sign(numbers.t1 - numbers.t0) * jnp.inf
         ends = jnp.full(self.plan.maxiters, far, d.dtype)
-        bare = state._replace(y=(), carry=())
-        return _Turn(bare, both, rows, jnp.zeros((), jnp.int32), row, ends)
+        return _Turn(state, both, rows, jnp.zeros((), jnp.int32), row, ends)
+
+    def _carried(self, y: tuple, carry: Any) -> Any:
+        """The matrix and the method's carry as a half of `both` has them."""
+        return jnp.concatenate([self._padded(x) for x in (*y, *jax.tree.leaves(carry))])
 
     def _padded(self, x: Any) -> Any:
-        """A matrix `[*state, column, 1]` as `[component, column]`, with the last column repeated in
+        """A matrix `[*state, column]` as `[component, column]`, with the last column repeated in
         the room behind it."""
         x = x.reshape(self.d.size, self.n)
         return jnp.pad(x, ((0, 0), (0, self.room - self.n)), mode="edge")
@@ -169,15 +173,15 @@ class _Steps:
         """`[..., component, column]` as `[..., *state, column]`, without the room."""
         return x[..., : self.n].reshape(*x.shape[:-2], *self.plan.state.shape, self.n)
 
-    def states(self, both: Any, half: Any) -> Any:
-        """The matrix in a half, `[*state, column, 1]`."""
-        return self._matrix(both[half, : self.d.size])[..., None]
+    def _state(self, both: Any, half: Any) -> tuple:
+        """The matrix in a half."""
+        return (self._matrix(both[half, : self.d.size]),)
 
-    def attempt(self, turn: _Turn, state: State, h: Any, last: Any) -> tuple:
+    def attempt(self, turn: _Turn, h: Any, last: Any) -> tuple:
         """`both`, `rows` and the measures after an attempt of the signed size `h`, in which the
         rows up to `last` lie."""
         d = self.d
-        now = jnp.stack([_only(state.t), _only(h)]).astype(d.dtype)
+        now = jnp.stack([turn.state.t, h]).astype(d.dtype)
         places = jnp.stack([turn.half, turn.row, last]).astype(jnp.int32)
         given = [*self.operands, now, places, turn.both, turn.rows]
         measures = jax.ShapeDtypeStruct((column_step.measures(d), self.room), d.dtype)
@@ -187,76 +191,77 @@ class _Steps:
         shared = {"items": self.room, "threads": self.threads, "least": least}
         return tuple(call(self.text, "step", given, outputs, **shared, in_place=changed))
 
-    def turn(self, at: Any, turn: _Turn) -> _Turn:
+    def turn(self, turn: _Turn) -> _Turn:
         """One turn, which tries a step."""
-        state = turn.state
-
-        def step(t2: Any, h: Any) -> Attempt:
-            last = self._last_row(turn, _only(t2))
-            return Attempt((), (), (), (*self.attempt(turn, state, h, last), last))
-
-        tried = attempt_with(self.one, self.chunk, state, step)
-        both, rows, measures, last = tried.attempt.dense
-        after, taken = decide(self.one, at, self.chunk, state, tried, self._quality(measures))
-        accepted, i = taken.accepted[0], state.naccept[0]
+        one, numbers, i = self.one, self.numbers, turn.state.naccept
+        trial = loop.attempt(one, numbers, turn.state)
+        last = self._last_row(turn, trial.t2)
+        both, rows, measures = self.attempt(turn, trial.h, last)
+        quality = self._quality(measures)
+        state, accepted, jumps = loop.decide(one, numbers, turn.state, trial, quality)
         # A fixed step that fails leaves NaN.
         half = jnp.where(accepted | (not self.d.adaptive), 1 - turn.half, turn.half)
         row = jnp.where(accepted, last, turn.row)
-        ends = turn.ends.at[i].set(jnp.where(accepted, _only(taken.t2), turn.ends[i]), mode="drop")
-        return _Turn(after, both, rows, half, row, ends)
+        ends = turn.ends.at[i].set(jnp.where(accepted, trial.t2, turn.ends[i]), mode="drop")
+        if numbers.d_discontinuities is not None:
+            both = self._renewed(both, half, jumps, state.t)
+        return _Turn(state, both, rows, half, row, ends)
+
+    def _renewed(self, both: Any, half: Any, jumps: Any, t: Any) -> Any:
+        """`both` with the method's carry made anew where `f` has jumped."""
+
+        def anew() -> Any:
+            y = self._state(both, half)
+            carry = loop.carry_at(self.one, self.field, y, t)
+            return both.at[half].set(self._carried(y, carry))
+
+        return jax.lax.cond(jumps, anew, lambda: both)
 
     def _last_row(self, turn: _Turn, t2: Any) -> Any:
         """The row behind those that lie in a step to `t2`."""
-        mode, chunk, rows = self.plan.saving.mode, self.chunk, self.saved_rows
+        mode, numbers, rows = self.plan.saving.mode, self.numbers, self.saved_rows
         if mode == "ends":
             return turn.row
         if mode == "steps":
             return turn.row + 1
-        direction = jnp.sign(chunk.t1 - chunk.t0)
+        direction = jnp.sign(numbers.t1 - numbers.t0)
 
         def due(row: Any) -> Any:
-            return (row < rows) & (direction * (t2 - chunk.saveat.at[row].get(mode="clip")) >= 0)
+            return (row < rows) & (direction * (t2 - numbers.saveat.at[row].get(mode="clip")) >= 0)
 
         return jax.lax.while_loop(due, lambda row: row + 1, turn.row)
 
     def _quality(self, measures: Any) -> Any:
-        """What decides on a step (see `loop.decide`), `[1]`."""
+        """What decides on a step (see `loop.decide`)."""
         d, measures = self.d, measures[:, : self.n]
         if not d.adaptive:
-            return jnp.sum(measures, keepdims=True)[0] == 0
+            return jnp.sum(measures) == 0
         if isinstance(d.norm, MaxNorm):
             largest = jnp.max(measures)
-            return (largest * largest)[None]
-        return jnp.max(jnp.sum(measures, axis=1), keepdims=True) / (self.n * d.size)
+            return largest * largest
+        return jnp.max(jnp.sum(measures, axis=1)) / (self.n * d.size)
 
-    def probe(self, turn: _Turn, state: State) -> Tried:
-        """An attempt from the state of the loop."""
+    def left(self, turn: _Turn) -> Left:
+        """What the loop leaves, with an axis of one trajectory."""
+        saving, state, (y,) = self.plan.saving, turn.state, self._state(turn.both, turn.half)
 
-        def step(t2: Any, h: Any) -> Attempt:
-            del t2
-            both, *_ = self.attempt(turn, state, h, turn.row)
-            return Attempt((self.states(both, 1 - turn.half),), (), (), ())
+        def probe(trial: Trial) -> tuple:
+            both, *_ = self.attempt(turn, trial.h, turn.row)
+            return self._state(both, 1 - turn.half)
 
-        return attempt_with(self.one, self.chunk, state, step)
-
-    def left(self, turn: _Turn, state: State) -> Left:
-        """What the loop leaves."""
-        saving, u, t, count = self.plan.saving, state.y[0][..., 0][None], None, state.naccept
+        code = loop.code_of(self.one, self.numbers, state, (y,), probe)
+        u, t, count = y[None], None, state.naccept
         if saving.mode != "ends":
             u, count = self._matrix(turn.rows), turn.row
         if saving.mode == "steps":
-            start = jnp.broadcast_to(self.chunk.t0, (1,)).astype(turn.ends.dtype)
+            start = jnp.asarray(self.numbers.t0, turn.ends.dtype)[None]
             t = jnp.concatenate([start, turn.ends] if saving.start else [turn.ends, start])
-            t, count = self._of_rows(t)[None], turn.row[None]
-        counts = state.code.astype(jnp.int8), state.naccept, state.ntried
-        return Left(u[None], t, count, *counts)
+            t, count = self._of_rows(t)[None], turn.row
+        restarts = None if state.stops is None else state.stops.restarts[None]
+        counts = code.astype(jnp.int8)[None], state.naccept[None], state.ntried[None]
+        return Left(u[None], t, count[None], *counts, restarts)
 
     def _of_rows(self, t: Any) -> Any:
         """The first times, as many as there is room for rows."""
         missing = self.saved_rows - len(t)
         return jnp.pad(t, (0, max(0, missing)), constant_values=jnp.nan)[: self.saved_rows]
-
-
-def _only(x: Any) -> Any:
-    """A number of the only lane, or one that all lanes share."""
-    return x.reshape(())

@@ -1,18 +1,15 @@
-"""The methods of this library's own engines, in the form that plans hold."""
+"""The methods of the compiled engine, in the form that plans hold."""
 
 import functools
 from typing import Any, NamedTuple
 
-from .. import sensitivity
-from ..solvers.controllers import AbstractController, PIController
-from ..solvers.method import Method
-from ..solvers.norms import AbstractNorm, RMSNorm
-from ..solvers.switching import Switching, SwitchingController
-from ..tracing.program import Static
-from .checks import check_backsolve, check_controller, check_steps
-
-
-REVERSE = (sensitivity.ReplayAdjoint, sensitivity.GaussAdjoint, sensitivity.BacksolveAdjoint)
+from ... import sensitivity
+from ...solvers.controllers import AbstractController, PIController
+from ...solvers.method import Method
+from ...solvers.norms import AbstractNorm, RMSNorm
+from ...solvers.switching import Switching, SwitchingController
+from ...tracing.program import Static
+from ..checks import check_controller, check_steps
 
 
 class Solver(NamedTuple):
@@ -49,8 +46,8 @@ def _default_controller(method: Method) -> AbstractController:
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
-    **Raises:** `ValueError` for a fixed step without `dt`, for an adaptive step without an error
-    estimate, and for an adjoint that can't be used with `save_everystep`.
+    **Raises:** `ValueError` for a fixed step without `dt`, and for an adaptive step without an
+    error estimate.
     """
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
     label = type(alg).__name__
@@ -62,14 +59,13 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     check_controller(label, alg.adaptive, options["stepsize_controller"])
     check_steps(label, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]
-    if isinstance(sensealg, sensitivity.BacksolveAdjoint):
-        check_backsolve(options)
     forward = isinstance(sensealg, sensitivity.ForwardDiffSensitivity)
-    adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
+    by_gauss = isinstance(sensealg, sensitivity.GaussAdjoint)
+    adjoint = "GaussAdjoint" if by_gauss else "ReplayAdjoint"
     controller = None
     if adaptive:
         chosen = options["stepsize_controller"]
         controller = _controller(chosen, alg.method) if chosen else _default_controller(alg.method)
     norm = options["internalnorm"] or RMSNorm()
     direction = "forward" if forward else "reverse"
-    return Static(Solver(alg.method, controller, norm, direction, adjoint.__name__))
+    return Static(Solver(alg.method, controller, norm, direction, adjoint))
