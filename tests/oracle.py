@@ -16,7 +16,6 @@ import numpy as np
 
 import ensembleode as eo
 from ensembleode.core.saving import grid, Spacing
-from ensembleode.engines.own_methods import method
 from ensembleode.options import DEFAULTS
 from ensembleode.problem import EnsembleContext
 from ensembleode.solvers import step_size, time, verdicts
@@ -75,8 +74,8 @@ class _Trajectory:
         self.options = {**DEFAULTS, **options}
         self.t0, self.t1 = (self.number(x) for x in prob.tspan)
         self.span, self.direction = self.t1 - self.t0, np.sign(self.t1 - self.t0)
-        solver = method(alg, self.options, has_dt=self.options["dt"] is not None).value
-        self.method, self.controller, self.norm = solver.method, solver.controller, solver.norm
+        self.method, self.norm = alg.method, self.options["internalnorm"] or eo.RMSNorm()
+        self.controller = self.controller_of(alg)
         self.tol = step_size.Tolerances(*map(self.tolerance, ("abstol", "reltol")))
         self.bounds = time.StepBounds(*map(self.number_or_none, ("dtmin", "dtmax")))
         self.equations = _equations(prob.f, prob.p, self.shape, self.dtype)
@@ -88,6 +87,15 @@ class _Trajectory:
         self.failures, self.stop, self.anchor = np.int32(0), self.t1, self.t0
         self.rows: list[tuple] = []
         self.left = self.saveat()
+
+    def controller_of(self, alg: Any) -> Any:
+        """The controller of adaptive steps, with its constants; None for fixed steps."""
+        adaptive = self.options["adaptive"]
+        if not (alg.adaptive if adaptive is None else adaptive):
+            return None
+        chosen = self.options["stepsize_controller"] or eo.PIController()
+        found = chosen.for_method(self.method.order, self.method.embedded_order)
+        return found.for_implicit() if self.method.is_implicit else found
 
     def number(self, x: Any) -> Any:
         return np.asarray(x, self.dtype)[()]

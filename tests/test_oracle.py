@@ -1,5 +1,5 @@
-"""The oracle of other tests is right: it has closed-form solutions, to the order of its methods, and
-takes the steps of the compiled engine."""
+"""The oracle of other tests is right: it has closed-form solutions, to the order of its methods,
+and takes the steps of the compiled engine."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +12,9 @@ from .oracle import solve
 
 
 TIGHT = {"abstol": 1e-11, "reltol": 1e-11}
-ENGINE = "compiled"
 KNOWN = {
     "none": {},
-    "tstops": {"tstops": [2.0, 0.5, 0.50001, 7.0]},
+    "tstops": {"tstops": [2.0, 0.5, 0.6, 7.0]},
     "jumps": {"d_discontinuities": [0.0, 0.8, 2.2, 3.0], "tstops": [0.8, 1.0]},
 }
 SAVED = {
@@ -99,7 +98,7 @@ def test_steps_end_at_known_times_and_f_is_on_its_side_of_a_jump():
 
 def assert_same_solve(prob, alg, rtol, **options):
     """Of the compiled engine."""
-    sol = eo.solve(prob, alg, engine=ENGINE, **options)
+    sol = eo.solve(prob, alg, engine="compiled", **options)
     found = solve(prob, alg, **options)
     counts = found.retcode, found.naccept, found.nreject
     assert counts == (int(sol.retcode), int(sol.stats.naccept), int(sol.stats.nreject))
@@ -108,6 +107,16 @@ def assert_same_solve(prob, alg, rtol, **options):
     assert rows == np.isfinite(found.t).sum()
     np.testing.assert_allclose(found.t, np.asarray(sol.t)[:rows], rtol=rtol, atol=rtol)
     np.testing.assert_allclose(found.u, np.asarray(sol.u)[:rows], rtol=rtol, atol=rtol)
+
+
+def competing(span, dtype=np.float64):
+    """Two species. (Even the first, short steps have errors that are more than rounding.)"""
+
+    def f(u, p, t):
+        x, y = u
+        return jnp.stack([p[0] * x - x * y, x * y - p[1] * y * (1 + 0.1 * jnp.sin(t))])
+
+    return eo.ODEProblem(f, np.array([1.0, 0.7], dtype), span, np.array([1.5, 2.0], dtype))
 
 
 METHODS = [
@@ -132,13 +141,13 @@ def test_as_the_compiled_engine(alg, how, span, known):
     """(Sizes of steps have single precision.)"""
     for saved in ("times", "steps"):
         options = {**how, **KNOWN[known], **in_order(SAVED[saved], span)}
-        assert_same_solve(problem(span), alg, 3e-5 if saved == "steps" else 1e-6, **options)
+        assert_same_solve(competing(span), alg, 3e-5 if saved == "steps" else 1e-6, **options)
 
 
-@pytest.mark.parametrize("alg", [eo.Tsit5(), slow_unless(False, eo.Vern7())])
-def test_single_precision(alg):
+def test_single_precision():
+    """(By a method whose estimates are more than rounding, also in single precision.)"""
     for known in KNOWN.values():
-        assert_same_solve(problem((0.0, 3.0), np.float32), alg, 1e-4, saveat=0.3, **known)
+        assert_same_solve(competing((0.0, 3.0), np.float32), eo.Bosh3(), 1e-4, saveat=0.3, **known)
 
 
 Code = eo.ReturnCode
@@ -181,7 +190,7 @@ def test_return_codes(how):
     code, f, options = ENDS[how]
     prob = eo.ODEProblem(lambda u, p, t: f(u, t), [1.0], (1.0, 4.0))
     found = solve(prob, **options)
-    sol = eo.solve(prob, eo.Tsit5(), engine=ENGINE, **options)
+    sol = eo.solve(prob, eo.Tsit5(), engine="compiled", **options)
     assert found.retcode == sol.retcode == code
     # (On the way to infinity, or to the least of steps, rounding decides.)
     close = {"rtol": 0.1, "atol": 3} if code in (Code.Unstable, Code.DtLessThanMin) else {"rtol": 0}

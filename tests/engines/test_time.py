@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ensembleode.engines.lanes.leaves import LANES
 
 import ensembleode as eo
-from ensembleode.engines.lanes.leaves import LANES
 from ensembleode.solvers import time
 
 from ..marks import slow_unless

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 import pytest
+from ensembleode.engines.lanes import replay
+from ensembleode.engines.lanes.chunks import width_of
 from hypothesis import given, settings, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import ensembleode as eo
-from ensembleode.engines.lanes import replay
-from ensembleode.engines.lanes.chunks import width_of
 
 from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ensembleode.fields.lanes import field
 
 import ensembleode as eo
-from ensembleode.fields.lanes import field
 
 from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network

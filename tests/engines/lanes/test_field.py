@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from ensembleode.fields.lanes.field import LaneField, MOST_OPERATIONS
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ensembleode.fields.lanes.field import LaneField, MOST_OPERATIONS
 from ensembleode.tracing.program import trace
 
 from ...marks import slow_unless

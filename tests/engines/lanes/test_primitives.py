@@ -10,9 +10,6 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-from jax import lax
-
 from ensembleode.fields.lanes import (
     control_flow as control_flow,
     indexing as indexing,
@@ -21,6 +18,8 @@ from ensembleode.fields.lanes import (
 from ensembleode.fields.lanes.interpreter import Interpreter, RULES, TooLong
 from ensembleode.fields.lanes.scalars import simplify
 from ensembleode.fields.lanes.values import from_array, from_constant, Scalars, spread, unpack
+from hypothesis import given, settings, strategies as st
+from jax import lax
 
 from ...fields.drawn import DRAWN, reals
 from ...marks import slow_unless

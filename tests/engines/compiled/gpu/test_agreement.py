@@ -10,7 +10,7 @@ import ensembleode as eo
 from ensembleode import solvers
 
 from ....marks import slow_unless
-from ...lanes.test_problems import ensemble, PROBLEMS
+from ...standard_problems import ensemble, PROBLEMS
 
 
 METHODS = {name: cls() for name, cls in sorted(vars(solvers).items()) if hasattr(cls, "tableau")}

@@ -18,8 +18,8 @@ from ensembleode.executors import kernel as executor
 
 from ....marks import slow_unless
 from ....problems import decay, lorenz
-from ...lanes.test_problems import ensemble, PROBLEMS
 from ...methods import SOLVERS
+from ...standard_problems import ensemble, PROBLEMS
 from .conftest import MEMORY
 from .ptx.parsing import parse
 from .test_agreement import METHODS
