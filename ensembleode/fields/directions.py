@@ -12,8 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .equations import called, ELEMENTWISE, used
-from .scalarising.interpreter import bind
+from .equations import bind, called, ELEMENTWISE, used
 
 
 class _Diagonal(NamedTuple):

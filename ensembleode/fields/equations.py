@@ -51,6 +51,13 @@ def registers(rules: dict[str, _Rule]) -> Callable[[str], Callable[[_Rule], _Rul
     return rule
 
 
+def bind(eqn: Any, args: Sequence) -> list:
+    """Evaluate one equation by JAX itself."""
+    with eqn.ctx.manager:
+        outs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
 def called(eqn: Any) -> Any:
     """The jaxpr, closed or not, that an equation calls; None if it calls none."""
     name = eqn.primitive.name

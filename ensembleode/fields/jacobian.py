@@ -22,8 +22,8 @@ import numpy as np
 
 from ..tracing.program import equations, Program, program_of
 from .directions import along_all_components
+from .equations import bind
 from .scalarise import scalarise
-from .scalarising.interpreter import bind
 from .sparsity import structure
 from .staging import staged
 

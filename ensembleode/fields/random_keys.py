@@ -16,8 +16,7 @@ from jax.extend import source_info_util
 
 from ..ground.keys import is_key, raw
 from ..tracing.program import equations, is_jaxpr, with_constants
-from .equations import called, interpreted
-from .scalarising.interpreter import bind
+from .equations import bind, called, interpreted
 
 
 def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr:

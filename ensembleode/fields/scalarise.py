@@ -11,25 +11,19 @@ import jax.numpy as jnp
 
 from ..tracing.program import equations, with_constants
 from .choices import by_choice, CHOICES
-from .equations import branch_here, called, used
+from .equations import bind, branch_here, called, used
 from .plain import APART, written_out
 from .scalarising import (
     control_flow as control_flow,
     indexing as indexing,
     primitives as primitives,
 )
-from .scalarising.interpreter import bind, Interpreter, Limits, NotInLanesError, RULES, TooLong
-from .scalarising.values import fill, Scalars, unpack, Value
+from .scalarising.interpreter import Interpreter, Limits, mapped, NotSmallError, RULES
+from .scalarising.values import fill, Scalars
 
 
 # Compiled programs of more operations than this are slower than loops, and take long to compile.
 MOST_OPERATIONS = 1000
-
-
-def _limits(most: int) -> Limits:
-    return Limits(
-        scalars=most, moved=4 * most, dot=most, batched_dot=most, choice=64, unrolled=most
-    )
 
 
 def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None:
@@ -40,17 +34,14 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
 
     **Arguments:** `most`: the largest number of operations that is still small.
     """
-    limits = _limits(most)
+    limits = Limits(scalars=most, moved=4 * most, choice=64, operations=most)
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     sizes = [math.prod(v.aval.shape) for v in binders]
     if sum(sizes) > limits.moved:
         return None
     flat = inlined(jaxpr)
-    run = Interpreter(True, most, limits)
-    if any(eqn.primitive.name in _MATRICES for eqn in equations(flat)):
-        run.rules = _WITH_MATRICES
-    run.on_cpu = False  # nothing here depends on how XLA compiles
-    run.differentiated = False  # derivatives have been taken by now
+    has_matrices = any(eqn.primitive.name in _MATRICES for eqn in equations(flat))
+    run = Interpreter(limits, _WITH_MATRICES if has_matrices else RULES)
 
     def components(*entries):
         remaining = iter(entries)
@@ -60,7 +51,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
         ]
         n = len(jaxpr.constvars)
         outs = run.evaluate(flat, values[:n], values[n:])
-        return [fill(x, (1,), out.dtype) for out in outs for x in unpack(out).entries]
+        return [fill(x, (1,), out.dtype) for out in outs for x in out.entries]
 
     entries = [
         jax.ShapeDtypeStruct((1,), v.aval.dtype)
@@ -69,7 +60,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
     ]
     try:
         closed = jax.make_jaxpr(components)(*entries)
-    except (NotInLanesError, TooLong):
+    except NotSmallError:
         return None
     if closed.consts or not _is_scalar(closed.jaxpr):
         return None
@@ -120,16 +111,16 @@ def _is_scalar(jaxpr: Any) -> bool:
 #
 
 
-def _in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+def _in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     return run.evaluate_closed(written_out(eqn), ins)
 
 
-def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     """Permutations that pivots lead to."""
     computed = ins[-1] if eqn.primitive.name == "gather" else ins[0]
-    closed = by_choice(eqn) if computed.batched else None
+    closed = by_choice(eqn) if computed.computed else None
     if closed is None:
-        return RULES[eqn.primitive.name](run, eqn, ins)
+        return RULES.get(eqn.primitive.name, mapped)(run, eqn, ins)
     return run.evaluate_closed(closed, ins)
 
 

@@ -5,8 +5,7 @@ The results have the same bits as the operations themselves: `0 * x` is NaN wher
 and `x + 0` is `0` where `x` is `-0`, so neither is left out for floating-point numbers. Two kinds
 of zeros are left out, because each stands for an entry that is absent (see `absent`): a zero that
 an `add_any` adds, as only differentiation makes that primitive; and a zero that was converted from
-a boolean, as in an identity matrix or a one-hot vector, along which Jacobians are taken. Nothing
-here depends on the number of lanes.
+a boolean, as in an identity matrix or a one-hot vector, along which Jacobians are taken.
 """
 
 import functools
@@ -18,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from ..folding import FOLDED
-from .values import fill, is_batched, is_constant
+from .values import fill, is_computed, is_constant
 
 
 # These operations return an absent zero for an absent zero (see `absent`).
@@ -49,11 +48,10 @@ def _is_absent(x: Any) -> bool:
 
 
 def level(args: Sequence) -> Sequence:
-    """The entries with the shape of those that have lanes, if one does."""
-    lanes = next((x.shape for x in args if is_batched(x)), None)
-    if lanes is None:
+    """The entries with the shape of those that are computed, if one is."""
+    if not any(map(is_computed, args)):
         return args
-    return [fill(x, lanes, x.dtype) for x in args]
+    return [fill(x, (1,), x.dtype) for x in args]
 
 
 def power(x: Any, y: int, dtype: Any) -> Any:

@@ -1,17 +1,11 @@
-"""The values that the lanes-last interpreter computes with: those of one trajectory, for all lanes.
-
-A value is held as [`Scalars`][], with an entry for each component, or as [`Stacked`][], one array
-whose last axis is the lane. Small values are `Scalars`, because indexing, stacking and reshaping
-these costs nothing: it rearranges Python lists while tracing.
-"""
+"""The values that the interpreter computes with: lists of components, so that indexing, stacking
+and reshaping cost nothing, as they rearrange Python lists while tracing."""
 
 import dataclasses as dc
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -23,8 +17,8 @@ Shape: TypeAlias = tuple[int, ...]
 class Scalars:
     """A value as a list of components in row-major order.
 
-    An entry is a NumPy scalar (a constant of the program), a `[]` JAX array (the same in all
-    lanes), or a `[lane]` JAX array.
+    An entry is a NumPy scalar (a constant of the program), a `[1]` JAX array (computed from the
+    program's arguments), or a `[]` JAX array (computed from constants alone).
     """
 
     shape: Shape
@@ -32,8 +26,9 @@ class Scalars:
     entries: list
 
     @property
-    def batched(self) -> bool:
-        return any(is_batched(x) for x in self.entries)
+    def computed(self) -> bool:
+        """Whether it depends on the program's arguments."""
+        return any(is_computed(x) for x in self.entries)
 
     @property
     def constant(self) -> bool:
@@ -44,87 +39,16 @@ class Scalars:
         return np.array(self.entries, self.dtype).reshape(self.shape)
 
 
-@dc.dataclass(frozen=True, slots=True)
-class Stacked:
-    """A value as one array: `[*shape, lane]`, or `[*shape]` if all lanes share it.
-
-    A value of a single component is always `Scalars`.
-    """
-
-    array: Any
-    batched: bool
-
-    @property
-    def shape(self) -> Shape:
-        return self.array.shape[:-1] if self.batched else self.array.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.array.dtype
-
-
-Value: TypeAlias = Scalars | Stacked
-
-
 def is_constant(entry: Any) -> bool:
     return isinstance(entry, np.generic)
 
 
-def is_batched(entry: Any) -> bool:
+def is_computed(entry: Any) -> bool:
     return not isinstance(entry, np.generic) and entry.ndim == 1
-
-
-def from_array(array: Any, batched: bool) -> Value:
-    """A lanes-last array as a value."""
-    shape = array.shape[:-1] if batched else array.shape
-    if math.prod(shape) > 1:
-        return Stacked(array, batched)
-    if math.prod(shape) == 0:
-        return Scalars(shape, array.dtype, [])
-    return Scalars(shape, array.dtype, [array.reshape(array.shape[len(shape) :])])
 
 
 def from_constant(array: np.ndarray) -> Scalars:
     return Scalars(array.shape, array.dtype, list(array.reshape(-1)))
-
-
-def tail_of(*values: Value) -> Shape:
-    """The shape of the lane axis, `(lanes,)`; `()` if no value has lanes."""
-    for value in values:
-        if isinstance(value, Stacked):
-            if value.batched:
-                return value.array.shape[-1:]
-        else:
-            for x in value.entries:
-                if is_batched(x):
-                    return x.shape
-    return ()
-
-
-def unpack(value: Value) -> Scalars:
-    """The value as `Scalars`."""
-    if isinstance(value, Scalars):
-        return value
-    n = math.prod(value.shape)
-    rows = value.array.reshape((n, *value.array.shape[len(value.shape) :]))
-    entries = [lax.index_in_dim(rows, i, keepdims=False) for i in range(n)]
-    return Scalars(value.shape, value.dtype, entries)
-
-
-def pack(value: Value) -> Stacked:
-    """The value as `Stacked`, whatever its size."""
-    if isinstance(value, Stacked):
-        return value
-    shape, entries = value.shape, value.entries
-    if value.constant:
-        return Stacked(value.numpy(), False)
-    tail = tail_of(value)
-    first = entries[0]
-    if all(x is first for x in entries):
-        array = lax.broadcast_in_dim(first, (*shape, *tail), (len(shape),) if tail else ())
-    else:
-        array = jnp.stack([fill(x, tail, value.dtype) for x in entries]).reshape((*shape, *tail))
-    return Stacked(array, bool(tail))
 
 
 def fill(entry: Any, tail: Shape, dtype: Any) -> Any:
@@ -134,16 +58,7 @@ def fill(entry: Any, tail: Shape, dtype: Any) -> Any:
     return entry if entry.shape == tail else lax.broadcast(entry, tail)
 
 
-def spread(value: Value, tail: Shape) -> Any:
-    """The value as an array of shape `(*shape, *tail)`."""
-    packed = pack(value)
-    if packed.batched or not tail:
-        return jnp.asarray(packed.array)
-    shape = packed.shape
-    return lax.broadcast_in_dim(packed.array, (*shape, *tail), tuple(range(len(shape))))
-
-
-def rearranged(values: Sequence[Scalars], move: Callable, shapes: Sequence[Shape]) -> list:
+def rearranged(values: Sequence[Scalars], move: Callable, shapes: Sequence[Shape]) -> list[Scalars]:
     """Values of `shapes` that hold the entries of `values`, placed as `move` places their
     numbers."""
     entries: list = []
