@@ -1,4 +1,4 @@
-"""The continuous adjoints of the lanes engine: gradients of the solution up to the tolerances."""
+"""The adjoint ODE of explicit methods: gradients of the solution up to the tolerances."""
 
 import functools
 
@@ -7,26 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ensembleode.fields.lanes import field
 
 import ensembleode as eo
 
 from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network
-from .test_adjoint import assert_close, check, GOOD, N, SAVING, solve, weighed, X
 from .test_convergence import METHODS
+from .test_replay_adjoint import assert_close, check, GOOD, N, SAVING, solve, weighed, X
 
 
-ADJOINTS = [eo.GaussAdjoint(), eo.BacksolveAdjoint()]
+GAUSS = eo.GaussAdjoint()
 TOL = {"abstol": 1e-10, "reltol": 1e-10}
+ADAPTIVE = [x for x in METHODS if x.adaptive]
 SPANS = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
-both_adjoints = pytest.mark.parametrize("sensealg", ADJOINTS, ids=lambda s: type(s).__name__)
-# (What the two share is tested every time with one of them.)
-each_adjoint = pytest.mark.parametrize(
-    "sensealg",
-    [slow_unless(isinstance(s, eo.GaussAdjoint), s) for s in ADJOINTS],
-    ids=lambda s: type(s).__name__,
-)
 
 
 @functools.cache
@@ -44,11 +37,11 @@ def replayed(saving, alg=None, **options):
     return compiled(eo.ReplayAdjoint(), saving, alg, **options)
 
 
-def assert_as_replayed(loss, x, sensealg, rtol):
+def assert_as_replayed(loss, x, rtol):
     """The gradient of `loss(x, sensealg)` at `x` is that of the steps."""
     got, expected = (
         jax.jit(jax.grad(functools.partial(loss, sensealg=s)))(x)
-        for s in (sensealg, eo.ReplayAdjoint())
+        for s in (GAUSS, eo.ReplayAdjoint())
     )
     assert_close(got, expected, rtol)
 
@@ -64,15 +57,14 @@ def distance(tree, other):
 #
 
 
-@each_adjoint
 @pytest.mark.parametrize(
     "saving", [slow_unless(s == "ends", s) for s in ("ends", "end", "times", "own times")]
 )
-def test_the_gradient_is_that_of_the_steps(saving, sensealg):
+def test_the_gradient_is_that_of_the_steps(saving):
     """With rows within steps, at both ends and none; forwards and backwards in time."""
     for span in SPANS:
         expected = replayed(saving, **TOL)(X, span)[1]
-        got = compiled(sensealg, saving, **TOL)(X, span)[1]
+        got = compiled(GAUSS, saving, **TOL)(X, span)[1]
         assert_close(got, expected, 1e-8)
         assert distance(got, expected) > 1e-14
 
@@ -82,15 +74,14 @@ def test_the_gradient_through_every_step():
     for tol in (1e-6, 1e-9):
         options = {"abstol": tol, "reltol": tol}
         expected = replayed("steps", **options)(X, SPANS[0])[1]
-        got = compiled(eo.GaussAdjoint(), "steps", **options)(X, SPANS[0])[1]
+        got = compiled(GAUSS, "steps", **options)(X, SPANS[0])[1]
         assert distance(got, expected) < 10 * tol
 
 
 @pytest.mark.slow
-@both_adjoints
 @pytest.mark.parametrize("saving", ["end", "times", "own times"])
-def test_differences(saving, sensealg):
-    both = compiled(sensealg, saving, abstol=1e-12, reltol=1e-12)
+def test_differences(saving):
+    both = compiled(GAUSS, saving, abstol=1e-12, reltol=1e-12)
     for span in SPANS:
         gradient = both(X, span)[1]
         check(lambda x, span=span: both(x, span)[0], gradient, X)
@@ -99,47 +90,28 @@ def test_differences(saving, sensealg):
 
 
 @pytest.mark.slow
-@both_adjoints
 @pytest.mark.parametrize("saving", ["end", "times"])
-def test_it_tends_to_that_of_the_steps(saving, sensealg):
+def test_it_tends_to_that_of_the_steps(saving):
     """They differ, as the two are not the same computation, less at tighter tolerances."""
     apart = []
     for tol in (1e-3, 1e-6, 1e-9):
         options = {"abstol": tol, "reltol": tol}
         expected = replayed(saving, **options)(X, SPANS[0])[1]
-        apart.append(distance(compiled(sensealg, saving, **options)(X, SPANS[0])[1], expected))
+        apart.append(distance(compiled(GAUSS, saving, **options)(X, SPANS[0])[1], expected))
     assert 1e-5 < apart[0] < 1e-1
     assert apart[1] < apart[0] / 50
     assert apart[2] < apart[1] / 50
 
 
 @pytest.mark.slow
-@both_adjoints
-@pytest.mark.parametrize("alg", METHODS, ids=lambda cls: cls.__name__)
-def test_every_method_converges_with_its_order(alg, sensealg):
-    """To the gradient of the ODE, with fixed steps, whatever its stages and its interpolant."""
-    exact = replayed("times", abstol=1e-13, reltol=1e-13)
-    order = alg.tableau.order
-    few = 8 if order < 7 else 2
-    options = [{"adaptive": False, "dt": 1 / n} for n in (few, 4 * few)]
-    for span in SPANS:
-        expected = exact(X, span)[1]
-        coarse, fine = (
-            distance(compiled(sensealg, "times", alg, **o)(X, span)[1], expected) for o in options
-        )
-        assert coarse > 1e-9
-        assert fine < max(coarse / 4 ** (order - 0.95), 1e-11)
-
-
-@pytest.mark.slow
-@both_adjoints
-@pytest.mark.parametrize("alg", [eo.Bosh3, eo.Vern7, eo.Dopri8], ids=lambda cls: cls.__name__)
-def test_adaptive_methods(alg, sensealg):
-    tol = 1e-8 if alg is eo.Bosh3 else 1e-10
+@pytest.mark.parametrize("alg", ADAPTIVE, ids=lambda cls: cls.__name__)
+def test_every_adaptive_method(alg):
+    """To the tolerances, which those of low order meet in many steps."""
+    tol = {1: 1e-4, 2: 1e-5, 3: 1e-8}.get(alg.order, 1e-10)
     options = {"abstol": tol, "reltol": tol}
     expected = replayed("times", alg, **options)(X, SPANS[0])[1]
-    got = compiled(sensealg, "times", alg, **options)(X, SPANS[0])[1]
-    assert_close(got, expected, 1e-7)
+    got = compiled(GAUSS, "times", alg, **options)(X, SPANS[0])[1]
+    assert_close(got, expected, 1e3 * tol)
 
 
 #
@@ -148,8 +120,7 @@ def test_adaptive_methods(alg, sensealg):
 
 
 @pytest.mark.slow
-@both_adjoints
-def test_the_weights_of_a_network(sensealg):
+def test_the_weights_of_a_network():
     params, static = eqx.partition(network(), eqx.is_array)
 
     def loss(params, sensealg):
@@ -159,15 +130,13 @@ def test_the_weights_of_a_network(sensealg):
         how = {"saveat": 0.3, "engine": "compiled", "sensealg": sensealg, **TOL}
         return weighed(eo.solve(ens, trajectories=4, **how).u)
 
-    assert_as_replayed(loss, params, sensealg, 1e-8)
+    assert_as_replayed(loss, params, 1e-8)
 
 
 @pytest.mark.slow
-@both_adjoints
-def test_an_array_state(sensealg):
-    """With weights that are shared and a bias that is not, in more chunks than one."""
+def test_an_array_state():
+    """With weights that are shared and a bias that is not."""
     size, n = 30, 140
-    assert size > field.LARGEST_SCALARISED_STATE
     rng = np.random.default_rng(1)
     x = {
         "w": jnp.asarray(rng.normal(size=(size, size)) / np.sqrt(size)),
@@ -189,52 +158,7 @@ def test_an_array_state(sensealg):
         how = {"saveat": np.array([0.3, 0.9]), "engine": "compiled", "sensealg": sensealg, **TOL}
         return weighed(eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=n, **how).u)
 
-    assert_as_replayed(loss, x, sensealg, 1e-8)
-
-
-#
-# The quadrature
-#
-
-
-def integral_gradient(sensealg, alg, degree, times, dt=1.0):
-    """Of the sum of u(t) at some times, by p, for u' = p t^degree; and what it is."""
-
-    def total(p):
-        prob = eo.ODEProblem(lambda u, p, t: p * t**degree, jnp.zeros(1), (0.0, 1.0), p)
-        how = {"adaptive": False, "dt": dt, "sensealg": sensealg, "engine": "compiled"}
-        return jnp.sum(eo.solve(prob, alg, saveat=np.array(times), **how).u)
-
-    exact = sum(t ** (degree + 1) / (degree + 1) for t in times)
-    return float(jax.jit(jax.grad(total))(jnp.ones(1))[0]), exact
-
-
-@pytest.mark.parametrize(
-    ("alg", "degree"),
-    [
-        (eo.Euler(), 5),
-        pytest.param(eo.Tsit5(), 5, marks=pytest.mark.slow),
-        pytest.param(eo.Vern7(), 7, marks=pytest.mark.slow),
-        pytest.param(eo.Vern9(), 9, marks=pytest.mark.slow),
-    ],
-)
-def test_the_quadrature_of_gauss_is_exact_for_polynomials(alg, degree):
-    """In one step, or parts of it, whatever the method makes of the solution."""
-    for times in ([1.0], [0.0, 0.3, 0.4, 1.0]):
-        got, exact = integral_gradient(eo.GaussAdjoint(), alg, degree, times)
-        assert abs(got - exact) < 1e-13
-    # One degree more than its nodes allow.
-    got, exact = integral_gradient(eo.GaussAdjoint(), alg, degree + 1, [1.0])
-    assert 1e-10 < abs(got - exact) < 1e-2
-
-
-def test_the_quadrature_of_backsolve_is_exact_for_polynomials():
-    """As that of Gauss, over the intervals between saved times."""
-    for times in ([1.0], [0.0, 0.3, 0.4, 1.0]):
-        got, exact = integral_gradient(eo.BacksolveAdjoint(), eo.RK4(), 5, times)
-        assert abs(got - exact) < 1e-13
-    got, exact = integral_gradient(eo.BacksolveAdjoint(), eo.RK4(), 6, [1.0])
-    assert 1e-10 < abs(got - exact) < 1e-2
+    assert_as_replayed(loss, x, 1e-8)
 
 
 #
@@ -243,7 +167,6 @@ def test_the_quadrature_of_backsolve_is_exact_for_polynomials():
 
 
 @pytest.mark.slow
-@both_adjoints
 @pytest.mark.parametrize(
     "saveat",
     [
@@ -252,22 +175,21 @@ def test_the_quadrature_of_backsolve_is_exact_for_polynomials():
         [0.0, 0.0, 1e-17, 0.3],
     ],
 )
-def test_rows_on_the_grid_of_the_steps_and_rows_alike(saveat, sensealg):
-    """Those that differ from the ends of steps by rounding, and those that are there twice."""
+def test_rows_alike(saveat):
+    """Those that are there twice, or differ from the start by rounding."""
     saveat = saveat if isinstance(saveat, float) else np.array(saveat)
 
     def loss(x, sensealg):
-        how = {"dt": 0.1, "adaptive": False, "engine": "compiled", "sensealg": sensealg}
+        how = {"engine": "compiled", "sensealg": sensealg, **TOL}
         prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 1.0), x["p"], saveat=saveat)
         return weighed(eo.solve(prob, eo.Dopri5(), **how).u)
 
     x = {"u0": X["u0"], "p": X["p"]}
-    assert_as_replayed(loss, x, sensealg, 1e-5)
+    assert_as_replayed(loss, x, 1e-8)
 
 
 @pytest.mark.slow
-@both_adjoints
-def test_spans_and_counts_of_rows_that_differ(sensealg):
+def test_spans_and_counts_of_rows_that_differ():
     def loss(x, sensealg):
         prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 1.0), x["p"])
         t1 = jnp.array([0.35, 1.0, 0.9])
@@ -282,15 +204,14 @@ def test_spans_and_counts_of_rows_that_differ(sensealg):
     x = {"u0": X["u0"], "p": X["p"]}
     (got, lengths), (expected, _) = (
         jax.grad(functools.partial(loss, sensealg=s), has_aux=True)(x)
-        for s in (sensealg, eo.ReplayAdjoint())
+        for s in (GAUSS, eo.ReplayAdjoint())
     )
     assert len(set(np.asarray(lengths))) > 1
     assert_close(got, expected, 1e-8)
 
 
 @pytest.mark.slow
-@both_adjoints
-def test_times_have_gradients(sensealg):
+def test_times_have_gradients():
     def loss(x, sensealg):
         prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
         how = {"engine": "compiled", "sensealg": sensealg, **TOL}
@@ -298,7 +219,7 @@ def test_times_have_gradients(sensealg):
         return weighed(ends) + weighed(eo.solve(prob, saveat=x["times"], **how).u)
 
     x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2), "times": jnp.array([0.3, 0.5, 0.55])}
-    assert_as_replayed(loss, x, sensealg, 1e-8)
+    assert_as_replayed(loss, x, 1e-8)
 
 
 #
@@ -306,71 +227,33 @@ def test_times_have_gradients(sensealg):
 #
 
 
-@each_adjoint
-@pytest.mark.parametrize(
-    "saving",
-    [slow_unless(False, {}), {"saveat": np.array([0.4, 1.0])}, slow_unless(False, {"dt": 1 / 64})],
-)
-@pytest.mark.slow
-def test_a_failed_lane_pulls_back_nothing(saving, sensealg):
+@pytest.mark.parametrize("saving", [slow_unless(False, {}), {"saveat": np.array([0.4, 1.0])}])
+def test_a_failed_trajectory_pulls_back_nothing(saving):
     """Though its cotangent is NaN; what others have, their own and shared, is as without it."""
     u0s = jnp.array([0.5, 3.0, 0.7, jnp.nan, 2.0])
     good = np.array([0.5, 0.7])
-    saving = dict(saving) | {"adaptive": "dt" not in saving}
 
     def loss(u0s, p):
         prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.zeros(1), (0.0, 1.0), p)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index][None]))
-        how = {"engine": "compiled", "sensealg": sensealg, **TOL, **saving}
+        how = {"engine": "compiled", "sensealg": GAUSS, **TOL, **saving}
         sim = eo.solve(ens, eo.Vern7(), trajectories=5, **how)
         return jnp.sum(sim.u[:, -1, 0]), sim.retcode
 
     (by_u0, by_p), codes = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(u0s, jnp.array(1.0))
-    if saving["adaptive"]:
-        np.testing.assert_array_equal(codes == eo.ReturnCode.Success, [1, 0, 1, 0, 0])
-        expected = [1 / 0.5**2, 0, 1 / 0.3**2, 0, 0]
-        np.testing.assert_allclose(by_u0, expected, rtol=1e-8)
-        np.testing.assert_allclose(by_p, np.sum(good**2 / (1 - good) ** 2), rtol=1e-8)
-    else:
-        # It may go past the pole unharmed.
-        assert not np.any(np.isnan(by_u0))
-        assert np.all(np.asarray(by_u0)[np.asarray(codes) != eo.ReturnCode.Success] == 0)
-        np.testing.assert_allclose(by_u0[jnp.array([0, 2])], [4, 1 / 0.09], rtol=1e-8)
+    np.testing.assert_array_equal(codes == eo.ReturnCode.Success, [1, 0, 1, 0, 0])
+    np.testing.assert_allclose(by_u0, [1 / 0.5**2, 0, 1 / 0.3**2, 0, 0], rtol=1e-8)
+    np.testing.assert_allclose(by_p, np.sum(good**2 / (1 - good) ** 2), rtol=1e-8)
 
 
 @pytest.mark.slow
-@both_adjoints
-def test_a_chunk_of_failures_has_a_zero_gradient(sensealg):
+def test_only_failures_have_a_zero_gradient():
     def loss(p):
         prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.full(1, 5.0), (0.0, 1.0), p)
-        how = {"engine": "compiled", "sensealg": sensealg}
+        how = {"engine": "compiled", "sensealg": GAUSS}
         return sum(jnp.sum(eo.solve(prob, **how, **s).u) for s in ({}, {"saveat": 0.5}))
 
     assert float(jax.jit(jax.grad(loss))(jnp.array(1.0))) == 0
-
-
-@pytest.mark.parametrize("saving", [{"save_start": False}, {"saveat": np.array([0.5, 1.0])}])
-def test_a_backward_solve_that_fails_is_nan(saving):
-    """In its own trajectory and what is shared; forwards all is well."""
-
-    def loss(x):
-        prob = eo.ODEProblem(lambda u, p, t: -p[0] * p[1] * u, jnp.ones(1), (0.0, 1.0), (1.0, 1.0))
-
-        def prob_func(prob, ctx):
-            return eo.remake(prob, p=(x["own"][ctx.index], x["shared"]))
-
-        how = {"engine": "compiled", "sensealg": eo.BacksolveAdjoint(), **saving}
-        sim = eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=3, **how)
-        return jnp.sum(sim.u), sim.retcode
-
-    x = {"own": jnp.array([1.0, 4000.0, 2.0]), "shared": jnp.array(1.0)}
-    gradient, codes = jax.jit(jax.grad(loss, has_aux=True))(x)
-    assert np.all(codes == eo.ReturnCode.Success)
-    np.testing.assert_array_equal(np.isnan(gradient["own"]), [False, True, False])
-    np.testing.assert_allclose(
-        gradient["own"][0], sum(-t * np.exp(-t) for t in saving.get("saveat", [1.0])), rtol=1e-2
-    )
-    assert np.isnan(gradient["shared"])
 
 
 #
@@ -379,9 +262,8 @@ def test_a_backward_solve_that_fails_is_nan(saving):
 
 
 @pytest.mark.slow
-@both_adjoints
 @pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(1), eo.EnsembleThreads(2)])
-def test_eager_compiled_and_threads(ensemblealg, sensealg):
+def test_eager_compiled_and_threads(ensemblealg):
     def loss(x):
         def f(u, p, t):
             return lotka_volterra(u, p, t)
@@ -389,7 +271,7 @@ def test_eager_compiled_and_threads(ensemblealg, sensealg):
         prob = eo.ODEProblem(f, x["u0"], (0.0, 1.0), x["p"])
         own = 1 + jnp.arange(N) / 10
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=prob.p * own[ctx.index]))
-        how = {"saveat": 0.25, "sensealg": sensealg, **TOL}
+        how = {"saveat": 0.25, "sensealg": GAUSS, **TOL}
         return weighed(eo.solve(ens, eo.Tsit5(), ensemblealg, trajectories=N, **how).u)
 
     x = {"u0": X["u0"], "p": X["p"]}
@@ -401,11 +283,10 @@ def test_eager_compiled_and_threads(ensemblealg, sensealg):
 
 
 @pytest.mark.slow
-@both_adjoints
-def test_single_precision(sensealg):
+def test_single_precision():
     def loss(x):
         prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 1.0), x["p"])
-        how = {"saveat": 0.2, "engine": "compiled", "sensealg": sensealg, "reltol": 1e-5}
+        how = {"saveat": 0.2, "engine": "compiled", "sensealg": GAUSS, "reltol": 1e-5}
         return weighed(eo.solve(prob, **how).u)
 
     x = {"u0": X["u0"], "p": X["p"]}
@@ -414,28 +295,20 @@ def test_single_precision(sensealg):
     assert_close(single, jax.jit(jax.grad(loss))(x), 1e-3)
 
 
-@pytest.mark.slow
 def test_which_engine_runs_it():
     prob = eo.ODEProblem(lotka_volterra, X["u0"], (0.0, 1.0), X["p"])
-    for sensealg in ADJOINTS:
-        ens = eo.EnsembleProblem(prob)
-        assert eo.solve(ens, trajectories=2, sensealg=sensealg).engine.name == "compiled"
-    implicit = eo.solve(ens, eo.Kvaerno5(), trajectories=2, sensealg=eo.BacksolveAdjoint())
-    assert implicit.engine.name == "diffrax"
+    found = eo.solve(eo.EnsembleProblem(prob), trajectories=2, sensealg=GAUSS)
+    assert found.engine.name == "compiled"
     with pytest.raises(ValueError, match=r"no engine can run Kvaerno5.*GaussAdjoint\(\)"):
-        eo.solve(prob, eo.Kvaerno5(), sensealg=eo.GaussAdjoint())
+        eo.solve(prob, eo.Kvaerno5(), sensealg=GAUSS)
     with pytest.raises(ValueError, match=r"can't run Tsit5: sensealg=GaussAdjoint\(\)"):
-        eo.solve(prob, engine="diffrax", sensealg=eo.GaussAdjoint())
-    with pytest.raises(ValueError, match=r"BacksolveAdjoint\(\) can't be used with save_everystep"):
-        eo.solve(prob, save_everystep=True, engine="compiled", sensealg=eo.BacksolveAdjoint())
+        eo.solve(prob, engine="diffrax", sensealg=GAUSS)
 
 
-@both_adjoints
-def test_forward_mode_is_an_error_with_the_remedy(sensealg):
+def test_forward_mode_is_an_error_with_the_remedy():
     def end(p):
         prob = eo.ODEProblem(lotka_volterra, X["u0"], (0.0, 1.0), p)
-        return eo.solve(prob, sensealg=sensealg).u
+        return eo.solve(prob, sensealg=GAUSS).u
 
-    name = type(sensealg).__name__
-    with pytest.raises(TypeError, match=rf"sensealg={name}\(\) is for\s+reverse mode only"):
+    with pytest.raises(TypeError, match=r"sensealg=GaussAdjoint\(\) is for\s+reverse mode only"):
         jax.jvp(end, (X["p"],), (X["p"],))
