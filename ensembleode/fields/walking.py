@@ -76,23 +76,19 @@ def buffers_of(fn: ir.Function) -> Iterator[ir.Buffer]:
         yield from buffers(stmt)
 
 
-def length(stmts: Sequence[ir.Stmt], *, by_terms: bool = True) -> int:
-    """The number of statements with loops unrolled.
-
-    **Arguments:** `by_terms`: whether a product counts as many as it has terms, or as many as it
-    has sums.
-    """
+def length(stmts: Sequence[ir.Stmt]) -> int:
+    """The number of statements with loops unrolled; a product counts as many as it has terms."""
     total = 0
     for stmt in stmts:
         match stmt:
             case ir.For(_, n, body):
-                total += n * length(body, by_terms=by_terms)
+                total += n * length(body)
             case ir.While(test, _, body):
-                total += length((*test, *body), by_terms=by_terms)
+                total += length((*test, *body))
             case ir.Switch(_, cases):
-                total += sum(length(case, by_terms=by_terms) for case in cases)
+                total += sum(length(case) for case in cases)
             case ir.Product(out, x, _):
-                total += out.rows * out.columns * (x.columns if by_terms else 1)
+                total += out.rows * out.columns * x.columns
             case _:
                 total += 1
     return total

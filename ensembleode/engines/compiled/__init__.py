@@ -38,7 +38,7 @@ from ...core.plan import Plan, Result
 from ...fields import Inputs, parameters_of, UntranslatableError
 from ...fields.sparsity import structure
 from ...fields.transposes import transposed
-from ...fields.walking import length, statements
+from ...fields.walking import statements
 from ...ground.alone import alone
 from ...ground.logs import log_once
 from ...ground.placement import platform
@@ -56,7 +56,8 @@ from .field import by_loops, lower
 from .operations import check
 
 
-# An `f` of more operations takes too long to compile (see benchmarks/engine_limits.py).
+# An `f` of more operations, of which those in a loop count once, takes too long to compile (see
+# benchmarks/engine_limits.py).
 _MOST_STATEMENTS = 1500
 # The same for states whose steps are written out, whatever their size.
 _MOST_WRITTEN_OUT = 200
@@ -131,8 +132,7 @@ def _read_program(program: Program, what: str) -> _Reading:
         check(fn)
     except UntranslatableError as e:
         return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
-    size = sum(1 for _ in statements(fn.body)) if is_large else length(fn.body, by_terms=False)
-    return _Reading(None, size)
+    return _Reading(None, sum(1 for _ in statements(fn.body)))
 
 
 class Compiled(Engine):
