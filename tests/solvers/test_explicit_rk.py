@@ -68,7 +68,7 @@ def test_our_tableaus_are_what_they_claim(cls):
     assert f"a condition of order {cls.tableau.order + 1} is missed" in missed(higher)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes"])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_the_same_tableau_takes_the_same_steps(engine):
     how = {"trajectories": 3, "engine": engine, "saveat": 0.25}
     ours, theirs = (
@@ -78,7 +78,7 @@ def test_the_same_tableau_takes_the_same_steps(engine):
     np.testing.assert_array_equal(ours.stats.nf, theirs.stats.nf)
 
 
-@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "lanes")])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_order_and_tolerances(engine):
     alg = eo.ExplicitRK(eo.Tableau(**KUTTA))
     assert (alg.order, alg.adaptive, alg.stages, alg.fsal) == (3, True, 3, False)
@@ -104,7 +104,7 @@ def test_gradients():
         return (sim.u**2).sum()
 
     p = jnp.array([1.5, 1.0, 3.0, 1.0])
-    for engine in ("compiled", "lanes"):
+    for engine in ("compiled", "diffrax"):
         gradient = jax.grad(loss)(p, engine)
         for i, e in enumerate(1e-5 * jnp.eye(4)):
             central = (loss(p + e, engine) - loss(p - e, engine)) / 2e-5
