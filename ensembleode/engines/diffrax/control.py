@@ -31,7 +31,15 @@ from ...solvers.step_size import (
     scaled,
     Tolerances,
 )
-from ...solvers.time import min_step, StepBounds, STRETCH, underflows
+from ...solvers.time import (
+    end_of_stretch,
+    fixed_step,
+    min_step,
+    next_time,
+    StepBounds,
+    STRETCH,
+    underflows,
+)
 from ..compiled.stopping import stopped
 from . import implicit
 
@@ -162,6 +170,57 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     @property
     def _tol(self) -> Tolerances:
         return Tolerances(self.atol, self.rtol)
+
+
+class FixedSteps(diffrax.AbstractStepSizeController):
+    """Fixed steps to known times, which are laid out anew from each of these.
+
+    - `tstops`, `jumps`: the known times, and those at which `f` jumps, `[time]`; None for none.
+    """
+
+    tstops: Any
+    jumps: Any
+
+    def wrap(self, direction):
+        return FixedSteps(
+            *(None if x is None else x * direction for x in (self.tstops, self.jumps))
+        )
+
+    def _beside(self, direction: int) -> Any:
+        """The times just after or before the jumps, with which they move."""
+        fixed = jax.lax.stop_gradient(self.jumps)
+        return self.jumps + (next_time(ARRAYS, fixed, direction) - fixed)
+
+    def _end(self, t: Any, anchor: Any, number: Any, end: Any, dt: Any) -> tuple[Any, Any]:
+        """The end of a step from `t`, and that of the stretch of time, from `anchor`."""
+        tables = [] if self.tstops is None else [self.tstops]
+        if self.jumps is not None:
+            # (A step ends before a jump.)
+            tables.append(self._beside(-1))
+        ahead = [jnp.min(jnp.where(x > t, x, end)) for x in tables]
+        stop = end_of_stretch(ARRAYS, ahead, end, 1)
+        return fixed_step(ARRAYS, anchor, stop, t, dt, number)[0], stop
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        del terms, y0, args, func, error_order
+        number = jnp.zeros((), jnp.int32)
+        first, stop = self._end(t0, t0, number, t1, dt0)
+        return first, (t0, number, stop, t1, dt0)
+
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+    ):
+        del t0, y0, y1_candidate, args, y_error, error_order
+        anchor, number, stop, end, dt = controller_state
+        arrived, jumped, t = t1 >= stop, jnp.array(False), t1
+        if self.jumps is not None:
+            here = t1 == self._beside(-1)
+            jumped = jnp.any(here)
+            t = jnp.where(jumped, jnp.max(jnp.where(here, self._beside(1), -jnp.inf)), t1)
+        anchor, number = jnp.where(arrived, t, anchor), jnp.where(arrived, 0, number + 1)
+        next_t1, stop = self._end(t, anchor, number, end, dt)
+        state = anchor, number, stop, end, dt
+        return jnp.array(True), t, next_t1, jumped, state, diffrax.RESULTS.successful
 
 
 #
@@ -350,13 +409,14 @@ def controller_for(plan: Plan, lane: Lane) -> Any:
     else:
         whole = 1e-3, 1e-6
     norm, adaptive = _of_user(plan, norm), method.adaptive
-    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, controlled)
-    if lane.tstops is None and lane.d_discontinuities is None:
-        return controller
-    # The controller sorts these times in the direction of time.
-    jumps = lane.d_discontinuities
+    tstops, jumps = lane.tstops, lane.d_discontinuities
     jumps = None if jumps is None else _parted(differing(jumps))
-    return diffrax.ClipStepSizeController(controller, lane.tstops, jumps)
+    has_stops = not (tstops is None and jumps is None)
+    if has_stops and isinstance(inner, diffrax.ConstantStepSize):
+        inner, has_stops = FixedSteps(tstops, jumps), False
+    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, controlled)
+    # (diffrax sorts these times in the direction of time.)
+    return diffrax.ClipStepSizeController(controller, tstops, jumps) if has_stops else controller
 
 
 def _parted(times: Any) -> Any:
