@@ -43,9 +43,13 @@ def solve(prob: eo.ODEProblem, alg: Any = None, **options: Any) -> Solved:
 
 def solve_each(ens: eo.EnsembleProblem, alg: Any = None, *, n: int, **options: Any) -> list[Solved]:
     """The solutions of the trajectories of an ensemble."""
+    return [solve(ens.make(ctx), alg, **options) for ctx in contexts(n)]
+
+
+def contexts(n: int) -> list[EnsembleContext]:
+    """What the functions of an ensemble are given for each trajectory."""
     key = jax.random.key(0)
-    contexts = [EnsembleContext(jnp.asarray(i), jnp.asarray(1), key) for i in range(n)]
-    return [solve(ens.make(ctx), alg, **options) for ctx in contexts]
+    return [EnsembleContext(jnp.asarray(i), jnp.asarray(1), key) for i in range(n)]
 
 
 def assert_same_steps(sim: Any, expected: list[Solved], *, atol: float = 0.0, **close: Any) -> None:

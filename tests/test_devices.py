@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ensembleode.engines.lanes.chunks import width_of
 
 import ensembleode as eo
-from ensembleode.engines.lanes.chunks import width_of
 from ensembleode.executors import sharded
 
 from .marks import slow_unless

@@ -84,7 +84,7 @@ REFUSED = ("no", "Rosenbrock methods, on CPUs")
     [
         slow_unless(engine == "compiled" or cell(feature, engine) in REFUSED, feature, engine)
         for feature in ASKED
-        for engine in ("compiled", "lanes", "diffrax")
+        for engine in ("compiled", "diffrax")
     ],
 )
 @pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
