@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines import columns
+from ensembleode.engines.columns import solves
 from ensembleode.engines.compiled import machine
 from ensembleode.ground import cpu_devices
 
@@ -125,8 +125,8 @@ def test_return_codes(how, saved):
 
 
 def test_the_same_bits_by_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(columns, "_WORTH_SHARING", 0)
-    monkeypatch.setattr(columns, "_VECTORS", 1)
+    monkeypatch.setattr(solves, "_WORTH_SHARING", 0)
+    monkeypatch.setattr(solves, "_VECTORS", 1)
     found = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(cpu_devices, "threads", lambda threads=threads: threads)

@@ -243,9 +243,11 @@ def test_return_codes(fn, u0, options, code):
     found = solved(ens, n=9, **options)
     expected = oracle.solve_each(ens, n=9, **options)
     np.testing.assert_array_equal(found.retcode, [x.retcode for x in expected])
-    # (On the way to infinity, or to the least of steps, rounding decides.)
-    steps = [x.naccept for x in expected]
-    np.testing.assert_allclose(found.stats.naccept, steps, rtol=0.1, atol=3)
+    # (On the way to infinity, or to the least of steps, rounding decides. More so where `f` is NaN
+    # from some time on: how near a step ends decides how many more go there.)
+    steps, is_nan = [x.naccept for x in expected], np.isnan(fn(1.0, [1.0], 2.0))
+    close = {"rtol": 0.5} if is_nan else {"rtol": 0.1, "atol": 3}
+    np.testing.assert_allclose(found.stats.naccept, steps, **close)
     assert set(np.asarray(found.retcode)[np.asarray(bad)]) == {code.value}
     if options.get("dt") != 1e-20:
         assert set(np.asarray(found.retcode)[~np.asarray(bad)]) == {CODES.Success.value}
