@@ -122,4 +122,4 @@ def test_what_an_ensemble_algorithm_lacks_is_said_of_it():
 def test_why_other_engines_did_not_run():
     sol = eo.solve(decay(), eo.Kvaerno5())
     assert sol.engine.refused[0] == ("compiled", "it runs on diffrax, julia")
-    assert "not lanes: it runs on diffrax, julia" in str(sol.engine)
+    assert "not compiled: it runs on diffrax, julia" in str(sol.engine)
