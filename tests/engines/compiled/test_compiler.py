@@ -227,7 +227,7 @@ def test_without_llvmlite():
     assert "pip install llvmlite" in first
     assert second == first
     assert first in warned
-    assert "the diffrax engine takes the place" in warned
+    assert "diffrax takes the place of the compiled engine" in warned
     assert [x.partition(" ")[0] for x in solved] == ["diffrax", "diffrax"]
 
 
