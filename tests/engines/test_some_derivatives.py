@@ -27,7 +27,6 @@ WAYS = {
     },
     "compiled, gauss of an explicit method": {"engine": "compiled", "sensealg": eo.GaussAdjoint()},
     "diffrax": {"engine": "diffrax"},
-    "diffrax, backsolve": {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
 }
 
 
