@@ -161,14 +161,14 @@ class RationalEuler(OneStep):
 class OfAdams(ODESolver):
     order = 2
     stages = 1
-    engines = ("compiled", "lanes", "diffrax")
+    engines = ("compiled", "diffrax")
     method: ClassVar[Any] = AdamsBashforth()
 
 
 class OfTaylor(ODESolver):
     order = 2
     stages = 2
-    engines = ("compiled", "lanes", "diffrax")
+    engines = ("compiled", "diffrax")
     method: ClassVar[Any] = Taylor2()
 
 
@@ -176,7 +176,7 @@ class Rational(ODESolver):
     order = 1
     stages = 1
     adaptive = False
-    engines = ("compiled", "lanes", "diffrax")
+    engines = ("compiled", "diffrax")
     method: ClassVar[Any] = RationalEuler()
 
 

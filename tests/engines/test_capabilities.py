@@ -84,7 +84,7 @@ REFUSED = ("no", "Rosenbrock methods, on CPUs")
     [
         slow_unless(engine == "compiled" or cell(feature, engine) in REFUSED, feature, engine)
         for feature in ASKED
-        for engine in ("compiled", "lanes", "diffrax")
+        for engine in ("compiled", "diffrax")
     ],
 )
 @pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
@@ -122,4 +122,4 @@ def test_what_an_ensemble_algorithm_lacks_is_said_of_it():
 def test_why_other_engines_did_not_run():
     sol = eo.solve(decay(), eo.Kvaerno5())
     assert sol.engine.refused[0] == ("compiled", "it runs on diffrax, julia")
-    assert "not lanes: it runs on diffrax, julia" in str(sol.engine)
+    assert "not compiled: it runs on diffrax, julia" in str(sol.engine)

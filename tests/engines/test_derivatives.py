@@ -21,12 +21,12 @@ TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
 REVERSE = {
     "replay": {},
     "gauss": {"sensealg": eo.GaussAdjoint()},
-    "backsolve": {"sensealg": eo.BacksolveAdjoint()},
+    "backsolve": {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
     "kernel": {"ensemblealg": eo.EnsembleGPUKernel()},
     "diffrax": {"engine": "diffrax"},
 }
 FORWARD = {
-    "lanes": {"sensealg": eo.ForwardDiffSensitivity()},
+    "compiled": {"sensealg": eo.ForwardDiffSensitivity()},
     "kernel": {"ensemblealg": eo.EnsembleGPUKernel(), "sensealg": eo.ForwardDiffSensitivity()},
     "diffrax": {"engine": "diffrax", "sensealg": eo.ForwardDiffSensitivity()},
 }
@@ -246,7 +246,7 @@ def test_gradients_of_functions_of_others(name):
 
 def test_gradients_that_other_engines_have():
     """Where the derivative of f has no translation."""
-    assert assert_gradients(lambda u, p, t: -with_rule(u), np.array([0.3, 0.7]), None) == "lanes"
+    assert assert_gradients(lambda u, p, t: -with_rule(u), np.array([0.3, 0.7]), None) == "diffrax"
 
 
 @jax.custom_jvp

@@ -86,16 +86,13 @@ NOISY_END = {
 }
 
 
-ENGINES = ("compiled", "lanes")
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def solve(engine, field, alg, how, u0, tspan, p, numbers):
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def solve(field, alg, how, u0, tspan, p, numbers):
     prob = eo.ODEProblem(FIELDS[field], u0, (tspan[0], tspan[1]), p)
-    return eo.solve(prob, getattr(eo, alg)(), engine=engine, **dict(how), **numbers)
+    return eo.solve(prob, getattr(eo, alg)(), engine="compiled", **dict(how), **numbers)
 
 
-def solved(engine, case):
+def solved(case):
     """By one program for cases that differ in numbers alone."""
     dtype = np.dtype(case["dtype"].lower())
     options = {"abstol": 1e-6, "reltol": 1e-3, **case["options"]}
@@ -109,7 +106,6 @@ def solved(engine, case):
         del options["abstol"], options["reltol"]
     numbers = {name: np.asarray(value, dtype) for name, value in options.items()}
     sol = solve(
-        engine,
         case["field"],
         case["alg"],
         tuple(how.items()),
@@ -134,21 +130,10 @@ def check_counts(sol, case):
     assert sol.u.dtype == case["dtype"].lower()
 
 
-# (By lanes, a field and a method are a program that takes seconds to compile.)
-QUICK = [
-    name
-    for name, case in CASES.items()
-    if case["alg"] == "Tsit5" and case["field"] in ("lotka_volterra", "blowup", "robertson")
-]
-
-
-@pytest.mark.parametrize(
-    ("engine", "name"),
-    [slow_unless(e == "compiled" or name in QUICK, e, name) for e in ENGINES for name in CASES],
-)
-def test_steps(engine, name):
+@pytest.mark.parametrize("name", CASES)
+def test_steps(name):
     case = CASES[name]
-    sol = solved(engine, case)
+    sol = solved(case)
     check_counts(sol, case)
     tight = case["options"].get("reltol") == 1e-9
     rtol = NOISY_END.get(name, 1e-11 if tight else 5e-8)
@@ -171,9 +156,8 @@ def test_most_times_agree_to_single_precision():
     assert set(NOISE) | set(NOISY_END) <= set(with_times)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["Tsit5_lotka_volterra_0.001", "Vern9_lotka_volterra_1.0e-9"])
-def test_an_ensemble_takes_the_same_steps(name, engine):
+def test_an_ensemble_takes_the_same_steps(name):
     """Together with others, and far from the first of them."""
     case = CASES[name]
     prob = eo.ODEProblem(
@@ -183,7 +167,7 @@ def test_an_ensemble_takes_the_same_steps(name, engine):
         prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + jnp.abs(ctx.index - 3) / 10))
     )
     alg = getattr(eo, case["alg"])()
-    sim = eo.solve(ens, alg, trajectories=5, engine=engine, **case["options"])
+    sim = eo.solve(ens, alg, trajectories=5, engine="compiled", **case["options"])
     check_counts(sim[3], {**case, "dtype": "Float64"})
 
 
@@ -247,12 +231,11 @@ def ends_of_steps(f, tableau, u, t1, dt, tol):
     return np.array(times), rejected, larger
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_larger_of_two_error_estimates(engine):
+def test_the_larger_of_two_error_estimates():
     """On an eccentric orbit, where each of them is the larger one at times."""
     prob = eo.ODEProblem(kepler, jnp.array([0.1, 0.0, 0.0, 19**0.5]), (0.0, 7.0), 1.0)
     sol = eo.solve(
-        prob, eo.BS5(), engine=engine, abstol=1e-4, reltol=1e-4, dt=1e-3, save_everystep=True
+        prob, eo.BS5(), engine="compiled", abstol=1e-4, reltol=1e-4, dt=1e-3, save_everystep=True
     )
 
     def f(u, p, t):
@@ -288,19 +271,17 @@ def test_tutorial():
     np.testing.assert_allclose(losses, published["loss_trace"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_tutorial_ensemble(engine):
+def test_tutorial_ensemble():
     """All 100 x 11 values at [3, 1], and at default tolerances."""
     prob = eo.ODEProblem(FIELDS["linear"], jnp.array([3.0]), (0.0, 1.0), jnp.array([1.0]))
     ens = eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
     )
-    sim = eo.solve(ens, eo.Tsit5(), trajectories=100, saveat=0.1, engine=engine)
+    sim = eo.solve(ens, eo.Tsit5(), trajectories=100, saveat=0.1, engine="compiled")
     np.testing.assert_allclose(sim.u[:, :, 0], recorded("tutorial")["sim_theta0"], rtol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_lorenz64(engine):
+def test_lorenz64():
     """The steps of 64 trajectories, their ends and their summary statistics by time."""
     expected = recorded("lorenz64")
     prob = eo.ODEProblem(
@@ -309,7 +290,7 @@ def test_lorenz64(engine):
     ens = eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, p=prob.p.at[1].set(21 * ctx.index / 63))
     )
-    options = {"saveat": 0.5, "abstol": 1e-9, "reltol": 1e-9, "engine": engine}
+    options = {"saveat": 0.5, "abstol": 1e-9, "reltol": 1e-9, "engine": "compiled"}
     sim = eo.solve(ens, eo.Tsit5(), trajectories=64, **options)
     np.testing.assert_array_equal(sim.stats.naccept, expected["naccept"])
     np.testing.assert_array_equal(sim.stats.nf, expected["nf"])

@@ -19,7 +19,7 @@ from ..marks import slow_unless
 
 N = 3
 KEYS = jax.random.split(jax.random.key(0), N)
-ENGINES = ("compiled", "lanes", "diffrax")
+ENGINES = ("compiled", "diffrax")
 
 
 def decay(u, p, t):
@@ -119,7 +119,7 @@ def test_dropout(dtype):
         sim = eo.solve(ens, eo.Euler(), trajectories=N, dt=0.25, engine=engine)
         return jnp.sum(sim.u[:, -1] ** 2)
 
-    both = [jax.value_and_grad(loss)(weights, engine) for engine in ("compiled", "lanes")]
+    both = [jax.value_and_grad(loss)(weights, engine) for engine in ("compiled", "diffrax")]
     for got, expected in zip(*both, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4)
 

@@ -18,8 +18,7 @@ from .methods import Lags
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "julia_known_times.json"
 RECORDED = {x["case"]: x for x in json.loads(DATA.read_text())["records"]}
-OURS = ("compiled", "lanes")
-ENGINES = (*OURS, slow_unless(False, "diffrax"), on_julia("julia"))
+ENGINES = ("compiled", slow_unless(False, "diffrax"), on_julia("julia"))
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 
 
@@ -48,7 +47,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("engine", [*OURS, on_julia("julia")])
+@pytest.mark.parametrize("engine", ["compiled", on_julia("julia")])
 def test_the_steps_of_julia(engine, case):
     field, tspan, options = CASES[case]
     recorded, stats = RECORDED[case], RECORDED[case]["stats"]
@@ -107,7 +106,7 @@ SOLVERS = {
             numbers, engine=how[0], direction=how[1], **options
         )
     )
-    for engine in OURS
+    for engine in ("compiled", "diffrax")
     for direction in (1.0, -1.0)
     for name, options in {"adaptive": {}, "fixed": {"adaptive": False, "dt": 0.37}}.items()
 }
@@ -195,11 +194,8 @@ def test_steps_end_there_and_go_on_right_after(engine):
 
 @pytest.mark.parametrize(
     ("engine", "mode"),
-    [
-        slow_unless(engine == "compiled" or mode == "times", engine, mode)
-        for engine in OURS
-        for mode in ("ends", "times", "steps")
-    ]
+    [("compiled", mode) for mode in ("ends", "times", "steps")]
+    + [slow_unless(False, "diffrax", mode) for mode in ("ends", "times")]
     + [on_julia("julia", mode) for mode in ("ends", "times")],
 )
 def test_gradients(engine, mode):
@@ -253,21 +249,6 @@ def test_gradients_of_a_method_that_remembers(saving):
 def moving(p, **options):
     prob = eo.ODEProblem(pulse, [1.0], (0.0, 10.0), P | p)
     return eo.solve(prob, d_discontinuities=[p["on"], p["off"]], **TIGHT, **options).u[-1, 0]
-
-
-@pytest.mark.slow
-def test_gradients_by_the_times_of_jumps_on_lanes():
-    """Steps that move have them in forward mode; others are refused."""
-    p = {"on": 3.0, "off": 3.5}
-
-    def forwards(p):
-        return moving(p, engine="lanes", sensealg=eo.ForwardDiffSensitivity())
-
-    found = jax.jacfwd(forwards)(p)
-    at_end = np.exp(-0.5 * (10 - np.array([3.0, 3.5]))) * 10
-    np.testing.assert_allclose([found["on"], found["off"]], at_end * [-1, 1], rtol=1e-7)
-    with pytest.raises(NotImplementedError, match=r"stop_gradient\(times\)"):
-        jax.grad(lambda p: moving(p, engine="lanes"))(p)
 
 
 X = jnp.array([3.0, 3.5, 10.0, 0.5])
@@ -394,16 +375,15 @@ def test_moving_jumps_of_a_method_that_remembers():
 #
 
 
-@pytest.mark.parametrize("engine", OURS)
-def test_a_thousand(engine):
+def test_a_thousand():
     times = np.random.default_rng(0).permutation(1000) / 1000
     prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0))
-    sol = eo.solve(prob, tstops=times, engine=engine, **TIGHT)
+    sol = eo.solve(prob, tstops=times, engine="compiled", **TIGHT)
     assert 1000 <= int(sol.stats.naccept) < 1100
     np.testing.assert_allclose(sol.u[-1], [np.cos(1), -np.sin(1)], rtol=1e-10)
 
 
-@pytest.mark.parametrize("engine", OURS)
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_times_that_are_not_in_the_span_change_nothing(engine):
     prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 5.0))
     plain = eo.solve(prob, engine=engine)
@@ -451,7 +431,7 @@ def stopped(**options):
         (
             ValueError,
             "sensealg=BacksolveAdjoint.. solves the ODE once more",
-            stopped(tstops=0.5, engine="lanes", sensealg=eo.BacksolveAdjoint()),
+            stopped(tstops=0.5, engine="diffrax", sensealg=eo.BacksolveAdjoint()),
         ),
         (TypeError, "it is called tstops", stopped(step_ts=0.5)),
         (TypeError, "it is called d_discontinuities", stopped(jump_ts=0.5)),

@@ -107,8 +107,7 @@ WAYS = {
     "columns": by(None, eo.EnsembleColumns()),
     "in batches": by(batch_size=1),
     "loops": by(f=with_loops),
-    "lanes": by(engine="lanes"),
-    "columns in lanes": by(None, eo.EnsembleColumns(), engine="lanes"),
+    "columns on diffrax": by(None, eo.EnsembleColumns(), engine="diffrax"),
     "diffrax": by(engine="diffrax"),
     "backsolve": by(engine="diffrax", sensealg=eo.BacksolveAdjoint()),
     "direct": by(engine="diffrax", sensealg=eo.DirectAdjoint(), maxiters=64),
@@ -119,7 +118,7 @@ QUICK = ("compiled", "closure")
 @pytest.mark.parametrize(
     ("way", "check_vma"),
     [slow_unless(way in QUICK, way, True) for way in WAYS]
-    + [slow_unless(False, way, False) for way in ("compiled", "closure", "lanes", "diffrax")],
+    + [slow_unless(False, way, False) for way in ("compiled", "closure", "diffrax")],
 )
 def test_gradients_inside_shard_map(way, check_vma):
     """What devices share has the sum of their cotangents as its own."""
@@ -128,7 +127,6 @@ def test_gradients_inside_shard_map(way, check_vma):
 
 FORWARD = {
     "compiled": WAYS["compiled"],
-    "lanes": by(engine="lanes", sensealg=eo.ForwardDiffSensitivity()),
     "diffrax": by(engine="diffrax", sensealg=eo.ForwardDiffSensitivity(), maxiters=64),
     "direct": WAYS["direct"],
 }
@@ -179,9 +177,6 @@ ON_EXPLICIT = {
     "alone": one_by_one,
     "one state": lambda starts, rate: eo.solve(
         eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT
-    ).u[0],
-    "lanes": lambda starts, rate: eo.solve(
-        eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT, engine="lanes"
     ).u[0],
     "diffrax": lambda starts, rate: eo.solve(
         eo.ODEProblem(decay, starts, (0.0, 1.0), rate), **TIGHT, engine="diffrax"

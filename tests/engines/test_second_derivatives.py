@@ -1,4 +1,4 @@
-"""Derivatives of any order by the compiled and the lanes engine, without `sensealg`."""
+"""Derivatives of any order, without `sensealg`."""
 
 import functools
 import re
@@ -19,7 +19,6 @@ from ..problems import lorenz, lotka_volterra
 TIGHT = {"abstol": 1e-11, "reltol": 1e-11, "engine": "compiled"}
 
 # What is of one engine.
-OF_LANES = ("test_product_by_numbers",)
 OF_COMPILED = (
     "test_every_step",
     "test_forward_mode_by_default",
@@ -29,9 +28,7 @@ OF_COMPILED = (
 
 def pytest_generate_tests(metafunc):
     name = metafunc.function.__name__
-    engines: list = ["compiled", slow_unless(False, "lanes"), slow_unless(False, "diffrax")]
-    if name.startswith(OF_LANES):
-        engines = ["lanes"]
+    engines: list = ["compiled", slow_unless(False, "diffrax")]
     if name.startswith(OF_COMPILED):
         engines = ["compiled"]
     metafunc.parametrize("engine", engines, indirect=True)
@@ -363,7 +360,7 @@ def test_ways_agree(mode):
 
 @pytest.mark.slow
 def test_every_step():
-    """What is saved at every step has the second derivatives that the lanes engine gives.
+    """What is saved at every step has the second derivatives that diffrax gives.
 
     (With steps of a fixed size: chosen ones differ by rounding, and their states more.)
     """
@@ -371,7 +368,7 @@ def test_every_step():
     how["sensealg"] = eo.ForwardDiffSensitivity()
     found, expected = (
         flat_loss(functools.partial(ensemble, engine=engine, **how), of_ensemble())
-        for engine in ("compiled", "lanes")
+        for engine in ("compiled", "diffrax")
     )
     v = jnp.cos(jnp.arange(len(found[1]), dtype=found[1].dtype))
 
@@ -513,8 +510,8 @@ def failing(x, **options):
 )
 def test_derivatives_of_what_failed_are_zero(how, mode, engine):
     """Whatever they failed by, whichever did: also where none succeeded."""
-    if (how == "gauss" and engine != "lanes") or (how, mode) == ("diffrax", "steps"):
-        pytest.skip("is of the lanes engine, or takes long")
+    if (how == "gauss" and engine != "compiled") or (how, mode) == ("diffrax", "steps"):
+        pytest.skip("is of the compiled engine, or takes long")
     options = {"engine": engine} | HOW[how] | SAVING[mode]
     x = of_ensemble() | {"t0": jnp.array(0.0), "t1": jnp.array(1.0)}
     del x["closed_over"]

@@ -25,9 +25,8 @@ WAYS = {
         "alg": eo.Rodas5P(),
         "sensealg": eo.GaussAdjoint(),
     },
-    "lanes": {"engine": "lanes"},
-    "lanes, gauss": {"engine": "lanes", "sensealg": eo.GaussAdjoint()},
-    "lanes, backsolve": {"engine": "lanes", "sensealg": eo.BacksolveAdjoint()},
+    "compiled, gauss of an explicit method": {"engine": "compiled", "sensealg": eo.GaussAdjoint()},
+    "diffrax": {"engine": "diffrax"},
 }
 
 
@@ -87,7 +86,7 @@ def test_part_of_the_gradient(way):
     ("engine", "name"),
     [
         slow_unless((engine, name) == ("compiled", "u0"), engine, name)
-        for engine in ("compiled", "lanes")
+        for engine in ("compiled", "diffrax")
         for name in ("u0", "own", "shared", "t0")
     ],
 )
@@ -112,7 +111,7 @@ def test_derivatives_of_a_part(engine, name):
     same(along(loss), along(exact), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ["compiled", pytest.param("lanes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_transformations(engine):
     """`vmap`, `jit` and `checkpoint` of a gradient by a part; parameters that are shared within
     each place of the mapped axis have a sum for each."""
@@ -160,7 +159,7 @@ def loss_of_network(u0, p, engine):
     return jnp.sum(eo.solve(ens, eo.Tsit5(), trajectories=len(u0), **given).u ** 2)
 
 
-@pytest.mark.parametrize("engine", ["compiled", pytest.param("lanes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_frozen_layers(engine):
     u0, p = of_network()
     to_p = jax.grad(loss_of_network, argnums=1)(u0, p, engine)
@@ -173,7 +172,7 @@ def test_frozen_layers(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", "lanes"])
+@pytest.mark.parametrize("engine", ["compiled", "diffrax"])
 def test_each_layer(engine):
     u0, p = of_network()
     to_u0, to_p = jax.grad(loss_of_network, argnums=(0, 1))(u0, p, engine)
@@ -196,8 +195,7 @@ def made_in(eqn):
     return {v.aval.shape for eqn in equations(opened.jaxpr) for v in eqn.outvars}
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes"])
-def test_the_others_are_not_computed(engine, monkeypatch):
+def test_the_others_are_not_computed(monkeypatch):
     """By the programs: for the states alone there are no cotangents of weights, and for one layer
     there are those of its weights."""
     u0, p = of_network()
@@ -206,7 +204,7 @@ def test_the_others_are_not_computed(engine, monkeypatch):
     monkeypatch.setattr(kernel, "pulling_back", lambda d: texts.append(make(d).text) or make(d))
 
     def loss(u0, layer, i):
-        return loss_of_network(u0, [*p[:i], layer, *p[i + 1 :]], engine)
+        return loss_of_network(u0, [*p[:i], layer, *p[i + 1 :]], "compiled")
 
     hidden, last = (jax.grad(functools.partial(loss, i=i), argnums=1) for i in (1, 2))
     gradients = {
@@ -223,5 +221,4 @@ def test_the_others_are_not_computed(engine, monkeypatch):
     made = {name: {shape[-2:] for shape in made_in(eqn)} for name, eqn in gradients.items()}
     assert [name for name in made if (13, 11) in made[name]] == ["hidden"]
     assert [name for name in made if (2, 13) in made[name]] == ["last"]
-    if engine == "compiled":
-        assert ["_sums_0(" in text for text in texts] == [True, True, False]
+    assert ["_sums_0(" in text for text in texts] == [True, True, False]

@@ -19,7 +19,6 @@ from ..marks import slow_unless
 
 
 N = 64
-ENGINES = ("compiled", "lanes")
 METHOD = RungeKutta(eo.Tsit5().tableau)
 CONTROLLER = eo.PIController().for_method(5, 4)
 # What a field may do at the time `at`, or to a state that is larger.
@@ -150,19 +149,18 @@ def ensemble(case: Case, *, adaptive: bool):
         slow_unless(False, False, 5000),
     ],
 )
-def test_engines_decide_alike(adaptive, maxiters):
+def test_every_trajectory_is_decided_as_by_numpy(adaptive, maxiters):
     for seed in range(4):
         case = drawn(seed)
         with np.errstate(all="ignore"):
             code, naccept, nreject = by_numpy(case, maxiters, adaptive=adaptive)
-        for engine in ENGINES:
-            options = {"adaptive": adaptive, "maxiters": maxiters, "engine": engine}
-            sim = eo.solve(ensemble(case, adaptive=adaptive), eo.Tsit5(), trajectories=N, **options)
-            np.testing.assert_array_equal(sim.retcode, code)
-            # (How often it is tried to go beyond where `f` ends is a matter of rounding.)
-            sure = np.isin(case.kind, (SMOOTH, STIFF)) if adaptive else np.ones(N, bool)
-            np.testing.assert_array_equal(sim.stats.naccept[sure], naccept[sure])
-            np.testing.assert_array_equal(sim.stats.nreject[sure], nreject[sure])
+        options = {"adaptive": adaptive, "maxiters": maxiters, "engine": "compiled"}
+        sim = eo.solve(ensemble(case, adaptive=adaptive), eo.Tsit5(), trajectories=N, **options)
+        np.testing.assert_array_equal(sim.retcode, code)
+        # (How often it is tried to go beyond where `f` ends is a matter of rounding.)
+        sure = np.isin(case.kind, (SMOOTH, STIFF)) if adaptive else np.ones(N, bool)
+        np.testing.assert_array_equal(sim.stats.naccept[sure], naccept[sure])
+        np.testing.assert_array_equal(sim.stats.nreject[sure], nreject[sure])
 
 
 #
@@ -218,8 +216,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("sign", [slow_unless(False, 1), -1])
-@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "lanes")])
-def test_the_code_of_every_way_to_end(engine, sign):
+def test_the_code_of_every_way_to_end(sign):
     for name, way in WAYS.items():
         # Far enough from zero for its numbers not to be dense.
         prob = eo.ODEProblem(
@@ -228,7 +225,7 @@ def test_the_code_of_every_way_to_end(engine, sign):
             (2.0, 2 + sign * way.t1),
         )
         for where in (eo.EnsembleSerial(), None):
-            options = {"engine": engine, **way.options}
+            options = {"engine": "compiled", **way.options}
             if where is None:
                 code = eo.solve(prob, eo.Tsit5(), **options).retcode
             else:
@@ -239,8 +236,7 @@ def test_the_code_of_every_way_to_end(engine, sign):
             assert code == way.code, name
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_happens_later_to_another_changes_no_code(engine):
+def test_what_happens_later_to_another_changes_no_code():
     """A lane is NaN before time, which all share, has no more numbers for a step."""
     spacing = 2.0**-23
     tspan = (np.float32(2 - 64 * spacing), np.float32(2 + 64 * spacing))
@@ -250,5 +246,5 @@ def test_what_happens_later_to_another_changes_no_code(engine):
 
     prob = eo.ODEProblem(f, jnp.ones(2, np.float32), tspan, jnp.float32(0))
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=jnp.float32(ctx.index % 2)))
-    sim = eo.solve(ens, eo.RK4(), trajectories=4, dt=spacing, adaptive=False, engine=engine)
+    sim = eo.solve(ens, eo.RK4(), trajectories=4, dt=spacing, adaptive=False, engine="compiled")
     assert sim.retcode.tolist() == [Code.DtLessThanMin, Code.Unstable] * 2

@@ -255,15 +255,15 @@ def assert_close(got, expected):
 
 
 @pytest.mark.slow
-def test_parameters_of_each_trajectory(lanes_first):
-    """Operands of other libraries' primitives may be shared by all lanes, or be each lane's own."""
+def test_parameters_of_each_trajectory():
+    """Operands of other libraries' primitives may be shared, or be each trajectory's own."""
     field = RUN["lineax LU"]
 
     def ours(ps):
         prob = eo.ODEProblem(field, START, (0.0, 1.0), ps[0])
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ps[ctx.index]))
         sim = eo.solve(ens, eo.Euler(), dt=0.5, trajectories=N)
-        assert sim.engine.name == "lanes"
+        assert sim.engine.name == "diffrax"
         return jnp.sum(sim.u[:, -1] ** 2)
 
     def theirs(ps):
@@ -277,10 +277,8 @@ def test_parameters_of_each_trajectory(lanes_first):
 
 @pytest.mark.parametrize("name", [slow_unless(n in QUICK, n) for n in RUN])
 @pytest.mark.slow
-def test_an_ensemble_is_that_of_vmapped_diffrax(name, lanes_first):
+def test_an_ensemble_is_that_of_vmapped_diffrax(name):
     field = RUN[name]
-    sim = eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N)
-    assert sim.engine.name == "lanes"
     ours, theirs = by_solve(field, None), by_diffrax(REFERENCES.get(name, field), starts())
     if name in NOT_DIFFERENTIABLE:
         assert_close(ours(P), theirs(P))
@@ -312,17 +310,16 @@ def test_on_devices_of_a_mesh(devices):
     """The chunks are dealt out, and lineax compares abstract values, which may know of the mesh."""
     field, n = RUN["lineax LU"], 130
 
-    def loss(p, engine):
-        ens, alg = ensemble(field, p), eo.EnsembleGPUArray(devices=devices)
-        sim = eo.solve(ens, eo.Euler(), alg, dt=0.5, trajectories=n, engine=engine)
+    def loss(p, alg):
+        sim = eo.solve(ensemble(field, p), eo.Euler(), alg, dt=0.5, trajectories=n)
         return jnp.sum(jnp.mean(sim.u[:, -1], 0))
 
     both = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    assert_close(both(P, "lanes"), both(P, "diffrax"))
+    assert_close(both(P, eo.EnsembleGPUArray(devices=devices)), both(P, eo.EnsembleSerial()))
 
 
 #
-# What lanes can't do
+# What compiled code can't do
 #
 
 
@@ -336,22 +333,21 @@ def writing(u, p, t):
 
 
 REFUSED = {
-    "callback of one": (callback(None), "pure_callback, at .*callback.*vmap_method"),
+    "callback of one": (callback(None), "the primitive pure_callback, at .*callback"),
     "print": (printing, "f has effects"),
     "write": (writing, "f has effects"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_diffrax_runs_what_lanes_can_not(name):
+def test_diffrax_runs_what_is_not_compiled(name):
     field, why = REFUSED[name]
     prob = eo.ODEProblem(field, START, (0.0, 1.0), P)
     sol = eo.solve(prob, eo.Euler(), dt=0.5)
     assert sol.engine.name == "diffrax"
     assert sol.engine.reason.startswith("auto: the first that runs Euler; not compiled: f ")
-    assert "; not lanes: f " in sol.engine.reason
-    with pytest.raises(ValueError, match=f"engine='lanes' can't run this f: .*{why}"):
-        eo.solve(prob, eo.Euler(), dt=0.5, engine="lanes")
+    with pytest.raises(ValueError, match=f"engine='compiled' can't run this f: .*{why}"):
+        eo.solve(prob, eo.Euler(), dt=0.5, engine="compiled")
     untranslated = "f (has effects|can't be translated: it uses the primitive pure_callback)"
     with pytest.raises(
         ValueError, match=f"EnsembleGPUKernel.*EnsembleGPUArray.*not compiled: .*{untranslated}"
@@ -419,46 +415,32 @@ def test_errors_of_the_field_are_the_users():
         eo.solve(eo.ODEProblem(wrong, START, (0.0, 1.0)))
     wrongly = eo.ODEProblem(lambda u, p, t: mapped_wrongly(u), START, (0.0, 1.0))
     with pytest.raises(TheirError):
-        eo.solve(wrongly, engine="lanes")
+        eo.solve(ensemble(wrongly.f), None, eo.EnsembleGPUArray(), trajectories=N, engine="diffrax")
     # Code for one trajectory has no use for the rule.
     assert eo.solve(wrongly).engine.name == "compiled"
 
 
-@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
 @pytest.mark.slow
-def test_a_check_that_fails_in_one_trajectory_raises(engine):
+def test_a_check_that_fails_in_one_trajectory_raises():
     """As under `jax.vmap`; with the other trajectories it is like any exception."""
 
     def field(u, p, t):
         return -p * eqx.error_if(u, u[0] > 2.5, "too far out")
 
     with pytest.raises(Exception, match="too far out"):
-        eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N, engine=engine)
-    fine = eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N - 1, engine=engine)
+        eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N, engine="diffrax")
+    fine = eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N - 1, engine="diffrax")
     assert fine.successful.all()
 
 
 #
-# XLA
+# Reductions
 #
-
-
-def test_xla_loses_the_initial_value():
-    """Of the reduction of joined arrays. Once this fails, XLA has been mended: without a version of
-    JAX that has the defect, `_not_joined` in `ensembleode/fields/lanes/primitives.py` can go."""
-
-    def total(a, b, c):
-        return lax.reduce(jnp.stack([a, b, c]), np.float64(5), lax.add, (0,))
-
-    args = [jnp.arange(2.0)] * 3
-    assert total(*args).tolist() == [5.0, 8.0]
-    compiled = jax.jit(total).lower(*args).compile({"xla_backend_optimization_level": 1})
-    assert compiled(*args).tolist() == [0.0, 3.0]
 
 
 def test_jax_forgets_the_initial_value_in_the_derivative():
     """Once this fails, JAX has been mended: without a version that has the defect, `REFERENCES` is
-    not needed here, nor `_folded` in `ensembleode/fields/lanes/primitives.py`."""
+    not needed here."""
 
     def total(x):
         return lax.reduce(x, np.float64(5), lax.add, (0,))

@@ -10,9 +10,9 @@ from jax import lax
 
 from ensembleode.fields.ir import Switch
 
-from ..engines.lanes.test_primitives import reals
 from ..marks import slow_unless
 from ..problems import with_reverse_rule
+from .drawn import reals
 from .lowered import agree, Lowered
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from ensembleode.fields.ir import For, Product
 
-from ..engines.lanes.test_field import FIELDS as FIELDS_OF_LANES
 from ..marks import slow_unless
+from .cases import FIELDS as FIELDS_AS_WRITTEN
 from .fields import FIELDS, jacobian, vjp
 from .lowered import agree, Lowered
 
@@ -57,9 +57,9 @@ def test_single_precision(name):
     agree(vjp(fn), np.cos(u), (u, p), t, 2e-5, **options)
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS_OF_LANES if "sorting" not in name])
-def test_fields_of_the_lanes_engine(name):
-    fn, shape, p, _ = FIELDS_OF_LANES[name]
+@pytest.mark.parametrize("name", [name for name in FIELDS_AS_WRITTEN if "sorting" not in name])
+def test_fields_as_users_write_them(name):
+    fn, shape, p = FIELDS_AS_WRITTEN[name]
     agree(fn, np.random.default_rng(0).normal(size=shape), as_arrays(p), rtol=1e-10)
 
 

@@ -17,8 +17,8 @@ from ensembleode.fields.equations import CALLS, ELEMENTWISE
 from ensembleode.fields.lowering.passing import RULES
 from ensembleode.fields.plain import RULES as WRITTEN_OUT
 
-from ..engines.lanes.test_primitives import B, CASES as CASES_OF_LANES, INTS, M, X, Y
 from ..marks import slow_unless
+from .cases import B, CASES as SHARED_CASES, INTS, M, X, Y
 from .drawn import DRAWN, MODES, reals
 from .lowered import agree
 
@@ -51,7 +51,7 @@ WORDS = np.array([0, 1, 2**32 - 1, 3141592653, 7], np.uint32)
 
 # Every rule has a case, and so has every call. (In others all memory is read and written.)
 NAMES = {*RULES, *WRITTEN_OUT, *CALLS} - {"take", "put"}
-CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in NAMES}
+CASES = {name: SHARED_CASES[name] for name in SHARED_CASES if name in NAMES}
 A = reals(3, 3) + 2 * np.roll(np.eye(3), 1, 0)
 LARGER = reals(6, 6) + 2 * np.roll(np.eye(6), 1, 0)
 CASES |= {

@@ -10,7 +10,7 @@ from jax import lax
 from ensembleode.fields.sparsity import structure
 from ensembleode.tracing.program import trace
 
-from ..engines.lanes.test_field import FIELDS as FIELDS_OF_LANES
+from .cases import FIELDS as FIELDS_AS_WRITTEN
 from .fields import FIELDS
 
 
@@ -45,9 +45,9 @@ def test_fields(name):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", FIELDS_OF_LANES)
-def test_fields_of_the_lanes_engine(name):
-    fn, shape, p, _ = FIELDS_OF_LANES[name]
+@pytest.mark.parametrize("name", FIELDS_AS_WRITTEN)
+def test_fields_as_users_write_them(name):
+    fn, shape, p = FIELDS_AS_WRITTEN[name]
     p = jtu.tree_map(lambda x: jnp.asarray(x, np.float64), p)
     by = jax.jacrev if "reverse" in name else jax.jacfwd
     got, want = found(fn, np.zeros(shape), p), dense(fn, np.zeros(shape), p, by=by)

@@ -49,4 +49,4 @@ def test_nothing_else_is_let_through(text, message):
 def test_it_runs_on_julia_only():
     prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
     with pytest.raises(ValueError, match="can't run JuliaAlg: it runs on julia"):
-        eo.solve(prob, eo.JuliaAlg("Tsit5"), engine="lanes")
+        eo.solve(prob, eo.JuliaAlg("Tsit5"), engine="compiled")

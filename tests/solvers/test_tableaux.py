@@ -328,7 +328,7 @@ def test_attributes_follow_from_the_tableau(cls):
         assert alg.stages == len(tableau.b)
         assert alg.fsal == tableau.fsal
         assert not alg.implicit
-        assert alg.engines[:3] == ("compiled", "lanes", "diffrax")
+        assert alg.engines[:2] == ("compiled", "diffrax")
     assert type(tableau.b[0]) is type(tableau.interpolant.weights[0][0]) is float
 
 

@@ -170,7 +170,7 @@ def test_no_batching():
 
 def test_errors_of_llvm():
     """And what to do then."""
-    with pytest.raises(compiler.CompileError, match=r'(?s)frobnicate.*engine="lanes"'):
+    with pytest.raises(compiler.CompileError, match=r'(?s)frobnicate.*engine="diffrax"'):
         jax.jit(
             lambda x: call(
                 "define void @f(ptr %x, ptr %y) {\n  frobnicate\n}",

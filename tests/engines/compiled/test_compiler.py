@@ -211,7 +211,7 @@ def test_no_such_function():
 
 
 def test_without_llvmlite():
-    """What would have been compiled is solved by lanes, which is said once."""
+    """What would have been compiled is solved by diffrax, which is said once."""
     said = fresh(
         "import sys; sys.modules['llvmlite'] = None\n"
         "import ensembleode\n"
@@ -227,8 +227,8 @@ def test_without_llvmlite():
     assert "pip install llvmlite" in first
     assert second == first
     assert first in warned
-    assert "the lanes engine takes the place" in warned
-    assert [x.partition(" ")[0] for x in solved] == ["lanes", "lanes"]
+    assert "diffrax takes the place of the compiled engine" in warned
+    assert [x.partition(" ")[0] for x in solved] == ["diffrax", "diffrax"]
 
 
 def test_an_old_llvm(monkeypatch):

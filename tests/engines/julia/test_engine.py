@@ -174,7 +174,7 @@ def test_what_the_engine_refuses():
             eo.solve(PROB, alg, engine="julia", **options)
 
     refused("runs ensembleode's own solvers", diffrax.Tsit5())
-    refused("it runs on compiled, lanes, diffrax", eo.Dopri8())
+    refused("it runs on compiled, diffrax", eo.Dopri8())
     refused("ReplayAdjoint\\(\\) is of other engines", sensealg=eo.ReplayAdjoint())
     refused("is one of diffrax", stepsize_controller=diffrax.PIDController(1e-3, 1e-6))
     refused("Euler has a fixed step", eo.Euler())

@@ -1,4 +1,4 @@
-"""The Julia engine, compared with the lanes engine, which takes the same steps, and with JAX's
+"""The Julia engine, compared with the compiled engine, which takes the same steps, and with JAX's
 shapes."""
 
 import dataclasses
@@ -49,30 +49,30 @@ def sweep(prob):
 
 
 def both(ens, solver, n, place=None, **options):
-    """The solutions by Julia and by the lanes engine."""
+    """The solutions by Julia and by the compiled engine."""
     place = place or eo.EnsembleThreads()
     sim = eo.solve(ens, solver, place, trajectories=n, engine="julia", **options)
-    return sim, eo.solve(ens, solver, trajectories=n, engine="lanes", **options)
+    return sim, eo.solve(ens, solver, trajectories=n, engine="compiled", **options)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_steps_of_the_lanes_engine(place):
+def test_the_steps_of_the_compiled_engine(place):
     options = {"abstol": 1e-8, "reltol": 1e-8, "saveat": 0.25}
-    sim, lanes = both(sweep(LORENZ), eo.Tsit5(), 8, PLACES[place], **options)
+    sim, ours = both(sweep(LORENZ), eo.Tsit5(), 8, PLACES[place], **options)
     assert sim.engine.name == "julia"
-    np.testing.assert_array_equal(sim.stats.naccept, lanes.stats.naccept)
-    np.testing.assert_array_equal(sim.stats.nreject, lanes.stats.nreject)
-    np.testing.assert_array_equal(sim.stats.nf, lanes.stats.nf)
-    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(sim.stats.naccept, ours.stats.naccept)
+    np.testing.assert_array_equal(sim.stats.nreject, ours.stats.nreject)
+    np.testing.assert_array_equal(sim.stats.nf, ours.stats.nf)
+    np.testing.assert_allclose(sim.u, ours.u, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("solver", [eo.Tsit5(), eo.Vern6(), eo.Vern7(), eo.Vern9()], ids=str)
 def test_accepted_times(solver):
     options = {"abstol": 1e-6, "reltol": 1e-6, "save_everystep": True}
-    sim, lanes = both(sweep(LORENZ), solver, 3, **options)
-    np.testing.assert_array_equal(sim.lengths, lanes.lengths)
-    np.testing.assert_allclose(sim.t, lanes.t, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(sim(0.7), lanes(0.7), rtol=1e-2, atol=1e-2)
+    sim, ours = both(sweep(LORENZ), solver, 3, **options)
+    np.testing.assert_array_equal(sim.lengths, ours.lengths)
+    np.testing.assert_allclose(sim.t, ours.t, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sim(0.7), ours(0.7), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -146,9 +146,9 @@ def test_large_fields():
     """The printed functions of large systems have loops, matrix products and scratch memory."""
     prob = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 1.0), network(100))
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
-    sim, lanes = both(ens, eo.Tsit5(), 6, saveat=0.25, abstol=1e-8, reltol=1e-8)
-    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-10)
-    np.testing.assert_array_equal(sim.stats.naccept, lanes.stats.naccept)
+    sim, ours = both(ens, eo.Tsit5(), 6, saveat=0.25, abstol=1e-8, reltol=1e-8)
+    np.testing.assert_allclose(sim.u, ours.u, rtol=1e-10)
+    np.testing.assert_array_equal(sim.stats.naccept, ours.stats.naccept)
 
     def heat(u, p, t):
         return p * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1))
@@ -158,15 +158,15 @@ def test_large_fields():
         eo.ODEProblem(heat, jnp.sin(x), (0.0, 1.0), 1.0),
         lambda prob, ctx: eo.remake(prob, p=100.0 * ctx.sim_id),
     )
-    sim, lanes = both(ens, eo.Tsit5(), 3, abstol=1e-8, reltol=1e-8)
-    np.testing.assert_allclose(sim.u, lanes.u, atol=1e-8)
+    sim, ours = both(ens, eo.Tsit5(), 3, abstol=1e-8, reltol=1e-8)
+    np.testing.assert_allclose(sim.u, ours.u, atol=1e-8)
 
 
 def test_single_precision():
     prob = eo.remake(LORENZ, u0=LORENZ.u0.astype("float32"), p=LORENZ.p.astype("float32"))
-    sim, lanes = both(sweep(prob), eo.Tsit5(), 4, abstol=1e-4, reltol=1e-4)
+    sim, ours = both(sweep(prob), eo.Tsit5(), 4, abstol=1e-4, reltol=1e-4)
     assert np.asarray(sim.u).dtype == np.float32
-    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(sim.u, ours.u, rtol=1e-2, atol=1e-2)
 
 
 DOCUMENTED = re.compile(r"""["'](\w+)(\([^"'\n]*\))["']""")
@@ -274,14 +274,14 @@ def close(a, b, rtol=1e-6):
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("sensealg", SENSEALGS)
 def test_gradient(sensealg, place):
-    """Gradients are compared with the exact adjoint of the lanes engine, at tight tolerances."""
+    """Gradients are compared with the exact adjoint of the compiled engine, at tight tolerances."""
     chosen = SENSEALGS[sensealg]
 
     @jax.jit
     def gradient(x):
         return jax.grad(lotka_loss)(x, PLACES[place], engine="julia", sensealg=chosen)
 
-    close(gradient(POINT), jax.grad(lotka_loss)(POINT, None, engine="lanes"))
+    close(gradient(POINT), jax.grad(lotka_loss)(POINT, None, engine="compiled"))
 
 
 @pytest.mark.parametrize("sensealg", ["default", "interpolating"])
@@ -312,7 +312,7 @@ def test_gradient_of_the_ends(sensealg, options):
     options = {**options, "sensealg": SENSEALGS[sensealg]}
     gradient = jax.grad(lotka_loss)(POINT, PLACES["serial"], engine="julia", **options)
     del options["sensealg"]
-    close(gradient, jax.grad(lotka_loss)(POINT, None, engine="lanes", **options))
+    close(gradient, jax.grad(lotka_loss)(POINT, None, engine="compiled", **options))
 
 
 @pytest.mark.parametrize("sensealg", SENSEALGS)
@@ -332,7 +332,7 @@ def test_gradient_of_times(sensealg):
 
     x = {"t0": jnp.array(0.1), "more": jnp.array(0.3), "times": jnp.array([0.5, 1.0, 1.7])}
     gradient = jax.grad(of)(x, "julia", SENSEALGS[sensealg])
-    close(gradient, jax.grad(of)(x, "lanes"), rtol=1e-5)
+    close(gradient, jax.grad(of)(x, "compiled"), rtol=1e-5)
 
 
 def test_forward_mode():
@@ -343,7 +343,7 @@ def test_forward_mode():
 
     tangent = jax.tree.map(lambda x: jnp.cos(jnp.arange(1.0, x.size + 1.0)), POINT)
     out, d = jax.jvp(lambda x: of(x, "julia"), (POINT,), (tangent,))
-    expected, d_expected = jax.jvp(lambda x: of(x, "lanes"), (POINT,), (tangent,))
+    expected, d_expected = jax.jvp(lambda x: of(x, "compiled"), (POINT,), (tangent,))
     np.testing.assert_allclose(out, expected, rtol=1e-8)
     np.testing.assert_allclose(d, d_expected, rtol=1e-6)
     with pytest.raises(TypeError, match="is for forward mode only"):
@@ -362,7 +362,7 @@ def test_gradient_of_a_network():
         tight = {"abstol": 1e-9, "reltol": 1e-9, "engine": engine}
         return jnp.sum(eo.solve(ens, trajectories=5, saveat=0.25, **tight).u ** 2)
 
-    close(eqx.filter_grad(of)(net, "julia"), eqx.filter_grad(of)(net, "lanes"), rtol=1e-5)
+    close(eqx.filter_grad(of)(net, "julia"), eqx.filter_grad(of)(net, "compiled"), rtol=1e-5)
 
 
 def test_gradient_of_a_stiff_problem():
@@ -432,11 +432,11 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_gpu_algorithms(name):
     options = {"abstol": 1e-8, "reltol": 1e-8, "saveat": 0.25}
-    sim, lanes = both(sweep(LORENZ), eo.Tsit5(), 8, KERNELS[name], **options)
-    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-4, atol=1e-4)
+    sim, ours = both(sweep(LORENZ), eo.Tsit5(), 8, KERNELS[name], **options)
+    np.testing.assert_allclose(sim.u, ours.u, rtol=1e-4, atol=1e-4)
     assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
     gradient = jax.grad(lotka_loss)(POINT, KERNELS[name], engine="julia", saveat=0.5)
-    close(gradient, jax.grad(lotka_loss)(POINT, None, engine="lanes", saveat=0.5), rtol=1e-4)
+    close(gradient, jax.grad(lotka_loss)(POINT, None, engine="compiled", saveat=0.5), rtol=1e-4)
 
 
 def test_what_a_gpu_kernel_refuses():

@@ -1,4 +1,4 @@
-"""The code of a GPU's thread, run on the host, compared with the lanes engine: every method on
+"""The code of a GPU's thread, run on the host, compared with that of a core: every method on
 twelve problems."""
 
 import dataclasses
@@ -10,7 +10,7 @@ import ensembleode as eo
 from ensembleode import solvers
 
 from ....marks import slow_unless
-from ...lanes.test_problems import ensemble, PROBLEMS
+from ...standard_problems import ensemble, PROBLEMS
 
 
 METHODS = {name: cls() for name, cls in sorted(vars(solvers).items()) if hasattr(cls, "tableau")}
@@ -33,21 +33,21 @@ pytestmark = pytest.mark.usefixtures("on_host")
 
 
 def both(ens, alg, **options):
-    """By the lanes engine, and by the kernel."""
-    lanes = eo.solve(ens, alg, eo.EnsembleSerial(), engine="lanes", **options)
-    return lanes, eo.solve(ens, alg, eo.EnsembleGPUKernel(), **options)
+    """By compiled code for a core, and by the kernel."""
+    core = eo.solve(ens, alg, eo.EnsembleSerial(), engine="compiled", **options)
+    return core, eo.solve(ens, alg, eo.EnsembleGPUKernel(), **options)
 
 
-def agree(lanes, kernel, close=1e-12):
-    np.testing.assert_array_equal(kernel.retcode, lanes.retcode)
-    np.testing.assert_array_equal(kernel.lengths, lanes.lengths)
+def agree(core, kernel, close=1e-12):
+    np.testing.assert_array_equal(kernel.retcode, core.retcode)
+    np.testing.assert_array_equal(kernel.lengths, core.lengths)
     for ours, theirs in zip(
-        dataclasses.astuple(kernel.stats), dataclasses.astuple(lanes.stats), strict=True
+        dataclasses.astuple(kernel.stats), dataclasses.astuple(core.stats), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(kernel.t, lanes.t, rtol=close)
-    size = np.nanmax(np.abs(lanes.u))
-    np.testing.assert_allclose(kernel.u, lanes.u, rtol=0, atol=close * size)
+    np.testing.assert_allclose(kernel.t, core.t, rtol=close)
+    size = np.nanmax(np.abs(core.u))
+    np.testing.assert_allclose(kernel.u, core.u, rtol=0, atol=close * size)
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
@@ -65,9 +65,9 @@ def test_every_method_and_problem(method, name):
         options = {"adaptive": False, "dt": end / 200}
     elif name == "mlp":
         options["dt"] = 0.1  # the automatic one is so short that its error is all rounding
-    lanes, kernel = both(ens, alg, trajectories=3, saveat=end / 3, **options)
-    assert (lanes.retcode == eo.ReturnCode.Success).all()
-    assert lanes.stats.naccept.min() > 2
+    core, kernel = both(ens, alg, trajectories=3, saveat=end / 3, **options)
+    assert (core.retcode == eo.ReturnCode.Success).all()
+    assert core.stats.naccept.min() > 2
     # (As many roundings as there are steps add up: Midpoint takes eight thousand here.)
-    roundings = lanes.stats.naccept.max() * np.finfo(float).eps
-    agree(lanes, kernel, 1e-11 if method in LARGE_WEIGHTS else max(1e-12, roundings))
+    roundings = core.stats.naccept.max() * np.finfo(float).eps
+    agree(core, kernel, 1e-11 if method in LARGE_WEIGHTS else max(1e-12, roundings))

@@ -1,4 +1,4 @@
-"""Gradients by kernels, compared with those of the lanes engine and with finite differences."""
+"""Gradients by kernels, compared with those of code for a core and with finite differences."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def solved(x, ensemblealg, n=N, tolerances=TIGHT, **options):
     ens = eo.EnsembleProblem(prob, prob_func)
     options = {"trajectories": n, **tolerances, **options}
     if isinstance(ensemblealg, eo.EnsembleSerial):
-        options.setdefault("engine", "lanes")
+        options.setdefault("engine", "compiled")
     return eo.solve(ens, options.pop("alg", eo.Tsit5()), ensemblealg, **options)
 
 
@@ -70,8 +70,8 @@ OPTIONS = {
 def test_reverse(on_host, name):
     options = OPTIONS[name]
     kernel = jax.grad(loss)(X, eo.EnsembleGPUKernel(), **options)
-    lanes = jax.grad(loss)(X, eo.EnsembleSerial(), **options)
-    close(kernel, lanes)
+    core = jax.grad(loss)(X, eo.EnsembleSerial(), **options)
+    close(kernel, core)
 
 
 @pytest.mark.slow
@@ -102,8 +102,8 @@ def test_forward(on_host, name):
     # Those by times follow the field, and so are exact to the tolerances only.
     close(kernel, reverse, 1e-6)
     numbers = ("u0", "shared", "own")
-    lanes = jax.jacfwd(loss)(X, eo.EnsembleSerial(), **options)
-    close({k: kernel[k] for k in numbers}, {k: lanes[k] for k in numbers})
+    core = jax.jacfwd(loss)(X, eo.EnsembleSerial(), **options)
+    close({k: kernel[k] for k in numbers}, {k: core[k] for k in numbers})
 
 
 @pytest.mark.slow
@@ -164,8 +164,8 @@ def test_a_network(on_host):
     import equinox as eqx
 
     kernel = eqx.filter_grad(loss)(net, eo.EnsembleGPUKernel())
-    lanes = eqx.filter_grad(loss)(net, eo.EnsembleSerial())
-    for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(lanes), strict=True):
+    core = eqx.filter_grad(loss)(net, eo.EnsembleSerial())
+    for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(core), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
 
 

@@ -16,8 +16,8 @@ from ensembleode.engines.compiled import description, launch, machine, solves
 
 from ....marks import slow_unless
 from ....problems import failing, lorenz, mlp, network
-from ...lanes.test_problems import ensemble as ensemble_of, PROBLEMS
 from ...methods import SOLVERS
+from ...standard_problems import ensemble as ensemble_of, PROBLEMS
 from . import test_gradients
 from .test_agreement import METHODS
 from .test_compiled import as_single

@@ -1,4 +1,5 @@
-"""The time loop of chunks: lanes don't affect each other, and what is saved of each."""
+"""The time loop of trajectories that differ: they don't affect each other, and what is saved of
+each is on the solution."""
 
 import contextlib
 
@@ -8,14 +9,11 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.lanes.chunks import width_of
 
 from ...marks import slow_unless
-from ...problems import lorenz
 
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
-WIDTH = width_of(jax.ShapeDtypeStruct((2,), np.float64), 1024)
 SUCCESS = eo.ReturnCode.Success
 
 
@@ -50,27 +48,7 @@ def rates(n):
 
 
 def solve(ens, n=3, alg=None, where=None, **options):
-    return eo.solve(ens, alg, where, trajectories=n, engine="lanes", **options)
-
-
-def assert_same(sim, other, rows=slice(None)):
-    """Equal bit for bit, NaN for NaN."""
-    for name in ("u", "retcode", "lengths", "stats"):
-        pairs = zip(
-            jax.tree.leaves(getattr(sim, name)), jax.tree.leaves(getattr(other, name)), strict=True
-        )
-        for a, b in pairs:
-            np.testing.assert_array_equal(a[rows], b, err_msg=name)
-
-
-@pytest.fixture
-def optimised():
-    """Programs as users have them: what is left out of other tests changes the bits."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    jax.clear_caches()
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.clear_caches()
+    return eo.solve(ens, alg, where, trajectories=n, engine="compiled", **options)
 
 
 #
@@ -113,10 +91,10 @@ def troubled_ensemble(kinds):
     "saving",
     [{}, slow_unless(False, {"saveat": 0.1}), slow_unless(False, {"save_everystep": True})],
 )
-def test_a_failed_lane_is_alone(optimised, saving):
-    n = WIDTH + 5
+def test_a_failed_trajectory_is_alone(saving):
+    n = 133
     kinds = np.zeros(n, int)
-    where = {3: 1, 10: 2, 17: 3, 40: 4, WIDTH + 2: 1, WIDTH + 3: 4}
+    where = {3: 1, 10: 2, 17: 3, 40: 4, 130: 1, 131: 4}
     for i, kind in where.items():
         kinds[i] = kind
     options = {"maxiters": 400, **saving}
@@ -138,27 +116,15 @@ def test_a_failed_lane_is_alone(optimised, saving):
         np.testing.assert_allclose(sim.u[i, :1], [[1.0, 0.5]])
 
 
-def test_a_lane_that_becomes_nan_is_unstable():
+def test_a_trajectory_that_becomes_nan_is_unstable():
     """Wherever on the last steps before."""
     n = 40
     sim = solve(troubled_ensemble(np.ones(n, int)), n, maxiters=400)
     assert (sim.retcode == eo.ReturnCode.Unstable).all()
 
 
-def test_the_rest_of_the_last_chunk_does_not_leak():
-    """Its lanes are copies of the last trajectory, which has all the troubles there are."""
-    for kind, code in KINDS.items():
-        n = WIDTH + 1
-        kinds = np.zeros(n, int)
-        kinds[-1] = kind
-        sim = solve(troubled_ensemble(kinds), n, maxiters=400)
-        assert sim.retcode[-1] == code
-        assert (sim.retcode[:-1] == SUCCESS).all()
-        assert sim.u.shape == (n, 2, 2)
-
-
 def test_where_it_ends_no_step_is_taken():
-    """t0 == t1 in a lane, with and without a fixed step, forwards on either side of it."""
+    """t0 == t1 in a trajectory, with and without a fixed step, forwards on either side of it."""
     ends = jnp.array([1.0, 0.25, 0.5])
     ens = ensemble(lambda i: (0.25, ends[i]))
     for options in ({}, {"dt": 0.0625, "adaptive": False}):
@@ -291,7 +257,7 @@ def test_numbers_of_each():
             numbers = {"dt": dt[i], **options}
             if not options:
                 numbers |= {"abstol": tol[i], "reltol": 10 * tol[i]}
-            alone = eo.solve(prob, engine="lanes", **numbers)
+            alone = eo.solve(prob, engine="compiled", **numbers)
             np.testing.assert_allclose(sim.u[i], alone.u, rtol=1e-13)
             np.testing.assert_array_equal(sim.t[i], alone.t)
             counts = jax.tree.map(lambda x, i=i: int(x[i]), sim.stats)
@@ -354,116 +320,18 @@ def test_states(name, dtype):
 
 
 #
-# The same bits
-#
-
-
-U0 = jnp.array([1.0, 0.0, 0.0])
-
-
-def lorenz_ensemble(u0=U0):
-    prob = eo.ODEProblem(lorenz, u0, (0.0, 3.0), jnp.array([10.0, 28.0, 8 / 3]))
-    rho = jnp.linspace(0.0, 28.0, 400)
-    return eo.EnsembleProblem(
-        prob, lambda prob, ctx: eo.remake(prob, p=prob.p.at[1].set(rho[ctx.index]))
-    )
-
-
-HOW = {"adaptive": {"saveat": 0.5}, "fixed": {"saveat": 0.5, "dt": 0.01, "adaptive": False}}
-
-
-# (Each is a program of its own, optimised: seconds to compile.)
-FEW = {"counts": (7, WIDTH + 1), "sizes": (77,), "where": (eo.EnsembleSerial(),), "jit": (100,)}
-MANY = {
-    "counts": (1, 2, 7, WIDTH, WIDTH + 1),
-    "sizes": (100, 77),
-    "where": (eo.EnsembleSerial(), eo.EnsembleGPUArray()),
-    "jit": (None, 100),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "others"),
-    [("adaptive", FEW), *((how, MANY) for how in HOW)],
-    ids=["adaptive, few", *HOW],
-)
-def test_the_same_bits_however_many_and_wherever(optimised, how, others):
-    """Of a scalarised field: whatever the number of trajectories, the batches, and what runs it."""
-    ens, options = lorenz_ensemble(), HOW[how]
-    n = 300
-    whole = solve(ens, n, **options)
-    assert whole.stats.naccept.max() > 40
-    for some in others["counts"]:
-        assert_same(whole, solve(ens, some, **options), slice(0, some))
-    for size in others["sizes"]:
-        assert_same(whole, solve(ens, n, batch_size=size, **options))
-    for where in others["where"]:
-        assert_same(whole, solve(ens, n, where=where, **options))
-    # (u0 is an argument: a program that knows it has its first steps computed by the compiler,
-    # which rounds differently.)
-    for size in others["jit"]:
-        inside = jax.jit(lambda u0: solve(lorenz_ensemble(u0), n, batch_size=size, **options))  # noqa: B023
-        assert_same(whole, inside(U0))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", HOW)
-def test_alone_as_among_others(optimised, how):
-    """A problem alone has the bits and the counts that its trajectory has in an ensemble."""
-    ens, options = lorenz_ensemble(), HOW[how]
-    sim = solve(ens, 300, **options)
-    for i in (0, 17, 299):
-        p = ens.prob.p.at[1].set(jnp.linspace(0.0, 28.0, 400)[i])
-        alone = eo.solve(eo.remake(ens.prob, p=p), engine="lanes", **options)
-        np.testing.assert_array_equal(sim.u[i], alone.u)
-        assert jax.tree.leaves(sim[i].stats) == jax.tree.leaves(alone.stats)
-
-
-@pytest.mark.slow
-def test_matrix_products_depend_on_the_width_little(optimised):
-    """Of networks: a chunk has its width whatever runs it; one of few trajectories is narrower."""
-    w = jnp.asarray(np.random.default_rng(0).normal(size=(2, 50, 2))) / 3
-
-    def network(u, p, t):
-        return p[1].T @ jnp.tanh(p[0] @ u)
-
-    prob = eo.ODEProblem(network, jnp.array([1.0, -0.5]), (0.0, 2.0), w)
-    ens = eo.EnsembleProblem(
-        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / 100))
-    )
-    whole = solve(ens, 150, saveat=0.5, **TIGHT)
-    for other in (
-        solve(ens, 150, batch_size=40, saveat=0.5, **TIGHT),
-        solve(ens, 150, where=eo.EnsembleSerial(), saveat=0.5, **TIGHT),
-        jax.jit(lambda: solve(ens, 150, saveat=0.5, **TIGHT))(),
-    ):
-        assert_same(whole, other)
-    alone = eo.solve(eo.remake(prob, u0=prob.u0 * 1.5), engine="lanes", saveat=0.5, **TIGHT)
-    np.testing.assert_allclose(whole.u[50], alone.u, rtol=1e-13)
-    for few in (2, 10, 40):
-        assert_same(
-            solve(ens, few, saveat=0.5, **TIGHT),
-            solve(ens, few, where=eo.EnsembleSerial(), saveat=0.5, **TIGHT),
-        )
-        np.testing.assert_allclose(
-            solve(ens, few, saveat=0.5, **TIGHT).u, whole.u[:few], rtol=1e-13
-        )
-
-
-#
 # Times
 #
 
 
 @pytest.mark.slow
 def test_spans_of_either_direction_and_any_length():
-    """Fewer rows than another lane has, forwards and backwards."""
+    """Fewer rows than another trajectory has, forwards and backwards."""
     ends = jnp.array([0.0, 0.5, 1.0, 1.8])
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (1.0, 0.0), 0.5)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, tspan=(1.0, ends[ctx.index])))
 
-    def run(p, engine="lanes"):
+    def run(p, engine="compiled"):
         ens_p = eo.EnsembleProblem(eo.remake(prob, p=p), ens.prob_func)
         sim = eo.solve(ens_p, trajectories=4, saveat=0.25, engine=engine)
         return jnp.nansum(sim.u, axis=(1, 2)), sim
@@ -482,7 +350,7 @@ def test_traced_times():
     @jax.jit
     def run(times):
         prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 0.3))
-        sol = eo.solve(prob, saveat=times, engine="lanes", **TIGHT)
+        sol = eo.solve(prob, saveat=times, engine="compiled", **TIGHT)
         return sol.u[:, 0], sol.retcode
 
     u, code = run(jnp.arange(4.0) * 0.1)  # 0.30000000000000004
@@ -505,24 +373,4 @@ def test_states_that_are_not_ours(dtype):
         sol = eo.solve(prob, eo.Tsit5())
     np.testing.assert_allclose(sol.u[-1], np.full(2, np.exp(-1)), rtol=1e-2)
     with pytest.raises(ValueError, match=f"float32 or float64, and u0 is {dtype}"):
-        eo.solve(prob, eo.Tsit5(), engine="lanes")
-
-
-#
-# The program
-#
-
-
-@pytest.mark.parametrize("saving", [{}, {"saveat": 0.25}, {"save_everystep": True, "maxiters": 64}])
-def test_the_program_is_self_contained(saving):
-    """No host callback, no collective, and no loop but those over time, save points and chunks."""
-    ens = ensemble()
-
-    def ends(u0):
-        prob = eo.remake(ens.prob, u0=u0)
-        where = eo.EnsembleGPUArray()
-        return solve(eo.EnsembleProblem(prob, ens.prob_func), where=where, **saving).u
-
-    text = jax.jit(ends).lower(jnp.array([1.0, 0.5])).compile().as_text()
-    for name in ("callback", "all-reduce", "all-gather", "collective", "all-to-all", "infeed"):
-        assert name not in text
+        eo.solve(prob, eo.Tsit5(), engine="compiled")

@@ -1,39 +1,19 @@
-"""Every primitive, on scalars and on arrays, compared with JAX's own batching."""
+"""Primitives, as functions with example arguments, and vector fields as users write them."""
 
-import functools
-import math
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
-import pytest
-from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.fields.lanes import (
-    control_flow as control_flow,
-    indexing as indexing,
-    primitives as primitives,
-)
-from ensembleode.fields.lanes.interpreter import Interpreter, RULES, TooLong
-from ensembleode.fields.lanes.scalars import simplify
-from ensembleode.fields.lanes.values import from_array, from_constant, Scalars, spread, unpack
-
-from ...fields.drawn import DRAWN, reals
-from ...marks import slow_unless
-
-
-LANES = 3
-# Of newer versions of JAX.
-NEW = {"log2", "mulhi", "one_minus_square", "polynomial", "stack", "unstack"}
-quick = settings(max_examples=5, deadline=None, derandomize=True, database=None)
+from ..problems import lorenz, with_reverse_rule
+from .drawn import reals
 
 
 #
-# The cases: functions of one trajectory, with example arguments
+# Primitives: functions of one trajectory
 #
 
 
@@ -309,312 +289,208 @@ CASES |= {
     "transpose": [(lambda x: x.T, M), (lambda x: x.transpose(2, 0, 1), reals(2, 3, 2))],
     "unstack": [(lambda x: tuple(x), X), (lambda x: jnp.unstack(x, axis=1), M)],
 }
-ALL = [(name, i) for name, cases in sorted(CASES.items()) for i in range(len(cases))]
 
 
 #
-# The checks
+# Fields
 #
 
 
-def primitives_of(jaxpr):
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for x in jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(x):
-                yield from primitives_of(getattr(x, "jaxpr", x))
+TABLE = np.array([0.3, -1.0, 2.0, 0.5, 0.1])
+rng = np.random.default_rng(0)
+MATRIX, BIG_MATRIX = rng.normal(size=(3, 3)), rng.normal(size=(30, 30))
+WIDE = jnp.asarray(rng.normal(size=(50,)))
+NET = eqx.nn.MLP(2, 2, 50, 1, activation=jnp.tanh, key=jax.random.key(0))
+WEIGHTS, STATIC = eqx.partition(NET, eqx.is_array)
+RELU_NET = eqx.nn.MLP(2, 2, 16, 2, activation=jax.nn.relu, key=jax.random.key(1))
 
 
-def _is_jaxpr(x):
-    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
+def lotka_volterra(u, p, t):
+    x, y = u
+    a, b, c, d = p
+    return jnp.stack([a * x - b * x * y, -c * y + d * x * y])
 
 
-def in_lanes(array, lane_axis=-1):
-    """Different numbers in each lane, of the same kind."""
-    array = np.asarray(array)
-    if array.dtype == bool:
-        lanes = [array ^ (k % 2 == 1) for k in range(LANES)]
-    elif array.dtype.kind == "i":
-        lanes = [
-            np.roll(array, k) if array.ndim else np.maximum(array - k, 0) for k in range(LANES)
-        ]
-    else:
-        lanes = [array * (1 - k / 16) for k in range(LANES)]
-    return np.stack(lanes, lane_axis).astype(array.dtype)
+def van_der_pol(u, p, t):
+    return jnp.array([u[1], p * (1 - u[0] ** 2) * u[1] - u[0]])
 
 
-@functools.cache
-def traced(name, i):
-    fn, *args = CASES[name][i]
-    return jax.make_jaxpr(fn)(*args)
+def pendulum(u, p, t):
+    return jnp.array([u[1], -p["g"] / p["length"] * jnp.sin(u[0]) + jnp.cos(t)])
 
 
-def inputs(args, kinds):
-    return [
-        in_lanes(a) if k == "lanes" else np.asarray(a) for a, k in zip(args, kinds, strict=True)
-    ]
+def robertson(u, p, t):
+    fast = p[2] * u[1] * u[1]
+    slow, back = p[0] * u[0], p[1] * u[1] * u[2]
+    return jnp.array([back - slow, slow - back - fast, fast])
 
 
-def by_jax(fn, arrays, kinds):
-    """The mapped function, lanes last."""
-    if "lanes" in kinds:
-        axes = [-1 if k == "lanes" else None for k in kinds]
-        fn = jax.vmap(fn, in_axes=axes, out_axes=-1)
-    return jtu.tree_leaves(fn(*arrays))
+def arenstorf(u, p, t):
+    q, v = u[:2], u[2:]
+    mu = 0.012277471
+    d1 = jnp.linalg.norm(q + jnp.array([mu, 0.0])) ** 3
+    d2 = jnp.sum((q - jnp.array([1 - mu, 0.0])) ** 2) ** 1.5
+    pull = (1 - mu) * (q + jnp.array([mu, 0.0])) / d1 + mu * (q - jnp.array([1 - mu, 0.0])) / d2
+    return jnp.concatenate([v, q + 2 * jnp.array([v[1], -v[0]]) - pull])
 
 
-def value_of(run, array, kind):
-    if kind == "constant":
-        return from_constant(array)
-    batched = kind == "lanes"
-    shape = array.shape[:-1] if batched else array.shape
-    if not run.is_apart(shape):
-        return from_array(jnp.asarray(array), batched)
-    rows = array.reshape(math.prod(shape), *array.shape[len(shape) :])
-    return Scalars(shape, array.dtype, [jnp.asarray(x) for x in rows])
+def rigid_body(u, p, t):
+    return p * u[np.array([1, 2, 0])] * jnp.roll(u, 1)
 
 
-def by_lanes(closed, arrays, kinds, scalarised):
-    """The interpreter; None where it declines to take a matrix product apart."""
-    run = Interpreter(scalarised)
-    values = [value_of(run, array, kind) for array, kind in zip(arrays, kinds, strict=True)]
-    try:
-        outs = run.evaluate_closed(closed, values)
-    except TooLong:
-        assert scalarised
-        assert "dot_general" in primitives_of(closed.jaxpr)
-        return None
-    return [spread(x, (LANES,) if "lanes" in kinds else ()) for x in outs]
+def linear(u, p, t):
+    return jnp.asarray(MATRIX) @ u + jnp.einsum("ij,j->i", p, u)
 
 
-def both(fn, closed, args, kinds):
-    """For each of these kinds, what JAX has, and what the interpreter, in scalars and in arrays.
-
-    All in one program, as compiling is what takes the time.
-    """
-    constants = [inputs(args, each) for each in kinds]
-
-    @jax.jit
-    def program(given):
-        outs = []
-        for numbers, arrays, each in zip(constants, given, kinds, strict=True):
-            mixed = [
-                x if kind == "constant" else y
-                for x, y, kind in zip(numbers, arrays, each, strict=True)
-            ]
-            # (For JAX, a constant is what all lanes share.)
-            expected = by_jax(fn, arrays, each)
-            outs.append((expected, [by_lanes(closed, mixed, each, s) for s in (True, False)]))
-        return outs
-
-    return program(constants)
+def big_linear(u, p, t):
+    return u @ jnp.asarray(BIG_MATRIX) - p * u
 
 
-def assert_same(got, expected, rtol=1e-13):
-    if got is None:
-        return
-    for x, want in zip(got, expected, strict=True):
-        assert x.shape == want.shape
-        assert x.dtype == want.dtype
-        np.testing.assert_allclose(np.asarray(x), np.asarray(want), rtol=rtol, atol=rtol)
+def matrix_state(u, p, t):
+    return p @ u - u.T @ p + jnp.trace(u) * jnp.eye(2)
 
 
-# (To compile.)
-LONG = {"igamma", "igammac", "regularized_incomplete_beta"}
+def big_matrix_state(u, p, t):
+    return p @ u + u @ p - jnp.tanh(u).T
 
 
-def test_every_rule_has_a_case():
-    assert set(RULES) == set(CASES)
+def reaction_diffusion(u, p, t):
+    laplacian = jnp.roll(u, 1) + jnp.roll(u, -1) - 2 * u
+    return p * laplacian + u * (1 - u).at[0].set(0.0)
 
 
-# (Those of tests/fields are run for every primitive.)
-QUICK = [x for x in ALL if x[1] == 0 and x[0] not in LONG][::2]
+def lorenz96(u, p, t):
+    return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + p
 
 
-@pytest.mark.parametrize(
-    ("name", "i"),
-    [slow_unless((name, i) in QUICK, name, i, id=f"{name}-{i}") for name, i in ALL],
-)
-def test_agrees_with_jax(name, i):
-    fn, *args = CASES[name][i]
-    kinds = [["lanes"] * len(args), ["shared"] * len(args), ["constant"] * len(args)]
-    if len(args) > 1:
-        kinds += [["shared", *kinds[0][1:]], [*kinds[0][1:], "constant"]]
-    for expected, found in both(fn, traced(name, i), args, kinds):
-        for got in found:
-            assert_same(got, expected)
+def branches(u, p, t):
+    near = jnp.where(u > 0, u, 0.1 * u)
+    return lax.cond(u[0] * t > 0, lambda: jnp.sin(near) * p, lambda: near**3)
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_cases_use_their_primitive(name):
-    used = {p for i in range(len(CASES[name])) for p in primitives_of(traced(name, i).jaxpr)}
-    assert name in used or (name in NEW and jax.__version_info__ < (0, 12))
+def shared_branch(u, p, t):
+    return lax.cond(p[0] > 0, lambda: jnp.sqrt(p) * u, lambda: u)
 
 
-#
-# Shapes, axes and indices at random
-#
+def loops(u, p, t):
+    last, seen = lax.scan(lambda c, x: (c * x + t, c), u[0], u)
+    polynomial = lax.fori_loop(0, 3, lambda i, z: z * 0.5 + p[i], u)
+    return polynomial + last + jnp.cumsum(seen) + u[::-1]
 
 
-def agree(fn, *args, rtol=1e-13):
-    """In both forms, with the first argument in lanes, and with all of them."""
-    closed = jax.make_jaxpr(fn)(*args)
-    kinds = [["lanes"] * len(args), ["lanes", *["shared"] * (len(args) - 1)]]
-    # (Of one argument, these are the same.)
-    for expected, found in both(fn, closed, args, kinds[: len(args)]):
-        for got in found:
-            assert_same(got, expected, rtol)
+def long_loop(u, p, t):
+    return lax.fori_loop(0, 50, lambda i, z: z + 0.01 * jnp.sin(z) * p, u)
 
 
-@pytest.mark.parametrize("case", DRAWN)
-@quick
-@given(st.data())
-def test_any_shapes_and_axes(case, data):
-    agree(*DRAWN[case](data), rtol=1e-12)
+def while_loop(u, p, t):
+    # Not reverse-differentiable, in JAX either.
+    return lax.while_loop(lambda z: jnp.sum(z**2) > 0.1, lambda z: 0.7 * z, u) * p
 
 
-@settings(quick, max_examples=20)
-@given(
-    st.sampled_from(["add", "sub", "mul", "div", "max", "min", "pow", "eq", "lt", "rem", "atan2"]),
-    st.sampled_from([0, 1, -1, 2.5, -7]),
-    st.sampled_from([0, 1, -1, 2.5, -7]),
-    st.sampled_from([np.float64, np.float32, np.int64, np.int32]),
-)
-def test_constants_fold_as_jax_computes(name, x, y, dtype):
-    fn = getattr(lax, name)
-    if name in ("pow", "atan2") and np.dtype(dtype).kind == "i":
-        return
-    if name in ("div", "rem") and np.dtype(dtype).kind == "i" and y == 0:
-        return
-    args = np.asarray(x, dtype), np.asarray(y, dtype)
-    closed = jax.make_jaxpr(fn)(*args)
-    expected = [np.asarray(fn(*args))]
-    for kinds in (["constant"] * 2, ["constant", "shared"], ["shared", "constant"]):
-        got = by_lanes(closed, inputs(args, kinds), kinds, True)
-        assert_same(got, expected, 1e-6 if dtype is np.float32 else 1e-13)
+def updates(u, p, t):
+    v = jnp.zeros_like(u).at[0].set(u[1]).at[1:].add(p * u[:-1])
+    return v.at[-1].multiply(2.0) + jnp.clip(u, -1, 1) + jnp.pad(u[:1], (1, 1))
 
 
-def test_nothing_is_emitted_for_what_changes_nothing():
-    def fn(x, i):
-        one, zero = lax.full_like(x, 1), lax.full_like(x, 0)
-        floats = (x * one) / one - zero + lax.neg(zero)
-        integers = i * 0 + i * 1 - (0 - 0 * i)
-        return floats, integers, jnp.where(zero > one, jnp.sin(x), x)
-
-    run = Interpreter(scalarised=True)
-    x, i = (unpack(from_array(jnp.ones((3, LANES), d), True)) for d in (np.float64, np.int64))
-    outs = run.evaluate_closed(jax.make_jaxpr(fn)(np.ones(3), np.ones(3, int)), [x, i])
-    assert [o.entries for o in outs] == [x.entries, i.entries, x.entries]
-    assert run.operations == 3  # the sines that are not chosen
-    assert simplify("add_any", (x.entries[0], np.float64(0)), np.float64, {}) is x.entries[0]
+def forced(u, p, t):
+    wind = jnp.interp(t, jnp.linspace(-2.0, 2.0, 5), jnp.asarray(TABLE))
+    rain = jnp.interp(t, jnp.linspace(-2.0, 2.0, 50), WIDE)
+    return -p * u + wind * jnp.exp(-(t**2)) + rain
 
 
-#
-# The numbers with which arithmetic goes its own way
-#
+def quadrature(u, p, t):
+    return p * jnp.sum(jnp.exp(-u * WIDE**2)) - u
 
 
-SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, np.inf, -np.inf, np.nan)
-BINARY_OPERATIONS = {
-    "add": lax.add,
-    "sub": lax.sub,
-    "mul": lax.mul,
-    "div": lax.div,
-    "max": lax.max,
-    "min": lax.min,
-    "where": lambda x, y: jnp.where(x > y, x, y),
-    "unless": lambda x, y: jnp.where(x == 0, y, -x),
-    "prod": lambda x, y: jnp.prod(jnp.stack([x, y])),
+def activations(u, p, t):
+    return jax.nn.softplus(p * u) - jax.nn.relu(u) + jax.nn.sigmoid(t) * jax.nn.gelu(u)
+
+
+def sorting(u, p, t):
+    return jnp.sort(u) * p + jnp.linalg.solve(jnp.diag(2 + u**2), u)
+
+
+def checkpointed(u, p, t):
+    return jax.checkpoint(lambda u: jnp.sin(p * u))(u)
+
+
+def constant(u, p, t):
+    return jnp.array([1.0, 2.0])
+
+
+def only_time(u, p, t):
+    return jnp.full(2, t) * p
+
+
+def network(u, p, t):
+    return eqx.combine(p, STATIC)(u)
+
+
+def closed_over_network(u, p, t):
+    return NET(u)
+
+
+def universal(u, p, t):
+    return lotka_volterra(u, p, t) + RELU_NET(u)
+
+
+@jax.custom_jvp
+def with_rule(x):
+    return jnp.sin(x)
+
+
+@with_rule.defjvp
+def _(primals, tangents):
+    return with_rule(*primals), 7 * tangents[0] * primals[0]
+
+
+def custom_rules(u, p, t):
+    return with_rule(p * u) + with_rule(u[0]) * p
+
+
+def custom_reverse_rules(u, p, t):
+    return with_reverse_rule(p * u) + with_reverse_rule(u[0]) * p
+
+
+# Each with the shape of its state, and its parameters.
+FIELDS = {
+    "activations": (activations, (3,), 0.5),
+    "activations_array": (activations, (30,), 0.5),
+    "arenstorf": (arenstorf, (4,), ()),
+    "big_linear": (big_linear, (30,), 0.2),
+    "big_matrix_state": (big_matrix_state, (5, 5), rng.normal(size=(5, 5))),
+    "branches": (branches, (3,), 0.5),
+    "branches_array": (branches, (30,), 0.5),
+    "checkpointed": (checkpointed, (2,), 0.5),
+    "closed_over_network": (closed_over_network, (2,), ()),
+    "constant": (constant, (2,), ()),
+    "custom_reverse_rules": (custom_reverse_rules, (2,), 0.5),
+    "custom_reverse_rules_array": (custom_reverse_rules, (30,), 0.5),
+    "custom_rules": (custom_rules, (2,), 0.5),
+    "custom_rules_array": (custom_rules, (30,), 0.5),
+    "forced": (forced, (2,), 0.5),
+    "linear": (linear, (3,), rng.normal(size=(3, 3))),
+    "long_loop": (long_loop, (2,), 0.5),
+    "loops": (loops, (4,), rng.normal(size=3)),
+    "loops_array": (loops, (30,), rng.normal(size=3)),
+    "lorenz": (lorenz, (3,), rng.normal(size=3)),
+    "lorenz96": (lorenz96, (40,), 8.0),
+    "lotka_volterra": (lotka_volterra, (2,), tuple(rng.uniform(size=4))),
+    "matrix_state": (matrix_state, (2, 2), rng.normal(size=(2, 2))),
+    "network": (network, (2,), WEIGHTS),
+    "number": (lambda u, p, t: -p * u + t, (), 0.5),
+    "only_time": (only_time, (2,), 0.5),
+    "pendulum": (pendulum, (2,), {"g": 9.8, "length": 1.5}),
+    "quadrature": (quadrature, (), 0.5),
+    "reaction_diffusion": (reaction_diffusion, (8,), 0.5),
+    "reaction_diffusion_array": (reaction_diffusion, (40,), 0.5),
+    "rigid_body": (rigid_body, (3,), rng.normal(size=3)),
+    "robertson": (robertson, (3,), np.array([0.04, 1e4, 3e7])),
+    "shared_branch": (shared_branch, (2,), np.array([0.5, 0.7])),
+    "sorting": (sorting, (3,), 0.5),
+    "sorting_array": (sorting, (25,), 0.5),
+    "universal": (universal, (2,), tuple(rng.uniform(size=4))),
+    "updates": (updates, (3,), 0.5),
+    "van_der_pol": (van_der_pol, (2,), 3.0),
+    "while_loop": (while_loop, (2,), 0.5),
 }
-UNARY_OPERATIONS = {
-    "neg": lax.neg,
-    "sqrt": lax.sqrt,
-    "log": lax.log,
-    "abs": lax.abs,
-    "sign": lax.sign,
-    "floor": lax.floor,
-    "to the 0": lambda x: lax.integer_pow(x, 0),
-    "to the 3": lambda x: lax.integer_pow(x, 3),
-    "to the -1": lambda x: lax.integer_pow(x, -1),
-}
-leaves = st.one_of(st.sampled_from("xy"), st.sampled_from(SPECIAL))
-expressions = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.tuples(st.sampled_from(sorted(UNARY_OPERATIONS)), inner),
-        st.tuples(st.sampled_from(sorted(BINARY_OPERATIONS)), inner, inner),
-    ),
-    max_leaves=6,
-)
-
-
-def meaning(expression, x, y):
-    match expression:
-        case str():
-            return {"x": x, "y": y}[expression]
-        case float():
-            return np.asarray(expression, x.dtype)
-        case (name, a):
-            return UNARY_OPERATIONS[name](meaning(a, x, y))
-        case (name, a, b):
-            return BINARY_OPERATIONS[name](meaning(a, x, y), meaning(b, x, y))
-
-
-@settings(quick, max_examples=60)
-@given(expressions, st.sampled_from([np.float64, np.float32]))
-@pytest.mark.slow
-def test_special_numbers_are_those_of_jax(expression, dtype):
-    def field(x, y):
-        # Of the variables, whatever the expression.
-        return jnp.where(jnp.isfinite(x + y), meaning(expression, x, y), meaning(expression, x, y))
-
-    x, y = (np.asarray(a.ravel(), dtype) for a in np.meshgrid(SPECIAL, SPECIAL))
-    with jax.numpy_dtype_promotion("standard"):
-        closed = jax.make_jaxpr(field)(x[0], y[0])
-        expected = np.asarray(jax.vmap(field)(x, y))
-    for scalarised in (True, False):
-        values = [from_array(jnp.asarray(a), True) for a in (x, y)]
-        (out,) = Interpreter(scalarised).evaluate_closed(closed, values)
-        got = np.asarray(spread(out, x.shape))
-        np.testing.assert_array_equal(got, expected)
-        numbers = ~np.isnan(expected)  # whose sign means nothing
-        np.testing.assert_array_equal(np.signbit(got)[numbers], np.signbit(expected)[numbers])
-
-
-def test_matrix_products_are_not_transposed():
-    weights, x = np.ones((50, 40)), np.ones(40)
-    for fn, shape in ((lambda w, x: w @ x, (40,)), (lambda w, x: x @ w.T, (40,))):
-        closed = jax.make_jaxpr(fn)(weights, x)
-
-        def lanes(w, xs, closed=closed):
-            ins = [from_array(w, False), from_array(xs, True)]
-            return Interpreter(False).evaluate_closed(closed, ins)[0].array
-
-        jaxpr = jax.make_jaxpr(lanes)(weights, np.ones((*shape, LANES)))
-        transposed = [e for e in jaxpr.eqns if e.primitive.name == "transpose"]
-        assert all(e.invars[0].aval.shape == weights.shape for e in transposed)
-
-
-@pytest.mark.parametrize("fn", [jnp.sort, jnp.fft.fft, jnp.linalg.inv, jnp.linalg.eigvalsh])
-def test_what_has_no_rule_is_mapped(fn):
-    args = [np.eye(3) * 2 + reals(3, 3, low=0.0, high=0.2)]
-    args[0] = args[0] + args[0].T
-    agree(fn, *args, rtol=1e-9)
-
-
-def test_what_is_filled_in():
-    for dtype in (jnp.bfloat16, np.float32, np.complex128, np.int8, np.uint16, bool):
-        agree(
-            lambda x, dtype=dtype: x.astype(dtype).at[np.array([1, 7])].get(mode="fill") * dtype(1),
-            X,
-        )
-
-
-def test_indices_of_each_lane():
-    table = reals(40)
-    agree(lambda i, x: x[i], np.int64(3), table)
-    agree(lambda i, x: x[i], np.int64(3), X)
-    agree(lambda i, x: x[i], np.array([2, 0]), M)
-    agree(lambda i, x: x.at[i].add(1.0), np.int64(1), X)
-    agree(lambda i, x: lax.dynamic_update_slice(x, x[:2] * 2, (i,)), np.int64(1), X)
-    agree(lambda i, x: lax.dynamic_slice(x, (i,), (2,)), np.int64(2), X)

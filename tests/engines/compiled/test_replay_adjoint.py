@@ -1,4 +1,4 @@
-"""The reverse mode of the lanes engine, which is exact for the steps taken."""
+"""Reverse mode, which is exact for the steps taken, by all that a solve depends on."""
 
 import functools
 
@@ -12,8 +12,6 @@ from hypothesis import given, settings, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import ensembleode as eo
-from ensembleode.engines.lanes import replay
-from ensembleode.engines.lanes.chunks import width_of
 
 from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network
@@ -39,7 +37,7 @@ X = {
 }
 
 
-def solve(x, saving, alg=None, engine="lanes", span=(0.0, 1.0), n=N, **options):
+def solve(x, saving, alg=None, engine="compiled", span=(0.0, 1.0), n=N, **options):
     """Of u0, shared parameters, those of each trajectory and a closure, all varied."""
 
     def f(u, p, t):
@@ -197,43 +195,6 @@ def test_rejected_steps():
     assert_close(gradient, reference("times"), 1e-6)
 
 
-@pytest.mark.slow
-def test_more_than_a_chunk():
-    """The last of the chunks is not full, and what all trajectories share is summed over all."""
-    n = width_of(jax.ShapeDtypeStruct((2,), np.float64), 1024) + 3
-    own = jnp.sin(jnp.arange(2.0 * n)).reshape(n, 2) / 2
-    options = {"dt": 1 / 16, "adaptive": False, "n": n}
-
-    def loss(x):
-        return weighed(solve(x, SAVING["times"], **options).u)
-
-    x = {**X, "own": own}
-    both = jax.jit(jax.value_and_grad(loss))
-    check(lambda x: both(x)[0], both(x)[1], x)
-
-
-@pytest.mark.slow
-def test_chunks_are_of_like_cost_in_reverse():
-    """Several, of lanes from all over the ensemble: each still has the gradient of its own."""
-    n = 2 * width_of(jax.ShapeDtypeStruct((1,), np.float64), 1024) + 5
-    rates = jnp.asarray(np.random.default_rng(0).permutation(np.linspace(0.5, 40, n)))
-
-    def loss(rates, start, where=None):
-        prob = eo.ODEProblem(lambda u, p, t: -p * u, start, (0.0, 1.0), rates[0])
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rates[ctx.index]))
-        sim = eo.solve(ens, eo.Tsit5(), where, trajectories=n, engine="lanes", **TIGHT)
-        return jnp.vdot(jnp.cos(jnp.arange(1.0 * n)), sim.u[:, -1, 0]), sim.stats.naccept
-
-    start = jnp.array([2.0])
-    weights = np.cos(np.arange(n)) * np.exp(-rates)
-    for where in (eo.EnsembleSerial(), eo.EnsembleThreads()):
-        run = jax.jit(jax.grad(functools.partial(loss, where=where), (0, 1), has_aux=True))
-        (by_rates, by_start), steps = run(rates, start)
-        assert np.ptp(steps[:9]) > 10
-        np.testing.assert_allclose(by_rates, -2 * weights, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(by_start, [np.sum(weights)], rtol=0, atol=1e-9)
-
-
 #
 # Networks, and trajectories that fail
 #
@@ -254,7 +215,7 @@ def network_gradient(params, u0s, wanted):
 
         prob = eo.ODEProblem(f, jnp.zeros(2), (0.0, 1.0), net)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
-        sim = eo.solve(ens, trajectories=len(u0s), saveat=TIMES, engine="lanes", **TIGHT)
+        sim = eo.solve(ens, trajectories=len(u0s), saveat=TIMES, engine="compiled", **TIGHT)
         good = sim.retcode == eo.ReturnCode.Success.value
         # All that is left of a failed one is masked.
         u = jnp.where((good & wanted)[:, None, None], sim.u, 0.0)
@@ -268,7 +229,7 @@ GOOD = jnp.array([[1.0, -0.5], [0.3, 0.2], [-1.0, 0.8], [0.5, 0.5]])
 
 
 @pytest.mark.slow
-def test_failed_lanes_leave_the_gradient_of_shared_weights_alone():
+def test_failures_leave_the_gradient_of_shared_weights_alone():
     bad = jnp.array([[100.0, 0.0], [1000.0, 0.0], [jnp.nan, 0.0], [jnp.inf, 1.0]])
     every = jnp.ones(8, bool)
     mixed = jnp.stack([GOOD, bad], axis=1).reshape(8, 2)
@@ -280,20 +241,20 @@ def test_failed_lanes_leave_the_gradient_of_shared_weights_alone():
     assert_close(gradient, without, 1e-13)
 
 
-def test_a_chunk_of_failures_has_a_zero_gradient():
+def test_only_failures_have_a_zero_gradient():
     gradient, good = network_gradient(PARAMS, jnp.full((8, 2), 1000.0), jnp.ones(8, bool))
     assert not np.any(good)
     assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(gradient))
 
 
-def test_a_failed_lane_pulls_back_nothing_though_its_cotangent_is_nan():
+def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
     """A loss that does not mask it is NaN, but the gradient is that of the others."""
     u0s = jnp.array([0.5, 3.0, 0.7])
 
     def loss(u0s, p, mask):
         prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.zeros(1), (0.0, 1.0), p)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index][None]))
-        u = eo.solve(ens, trajectories=3, engine="lanes", **TIGHT).u[:, -1, 0]
+        u = eo.solve(ens, trajectories=3, engine="compiled", **TIGHT).u[:, -1, 0]
         return jnp.sum(jnp.where(mask & jnp.isnan(u), 0.0, u))
 
     one = jnp.array(1.0)
@@ -314,7 +275,7 @@ def test_network_weights_against_differences():
         net = eqx.combine(params, eqx.filter(network(), eqx.is_array, inverse=True))
         prob = eo.ODEProblem(mlp, GOOD[0], (0.0, 1.0), net)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=GOOD[ctx.index]))
-        how = {"saveat": TIMES, "dt": 1 / 8, "adaptive": False, "engine": "lanes"}
+        how = {"saveat": TIMES, "dt": 1 / 8, "adaptive": False, "engine": "compiled"}
         return weighed(eo.solve(ens, trajectories=4, **how).u)
 
     both = jax.jit(jax.value_and_grad(loss))
@@ -348,7 +309,7 @@ TIME_X = {"t0": jnp.array(0.1), "t1": jnp.array(1.2), "times": jnp.array([0.3, 0
 @pytest.mark.slow
 def test_times():
     """Those of the solution itself, and so to the tolerances."""
-    both = jax.jit(jax.value_and_grad(functools.partial(time_loss, engine="lanes")))
+    both = jax.jit(jax.value_and_grad(functools.partial(time_loss, engine="compiled")))
     gradient = both(TIME_X)[1]
     for name, part in gradient.items():
         assert np.all(np.abs(part) > 1e-3), name
@@ -364,7 +325,7 @@ def test_times_at_the_ends_move_with_them():
     def loss(x):
         prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
         times = jnp.linspace(x["t0"], x["t1"], 5)
-        return weighed(eo.solve(prob, saveat=times, engine="lanes", **TIGHT).u)
+        return weighed(eo.solve(prob, saveat=times, engine="compiled", **TIGHT).u)
 
     x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2)}
     check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
@@ -378,7 +339,7 @@ def test_the_last_step_ends_at_t1():
     @jax.value_and_grad
     def loss(x):
         prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
-        sol = eo.solve(prob, save_everystep=True, maxiters=256, engine="lanes", **TIGHT)
+        sol = eo.solve(prob, save_everystep=True, maxiters=256, engine="compiled", **TIGHT)
         return weighed(sol.u[sol.length - 1])
 
     x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2)}
@@ -399,7 +360,7 @@ def test_saved_times_are_differentiated(saving):
                 return eo.remake(prob, tspan=(0.0, x[ctx.index]))
             return eo.remake(prob, saveat=x[ctx.index] * jnp.array([0.5, 1.0]))
 
-        sim = eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=3, engine="lanes")
+        sim = eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=3, engine="compiled")
         return jnp.sum(jnp.sin(sim.t))
 
     x = jnp.array([0.4, 0.6, 0.9])
@@ -414,7 +375,7 @@ def test_the_end_moves_in_forward_mode(dt):
 
     def end(t0, t1):
         prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.5]), (t0, t1), 0.5)
-        return eo.solve(prob, engine="lanes", save_start=False, **how).u[0, 0]
+        return eo.solve(prob, engine="compiled", save_start=False, **how).u[0, 0]
 
     for t1 in (1.0, 1e-4):
         by_t0, by_t1 = jax.jacfwd(end, (0, 1))(0.0, t1)
@@ -429,74 +390,6 @@ def test_steps_are_constants_in_both_modes():
 
     assert jax.grad(end)(0.1, eo.ReplayAdjoint()) == 0
     assert jax.jacfwd(end)(0.1, eo.ForwardDiffSensitivity()) == 0
-
-
-#
-# Long solves
-#
-
-
-@pytest.fixture
-def small_records(monkeypatch):
-    """Room for few steps at a time, so that most are recorded anew, from checkpoints."""
-
-    def use(on):
-        jax.clear_caches()
-        if on:
-            monkeypatch.setattr(replay, "_RECORD", 1)
-        else:
-            monkeypatch.undo()
-
-    yield use
-    monkeypatch.undo()
-    jax.clear_caches()
-
-
-@pytest.mark.parametrize(
-    "saving",
-    [*map(functools.partial(slow_unless, False), ("steps", "times", "own times")), "end"],
-)
-@pytest.mark.slow
-def test_the_gradient_of_many_segments_is_that_of_one(small_records, saving):
-    """Lanes that end in different segments, and the last segment not full."""
-
-    def run():
-        options = {"maxiters": 100, "dt": 0.3, "abstol": 1e-9, "reltol": 1e-9}
-        saved = {k: v for k, v in SAVING[saving].items() if k != "maxiters"}
-        x = {**X, "own": X["own"] * jnp.array([1.0, 100.0, 30.0])[:, None]}
-
-        def loss(x):
-            sim = solve(x, saved, **options)
-            return weighed(sim.u), (sim.stats, sim.retcode)
-
-        return jax.jit(jax.grad(loss, has_aux=True))(x)
-
-    one, (stats, codes) = run()
-    tried = np.asarray(stats.naccept + stats.nreject)
-    assert np.all(np.asarray(codes) == eo.ReturnCode.Success)
-    # A segment is of 10 steps.
-    assert len(set(tried // 10)) == 2 < len(set(tried))
-    assert np.all(tried > 20)
-    small_records(True)
-    many, _ = run()
-    assert_close(many, one, 1e-14)
-
-
-def test_a_long_trajectory_in_little_memory():
-    """10^5 steps and more, of which the square root is kept; none is left out."""
-    steps = 2**17
-
-    def end(p):
-        prob = eo.ODEProblem(lambda u, p, t: p * u * jnp.cos(t), jnp.array([1.0]), (0.0, 8.0), p)
-        how = {"dt": 8 / steps, "adaptive": False, "maxiters": 200_000, "save_start": False}
-        return eo.solve(prob, eo.RK4(), engine="lanes", **how).u[0, 0]
-
-    compiled = jax.jit(jax.value_and_grad(end)).lower(jnp.array(0.5)).compile()
-    value, gradient = compiled(jnp.array(0.5))
-    exact = np.exp(0.5 * np.sin(8.0))
-    np.testing.assert_allclose(value, exact, rtol=1e-11)
-    np.testing.assert_allclose(gradient, exact * np.sin(8.0), rtol=1e-10)
-    assert compiled.memory_analysis().temp_size_in_bytes < 5e6
 
 
 #
@@ -569,7 +462,7 @@ def linear_gradient(a, u0, weights):
 
     def end(a, u0):
         prob = eo.ODEProblem(lambda u, p, t: p @ u, u0, (0.0, 1.0), a)
-        how = {"dt": 1 / 64, "adaptive": False, "engine": "lanes"}
+        how = {"dt": 1 / 64, "adaptive": False, "engine": "compiled"}
         return jnp.vdot(weights, eo.solve(prob, eo.Vern7(), **how).u[-1])
 
     return jax.grad(end, (0, 1))(a, u0)

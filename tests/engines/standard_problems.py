@@ -1,26 +1,20 @@
-"""The standard problems, compared with diffrax at tight tolerances."""
+"""The standard problems of comparisons of solvers, as ensembles."""
 
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-import pytest
 
 import ensembleode as eo
-from ensembleode.fields.lanes.field import LaneField
-from ensembleode.tracing.program import trace
 
-from ...marks import slow_unless
-from ...problems import lorenz, lotka_volterra, mlp
+from ..problems import lorenz, lotka_volterra, mlp
 
 
 class Standard(NamedTuple):
     """A field, where it starts and its parameters; the ensemble has both a little varied.
 
     - `close`: how close the answers are, relative to the largest of the solution.
-    - `scalarised`: whether the engine keeps the components apart.
     - `vary`: by how much trajectories differ.
     """
 
@@ -29,7 +23,6 @@ class Standard(NamedTuple):
     end: float
     p: Any = None
     close: float = 1e-10
-    scalarised: bool = True
     vary: float = 0.05
 
 
@@ -126,28 +119,22 @@ PROBLEMS = {
         close=1e-6,
         vary=0.0,
     ),
-    "pleiades": Standard(
-        pleiades, PLEIADES, 3.0, jnp.arange(1.0, 8.0), scalarised=False, vary=0.005
-    ),
+    "pleiades": Standard(pleiades, PLEIADES, 3.0, jnp.arange(1.0, 8.0), vary=0.005),
     "brusselator": Standard(
         brusselator,
         [1 + jnp.sin(2 * jnp.pi * CELLS), jnp.full(16, 3.0)],
         2.0,
         [1.0, 3.0, 0.02],
-        scalarised=False,
     ),
-    "lorenz96": Standard(
-        lorenz96, 8 + 0.01 * jnp.cos(jnp.arange(40.0)), 1.0, 8.0, scalarised=False
-    ),
+    "lorenz96": Standard(lorenz96, 8 + 0.01 * jnp.cos(jnp.arange(40.0)), 1.0, 8.0),
     "rigid_body": Standard(rigid_body, [1.0, 0, 0.9], 10.0, [-2.0, 1.25, -0.5]),
     "forced": Standard(forced, [1.0, 0], 5.0, [4.0, 0.2]),
-    "mlp": Standard(mlp, [1.0, -0.5], 2.0, NETWORK, scalarised=False),
+    "mlp": Standard(mlp, [1.0, -0.5], 2.0, NETWORK),
     "matrix_linear": Standard(
         matrix_linear,
         jnp.arange(9.0).reshape(3, 3) / 9,
         3.0,
         jnp.array([[0, 1, 0.3], [-1, 0, 0.5], [0.2, -0.4, 0]]),
-        scalarised=False,
     ),
 }
 
@@ -168,43 +155,3 @@ def ensemble(problem):
         return eo.remake(prob, u0=prob.u0 * factor, p=eqx.combine(own, static))
 
     return eo.EnsembleProblem(prob, prob_func)
-
-
-def test_there_are_twelve():
-    assert len(PROBLEMS) == 12
-
-
-QUICK = ("lorenz",)
-
-
-@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in PROBLEMS])
-@pytest.mark.slow
-def test_the_answer_is_that_of_diffrax(name):
-    problem = PROBLEMS[name]
-    ens = ensemble(problem)
-    times = np.linspace(0, problem.end, 6)[1:]
-    options = {"trajectories": 3, "saveat": times}
-    ours = eo.solve(ens, eo.Tsit5(), engine="lanes", abstol=1e-13, reltol=1e-13, **options)
-    theirs = eo.solve(ens, eo.Dopri8(), engine="diffrax", abstol=1e-14, reltol=1e-14, **options)
-    assert ours.engine.name == "lanes" != theirs.engine.name
-    assert (ours.retcode == eo.ReturnCode.Success).all()
-    size = np.abs(theirs.u).max()
-    np.testing.assert_allclose(ours.u, theirs.u, rtol=0, atol=problem.close * size)
-    if problem.vary:
-        assert np.abs(ours.u[0] - ours.u[2]).max() > 1e-3 * size
-
-
-@pytest.mark.parametrize("name", PROBLEMS)
-def test_small_fields_without_products_are_scalarised(name):
-    problem = PROBLEMS[name]
-    prob = ensemble(problem).prob
-    leaves, unflatten = jax.tree.flatten(prob.p)
-    arrays = [x for x in leaves if eqx.is_array(x)]
-
-    def f(u, p, t):
-        p = iter(p)
-        return prob.f(u, unflatten.unflatten(next(p) if eqx.is_array(x) else x for x in leaves), t)
-
-    program, consts = trace(f, prob.u0, arrays, jnp.zeros(()), rules=True)
-    field = LaneField(program, prob.u0, (False,) * len(consts), (False,) * len(arrays))
-    assert field.scalarised == problem.scalarised
