@@ -407,6 +407,10 @@ OTHERS = {
     "fields.choices._MOST_ROWS",
     # test_ctrl_c.py: after how many steps of columns the flag is read.
     "engines.columns.loop._TURNS",
+    # test_complex_numbers.py: which Fourier transforms are written out, and how.
+    "fields.fourier._LONGEST",
+    "fields.fourier._LONGEST_PRIME",
+    "fields.fourier._WHOLE",
     # test_coinciding_times.py
     "core.told_apart._FEW",
     "core.known_times.NEAR",
