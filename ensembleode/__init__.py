@@ -21,6 +21,7 @@ __all__ = [name for name in _PLACES if not name.startswith("_")]  # pyright: ign
 def __getattr__(name: str) -> object:
     """Import a public name or module when it is first asked for, so that importing the package is
     quick."""
+    _prepare_jax()
     place = _PLACES.get(name, name)
     if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:
         from . import aliases
@@ -31,10 +32,14 @@ def __getattr__(name: str) -> object:
     return found
 
 
+def _prepare_jax() -> None:
+    """Import what makes JAX forget what it has compiled: as early as possible."""
+    if "jax" in _sys.modules:
+        from .ground import given_device  # noqa: F401
+
+
 def __dir__() -> list[str]:
     return sorted({*__all__, *(x for x in globals() if x.startswith("__"))})
 
 
-if "jax" in _sys.modules:
-    # JAX forgets what it has compiled when this is imported, so that is done early.
-    from .ground import given_device as _given_device  # noqa: F401
+_prepare_jax()

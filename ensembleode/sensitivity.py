@@ -106,9 +106,8 @@ class ForwardDiffSensitivity(SensitivityAlgorithm):
 
 
 _BY_DEFAULT = (
-    "Without sensealg, the compiled, lanes and diffrax engines have derivatives of any order "
-    "(diffrax not with effects in f, nor with save_everystep by methods whose steps it can't make "
-    "again)."
+    "Without sensealg, the compiled and diffrax engines have derivatives of any order (diffrax not "
+    "with effects in f, nor with save_everystep by methods whose steps it can't make again)."
 )
 _REVERSE_ONLY = (
     "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "

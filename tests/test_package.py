@@ -58,10 +58,13 @@ assert eo.__version__.count(".") == 2
 """)
 
 
-def test_what_was_compiled_is_kept():
+@pytest.mark.parametrize(
+    "imports", ["import jax, ensembleode as eo", "import ensembleode as eo, jax; eo.Tsit5"]
+)
+def test_what_was_compiled_is_kept(imports):
     """By JAX, though the first solve imports most of the package."""
     run(f"""
-import ensembleode as eo, jax
+{imports}
 traced = []
 compiled = jax.jit(lambda x: traced.append(x) or 2 * x)
 compiled(1.0)

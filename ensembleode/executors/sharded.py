@@ -26,7 +26,7 @@ from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
 from ..ground.alone import is_on_mesh
 from ..ground.moving import uncommitted
-from ..ground.placement import platform, platform_of
+from ..ground.placement import has_accelerator, platform, platform_of
 from ..ground.recent import jit_recent
 from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
@@ -63,7 +63,13 @@ class Devices(Executor):
         put = functools.partial(jax.device_put, device=everywhere, src=everywhere)
         if job.traced:
             # One by one, since of several arrays put at once, all get a tangent if one has one.
-            return _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
+            outcome = _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
+            if not has_accelerator():
+                return outcome
+            # What goes on to the accelerator does so from one device, and the cotangents that come
+            # from there go to all.
+            back = functools.partial(jax.device_put, device=self.devices[0], src=everywhere)
+            return jax.tree.map(back, outcome)
         outcome = finished(job, _fastest(_solve_sharded), job.plan, mesh, *put(numbers))
         return _brought_home(outcome, numbers)
 

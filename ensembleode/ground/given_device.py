@@ -2,7 +2,7 @@
 traces take into account.
 
 JAX forgets everything that it has compiled when the context is made. So it is made when the package
-is imported, if JAX has been imported by then.
+is imported, or first used, if JAX has been imported by then.
 """
 
 import contextlib
