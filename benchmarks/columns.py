@@ -5,7 +5,7 @@
 The problems are Lorenz (float64, t = 0 to 5, rho from 20 to 28, rtol and atol 1e-6) and networks
 2 -> W -> W -> 2 with tanh (float32, t = 0 to 1, 1e-5). The ways are
 
-- `compiled` and `lanes`: `EnsembleColumns` with these engines, which take the same steps;
+- `compiled`: `EnsembleColumns` with this engine;
 - `by hand`: `diffrax.diffeqsolve` of the matrix, with `f` mapped over the columns;
 - `own steps`: the compiled engine with `EnsembleThreads`, each trajectory with its own steps.
 
@@ -64,7 +64,7 @@ def problem(name, n):
     return tanh_network, starts, weights(int(name)), False, 1.0, 1e-5
 
 
-def by_engine(name, n, engine, ensemblealg, alg=None, tol=None):
+def by_compiled(name, n, ensemblealg, alg=None, tol=None):
     f, u0, p, own, end, usual = problem(name, n)
     tol = tol or usual
     prob = eo.ODEProblem(f, u0[0], (0.0, end))
@@ -74,7 +74,7 @@ def by_engine(name, n, engine, ensemblealg, alg=None, tol=None):
 
     def ends(u0, p):
         ens = eo.EnsembleProblem(prob, functools.partial(prob_func, u0, p))
-        options = {"trajectories": n, "engine": engine, "abstol": tol, "reltol": tol}
+        options = {"trajectories": n, "engine": "compiled", "abstol": tol, "reltol": tol}
         options |= {"save_start": False, "maxiters": 4096}
         return eo.solve(ens, alg or eo.Tsit5(), ensemblealg, **options).u[:, -1]
 
@@ -96,15 +96,14 @@ def by_hand(name, n):
 def ways(name, n):
     columns, threads = eo.EnsembleColumns(), eo.EnsembleThreads(2 if TWO else 1)
     return {
-        "compiled": by_engine(name, n, "compiled", columns),
-        "lanes": by_engine(name, n, "lanes", columns),
+        "compiled": by_compiled(name, n, columns),
         "by hand": by_hand(name, n),
-        "own steps": by_engine(name, n, "compiled", threads),
+        "own steps": by_compiled(name, n, threads),
     }
 
 
 def reference(name, n):
-    ends, args = by_engine(name, n, "compiled", eo.EnsembleThreads(1), eo.Vern9(), 1e-12)
+    ends, args = by_compiled(name, n, eo.EnsembleThreads(1), eo.Vern9(), 1e-12)
     return np.asarray(ends(*jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), args)))
 
 

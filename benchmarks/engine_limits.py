@@ -1,4 +1,4 @@
-"""Up to which size the compiled engine is the faster of the two that `engine="auto"` chooses from.
+"""The compiled engine by the size of a system, beside diffrax, the other one of `engine="auto"`.
 
     python benchmarks/engine_limits.py [--only rolls,dense] [--sizes 16,64] [--batches 16,4096]
         [--bits 64,32] [--limit SECONDS]
@@ -171,7 +171,7 @@ def main():
         print(line([name, size, trajectories, bits, *cells]), flush=True)
 
 
-ENGINES = ("compiled", "lanes")
+ENGINES = ("compiled", "diffrax")
 
 if __name__ == "__main__":
     main()

@@ -13,9 +13,9 @@ TIMES = np.linspace(0.0, 1.0, 11)
 FLOAT32, FLOAT64 = "float32", "float64"
 BOTH = (FLOAT32, FLOAT64)
 
-KERNEL, LANES, DIFFRAX = "kernel", "lanes", "diffrax"
+KERNEL, ARRAYS, DIFFRAX = "kernel", "arrays", "diffrax"
 WARP, CUDA, TORCH = "gradsolve Warp", "gradsolve CUDA", "torchdiffeq"
-NAMES = (KERNEL, LANES, DIFFRAX, WARP, CUDA, TORCH)
+NAMES = (KERNEL, ARRAYS, DIFFRAX, WARP, CUDA, TORCH)
 
 
 class Mode(NamedTuple):
@@ -92,16 +92,16 @@ def schedule(sizes: Sizes) -> list[tuple[str, Case]]:
     solves = tuple(name for name in MODES if name != GRADIENT)
     main, small, large = sizes.promised
     blocks = [
-        ((KERNEL, LANES, DIFFRAX), (TARGET,), (FLOAT32,), sizes.promised),
+        ((KERNEL, ARRAYS, DIFFRAX), (TARGET,), (FLOAT32,), sizes.promised),
         ((WARP, CUDA), (TARGET,), (FLOAT32,), sizes.promised),
         ((KERNEL,), solves, BOTH, (main,)),
-        ((KERNEL, LANES, DIFFRAX), (GRADIENT,), (FLOAT32,), sizes.gradients),
+        ((KERNEL, ARRAYS, DIFFRAX), (GRADIENT,), (FLOAT32,), sizes.gradients),
         ((TORCH,), ("fixed", TARGET), (FLOAT32,), (small, main)),
-        ((LANES, DIFFRAX), ("fixed",), (FLOAT32,), (small, main)),
-        ((KERNEL, LANES, DIFFRAX, WARP, CUDA), (TARGET,), (FLOAT64,), (small, main, large)),
+        ((ARRAYS, DIFFRAX), ("fixed",), (FLOAT32,), (small, main)),
+        ((KERNEL, ARRAYS, DIFFRAX, WARP, CUDA), (TARGET,), (FLOAT64,), (small, main, large)),
         ((KERNEL,), ("fixed", TARGET), BOTH, sizes.every),
-        ((LANES, DIFFRAX), solves, (FLOAT32,), (main,)),
-        ((KERNEL, LANES, DIFFRAX), (GRADIENT,), (FLOAT64,), sizes.gradients),
+        ((ARRAYS, DIFFRAX), solves, (FLOAT32,), (main,)),
+        ((KERNEL, ARRAYS, DIFFRAX), (GRADIENT,), (FLOAT64,), sizes.gradients),
         ((KERNEL,), solves, BOTH, sizes.every),
         ((DIFFRAX, WARP, CUDA), solves, (FLOAT32,), sizes.every),
         (NAMES, solves, BOTH, sizes.every),

@@ -25,7 +25,7 @@ anew after each check, and `gpu_check.log` with all that the processes wrote. Th
 only if everything passed, or was skipped for want of something optional.
 
 `--cpu` runs everything at small sizes on the CPU. Then `kernel` is what EnsembleGPUKernel() does
-without a GPU, and `arrays` is the same engine (lanes) on the CPU.
+without a GPU, and `arrays` is the same engine (diffrax) on the CPU.
 
 This process doesn't import JAX, so it can neither hang nor lose the GPU. A check passes if it
 agrees with the CPU; its time never decides.
@@ -503,7 +503,7 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
     }
     if options.cpu:
         text = "no GPU: small sizes; `kernel` is what EnsembleGPUKernel() does without a GPU, and "
-        found["note"] = text + "`arrays` is the lanes engine on the CPU"
+        found["note"] = text + "`arrays` is the diffrax engine on the CPU"
     return found
 
 

@@ -51,6 +51,10 @@ class Way(NamedTuple):
     options: dict[str, Any]
 
     def solve(self, ens: Any, alg: Any, **options: Any) -> Any:
+        """The ensemble, solved with the steps that all ways take. (Otherwise arrays have diffrax's
+        own.)"""
+        if self.name == ARRAYS:
+            options["stepsize_controller"] = eo.PIController()
         return eo.solve(ens, alg, **self.options, **options)
 
 
@@ -59,7 +63,7 @@ def way_of(name: str) -> Way:
     if name == KERNEL:
         return Way(name, {"ensemblealg": eo.EnsembleGPUKernel()})
     if name == ARRAYS:
-        engine = {} if jax.default_backend() == "gpu" else {"engine": "lanes"}
+        engine = {} if jax.default_backend() == "gpu" else {"engine": "diffrax"}
         return Way(name, {"ensemblealg": eo.EnsembleGPUArray(), **engine})
     if name == REFERENCE:
         return Way(name, {"ensemblealg": eo.EnsembleSerial()})

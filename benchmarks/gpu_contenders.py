@@ -12,7 +12,7 @@ import numpy as np
 from common.contenders import by_diffrax, imported, Skip, solution
 from common.peers import gradsolve_problem, gradsolve_public, has_warp
 from common.tasks import lorenz_components
-from gpu_cases import Case, CUDA, DIFFRAX, KERNEL, LANES, TIMES, TORCH, WARP
+from gpu_cases import ARRAYS, Case, CUDA, DIFFRAX, KERNEL, TIMES, TORCH, WARP
 
 import ensembleode as eo
 
@@ -241,7 +241,7 @@ def first_line(error: BaseException) -> str:
 
 WAYS: dict[str, Callable[[Case], Contender]] = {
     KERNEL: ours(eo.EnsembleGPUKernel()),
-    LANES: ours(eo.EnsembleGPUArray()),
+    ARRAYS: ours(eo.EnsembleGPUArray()),
     DIFFRAX: diffrax_by_hand,
     WARP: gradsolve_warp,
     CUDA: gradsolve_cuda,

@@ -1,6 +1,6 @@
 """`EnsembleGPUKernel` beside its peers, on one GPU: a table, and everything measured as JSON.
 
-    python benchmarks/gpu_ensembles.py [--out DIR] [--minutes 8] [--only kernel,lanes,...]
+    python benchmarks/gpu_ensembles.py [--out DIR] [--minutes 8] [--only kernel,arrays,...]
         [--modes fixed,1e-6,...] [--sizes 10,13,...] [--cpu] [--show FILE.json]
 
 The problem is Lorenz with sigma = 10, beta = 8/3, a different rho from 0 to 21 for each trajectory,
@@ -14,10 +14,10 @@ from (1, 0, 0), to t = 1 (that of GPUODEBenchmarks). The modes:
 - `gradient`: at 1e-6, of the sum of the squares of all endpoints with respect to each rho, in
     reverse mode.
 
-The contenders. All but `kernel` and `lanes` are optional; a row or line gives the reason if one
+The contenders. All but `kernel` and `arrays` are optional; a row or line gives the reason if one
 takes no part:
 
-- `kernel`: `solve` on EnsembleGPUKernel(); `lanes`: on EnsembleGPUArray().
+- `kernel`: `solve` on EnsembleGPUKernel(); `arrays`: on EnsembleGPUArray().
 - `diffrax`: `jax.jit(jax.vmap(diffeqsolve))`, Tsit5, PIDController, without raising (which is
     faster).
 - `gradsolve Warp`, `gradsolve CUDA`: its two fused kernels, only adaptive and with endpoints. (The
@@ -85,12 +85,12 @@ from common.contenders import exact_states, Skip  # noqa: E402
 from common.report import machine, named, PEERS  # noqa: E402
 from common.tasks import lorenz, Task  # noqa: E402
 from gpu_cases import (  # noqa: E402
+    ARRAYS,
     Case,
     DIFFRAX,
     FLOAT32,
     FLOAT64,
     KERNEL,
-    LANES,
     Mode,
     MODES,
     ON_CPU,
@@ -323,7 +323,7 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
     if peak_of(device["name"]) is None:
         notes.append("the peaks of this device are not in the table: no fractions of them")
     if not on_gpu():
-        notes.append("no GPU: the kernel's rows are the lanes engine on the CPU")
+        notes.append("no GPU: the rows of kernel and arrays are the compiled engine on the CPU")
     return {
         "benchmark": "gpu_ensembles",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -349,7 +349,7 @@ def _commit() -> str | None:
 def warm_up() -> None:
     """A small solve of ours and of diffrax: none is to pay for what comes once a process."""
     case = Case("1e-5", FLOAT32, 4)
-    for name in (KERNEL, LANES, DIFFRAX):
+    for name in (KERNEL, ARRAYS, DIFFRAX):
         # (What fails here does so again in a row, which says so.)
         refusal(lambda name=name: WAYS[name](case).end_to_end(case.task.p))
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from common import report
 from gpu_cases import (
+    ARRAYS,
     BOTH,
     Case,
     CUDA,
     DIFFRAX,
     FLOAT32,
     KERNEL,
-    LANES,
     MODES,
     Sizes,
     TARGET,
@@ -80,7 +80,7 @@ def is_of(row: dict, name: str, mode: str) -> bool:
 
 
 # Seconds that a contender's first case of a mode is expected to take.
-UNKNOWN = {KERNEL: 8.0, LANES: 10.0, DIFFRAX: 15.0, WARP: 30.0, CUDA: 30.0, TORCH: 20.0}
+UNKNOWN = {KERNEL: 8.0, ARRAYS: 10.0, DIFFRAX: 15.0, WARP: 30.0, CUDA: 30.0, TORCH: 20.0}
 
 
 def predicted(rows: Sequence[dict], name: str, case: Case) -> float:

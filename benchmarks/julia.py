@@ -1,9 +1,9 @@
-"""The Julia engine beside the lanes engine and diffeqpy: time and error, on the same ensembles.
+"""The Julia engine beside the compiled engine and diffeqpy: time and error, on the same ensembles.
 
 The ensembles are Lorenz trajectories with rho from 0 to 21, from (1, 0, 0) to t = 10, by `Tsit5` at
 tolerances of 1e-6, in float64; only the end is saved. All contenders run in one process:
 
-- `lanes` and `julia`: `solve` with that engine, called eagerly with new functions each time, as
+- `compiled` and `julia`: `solve` with that engine, called eagerly with new functions each time, as
     user code would do (which traces them anew, some milliseconds);
 - `diffeqpy, f in Python`: its `EnsembleProblem`, whose right-hand side Julia calls at each stage of
     each step;
@@ -13,8 +13,8 @@ tolerances of 1e-6, in float64; only the end is saved. All contenders run in one
 `first call` includes the compilation for a size, and at the first size all other compilation as
 well. The time is the best of the later calls, in which the contenders take turns. `ratio` is
 relative to the Julia engine on one core (less than 1 is faster). The errors are those of any
-component at the end, against Vern9 at 1e-12 by the lanes engine: the median, and the largest error.
-The largest error grows with the number of trajectories, because some come ever nearer to rho =
+component at the end, against Vern9 at 1e-12 by the compiled engine: the median, and the largest
+error. The largest error grows with the number of trajectories, because some come ever nearer to rho =
 13.93, where they may take the one side or the other. A contender is skipped if a call would need
 longer than `--seconds`, according to its time at the size before.
 
@@ -148,7 +148,7 @@ def report(n, contenders, expected_seconds, repeats, limit):
     slow = {name for name in contenders if expected_seconds.get(name, 0.0) > limit}
     taking_part = {name: solve for name, solve in contenders.items() if name not in slow}
     first, seconds, ends = measure(taking_part, rhos, repeats, limit)
-    exact = by_engine("lanes", eo.EnsembleThreads(), eo.Vern9(), 1e-12)(rhos)
+    exact = by_engine("compiled", eo.EnsembleThreads(), eo.Vern9(), 1e-12)(rhos)
     best = {name: min(times) for name, times in seconds.items()}
     print(f"\n{n} trajectories")
     header = ("", "seconds", "calls", "ratio", "first call", "median off", "most off")
@@ -189,7 +189,7 @@ def main():
     print(f"Julia started in {took:.1f} s", flush=True)
     contenders = {
         f"{engine}, {type(where).__name__}": by_engine(engine, where)
-        for engine in ("lanes", "julia")
+        for engine in ("compiled", "julia")
         for where in (eo.EnsembleSerial(), eo.EnsembleThreads())
     }
     contenders |= by_diffeqpy()

@@ -1,6 +1,6 @@
 """How far each way is from the limit of the hardware: the same ensembles on one core.
 
-    python benchmarks/limits.py [--quick] [--only a,b,...] [--small] [--no-cold] [--json FILE]
+    python benchmarks/limits.py [--quick] [--only a,b,...] [--no-cold] [--json FILE]
 
 The ensembles (`--only lorenz-rk4`, or part of a name) are Lorenz and a damped pendulum with fixed
 steps of RK4; Lorenz, Van der Pol (even, where neighbours are alike, and shuffled), Lorenz 96 with
@@ -11,7 +11,7 @@ parameters.
 
 The contenders are `C++`, written by hand (limits.cpp, with g++ or $CXX, the best of 1, 2 and 4
 registers of lanes), to which the ratios refer, and `C++ scalar`, the same without vectors; the
-engines `compiled` and `lanes` in `jit`; `diffrax`, vmapped; `Numba`, a loop over the trajectories;
+engine `compiled` in `jit`; `diffrax`, vmapped; `Numba`, a loop over the trajectories;
 `heyoka`, Taylor's method in batches, which chooses its own steps, at 1e-9 if the steps of the
 others are fixed. Contenders that are not installed are left out.
 
@@ -22,10 +22,6 @@ as long as others go on. `error` is the largest error of the end states of a sam
 norm of each or to one; or that of the whole gradient; the reference is Vern9 at 1e-12 in float64.
 `first` is a first call, in a new process without caches on disk, and `cached` one with these caches
 (for C++ it is the time of the compiler).
-
-`--small` prints another table instead, for ensembles of few and of many trajectories, of chains of
-1 to 60 oscillators: the time of lanes divided by that of compiled; and the gradients of
-Lotka-Volterra at 21 times, with diffrax as well.
 
 limits_report.py writes tables and figures of the pages from the file of `--json`.
 """
@@ -54,7 +50,7 @@ from common.processes import apart, is_worker, last_core
 from common.report import line, machine, PEERS, write_json
 from common.tasks import sample
 from common.timing import in_turns, timed
-from limits_cases import Case, cases, lotka_volterra, oscillators
+from limits_cases import cases
 
 import ensembleode as eo
 from ensembleode.engines.compiled.machine import host
@@ -111,7 +107,7 @@ def in_jit(solve, task, gradient):
 
     def call():
         u, tried = jax.block_until_ready(run(*inputs))
-        return (u if task.times is not None else u.reshape(task.u0.shape)), tried
+        return u.reshape(task.u0.shape), tried
 
     return call
 
@@ -178,7 +174,6 @@ WAYS = {
     "C++": by_cpp,
     "C++ scalar": by_scalar_cpp,
     "compiled": by_engine("compiled"),
-    "lanes": by_engine("lanes"),
     "diffrax": diffrax_by_hand,
     "Numba": by_numba,
     "heyoka": by_heyoka,
@@ -244,36 +239,6 @@ def warm(case, dtype, gradient, quick):
     return out, skipped
 
 
-def small(size, dtype, quick):
-    """Seconds by engine, of ensembles of chains of so many oscillators."""
-    out = []
-    u0 = np.sin(1.0 + np.arange(size))
-    for n in (1, 4, 32) if quick else (1, 4, 32, 64, 1024, 100_000):
-        # (As long as they can be waited for.)
-        t1 = 2.0 if n * size <= 2**16 else 0.2
-        p = np.linspace(0.5, 1.5, n)[:, None]
-        case = Case(oscillators, np.tile(u0, (n, 1)), p, t1, None, tol=1e-6)
-        if dtype == "float32":
-            case = dataclasses.replace(case, tol=1e-4)
-        for gradient in (False, True):
-            calls = {name: WAYS[name](case, dtype, gradient) for name in ("compiled", "lanes")}
-            in_turns(calls, 1)  # compiles
-            least = least_seconds(calls, 200, least=2, budget=0.2 if quick else 2.0)
-            out.append([n, size, dtype, gradient, least])
-    return out
-
-
-def populations(n, quick):
-    """Seconds of gradients of Lotka-Volterra by way."""
-    p = np.linspace(0.8, 1.2, n)[:, None] * np.array([1.5, 1.0, 1.0, 3.0])
-    times = np.linspace(0.0, 10.0, 21)
-    u0 = np.ones((n, 2))
-    case = Case(lotka_volterra, u0, p, 10.0, None, tol=1e-6, times=times)
-    calls = {x: WAYS[x](case, "float64", True) for x in ("compiled", "lanes", "diffrax")}
-    in_turns(calls, 1)  # compiles
-    return least_seconds(calls, 300, least=2, budget=1.0 if quick else 10.0)
-
-
 def first_call(name, case, dtype, gradient):
     """Seconds, what it takes to start JAX not among them."""
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(3)))
@@ -294,10 +259,6 @@ def worker(request, core, caches=""):
 
 def work(kind, quick, dtype, *rest):
     jax.config.update("jax_enable_x64", dtype == "float64")
-    if kind == "small":
-        return small(rest[0], dtype, quick)
-    if kind == "populations":
-        return populations(rest[0], quick)
     name, gradient, *way = rest
     case = cases(quick)[name]
     if kind == "first":
@@ -313,7 +274,7 @@ def cold(options, core, dtype, name, gradient, row, way):
     request = ["first", options.quick, dtype, name, gradient, way]
     with tempfile.TemporaryDirectory() as folder:
         first = worker(request, core, folder)
-        cached = worker(request, core, folder) if way in ("compiled", "lanes", "diffrax") else None
+        cached = worker(request, core, folder) if way in ("compiled", "diffrax") else None
     return {"first": first, "cached": cached}
 
 
@@ -331,32 +292,12 @@ def show(name, dtype, gradient, rows, skipped):
     sys.stdout.flush()
 
 
-def small_tables(options, core):
-    print("\n| n | size | dtype | | compiled, us | lanes, us | lanes / compiled |\n|" + "---|" * 7)
-    found = []
-    for size in (1, 3, 12) if options.quick else (1, 2, 3, 6, 12, 24, 40, 60):
-        for dtype in ("float64", "float32"):
-            for n, _, _, gradient, least in worker(["small", options.quick, dtype, size], core):
-                ours, theirs = (1e6 * least[x] for x in ("compiled", "lanes"))
-                cells = [n, size, dtype, "gradient" if gradient else "", f"{ours:.4g}"]
-                cells += [f"{theirs:.4g}", f"{theirs / ours:.2f}"]
-                print(line(cells), flush=True)
-                found.append([n, size, dtype, gradient, least])
-    for n in (4, 32):
-        least = worker(["populations", options.quick, "float64", n], core)
-        each = ", ".join(f"{name} {1e6 * x:.4g} us" for name, x in least.items())
-        print(f"\nGradients of {n} of Lotka-Volterra at 21 times: {each}", flush=True)
-        found.append([n, "lotka-volterra", "float64", True, least])
-    return found
-
-
 def main():
     if is_worker(work):
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a sixteenth of them, few turns")
     parser.add_argument("--only", default="", help="parts of names, such as lorenz-rk4,network")
-    parser.add_argument("--small", action="store_true", help="the table of small ensembles")
     parser.add_argument("--no-cold", action="store_true", help="without first calls")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     options = parser.parse_args()
@@ -364,10 +305,7 @@ def main():
     about["vectors"] = {64: "AVX-512", 32: "AVX2"}.get(host().vector_bytes, "narrow vectors")
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}")
     everything = {"machine": about, "quick": options.quick, "tables": []}
-    if options.small:
-        everything["small"] = small_tables(options, core)
-    chosen = {} if options.small else cases(options.quick)
-    for name, case in chosen.items():
+    for name, case in cases(options.quick).items():
         if not any(part in name for part in options.only.split(",")):
             continue
         for dtype in case.dtypes:

@@ -3,7 +3,6 @@ return a list of components."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,6 @@ class Case:
     cpp: str | None
     dt: float | None = None
     tol: float | None = None
-    times: Any = None
     shares_p: bool = False
     dtypes: tuple[str, ...] = ("float64", "float32")
     has_gradient: bool = True
@@ -47,7 +45,6 @@ class Case:
             dt=self.dt,
             rtol=self.tol,
             atol=self.tol,
-            times=self.times,
         )
 
 
@@ -104,21 +101,6 @@ def bubbles(frequencies, pressure=1.5e5):
 def lorenz_96(xp, u, p, t):
     n = len(u) if isinstance(u, list | tuple) else u.shape[0]
     return [(u[(i + 1) % n] - u[i - 2]) * u[i - 1] - u[i] + p[0] for i in range(n)]
-
-
-def lotka_volterra(xp, u, p, t):
-    return [p[0] * u[0] - p[1] * u[0] * u[1], p[2] * u[0] * u[1] - p[3] * u[1]]
-
-
-def oscillators(xp, u, p, t):
-    """A chain: places, and speeds; one alone is a single decay."""
-    n = u.shape[0]
-    if n == 1:
-        return [-p[0] * u[0] * u[0]]
-    m = n // 2
-    x, v = [u[i] for i in range(m)], [u[i + m] for i in range(m)]
-    forces = [x[i - 1] - 2.0 * x[i] + x[(i + 1) % m] - p[0] * x[i] * x[i] * x[i] for i in range(m)]
-    return [*v, *forces, *[-u[n - 1]] * (n % 2)]
 
 
 class Network:

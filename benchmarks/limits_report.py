@@ -34,9 +34,9 @@ LABELS = {
     "bubble": "bubble, at 1e-10",
 }
 HEADLINE = "lorenz-tsit5"
-WAYS = ("C++", "compiled", "lanes", "diffrax", "Numba", "heyoka")
-GRADIENTS = WAYS[:4]
-FIRST = ("compiled", "lanes", "diffrax")
+WAYS = ("C++", "compiled", "diffrax", "Numba", "heyoka")
+GRADIENTS = WAYS[:3]
+FIRST = ("compiled", "diffrax")
 
 
 #
@@ -191,7 +191,7 @@ def said_of(results: Results) -> list[str]:
         both = [[results.rows[*pair, back] for back in (False, True)] for pair in pairs]
         times = [(x[way]["ms"], y[way]["ms"]) for x, y in both if way in x and way in y]
         said.append(f"{way}: a gradient takes {span([y / x for x, y in times])} times a solve")
-    for way in ("compiled", "lanes", "diffrax"):
+    for way in ("compiled", "diffrax"):
         errors = [
             rows[way]["error"] / rows["C++"]["error"]
             for (_, dtype, _), rows in results.rows.items()

@@ -1,4 +1,4 @@
-"""Networks whose weights all trajectories share: the compiled engine, lanes, and C++ by hand.
+"""Networks whose weights all trajectories share: the compiled engine, and C++ by hand.
 
     python benchmarks/networks.py [--widths 16,64] [--trajectories 16,256] [--dtype float32]
 
@@ -8,7 +8,7 @@ in turns in one process, on one core, without JAX's cache on disk. C++ (networks
 $CXX, the better of two widths) has fixed steps only, float32, and multiples of 64 trajectories.
 
 A cell has the median CPU time in milliseconds, and the CPU time of the first call in seconds; that
-of C++ has the time of a solve, and in brackets the ratios of compiled's two times to it. The last
+of C++ has the time of a solve, and in brackets the ratios of our two times to it. The last
 column is the largest difference of the ends from those of C++.
 """
 
@@ -32,7 +32,7 @@ from common.timing import in_turns, timed
 import ensembleode as eo
 
 
-ENGINES = "compiled", "lanes"
+WAYS = "solve", "gradient"
 STEPS = {"fixed": {"adaptive": False, "dt": 0.1}, "adaptive": {"abstol": 1e-5, "reltol": 1e-5}}
 
 
@@ -44,13 +44,13 @@ def case(width, n, dtype):
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), (rng.normal(size=(n, 2)), p))
 
 
-def functions(engine, n, options):
+def functions(n, options):
     """The solve and its gradient."""
 
     def solve(u0, p):
         prob = eo.ODEProblem(tanh_network, u0[0], (0.0, 1.0), p)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
-        given = {"trajectories": n, "save_start": False, "engine": engine, **options}
+        given = {"trajectories": n, "save_start": False, "engine": "compiled", **options}
         return eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(1), **given).u
 
     def loss(u0, p):
@@ -90,41 +90,37 @@ def main():
     given = parser.parse_args()
     jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_enable_x64", True)
-    ways = [f"{engine}, {what}" for what in ("solve", "gradient") for engine in ENGINES]
     about, core = machine("ensembleode", "jax"), last_core()
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
-    print(line(["W", "trajectories", "steps", *ways, "C++", "difference"]))
+    print(line(["W", "trajectories", "steps", *WAYS, "C++", "difference"]))
     for width in map(int, given.widths.split(",")):
         for n in map(int, given.trajectories.split(",")):
             args = case(width, n, given.dtype)
             for name, options in STEPS.items():
                 with held(None if core is None else {core}):
-                    found = cells(width, n, args, options, ways, given.budget)
-                print(line([width, n, name, *found]), flush=True)
+                    cells = row(width, n, args, options, given.budget)
+                print(line([width, n, name, *cells]), flush=True)
 
 
-def cells(width, n, args, options, ways, budget):
+def row(width, n, args, options, budget):
     """The cells of a row: of the ways, of C++, and the difference from it."""
-    runs, firsts = {}, {}
-    for engine in ENGINES:
-        for what, run in functions(engine, n, options).items():
-            way = f"{engine}, {what}"
-            firsts[way], found = timed(run, *args, clock=time.process_time)
-            runs[way] = lambda run=run: jax.block_until_ready(run(*args))
-            if way == "compiled, solve":
-                ours = np.asarray(found[:, -1])
+    runs, firsts, found = {}, {}, {}
+    for way, run in functions(n, options).items():
+        firsts[way], found[way] = timed(run, *args, clock=time.process_time)
+        runs[way] = lambda run=run: jax.block_until_ready(run(*args))
     hand, ends = {}, None
     if "dt" in options:
         with contextlib.suppress(Skip):
             hand, ends = by_cpp(width, *args)
     times = in_turns(runs | hand, 200, least=5, budget=budget, clock=time.process_time)
     median = {way: 1e3 * float(np.median(spent)) for way, spent in times.items()}
-    found = [f"{median[way]:.3g}, {firsts[way]:.1f}" for way in ways]
+    cells = [f"{median[way]:.3g}, {firsts[way]:.1f}" for way in WAYS]
     if ends is None:
-        return [*found, "", ""]
+        return [*cells, "", ""]
     best = min(median[way] for way in hand)
-    ratios = ", ".join(f"{median[f'compiled, {x}'] / best:.2f}" for x in ("solve", "gradient"))
-    return [*found, f"{best:.3g} ({ratios})", f"{np.abs(ours - ends).max():.1e}"]
+    ratios = ", ".join(f"{median[way] / best:.2f}" for way in WAYS)
+    off = np.abs(np.asarray(found["solve"][:, -1]) - ends).max()
+    return [*cells, f"{best:.3g} ({ratios})", f"{off:.1e}"]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ import importlib.util as _util
 import pathlib as _pathlib
 import sys as _sys
 
-from .ground import cpu_devices as _cpu_devices
-
 
 # The modules of the public names, from the stub that type checkers read.
 _STUB = _ast.parse(_pathlib.Path(__file__).with_suffix(".pyi").read_text()).body
@@ -37,4 +35,6 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(x for x in globals() if x.startswith("__"))})
 
 
-_cpu_devices.configure()
+if "jax" in _sys.modules:
+    # JAX forgets what it has compiled when this is imported, so that is done early.
+    from .ground import given_device as _given_device  # noqa: F401

@@ -30,6 +30,7 @@ from .ensemble import (
 from .events import End as End, Events as Events
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
+from .ground.cpu_devices import use_cpu_devices as use_cpu_devices
 from .ground.version import __version__ as __version__
 from .initialization import BrownFullBasicInit as BrownFullBasicInit, CheckInit as CheckInit
 from .ode_function import ODEFunction as ODEFunction

@@ -73,10 +73,9 @@ class EnsembleThreads(EnsembleAlgorithm):
 
     Each trajectory has its own steps, its own end and its own return code. With the compiled
     engine it has the bits that `EnsembleSerial` gives, and threads of XLA take parts of a batch in
-    turn. Other engines run on JAX's CPU devices. There is one for
-    each core if ensembleode is imported before JAX starts its backend (see
-    `ensembleode.ground.cpu_devices`; `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's
-    configuration alone).
+    turn; `ENSEMBLEODE_NUM_THREADS` limits their number. The diffrax engine runs on JAX's CPU
+    devices, of which there is one unless [`use_cpu_devices`][ensembleode.use_cpu_devices] says
+    otherwise.
 
     - `n`: the number of cores, by default all. `EnsembleThreads(1)` is one core, vectorised.
 

@@ -1,4 +1,4 @@
-"""The same training by the Julia engine and by an engine in JAX.
+"""The same training by the Julia engine and by the compiled one.
 
 The ensemble and the loss are those of `quickstart.py`; only `engine=` changes. With `"julia"`
 trajectories are solved by OrdinaryDiffEq in Julia. The gradient is computed in Julia, too, by
@@ -74,7 +74,7 @@ def main(updates, ensemblealg):
     header = ("engine", "a", "p", "loss", "off by", "first s", "ms/update")
     print("{:<11}{:>12}{:>13}{:>15}{:>10}{:>9}{:>11}".format(*header))
     off = []
-    for engine in ("lanes", "julia"):
+    for engine in ("compiled", "julia"):
         theta, value, (first, *rest) = train(ensemblealg, engine, updates)
         off.append(abs(theta - PUBLISHED).max())
         found = f"{engine:<11}{theta[0]:>12.8f}{theta[1]:>13.8f}{value:>15.8f}{off[-1]:>10.1e}"

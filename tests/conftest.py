@@ -7,8 +7,6 @@ import jax
 import jaxtyping
 import pytest
 
-from ensembleode.engines import choice
-
 from . import gpu_machine
 
 
@@ -166,11 +164,3 @@ def _mappings() -> int:
             return sum(1 for _ in maps)
     except FileNotFoundError:
         return 0
-
-
-@pytest.fixture
-def lanes_first(monkeypatch):
-    """The lanes engine is the first choice of `engine="auto"`."""
-    monkeypatch.setattr(
-        choice, "ENGINES", tuple(sorted(choice.ENGINES, key=lambda x: x.name != "lanes"))
-    )

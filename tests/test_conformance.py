@@ -35,7 +35,7 @@ ALGORITHMS = {
     "3 workers": eo.EnsembleDistributed(workers=3),
     "split threads": eo.EnsembleSplitThreads(workers=2, threads=2),
 }
-BY_LANES = {"lanes": By("lanes", eo.EnsembleThreads())}
+BY_DIFFRAX = {"diffrax": By("diffrax", eo.EnsembleThreads())}
 ON_JULIA = {
     "julia serial": By("julia", eo.EnsembleSerial()),
     "julia threads": By("julia", eo.EnsembleThreads()),
@@ -60,15 +60,15 @@ REFUSED |= {
     for name in ("columns", *ON_JULIA)
 }
 REFUSED |= {
-    (name, "callback"): (ValueError, "callback") for name in ("columns", "lanes", "julia columns")
+    (name, "callback"): (ValueError, "callback") for name in ("columns", "diffrax", "julia columns")
 }
 REFUSED |= {(name, "gradient through callbacks"): (TypeError, "has callbacks") for name in ON_JULIA}
 REFUSED |= {
     (name, "rosenbrock"): (ValueError, r"can('t)? run Rodas5P.*eo\.Kvaerno5\(\)")
-    for name in ("columns", "lanes")
+    for name in ("columns", "diffrax")
 }
 REFUSED |= {
-    (name, "mass matrix"): (ValueError, "can('t)? run Rodas5P") for name in ("columns", "lanes")
+    (name, "mass matrix"): (ValueError, "can('t)? run Rodas5P") for name in ("columns", "diffrax")
 }
 REFUSED[("julia columns", "mass matrix")] = (ValueError, "EnsembleColumns has no mass_matrix")
 # One failing column fails the whole solve, which shares its steps.
@@ -124,7 +124,7 @@ def is_slow(test, name, mode=None, batch_size=None, **_):
     return test not in OF_EXECUTORS or batch_size not in few
 
 
-_CASES = [slow_unless(name in QUICK, name) for name in (*ALGORITHMS, *BY_LANES)]
+_CASES = [slow_unless(name in QUICK, name) for name in (*ALGORITHMS, *BY_DIFFRAX)]
 
 
 @pytest.fixture(params=[*_CASES, *map(on_julia, ON_JULIA)])
@@ -136,7 +136,7 @@ def name(request):
 def alg(name, request):
     if name == "kernel":  # as on a GPU
         request.getfixturevalue("on_host")
-    return {**ALGORITHMS, **BY_LANES, **ON_JULIA}[name]
+    return {**ALGORITHMS, **BY_DIFFRAX, **ON_JULIA}[name]
 
 
 def solve(ens, solver, alg, **options):
@@ -526,7 +526,8 @@ def test_keys(alg, mode):
     expected = np.stack([jax.random.normal(k, (2,)) for k in ids])
     for options in ({"key": key}, {"seed": 3}, {"seed": 3, "batch_size": 2}):
         sim = run(mode, ens, alg, 5, **options)
-        np.testing.assert_array_equal(sim.u[:, 0], expected)
+        # (Beside other operations XLA rounds the inverse error function otherwise.)
+        np.testing.assert_allclose(sim.u[:, 0], expected, rtol=1e-15)
     other = run(mode, ens, alg, 5, seed=4)
     assert not np.allclose(other.u[:, 0], expected)
     outputs = run(mode, eo.EnsembleProblem(decay(), output_func=output_func), alg, 5, key=key)
@@ -750,9 +751,9 @@ def test_algorithms_agree():
         np.testing.assert_allclose(u, us[0], rtol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_serial_is_each_problem_alone(engine):
-    """Bit for bit with diffrax; to rounding where a problem alone is a narrower chunk."""
+    """Bit for bit."""
     prob = eo.ODEProblem(
         lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 3.0), jnp.array([1.5, 1.0, 3.0, 1.0])
     )
@@ -762,11 +763,10 @@ def test_serial_is_each_problem_alone(engine):
 
     ens = eo.EnsembleProblem(prob, prob_func)
     sim = run("eager", ens, eo.EnsembleSerial(), 5, saveat=0.5, engine=engine)
-    rtol = 0 if engine == "diffrax" else 1e-12
     for i in range(5):
         made = prob_func(prob, eo.EnsembleContext(i, 1, jax.random.key(0)))
         sol = eo.solve(made, eo.Tsit5(), saveat=0.5, engine=engine)
-        np.testing.assert_allclose(sol.u, sim[i].u, rtol=rtol)
+        np.testing.assert_array_equal(sol.u, sim[i].u)
         assert sol.stats.naccept == sim[i].stats.naccept
 
 

@@ -15,16 +15,13 @@ from .marks import slow_unless
 
 ALGS = {
     "compiled": eo.Tsit5(),
-    "lanes": eo.Tsit5(),
     "diffrax": eo.Tsit5(),
     "implicit": eo.Kvaerno3(),
 }
 TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
-# diffrax takes long to compile.
-QUICK = ("compiled", "lanes")
 
 
-@pytest.fixture(params=[slow_unless(x in QUICK, x) for x in ALGS])
+@pytest.fixture(params=[slow_unless(x == "compiled", x) for x in ALGS])
 def solve(request):
     """`solve` on one engine."""
     engine = "diffrax" if request.param == "implicit" else request.param

@@ -163,9 +163,7 @@ WAYS_TWICE = {
     )(1.0),
 }
 ONCE = [
-    ("lanes", eo.GaussAdjoint()),
-    ("lanes", eo.BacksolveAdjoint()),
-    ("lanes", eo.ForwardDiffSensitivity()),
+    ("compiled", eo.GaussAdjoint()),
     ("diffrax", eo.RecursiveCheckpointAdjoint()),
     ("diffrax", eo.BacksolveAdjoint()),
     ("diffrax", eo.ForwardDiffSensitivity()),

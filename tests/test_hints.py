@@ -12,6 +12,7 @@ from typing import Any
 import diffrax
 import equinox as eqx
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import optax

@@ -15,7 +15,7 @@ from .problems import decay, linear, lorenz, scaled
 
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
-ENGINES = ["compiled", slow_unless(False, "lanes"), slow_unless(False, "diffrax")]
+ENGINES = ["compiled", slow_unless(False, "diffrax")]
 
 
 def area(u, p, t):
@@ -307,13 +307,13 @@ def test_bad_integrands(integrand, error, message):
     "options",
     [
         {"ensemblealg": eo.EnsembleColumns()},
-        {"engine": "lanes", "sensealg": eo.BacksolveAdjoint()},
+        {"engine": "compiled", "sensealg": eo.GaussAdjoint()},
         {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
     ],
     ids=str,
 )
 def test_refused_with_the_remedy(options):
-    remedy = "let f return what integrand does|use ReplayAdjoint|leave it out"
+    remedy = "let f return what integrand does|GaussAdjoint.. has no integrands|leave it out"
     with pytest.raises(ValueError, match=remedy):
         eo.solve(eo.EnsembleProblem(decaying()), trajectories=2, **options)
 

@@ -34,7 +34,6 @@ _ADDED = """
     from ensembleode.engines.compiled.numbers import layout_of, operands_of
     from ensembleode.engines.julia.numbers import read_arrays
     from ensembleode.engines.julia.solving import field_of
-    from ensembleode.engines.lanes.chunks import chunk_of, lane_field
     from ensembleode.engines.job import job_for
 
     def f(u, p, t):
@@ -48,7 +47,7 @@ _ADDED = """
             prob, dtmax2=0.5 / (1 + ctx.index), stops=ctx.index + jnp.array([0.1, 0.2]), g=g
         )
 
-    def job(engine="lanes", prob_func=varied, **options):
+    def job(engine="compiled", prob_func=varied, **options):
         prob = eo.ODEProblem(f, jnp.ones(3, jnp.float32), (0.0, 1.0), 0.5, **options)
         ens = eo.EnsembleProblem(prob, prob_func)
         return job_for(ens, {}, jax.random.key(0), 4, engine, eo.Tsit5())[0]
@@ -69,14 +68,14 @@ def test_rows_that_are_added_travel():
     in_process_with_rows(
         """
         # From the options of each trajectory to its numbers,
-        plan = job("compiled").plan
+        plan = job().plan
         assert (plan.batched.dtmax2, plan.batched.stops) == (True, True)
         assert plan.batched.consts_of_g[0] is True and not any(plan.batched.parameters)
         (name, g), = plan.beside
         assert name == "g" and len(plan.batched.consts_of_g) == len(g.jaxpr.constvars)
         (noise,) = jax.tree.leaves(jax.tree.unflatten(g.out_tree, g.out_avals))
         assert noise.shape == (3,)
-        lanes = lanes_of(job("compiled"))
+        lanes = lanes_of(job())
         np.testing.assert_allclose(lanes.dtmax2, 0.5 / np.arange(1, 5), rtol=1e-6)
         assert lanes.stops.shape == (4, 2) and lanes.stops.dtype == jnp.float32
 
@@ -89,18 +88,13 @@ def test_rows_that_are_added_travel():
         assert len(of_g) == len(plan.batched.consts_of_g) + 1
         assert of_g[-1] == of_f[-1] and not {*of_g[:-1]} & {*of_f}
 
-        # a chunk of lanes,
-        plan, lanes = job().plan, lanes_of(job())
-        chunk = chunk_of(plan, lane_field(plan), lanes, lanes, 4)
-        assert (chunk.dtmax2.shape, chunk.stops.shape) == ((4,), (2, 4))
-
         # and a request to Julia.
         plan, lanes = job("julia").plan, jax.tree.map(np.asarray, lanes_of(job("julia")))
         arrays = read_arrays(plan, field_of(plan), lanes, 4)
         assert (arrays["dtmax2"].shape, arrays["stops"].shape) == ((4,), (4, 2))
 
         # Nothing that has no use for them minds.
-        for engine in ("compiled", "lanes", "diffrax"):
+        for engine in ("compiled", "diffrax"):
             ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(3), (0.0, 1.0), 0.5), varied)
             sim = eo.solve(ens, trajectories=4, engine=engine, abstol=1e-8, reltol=1e-8)
             np.testing.assert_allclose(sim.u[:, -1], np.exp(-0.5), rtol=1e-5)

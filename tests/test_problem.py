@@ -507,9 +507,7 @@ def test_counts_as_people_write_them():
         (np.float64, {"reltol": 1e-16, "abstol": 1e-17}, True),
     ],
 )
-@pytest.mark.parametrize(
-    "engine", ["compiled", *(slow_unless(False, x) for x in ("lanes", "diffrax"))]
-)
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_a_tolerance_below_roundings_is_said(dtype, options, said, engine, caplog):
     log_once.cache_clear()
     prob = eo.ODEProblem(lambda u, p, t: -u, np.ones(2, dtype), (0.0, 1.0))

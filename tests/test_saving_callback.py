@@ -182,10 +182,9 @@ def test_outputs_have_the_values():
 OWN = np.array([0.0, 0.1, 0.5, 0.9])
 ALGORITHMS = {
     "compiled": (eo.EnsembleThreads(), "compiled"),
-    "lanes": (eo.EnsembleThreads(), "lanes"),
     "diffrax": (eo.EnsembleThreads(1), "diffrax"),
     "serial": (eo.EnsembleSerial(), "auto"),
-    "columns": (eo.EnsembleColumns(), "lanes"),
+    "columns": (eo.EnsembleColumns(), "compiled"),
     "distributed": (eo.EnsembleDistributed(workers=1), "auto"),
 }
 

@@ -249,7 +249,7 @@ def test_output_func_and_reduction():
     np.testing.assert_allclose(total, sum(exact([1.0], n).sum() for n in (1, 2, 3)), rtol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_gradients(engine):
     def loss(u0, p):
         ens = eo.EnsembleProblem(

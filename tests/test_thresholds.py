@@ -238,7 +238,7 @@ THRESHOLDS = {
     f"{C}.balls._MOST_OPERATIONS": Threshold(branches, ways=("events",)),
     f"{C}.loop._TURNS": Threshold(predators, low=1, high=2**14, ways=("fixed",)),
     f"{C}.parking._PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
-    "engines.columns._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
+    "engines.columns.solves._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
     f"{F}.forwarding._MOST_LOOPS": Threshold(long_ring),
     f"{F}.lowering.elementwise._DEEPEST": Threshold(long_sums, low=1),
     f"{F}.walking._OTHERS": Threshold(waves),
@@ -405,13 +405,15 @@ OTHERS = {
     # test_matrices.py: what is taken apart into scalars.
     "fields.choices._MOST_SORTED",
     "fields.choices._MOST_ROWS",
+    # test_ctrl_c.py: after how many steps of columns the flag is read.
+    "engines.columns.loop._TURNS",
     # test_coinciding_times.py
     "core.told_apart._FEW",
     "core.known_times.NEAR",
     "engines.diffrax.control._ROOM",
 }
 # The choice between engines: tests/engines/test_limits_of_auto.py. Other engines: their own tests.
-OTHER_ROOMS = ("engines.julia.", "engines.lanes.", "fields.lanes.")
+OTHER_ROOMS = ("engines.julia.", "fields.scalarising.")
 
 
 def numbers_of(tree):
@@ -484,11 +486,7 @@ def test_a_new_threshold_would_be_seen():
 
 
 OF_AUTO = {
-    f"{C}._MOST_COMPONENTS": ring,
     f"{C}._MOST_STATEMENTS": waves,
-    f"{C}._MOST_FACTORS": network,
-    f"{C}._FEW_COMPONENTS": ring,
-    f"{C}._MOST_SHARED": ring,
     f"{C}._MOST_WRITTEN_OUT": ring,
     f"{C}._MOST_OWN_ON_GPU": None,
     f"{C}._MOST_SHARED_ON_GPU": None,
@@ -498,9 +496,7 @@ OF_AUTO = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [x for x, problem in OF_AUTO.items() if problem and "_FEW" not in x]
-)
+@pytest.mark.parametrize("name", [x for x, problem in OF_AUTO.items() if problem])
 def test_both_sides_of_the_choice(monkeypatch, name):
     """Whichever engine solves it, the values are the same."""
     ens = OF_AUTO[name](np.float64)
@@ -513,5 +509,5 @@ def test_both_sides_of_the_choice(monkeypatch, name):
         monkeypatch.setattr(*number(name), value)
         sim = eo.solve(ens, eo.Tsit5(), trajectories=3, abstol=1e-9, reltol=1e-9)
         found[sim.engine.name] = sim.u
-    assert set(found) == {"lanes", "compiled"}
+    assert set(found) == {"diffrax", "compiled"}
     np.testing.assert_allclose(*found.values(), rtol=1e-7)

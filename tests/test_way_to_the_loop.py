@@ -17,7 +17,7 @@ from ensembleode.executors.places import Place
 
 ROOT = str(pathlib.Path(eo.__file__).parent)
 # The primitive of the loop, and the function that binds it.
-LOOPS = {"compiled": ("ensembleode_kernel", "call"), "lanes": ("while", "_solve_chunk")}
+LOOP = ("ensembleode_kernel", "call")
 
 
 def is_record(x: Any) -> bool:
@@ -39,7 +39,7 @@ class Way:
     """The calls of ours, `solve` first, on the way to the loop's primitive, and the records that
     they are given, and give back. (What `solve` itself is given, and returns, is the user's.)"""
 
-    def __init__(self, engine: str, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.calls: list[Any] = []
         self.down: set[str] = set()
         self.up: set[str] = set()
@@ -48,7 +48,7 @@ class Way:
 
         def watched(prim, *args, **params):
             name = self._stack[-1][0].f_code.co_name if self._stack else None
-            if not self.calls and (prim.name, name) == LOOPS[engine]:
+            if not self.calls and (prim.name, name) == LOOP:
                 self.calls = [frame for frame, _ in self._stack]
                 self.down = set().union(*(records for _, records in self._stack[1:]))
             return bind(prim, *args, **params)
@@ -68,19 +68,18 @@ class Way:
                 self.up |= {type(x).__name__ for x in parts if is_record(x)}
 
 
-@pytest.mark.parametrize("engine", LOOPS)
-def test_few_calls_and_records(engine, monkeypatch):
+def test_few_calls_and_records(monkeypatch):
     # (A field of its own: of one that is known nothing is traced.)
     prob = eo.ODEProblem(lambda u, p, t: -p * jnp.sin(u), jnp.ones(2), (0.0, 1.0), 1.0)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ctx.index / 10))
-    way = Way(engine, monkeypatch)
+    way = Way(monkeypatch)
     sys.setprofile(way)
     try:
-        eo.solve(ens, trajectories=3, engine=engine, saveat=0.25)
+        eo.solve(ens, trajectories=3, engine="compiled", saveat=0.25)
     finally:
         sys.setprofile(None)
     calls = [frame.f_code.co_qualname for frame in way.calls]
-    assert (calls[0], calls[-1]) == ("solve", LOOPS[engine][1])
+    assert (calls[0], calls[-1]) == ("solve", LOOP[1])
     assert len(calls) <= 16, calls
     assert way.down == {"Run", "Job", "Plan", "Lane"}
     assert way.up - {"EnsembleSolution"} == {"Result", "Outcome"}

@@ -2,7 +2,7 @@
 `fn(xp, arrays, params, tail) -> arrays` for each primitive.
 
 `xp` is NumPy or `jax.numpy`. The arrays may hold any numbers, for example the numbers by which
-components are identified; or they are lanes-last arrays, with `tail = (lanes,)`.
+components are identified; or they have further axes at the end, `tail`.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """A context that says whether code is traced for one device of several, and that JAX's caches of
 traces take into account.
 
-JAX forgets everything that it has compiled when the context is made. So it is made when JAX is
-imported.
+JAX forgets everything that it has compiled when the context is made. So it is made when the package
+is imported, if JAX has been imported by then.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ def report() -> dict[str, Any]:
     return {
         "versions": {"Python": platform.python_version()} | {n: _version(n) for n in PACKAGES},
         "devices": _devices(problem),
-        "threads": _threads(problem),
+        "threads": _threads(),
         "x64": bool(jax.config.read("jax_enable_x64")),
         "extras": _extras(),
         "julia": _julia(),
@@ -69,19 +69,12 @@ def _devices(problem: Any) -> list[str]:
     return [f"{count} x {kind}" for kind, count in kinds.items()]
 
 
-def _threads(problem: Any) -> dict[str, int]:
+def _threads() -> dict[str, int]:
     try:
         there = len(jax.local_devices(backend="cpu"))
     except RuntimeError:
         there = 0
-    cores = cpu_devices.cores()
-    if there < cores and not os.environ.get(cpu_devices.VARIABLE):
-        problem(
-            f"JAX has {there} CPU devices for {cores} cores, so EnsembleThreads() uses {there}.",
-            "Import ensembleode before JAX computes anything, and leave jax_num_cpu_devices and "
-            "xla_force_host_platform_device_count alone.",
-        )
-    return {"devices": there, "cores": cores}
+    return {"devices": there, "threads": cpu_devices.threads(), "cores": cpu_devices.cores()}
 
 
 def _extras() -> dict[str, dict[str, Any]]:

@@ -197,10 +197,7 @@ def _chosen(devices: Any) -> list:
         return list(devices)
     count = check_count("devices", devices)
     if count > len(there):
-        hint = (
-            f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
-            "before JAX computes anything."
-        )
+        hint = f" Call eo.use_cpu_devices({count}) right after the imports."
         hint = hint if platform_of(there[0]) == "cpu" else ""
         raise ValueError(f"devices={count} are more than there are ({len(there)}).{hint}")
     return there[:count]

@@ -97,13 +97,10 @@ WHERE = {
         slow_unless(False, "compiled", "one"),
         slow_unless(False, "compiled", "split"),
         ("compiled", "distributed"),
-        ("lanes", "one"),
-        slow_unless(False, "lanes", "threads"),
-        slow_unless(False, "lanes", "serial"),
-        slow_unless(False, "lanes", "distributed"),
-        slow_unless(False, "diffrax", "one"),
+        ("diffrax", "one"),
         slow_unless(False, "diffrax", "threads"),
         slow_unless(False, "diffrax", "serial"),
+        slow_unless(False, "diffrax", "distributed"),
     ],
 )
 def test_every_ensemble_algorithm(engine, where):
@@ -183,7 +180,7 @@ def test_those_that_wait_for_another_method():
     assert ((np.asarray(sim.stats.nw) > 0) == (np.arange(N) % 2 == 1))[done].all()
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_columns(engine):
     how = {**OPTIONS, "engine": engine}
     if engine == "compiled":
@@ -195,7 +192,7 @@ def test_columns(engine):
     np.testing.assert_array_equal(again.u, expected.u)
 
 
-@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "lanes")])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 @pytest.mark.parametrize("way", [{}, {"dt": 1e-3, "adaptive": False}, {"save_everystep": True}])
 def test_a_problem_alone(engine, way):
     prob = ensemble().prob

@@ -42,8 +42,8 @@ def ensemble_of(x, f=lorenz):
 
 
 def rotating(u, p, t):
-    """A field of which the compiled engine has no code."""
-    return jnp.fft.irfft(1j * jnp.fft.rfft(u), 3) - u
+    """A field of which the compiled engine has no code: a long Fourier transform."""
+    return jnp.fft.irfft(1j * jnp.fft.rfft(u, 128))[:3] - u
 
 
 def solved(x, ensemblealg, f=lorenz, **options):
@@ -109,7 +109,7 @@ def test_the_default_is_a_kernel_and_says_so():
 def test_arrays_where_there_is_no_kernel():
     """All trajectories at once, without a loop over chunks."""
     sim = solved(1.0, None, rotating)
-    assert sim.engine.name == "lanes"
+    assert sim.engine.name == "diffrax"
     assert "not EnsembleGPUKernel(" in sim.engine.reason
     with placement.on_cpu():
         np.testing.assert_allclose(sim.u, solved(1.0, eo.EnsembleThreads(), rotating).u, rtol=1e-9)
@@ -125,18 +125,22 @@ def test_arrays_where_there_is_no_kernel():
     assert "128xf64" not in text
 
 
-@pytest.mark.parametrize(("width", "engine"), [(14, "compiled"), (15, "lanes")])
+@pytest.mark.parametrize(("width", "engine"), [(14, "compiled"), (15, "diffrax")])
 def test_networks_with_many_shared_weights_are_arrays(width, engine):
     """Their gradients would take long to compile as kernels: 2-14-14-2 has 282 weights, 2-15-15-2
     has 317."""
     network = eqx.nn.MLP(2, 2, width, 2, jnp.tanh, key=jax.random.key(0))
     prob = eo.ODEProblem(lambda u, p, t: p(u), jnp.ones(2), (0.0, 1.0), network)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.index))
-    sim = eo.solve(ens, trajectories=N)
+    options = {"trajectories": N, "stepsize_controller": eo.PIController()}
+    sim = eo.solve(ens, **options)
     assert sim.engine.name == engine
-    if engine == "lanes":
+    kernel = eo.EnsembleGPUKernel()
+    if engine == "diffrax":
         assert "317 numbers" in sim.engine.reason
-    asked = eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), trajectories=N)
+        with pytest.raises(ValueError, match=r"use EnsembleGPUArray\(\) .*317 numbers"):
+            eo.solve(ens, eo.Tsit5(), kernel, **options)
+    asked = eo.solve(ens, eo.Tsit5(), kernel, engine="compiled", **options)
     np.testing.assert_allclose(asked.u, sim.u, rtol=1e-9)
 
 
@@ -188,17 +192,17 @@ def test_programs_of_arrays_on_the_cpu(ensemblealg):
 
 
 def test_a_single_problem():
-    """Small ones are solved on the CPU, from any program; large ones are arrays."""
+    """It is solved on the CPU, from any program; as arrays where it can't be compiled."""
     prob = ensemble_of(1.0).prob
     sol = eo.solve(prob, saveat=0.25)
     assert sol.engine.reason.endswith("on the CPU")
     assert is_home(sol.u)
     u = jax.jit(lambda x: eo.solve(eo.remake(prob, u0=prob.u0 * x), saveat=0.25).u)(1.0)
     np.testing.assert_array_equal(u, sol.u)
-    large = eo.solve(eo.ODEProblem(lambda u, p, t: -u, jnp.ones(5000), (0.0, 1.0)))
-    assert large.engine.name == "lanes"
-    assert "not EnsembleSerial(" in large.engine.reason
-    assert is_home(large.u)
+    other = eo.solve(ensemble_of(1.0, rotating).prob)
+    assert other.engine.name == "diffrax"
+    assert "not EnsembleSerial(" in other.engine.reason
+    assert is_home(other.u)
 
 
 @pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(), None], ids=str)

@@ -77,8 +77,9 @@ def test_devices_change_nothing(name, where, on_one):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", parity.FITS)
-def test_devices_change_nothing_by_lanes(name):
-    loss = parity.trajectories("lanes")
+def test_devices_change_nothing_by_diffrax(name):
+    # (Its bounds of the change of a step leave no step to the roundings of an estimate.)
+    loss = parity.trajectories("diffrax", stepsize_controller=eo.PIController())
     one, two = (parity.numbers(parity.fitted(name, loss, devices=n)) for n in (1, 2))
     same(two, one)
 
@@ -127,9 +128,7 @@ def test_four_devices_change_nothing(on_one):
         same(found[name], expected)
 
 
-@pytest.mark.parametrize(
-    "engine", ["compiled", slow_unless(False, "lanes"), slow_unless(False, "diffrax")]
-)
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_the_gradient_is_that_of_the_mean(engine):
     """Of one step of gradient descent, with what a solver of each engine gives."""
     loss, rate = parity.trajectories(engine, noise=0.0), 0.01

@@ -11,6 +11,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...ground.keys import raw
+from ..complex_numbers import without_complex
 from ..ir import Buffer, Function, Index, Store, Var
 from ..random_keys import without_keys
 from ..scalarise import MOST_OPERATIONS, scalarise
@@ -82,7 +83,7 @@ def lower(
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """
-    jaxpr = without_keys(jaxpr, inputs.storage)
+    jaxpr = without_complex(without_keys(jaxpr, inputs.storage))
     check(jaxpr, functions=functions)
     outs: list[Any] = [v.aval for v in jaxpr.outvars]
     sizes, dtype = [math.prod(out.shape) for out in outs], np.dtype(outs[0].dtype)

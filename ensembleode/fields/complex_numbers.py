@@ -1,0 +1,362 @@
+"""Programs that compute with complex numbers, with two real ones in place of each."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import source_info_util
+
+from ..tracing.program import equations, is_jaxpr, params_of, scan_parts, with_constants
+from .equations import bind, called, interpreted
+from .fourier import is_short, transformed
+from .movements import MOVEMENTS
+
+
+class NotInPairsError(Exception):
+    """A primitive of complex numbers has no rule here."""
+
+
+class Pair(NamedTuple):
+    """An array of complex numbers."""
+
+    real: Any
+    imag: Any
+
+
+def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+    """The same program of real numbers. One whose inputs or results are complex, or which has a
+    primitive that isn't known here, is left as it is."""
+    if not any(map(_has_complex, equations(jaxpr))):
+        return jaxpr
+    binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    if any(_is_complex(v.aval) for v in (*binders, *jaxpr.outvars)):
+        return jaxpr
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in binders]
+    try:
+        with jax.numpy_dtype_promotion("standard"):
+            closed = jax.make_jaxpr(lambda *xs: interpreted(jaxpr, xs, _known, _equation))(*structs)
+    except NotInPairsError:
+        return jaxpr
+    if closed.consts:
+        return jaxpr
+    inner: Any = closed.jaxpr
+    n = len(jaxpr.constvars)
+    return with_constants(inner, inner.invars[:n], inner.invars[n:])
+
+
+def _is_complex(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+def _has_complex(eqn: Any) -> bool:
+    return any(_is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
+
+
+def _known(x: Any) -> Any:
+    x = np.asarray(x)
+    return Pair(x.real, x.imag) if np.iscomplexobj(x) else x
+
+
+def _equation(eqn: Any, ins: list) -> list:
+    inner, name = called(eqn), eqn.primitive.name
+    if inner is not None:
+        return interpreted(inner, ins, _known, _equation)
+    inside = [eqn for x in filter(is_jaxpr, params_of(eqn)) for eqn in equations(x)]
+    with source_info_util.user_context(eqn.source_info.traceback):
+        if name in _LOOPS and any(map(_has_complex, [eqn, *inside])):
+            return _LOOPS[name](eqn, ins)
+        if not _has_complex(eqn):
+            return bind(eqn, ins)
+        if name in _RULES:
+            return [_RULES[name](eqn, *ins)]
+        if name in _BY_PARTS:
+            return _by_parts(eqn, ins)
+    raise NotInPairsError(name)
+
+
+def _by_parts(eqn: Any, ins: list) -> list:
+    """A primitive that does the same with real and with imaginary parts."""
+    reals, imags = (bind(eqn, [x[k] if isinstance(x, Pair) else x for x in ins]) for k in range(2))
+    return list(map(Pair, reals, imags))
+
+
+_BY_PARTS = {
+    *("add", "add_any", "copy", "copy_p", "cumsum", "dynamic_slice", "dynamic_update_slice"),
+    *("gather", "neg", "optimization_barrier", "pad", "reduce_sum", "reduce_window_sum"),
+    *("scatter", "scatter-add", "scatter-sub", "select_n", "stop_gradient", "sub", *MOVEMENTS),
+}
+
+
+#
+# Branches and loops
+#
+
+
+def _run(jaxpr: Any, *ins: Any) -> list:
+    return interpreted(jaxpr, ins, _known, _equation)
+
+
+def _scan(eqn: Any, ins: list) -> list:
+    params, (n_consts, n_carry) = eqn.params, scan_parts(eqn)
+    consts, carry, xs = (
+        ins[:n_consts],
+        ins[n_consts : n_consts + n_carry],
+        ins[n_consts + n_carry :],
+    )
+
+    def turn(carry: list, x: list) -> tuple[list, list]:
+        outs = _run(params["jaxpr"], *consts, *carry, *x)
+        return _arrays(outs[:n_carry]), _arrays(outs[n_carry:])
+
+    options = {"length": params["length"], "reverse": params["reverse"]}
+    carry, stacked = lax.scan(turn, _arrays(carry), _arrays(xs), **options)
+    return [*carry, *stacked]
+
+
+def _while(eqn: Any, ins: list) -> list:
+    params = eqn.params
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body, carry = ins[:n_test], ins[n_test : n_test + n_body], ins[n_test + n_body :]
+    return lax.while_loop(
+        lambda x: _run(params["cond_jaxpr"], *test, *x)[0],
+        lambda x: _arrays(_run(params["body_jaxpr"], *body, *x)),
+        _arrays(carry),
+    )
+
+
+def _cond(eqn: Any, ins: list) -> list:
+    which, *operands = ins
+    branches = [
+        lambda *xs, branch=branch: _arrays(_run(branch, *xs)) for branch in eqn.params["branches"]
+    ]
+    return lax.switch(jnp.asarray(which).astype(np.int32), branches, *_arrays(operands))
+
+
+def _arrays(xs: list) -> list:
+    return jax.tree.map(jnp.asarray, list(xs))
+
+
+_LOOPS: dict[str, Callable] = {"cond": _cond, "scan": _scan, "while": _while}
+
+
+#
+# Arithmetic
+#
+
+
+def _real_dtype(eqn: Any) -> Any:
+    aval = eqn.outvars[0].aval
+    return np.finfo(aval.dtype).dtype if _is_complex(aval) else aval.dtype
+
+
+def _complex(eqn: Any, x: Any, y: Any) -> Pair:
+    shape = eqn.outvars[0].aval.shape
+    return Pair(jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
+
+
+def _converted(eqn: Any, x: Any) -> Any:
+    dtype = _real_dtype(eqn)
+    if not _is_complex(eqn.outvars[0].aval):
+        return lax.convert_element_type(x.real, dtype)
+    if isinstance(x, Pair):
+        return Pair(*(lax.convert_element_type(part, dtype) for part in x))
+    real = lax.convert_element_type(x, dtype)
+    return Pair(real, lax.full_like(real, 0))
+
+
+def _times(x: Pair, y: Pair) -> Pair:
+    return Pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+
+
+def _over(x: Pair, y: Pair) -> Pair:
+    """The quotient, scaled by the larger part of the divisor. (Smith, Algorithm 116, 1962.)"""
+    swaps = jnp.abs(y.real) < jnp.abs(y.imag)
+    large, small = jnp.where(swaps, y.imag, y.real), jnp.where(swaps, y.real, y.imag)
+    ratio = small / large
+    below = large + small * ratio
+    first, second = jnp.where(swaps, x.imag, x.real), jnp.where(swaps, x.real, x.imag)
+    imag = jnp.where(swaps, first * ratio - second, second - first * ratio) / below
+    return Pair((first + second * ratio) / below, imag)
+
+
+def _scaled(x: Pair, by: Any) -> Pair:
+    return Pair(x.real * by, x.imag * by)
+
+
+def _size(x: Pair) -> Any:
+    """The absolute value, which doesn't overflow before the result does."""
+    a, b = jnp.abs(x.real), jnp.abs(x.imag)
+    large, small = jnp.maximum(a, b), jnp.minimum(a, b)
+    is_plain = (large > 0) & (large < jnp.inf)
+    ratio = small / jnp.where(is_plain, large, 1)
+    return jnp.where(is_plain, large * jnp.sqrt(1 + ratio * ratio), large)
+
+
+def _exp(x: Pair) -> Pair:
+    size = jnp.exp(x.real)
+    return Pair(size * jnp.cos(x.imag), jnp.where(x.imag == 0, x.imag, size * jnp.sin(x.imag)))
+
+
+def _log(x: Pair) -> Pair:
+    return Pair(jnp.log(_size(x)), jnp.arctan2(x.imag, x.real))
+
+
+def _sqrt(x: Pair) -> Pair:
+    size = _size(x)
+    root = jnp.sqrt(0.5 * (size + jnp.abs(x.real)))
+    is_zero = size == 0
+    other = jnp.where(is_zero, 0, x.imag / jnp.where(is_zero, 1, 2 * root))
+    negative = x.real < 0
+    real = jnp.where(negative, jnp.abs(other), root)
+    imag = jnp.where(negative, jnp.copysign(root, x.imag), other)
+    is_infinite = jnp.abs(x.imag) == jnp.inf
+    return Pair(jnp.where(is_infinite, jnp.inf, real), jnp.where(is_infinite, x.imag, imag))
+
+
+def _sinh(x: Pair) -> Pair:
+    return Pair(
+        jnp.sinh(x.real) * jnp.cos(x.imag),
+        jnp.cosh(x.real) * jnp.sin(x.imag),
+    )
+
+
+def _cosh(x: Pair) -> Pair:
+    return Pair(
+        jnp.cosh(x.real) * jnp.cos(x.imag),
+        jnp.sinh(x.real) * jnp.sin(x.imag),
+    )
+
+
+def _tanh(x: Pair) -> Pair:
+    t, s, c = jnp.tanh(x.real), jnp.sin(x.imag), jnp.cos(x.imag)
+    # (With the secant instead of the tangent, nothing is infinite.)
+    below = c * c + (t * s) ** 2
+    return Pair(t / below, s * c * (1 - t * t) / below)
+
+
+def _turned(fn: Callable, x: Pair) -> Pair:
+    """`-i fn(i x)`."""
+    y = fn(Pair(-x.imag, x.real))
+    return Pair(y.imag, -y.real)
+
+
+def _power(x: Pair, n: int) -> Pair:
+    one = Pair(jnp.ones_like(x.real), jnp.zeros_like(x.real))
+    if n < 0:
+        return _over(one, _power(x, -n))
+    found = None
+    while n:
+        if n & 1:
+            found = x if found is None else _times(found, x)
+        n >>= 1
+        x = _times(x, x) if n else x
+    return one if found is None else found
+
+
+def _pow(x: Pair, y: Pair) -> Pair:
+    found = _exp(_times(y, _log(x)))
+    zero = (x.real == 0) & (x.imag == 0)
+    one = (y.real == 0) & (y.imag == 0)
+    return Pair(jnp.where(zero, jnp.where(one, 1, 0), found.real), jnp.where(zero, 0, found.imag))
+
+
+def _sign(x: Pair) -> Pair:
+    size = _size(x)
+    return _scaled(x, 1 / jnp.where(size == 0, 1, size))
+
+
+def _logistic(x: Pair) -> Pair:
+    one = Pair(jnp.ones_like(x.real), jnp.zeros_like(x.real))
+    y = _exp(Pair(-x.real, -x.imag))
+    return _over(one, Pair(1 + y.real, y.imag))
+
+
+def _log1p(x: Pair) -> Pair:
+    # log |1 + z| = log1p(2 a + a^2 + b^2) / 2
+    near = 0.5 * jnp.log1p(x.real * (2 + x.real) + x.imag * x.imag)
+    far = _log(Pair(1 + x.real, x.imag))
+    return Pair(jnp.where(_size(x) < 0.5, near, far.real), far.imag)
+
+
+def _expm1(x: Pair) -> Pair:
+    half = jnp.sin(0.5 * x.imag)
+    real = jnp.expm1(x.real) * jnp.cos(x.imag) - 2 * half * half
+    return Pair(real, jnp.exp(x.real) * jnp.sin(x.imag))
+
+
+def _elementwise(fn: Callable) -> Callable:
+    def rule(eqn: Any, *ins: Any) -> Any:
+        del eqn
+        return fn(*(x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x)) for x in ins))
+
+    return rule
+
+
+def _dot_general(eqn: Any, x: Any, y: Any) -> Pair:
+    params = dict(eqn.params, preferred_element_type=_real_dtype(eqn))
+    product = functools.partial(eqn.primitive.bind, **params)
+    if not isinstance(x, Pair):
+        return Pair(product(x, y.real), product(x, y.imag))
+    if not isinstance(y, Pair):
+        return Pair(product(x.real, y), product(x.imag, y))
+    return Pair(
+        product(x.real, y.real) - product(x.imag, y.imag),
+        product(x.real, y.imag) + product(x.imag, y.real),
+    )
+
+
+def _fft(eqn: Any, x: Any) -> Any:
+    """**Raises:** `NotInPairsError` for a length that isn't written out."""
+    if not all(map(is_short, eqn.params["fft_lengths"])):
+        raise NotInPairsError("fft")
+    found = transformed(eqn, x)
+    return Pair(*found) if isinstance(found, tuple) else found
+
+
+def _reduce_prod(eqn: Any, x: Pair) -> Pair:
+    axes = eqn.params["axes"]
+    parts = [jnp.moveaxis(part, axes, range(len(axes))) for part in x]
+    shape = parts[0].shape[len(axes) :]
+    parts = [part.reshape((-1, *shape)) for part in parts]
+    one = Pair(jnp.ones(shape, parts[0].dtype), jnp.zeros(shape, parts[0].dtype))
+    return lax.scan(lambda total, row: (_times(total, row), None), one, Pair(*parts))[0]
+
+
+_RULES: dict[str, Callable] = {
+    "abs": lambda eqn, x: _size(x),
+    "complex": _complex,
+    "conj": _elementwise(lambda x: Pair(x.real, -x.imag)),
+    "convert_element_type": _converted,
+    "cos": _elementwise(lambda x: _cosh(Pair(-x.imag, x.real))),
+    "cosh": _elementwise(_cosh),
+    "div": _elementwise(_over),
+    "dot_general": _dot_general,
+    "eq": lambda eqn, x, y: (x.real == y.real) & (x.imag == y.imag),
+    "exp": _elementwise(_exp),
+    "expm1": _elementwise(_expm1),
+    "fft": _fft,
+    "imag": lambda eqn, x: x.imag,
+    "integer_pow": lambda eqn, x: _power(x, eqn.params["y"]),
+    "is_finite": lambda eqn, x: jnp.isfinite(x.real) & jnp.isfinite(x.imag),
+    "log": _elementwise(_log),
+    "log1p": _elementwise(_log1p),
+    "logistic": _elementwise(_logistic),
+    "mul": _elementwise(_times),
+    "ne": lambda eqn, x, y: (x.real != y.real) | (x.imag != y.imag),
+    "pow": _elementwise(_pow),
+    "real": lambda eqn, x: x.real,
+    "reduce_prod": _reduce_prod,
+    "rsqrt": _elementwise(lambda x: _power(_sqrt(x), -1)),
+    "sign": _elementwise(_sign),
+    "sin": _elementwise(lambda x: _turned(_sinh, x)),
+    "sinh": _elementwise(_sinh),
+    "sqrt": _elementwise(_sqrt),
+    "square": _elementwise(lambda x: _times(x, x)),
+    "tan": _elementwise(lambda x: _turned(_tanh, x)),
+    "tanh": _elementwise(_tanh),
+}
