@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ensembleode.engines.lanes.chunks import width_of
 
 import ensembleode as eo
 from ensembleode.executors import sharded
