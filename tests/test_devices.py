@@ -186,7 +186,7 @@ def test_inside_shard_map_each_shard_is_where_it_is():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="ENSEMBLEODE_NUM_THREADS=99"):
+    with pytest.raises(ValueError, match=r"eo.use_cpu_devices\(99\)"):
         solve(eo.EnsembleThreads(99))
     with pytest.raises(ValueError, match="wants 99 devices"):
         solve(eo.EnsembleGPUArray(devices=99))
@@ -265,41 +265,52 @@ def test_output_func_closes_over_what_is_differentiated(alg, batch_size):
 
 
 COUNT = "import ensembleode as eo, jax; print(len(jax.devices()))"
-PROBED = "import importlib.util; importlib.util.find_spec('jax'); "
+ASKED = COUNT.replace("; ", "; eo.use_cpu_devices(); ", 1)
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-FIRST = ("", "import jax; ", "import ensembleode; " + PROBED)
-
-
-@pytest.mark.parametrize("before", [slow_unless(x == "", x) for x in FIRST])
-def test_one_device_a_core(before):
-    """Whichever is imported first, also where someone only asks whether there is a JAX."""
-    assert run(before + COUNT)[0] == str(CORES)
+@pytest.mark.parametrize("before", ["", slow_unless(False, "import jax; ")])
+def test_importing_changes_nothing_of_jax(before):
+    code = """
+import jax, sys
+found = jax.config.values
+import ensembleode as eo
+eo.solve
+assert jax.config.values == found, "configuration"
+print(sum("ensembleode" in type(x).__module__ for x in sys.meta_path))
+"""
+    assert run(before + code)[0] == "0"
+    assert run(before + COUNT)[0] == "1"
+    assert run(before + ASKED)[0] == str(CORES)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity on this system")
+@pytest.mark.slow
 def test_cpu_affinity_is_respected():
-    assert run("import os; os.sched_setaffinity(0, {0}); " + COUNT)[0] == "1"
+    assert run("import os; os.sched_setaffinity(0, {0}); " + ASKED)[0] == "1"
 
 
 @pytest.mark.slow
 def test_the_number_can_be_chosen():
-    assert run(COUNT, ENSEMBLEODE_NUM_THREADS="3")[0] == "3"
-    assert run(COUNT, ENSEMBLEODE_NUM_THREADS="0")[0] == "1"
+    assert run(ASKED, ENSEMBLEODE_NUM_THREADS="3")[0] == "3"
+    assert run(ASKED, ENSEMBLEODE_NUM_THREADS="0")[0] == str(CORES)
+    assert run(ASKED.replace("devices()", "devices(4)", 1))[0] == "4"
     assert run(COUNT, JAX_NUM_CPU_DEVICES="4")[0] == "4"
     assert run(COUNT, XLA_FLAGS="--xla_force_host_platform_device_count=5")[0] == "5"
-    _, error = run(COUNT, ENSEMBLEODE_NUM_THREADS="many")
+    _, error = run(ASKED, ENSEMBLEODE_NUM_THREADS="many")
     assert "ENSEMBLEODE_NUM_THREADS must be a whole number" in error
+    _, error = run(ASKED.replace("devices()", "devices(0)", 1))
+    assert "n must be a whole number, 1 or more, got 0" in error
+    late = "import jax, ensembleode as eo; jax.devices(); eo.use_cpu_devices(3)"
+    _, error = run(late)
+    assert "use_cpu_devices(3) comes too late" in error
 
 
 @pytest.mark.slow
-def test_too_late_is_told_once():
+def test_one_device_is_told_once():
     code = """
-import jax, jax.numpy as jnp
-jnp.zeros(3)
+import jax.numpy as jnp
 import ensembleode as eo
-from ensembleode.executors import sharded
 prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
 for _ in range(2):
     print(eo.solve(eo.EnsembleProblem(prob), trajectories=3, engine="diffrax").retcode)
@@ -310,8 +321,8 @@ print(eo.solve(eo.EnsembleProblem(prob), trajectories=4).engine)
     assert out.count("[1 1 1]") == 2
     # (Which needs none of them.)
     assert "compiled" in out
-    assert error.count("EnsembleThreads runs on one core") == 1
-    assert "Import ensembleode first" in error
+    assert error.count("the diffrax engine runs on one core") == 1
+    assert "eo.use_cpu_devices()" in error
 
 
 @pytest.mark.slow
