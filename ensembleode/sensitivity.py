@@ -187,7 +187,7 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
         (x,), (t,) = primals, tangents
         second = errors["second_error"]
         # Marked again, for a derivative of the derivative.
-        again = identity(x) if second is None else _constant(x, second)
+        again = identity(x) if second is None else constant(x, second)
         return again, _tangent_p.bind(x, t, **errors)
 
     identity.defjvp(rule)
@@ -198,18 +198,18 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     return jax.tree.map(mark, tree)
 
 
-def _constant(x: Any, error: str) -> Any:
+def constant(x: Any, error: str) -> Any:
     """The identity; raises `TypeError` when it is differentiated."""
 
     @jax.custom_jvp
-    def constant(x):
+    def identity(x):
         return x
 
-    @constant.defjvp
+    @identity.defjvp
     def _(primals, tangents):
         raise TypeError(error)
 
-    return constant(x)
+    return identity(x)
 
 
 # The identity on the tangent t of x. In forward mode it is evaluated or lowered; in reverse mode it
@@ -238,7 +238,7 @@ def _transpose(ct, x, t, *, forward_error, second_error, reverse_error):
         raise TypeError(reverse_error)
     # The gradient can depend on the variables of differentiation only through ct.
     if second_error is not None and not isinstance(ct, ad.Zero):
-        ct = _constant(ct, second_error)
+        ct = constant(ct, second_error)
     return [None, ct]
 
 

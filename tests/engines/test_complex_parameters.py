@@ -67,8 +67,6 @@ CASES = [
 ] + [
     slow_unless(False, mode, {"engine": engine, "sensealg": adjoint, **more}, id=f"{adjoint}")
     for mode, engine, adjoint, more in [
-        ("forward", "compiled", eo.ForwardDiffSensitivity(), {}),
-        ("reverse", "compiled", eo.GaussAdjoint(), {}),
         ("reverse", "diffrax", None, {}),
         ("forward", "diffrax", eo.ForwardDiffSensitivity(), {}),
         ("forward over reverse", "diffrax", eo.DirectAdjoint(), {"maxiters": 64}),

@@ -21,7 +21,6 @@ TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
 REVERSE = {
     "replay": {},
     "gauss": {"sensealg": eo.GaussAdjoint()},
-    "backsolve": {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
     "kernel": {"ensemblealg": eo.EnsembleGPUKernel()},
     "diffrax": {"engine": "diffrax"},
 }

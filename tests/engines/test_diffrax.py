@@ -354,3 +354,15 @@ def test_stages_are_those_of_the_tableau(alg):
     assert (alg.stages, alg.fsal) == (tableau.num_stages, tableau.fsal)
     assert alg.adaptive
     assert "diffrax" in alg.engines
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_backsolve_by_the_ends_of_time_names_a_remedy(end):
+    def loss(t):
+        tspan = (t, jnp.array(1.0)) if end == 0 else (jnp.array(0.0), t)
+        prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), tspan)
+        sol = eo.solve(prob, eo.Tsit5(), engine="diffrax", sensealg=eo.BacksolveAdjoint())
+        return jnp.sum(sol.u[-1])
+
+    with pytest.raises(TypeError, match=r"ends of its tspan, .* leave sensealg out"):
+        jax.grad(loss)(0.5)

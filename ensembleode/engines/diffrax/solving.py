@@ -175,11 +175,20 @@ def integrate(plan: Plan, lane: Lane) -> Result:
 
 def _integrated(plan: Plan, lane: Lane) -> Result:
     method: _Method = plan.method.value
+    if isinstance(method.adjoint, diffrax.BacksolveAdjoint):
+        t0, t1 = (sensitivity.constant(jnp.asarray(x), _BY_TIMES) for x in (lane.t0, lane.t1))
+        lane = lane._replace(t0=t0, t1=t1)
     if method.direction == "reverse":
         label = type(method.adjoint).__name__ + "()"
         return _isolated(operands_of(sensitivity.reverse_only(lane, label)), plan)
     result = alone(functools.partial(_integrate, plan), lane)
     return sensitivity.forward_only(result) if method.direction == "forward" else result
+
+
+_BY_TIMES = (
+    "this solve is differentiated by the ends of its tspan, by which sensealg=BacksolveAdjoint() "
+    "has no derivatives on the diffrax engine: leave sensealg out."
+)
 
 
 def _check_derivatives(plan: Plan) -> None:
