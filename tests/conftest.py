@@ -12,10 +12,10 @@ from ensembleode.ground.cpu_devices import are_chosen, use_cpu_devices
 from . import gpu_machine
 
 
-if gpus := os.environ.get(gpu_machine.VARIABLE):
-    gpu_machine.simulate(int(gpus))
 if not are_chosen():
     use_cpu_devices()
+if gpus := os.environ.get(gpu_machine.VARIABLE):
+    gpu_machine.simulate(int(gpus))
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
