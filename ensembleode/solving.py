@@ -269,7 +269,8 @@ def solve(
         count = None if alone else n
         # (Nothing is differentiated by an adjoint before there is a plan.)
         with sensitivity.explained(sensealg, "ReplayAdjoint"):
-            job, choice = job_for(ens, options, key, count, engine, alg, place.asked)
+            about = ens, options, key, count, engine, alg, place.asked
+            job, choice = job_for(*about, is_given=place.is_given)
         executor = executor_for(place.algorithm, job.plan.engine)
         place.check(executor, job.plan, choice)
         said = [choice.reason, *refusals, executor.how, place.how]

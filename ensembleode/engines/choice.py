@@ -25,12 +25,13 @@ class NoEngine(ValueError):
 
 
 def choose(
-    engine: str, alg: Any, every: Trajectories, ensemblealg: Any = None
+    engine: str, alg: Any, every: Trajectories, ensemblealg: Any = None, *, is_given: bool = False
 ) -> tuple[Engine, EngineChoice, Any]:
     """The engine that runs `alg` on these trajectories, with their options; and `alg`, or the
     method that takes its place.
 
-    **Arguments:** `ensemblealg`: the ensemble algorithm; None for a single problem.
+    **Arguments:** `ensemblealg`: the ensemble algorithm; None for a single problem. `is_given`:
+    whether the user asked for it.
 
     **Raises:** `ValueError` for an unknown engine; `NoEngine` for one that can't run `alg` or the
     field, or where none can.
@@ -100,7 +101,9 @@ def choose(
         if ours and candidate is julia.ENGINE and not isinstance(alg, JuliaAlg):
             reason = reason or "it is asked for by name."
         reason = reason or candidate.unreadable(field, state, batched)
-        if every.events is None and not isinstance(alg, COMPILED_ONLY):
+        # (A kernel that is asked for is compiled, however long that takes.)
+        waits = is_given and isinstance(ensemblealg, EnsembleGPUKernel)
+        if every.events is None and not waits and not isinstance(alg, COMPILED_ONLY):
             is_extended = every.extension is not None
             reason = reason or candidate.slower(field, state, batched, is_extended=is_extended)
         if reason is None:

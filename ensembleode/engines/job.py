@@ -30,12 +30,17 @@ def job_for(
     engine: str,
     alg: Any,
     ensemblealg: Any = None,
+    *,
+    is_given: bool = False,
 ) -> tuple[Job, EngineChoice]:
-    """The job of `n` trajectories (None: of a single problem), and the engine that it is for."""
+    """The job of `n` trajectories (None: of a single problem), and the engine that it is for.
+
+    **Arguments:** `is_given`: whether the user asked for this ensemble algorithm.
+    """
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     check_direction(every, n or 1)
-    module, choice, alg = choose(engine, alg, every, ensemblealg)
+    module, choice, alg = choose(engine, alg, every, ensemblealg, is_given=is_given)
     if module.numbers_apart:
         every = every.with_numbers_apart()
     every = with_times_of_values(with_consistent_start(every))

@@ -102,9 +102,8 @@ def kernel_report(
     """
     options = among(locals())
     ens = EnsembleProblem(prob) if isinstance(prob, ODEProblem) else prob
-    job, _ = job_for(
-        ens, options, jax.random.key(0), 2, "auto", alg or Tsit5(), EnsembleGPUKernel()
-    )
+    about = ens, options, jax.random.key(0), 2, "auto", alg or Tsit5(), EnsembleGPUKernel()
+    job, _ = job_for(*about, is_given=True)
     if reason := gpu.refusal(job.plan):
         raise ValueError(f"EnsembleGPUKernel() {reason}")
     job = job.replan(engine=gpu.ENGINE)
