@@ -38,7 +38,7 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     device = default_device()
     if platform_of(device) == "cpu":
         most = max(1, HOST // all_bytes)
-        if executor.vectorised and not job.plan.engine.chunked:
+        if executor.vectorised and not job.plan.engine.shares_work:
             fitting = _CACHE // step_bytes
             if factorises and not job.traced:
                 narrow = 2 ** int(math.log2(min(max(fitting, _NARROW[0]), _NARROW[1])))

@@ -1,4 +1,4 @@
-"""The engines, which integrate single trajectories or chunks of them.
+"""The engines, which integrate trajectories.
 
 A new engine is a subclass of `engine.Engine` in a module here, with its place in `choice.ENGINES`.
 """

@@ -16,9 +16,8 @@ class Engine(abc.ABC):
 
     - `name`: the name that `engine=` takes.
     - `default_sensealg`: the name of the adjoint that is used without `sensealg`.
-    - `chunked`: whether the engine splits a large ensemble into chunks itself.
-    - `shares_work`: whether it shares a batch out to `plan.threads` threads of the CPU itself, and
-        needs no devices for that.
+    - `shares_work`: whether the trajectories of a batch, however many, are taken in turn by
+        `plan.threads` threads of the CPU, so that it needs no devices for that.
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
     - `closed`: whether all its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives.py`).
@@ -42,7 +41,6 @@ class Engine(abc.ABC):
 
     name: ClassVar[str]
     default_sensealg: ClassVar[str]
-    chunked: ClassVar[bool] = False
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False

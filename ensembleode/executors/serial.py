@@ -16,13 +16,13 @@ from .sharded import Devices
 
 
 class Serial(Executor):
-    """Solves one trajectory at a time; with an engine that solves chunk by chunk, on one device."""
+    """Solves one trajectory at a time; one thread does so in engines that take them in turn."""
 
     def fills_up(self, plan: Plan) -> bool:
-        return plan.engine.chunked
+        return plan.engine.shares_work
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
-        if job.plan.engine.chunked:
+        if job.plan.engine.shares_work:
             return Devices().run(job, indices, repeat)
         if job.traced:
             lanes = job.trajectories.lanes(indices, repeat)

@@ -141,7 +141,6 @@ class Compiled(Engine):
 
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
-    chunked = True
     closed = True
     shares_work = True
     numbers_apart = True

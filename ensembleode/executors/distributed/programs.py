@@ -88,7 +88,7 @@ def _layout(form: Form, n: int) -> tuple[int, int]:
     All batches use the same program; where a masked chunk costs nothing, a call takes many chunks.
     """
     plan = form.base.plan
-    if not plan.engine.chunked:
+    if not plan.engine.shares_work:
         return min(128, 2 ** (n - 1).bit_length()), 1
     rows = plan.saving.rows or 1
     each = plan.width * _bytes(plan.state) * (rows + 2) * form.copies
