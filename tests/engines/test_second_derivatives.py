@@ -339,9 +339,13 @@ def test_own_and_shared(mode, way):
 
 
 @pytest.mark.parametrize("mode", [slow_unless(mode == "ends", mode) for mode in SAVING])
-def test_ways_agree(mode):
+def test_ways_agree(mode, engine):
     """Steps being constants, second derivatives are symmetric, in whichever way they are made."""
-    loss, flat = flat_loss(functools.partial(ensemble, **SAVING[mode]), of_ensemble())
+    how = SAVING[mode]
+    if (engine, mode) == ("diffrax", "steps"):
+        # (Steps that its own control chooses differ by rounding, and what is saved with them.)
+        how = {**how, "adaptive": False, "dt": 0.1}
+    loss, flat = flat_loss(functools.partial(ensemble, **how), of_ensemble())
     v = jnp.cos(jnp.arange(len(flat), dtype=flat.dtype))
 
     @jax.jit
@@ -477,7 +481,7 @@ def test_f_without_a_forward_derivative():
     u0 = jnp.array([1.0])
     np.testing.assert_allclose(jax.grad(end)(u0), np.exp(-1.0), rtol=1e-9)
     for derivative in (jax.jacfwd(end), jax.hessian(end)):
-        with pytest.raises(TypeError, match=re.escape("write it with jax.custom_jvp")):
+        with pytest.raises(TypeError, match=r"[Ww]rite .* with jax.custom_jvp"):
             derivative(u0)
 
 

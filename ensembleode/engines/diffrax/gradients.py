@@ -18,7 +18,7 @@ from ...ground.alone import alone
 from ..along import fit_for
 from ..derivatives import by_group, differentiable, of_groups
 from ..flow import Flow, inexact_of, Known, with_own, with_wanted
-from ..results import with_times
+from ..results import each, with_times
 from .solving import each_of
 
 
@@ -42,6 +42,9 @@ def push(flow: Flow, lanes: Lane, known: Known, v: Sequence) -> list:
     moved = dict(zip(inexact_of(flow.plan.field), flow.moved, strict=True))
     asked = {i: m for i, m in moved.items() if m is not None}
     flow, lanes = with_own(flow.with_moved(wanted=tuple(asked)), lanes, list(asked.values()))
+    # (A parameter that each trajectory has for itself may have a tangent that all share.)
+    given = zip(tangents, asked.values(), flow.own, strict=True)
+    tangents = [each(x, bool(is_own) or not own, flow.n) for x, is_own, own in given]
 
     def at(u0: Any, values: list) -> Any:
         numbers = with_wanted(flow, lanes, values)._replace(u0=u0)

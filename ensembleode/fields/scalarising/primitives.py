@@ -169,7 +169,7 @@ def _dot_general(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Sca
         e = value.entries[i]
         return e if e.dtype == dtype else lax.convert_element_type(e, dtype)
 
-    def product(row: Sequence, column: Sequence) -> Any:
+    def product(row: Any, column: Any) -> Any:
         terms = [
             run.scalar("mul", lax.mul, (entry(x, i), entry(y, j)), dtype)
             for i, j in zip(row, column, strict=True)
