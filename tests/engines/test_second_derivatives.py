@@ -1,7 +1,6 @@
 """Derivatives of any order, without `sensealg`."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp

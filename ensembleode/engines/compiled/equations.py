@@ -94,7 +94,7 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
                 return Loaded(entries.memory, n), dfdt
             return tuple(map(b.spread, entries[:n])), dfdt
 
-        def factorise(jacobian: tuple, gamma_h: Value) -> Any:
+        def factorise(jacobian: Any, gamma_h: Value) -> Any:
             return linear.solver.factorise(jacobian, b.spread(gamma_h), checks=checks)
 
         def solve(factors: Any, right: tuple) -> tuple:

@@ -165,7 +165,7 @@ def _dot_general(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Sca
     dtype = aval.dtype
     xs, ys = layouts(eqn, x.shape, y.shape)
 
-    def entry(value: Scalars, i: int) -> Any:
+    def entry(value: Scalars, i: Any) -> Any:
         e = value.entries[i]
         return e if e.dtype == dtype else lax.convert_element_type(e, dtype)
 
