@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
-from ..tracing.program import equations, is_jaxpr, params_of, scan_parts, with_constants
-from .equations import bind, called, interpreted
+from ..tracing.program import equations, is_jaxpr, params_of, scan_parts
+from .equations import bind, called, interpreted, rewritten
 from .fourier import is_short, transformed
 from .movements import MOVEMENTS
 
@@ -36,17 +36,11 @@ def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     if any(_is_complex(v.aval) for v in (*binders, *jaxpr.outvars)):
         return jaxpr
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in binders]
     try:
         with jax.numpy_dtype_promotion("standard"):
-            closed = jax.make_jaxpr(lambda *xs: interpreted(jaxpr, xs, _known, _equation))(*structs)
+            return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, _known, _equation))
     except NotInPairsError:
         return jaxpr
-    if closed.consts:
-        return jaxpr
-    inner: Any = closed.jaxpr
-    n = len(jaxpr.constvars)
-    return with_constants(inner, inner.invars[:n], inner.invars[n:])
 
 
 def _is_complex(aval: Any) -> bool:

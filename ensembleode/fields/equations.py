@@ -11,6 +11,8 @@ import jax.extend.core as jex
 import numpy as np
 from jax.extend import source_info_util
 
+from ..tracing.program import with_constants
+
 
 _Rule = TypeVar("_Rule", bound=Callable)
 
@@ -129,6 +131,22 @@ def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) 
     for eqn in used(jaxpr)[0]:
         env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
     return list(map(read, jaxpr.outvars))
+
+
+def rewritten(jaxpr: jex.Jaxpr, fn: Callable, structs: Sequence | None = None) -> jex.Jaxpr:
+    """The program of `fn`, a function of what a jaxpr's constants and inputs are, one after the
+    other. It is the jaxpr itself where `fn` makes arrays, for which there is no place.
+
+    **Arguments:** `structs`: those of its constants and inputs, by default as they are.
+    """
+    if structs is None:
+        avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    closed, n = jax.make_jaxpr(fn)(*structs), len(jaxpr.constvars)
+    if closed.consts:
+        return jaxpr
+    inner: Any = closed.jaxpr
+    return with_constants(inner, inner.invars[:n], inner.invars[n:])
 
 
 def branch_here(eqn: Any) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 from jax.extend import source_info_util
 
 from ..ground.keys import is_key, raw
-from ..tracing.program import equations, is_jaxpr, with_constants
-from .equations import bind, called, interpreted
+from ..tracing.program import equations, is_jaxpr
+from .equations import bind, called, interpreted, rewritten
 
 
 def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr:
@@ -31,12 +31,8 @@ def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr
     given = any(is_key(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
     if given and storage is not None and np.dtype(storage).itemsize < 8:
         return jaxpr
-    closed = _closed(jaxpr)
-    if closed.consts:
-        return jaxpr
-    inner: Any = closed.jaxpr
-    n = len(jaxpr.constvars)
-    return with_constants(inner, inner.invars[:n], inner.invars[n:])
+    structs = _structs([*jaxpr.constvars, *jaxpr.invars])
+    return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, raw, _equation), structs)
 
 
 def _has_keys(eqn: Any) -> bool:
@@ -47,9 +43,12 @@ def _closed(jaxpr: Any) -> Any:
     """The same program without keys, of its constants and its inputs."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     binders = inner.invars if inner is not jaxpr else [*inner.constvars, *inner.invars]
+    return jax.make_jaxpr(lambda *xs: interpreted(jaxpr, xs, raw, _equation))(*_structs(binders))
+
+
+def _structs(binders: list) -> list:
     avals = [raw(v.aval) for v in binders]
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    return jax.make_jaxpr(lambda *xs: interpreted(jaxpr, xs, raw, _equation))(*structs)
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
 
 
 def _equation(eqn: Any, ins: list) -> list:

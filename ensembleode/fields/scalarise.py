@@ -9,9 +9,9 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..tracing.program import equations, with_constants
+from ..tracing.program import equations
 from .choices import by_choice, CHOICES
-from .equations import bind, branch_here, called, used
+from .equations import bind, branch_here, called, interpreted, rewritten
 from .plain import APART, written_out
 from .scalarising import (
     control_flow as control_flow,
@@ -70,33 +70,13 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
 def inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """The jaxpr without calls, and without equations whose results are not used."""
 
-    def evaluate(jaxpr, consts, *args):
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    def equation(eqn: Any, ins: list) -> list:
+        inner = called(eqn)
+        if inner is not None:
+            return interpreted(inner, ins, lambda x: x, equation)
+        return [branch_here(eqn)] if eqn.primitive.name == "platform_index" else bind(eqn, ins)
 
-        def read(atom):
-            return atom.val if isinstance(atom, jex.Literal) else env[atom]
-
-        for eqn in used(jaxpr)[0]:
-            ins = [read(v) for v in eqn.invars]
-            inner = called(eqn)
-            if inner is not None:
-                consts = getattr(inner, "consts", ())
-                outs = evaluate(getattr(inner, "jaxpr", inner), consts, *ins)
-            elif eqn.primitive.name == "platform_index":
-                outs = [branch_here(eqn)]
-            else:
-                outs = bind(eqn, ins)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    n = len(jaxpr.constvars)
-    binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in binders]
-    flat = jax.make_jaxpr(lambda *xs: evaluate(jaxpr, xs[:n], *xs[n:]))(*structs)
-    consts, args = flat.jaxpr.invars[:n], flat.jaxpr.invars[n:]
-    if flat.consts:
-        return jaxpr
-    return with_constants(flat.jaxpr, consts, args)
+    return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, lambda x: x, equation))
 
 
 def _is_scalar(jaxpr: Any) -> bool:

@@ -79,7 +79,7 @@ def are_chosen() -> bool:
     return chosen != -1 or "xla_force_host_platform_device_count" in flags
 
 
-def share(place: int, of: int) -> None:
+def share(place: int = 0, of: int = 1) -> None:
     """Divide the cores of this process with the others that may use the same ones: this is the one
     at that `place`, from 0, `of` so many. Each gets equally many, and where there are fewer cores
     than processes, one; JAX has as many devices. Where it was said how many devices or threads

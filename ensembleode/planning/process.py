@@ -34,8 +34,7 @@ class Unusable(Exception):
 def main(task: str, result: str) -> None:
     """Do the task, and write its outcome."""
     _let_the_kernel_choose_this()
-    if not cpu_devices.are_chosen():
-        cpu_devices.use_cpu_devices()
+    cpu_devices.share()
     path = pathlib.Path(result)
     report: dict[str, Any] = {}
     try:

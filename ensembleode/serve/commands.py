@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from ..cli import failed
-from ..ground.cpu_devices import are_chosen, cores, use_cpu_devices
+from ..ground.cpu_devices import cores, share
 from ..tools.scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 
@@ -17,8 +17,7 @@ def run_serve(registry: str, *, ensemblealg: str | None, tokens: str | None, **o
     # A batch that never returns occupies as many threads of XLA's pool as there are cores. A larger
     # pool leaves some for other problems. (XLA reads this variable when its backend starts.)
     os.environ.setdefault("NPROC", str(4 * cores()))
-    if not are_chosen():
-        use_cpu_devices()
+    share()
     try:
         from .process import run
 
