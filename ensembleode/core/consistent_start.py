@@ -20,8 +20,7 @@ from .lane import Trajectories
 from .rate import solved
 
 
-# The largest number of Newton steps; and how many lengths of each step are tried, each half of the
-# one before.
+# The largest number of Newton steps, and how often each may be halved.
 _MOST_STEPS, _LENGTHS = 100, 10
 # The number of Newton steps after an affect.
 _STEPS_AFTER = 30
@@ -42,11 +41,8 @@ class AfterJumps(PresetTimeCallback):
 
 def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSet:
     """The callbacks, and one that solves the algebraic equations again at these times, `[time]`, at
-    which the field jumps.
-
-    It acts last: what others do at that time belongs to the field before the jump. (A start is
-    consistent with the field there.)
-    """
+    which the field jumps. It acts last: what others do at that time belongs to the field before the
+    jump. A start is consistent with the field already."""
     xp: Any = jnp if is_tracer(times) or is_tracer(t0) else np
     inside = xp.where(times == t0, np.inf, times)
     last = AfterJumps(inside, lambda integrator: integrator, save_positions=(False, False))
@@ -54,14 +50,11 @@ def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSe
 
 
 def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
-    """The state after an affect, a vector, with its algebraic components replaced by a solution of
-    the algebraic equations near them.
+    """The state `u` after an affect, a vector, with its algebraic components replaced by a solution
+    of the algebraic equations of `f(u)`, the vector field at that time.
 
-    Newton's method takes a number of whole steps that is known beforehand, in operations that every
-    engine has: so the result has derivatives of any order, in both modes. If it is no solution, the
-    trajectory ends, as it is checked.
-
-    **Arguments:** `f(u)`: the vector field at the time of the affect, a vector.
+    Newton's method takes a fixed number of whole steps, in operations that every engine has. So the
+    result has derivatives of any order, in both modes. Engines check whether it is a solution.
     """
     rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
     factors = jnp.asarray(mixing(len(rows)), u.dtype)

@@ -75,10 +75,8 @@ _never_freed: list[Stop] = []
 
 @contextlib.contextmanager
 def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
-    """The job with a flag that Ctrl-C sets, if its engine looks at one.
-
-    **Arguments:** `local`: whether its programs run in this process.
-    """
+    """The job with a flag that Ctrl-C sets, if its engine looks at one. `local` says whether its
+    programs run in this process."""
     on_cpu = local and platform() == "cpu"
     if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
         yield job

@@ -23,19 +23,14 @@ ADJACENT = 3
 def in_order(
     row: Row, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
 ) -> Any:
-    """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span
-    or NaN come last, and are infinitely late.
+    """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span,
+    from `t0` to `t1`, or NaN come last, and are infinitely late.
 
     A discontinuity may be at the start, because what matters is the field after it. For the same
     reason, a discontinuity just before the end is left out.
 
-    **Arguments:**
-
-    - `row`: the kind of the times.
-    - `value`: the times as they are given: one, several, or a row for each trajectory, of which
-        `index` picks one.
-    - `more`: further times, `[time]`.
-    - `t0` and `t1`: the ends of the time span.
+    **Arguments:** `row`: the kind of the times; `value`: the times as they are given: one, several,
+    or a row for each trajectory, of which `index` picks one; `more`: further times, `[time]`.
     """
     times = own_times(value, dtype, index)
     several = [x for x in (times, *more) if x is not None and x.size]

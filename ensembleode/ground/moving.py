@@ -23,10 +23,8 @@ def to_device(tree: Any, device: jax.Device) -> Any:
 
 
 def to_default(tree: Any, back: jax.Device) -> Any:
-    """The tree, with its arrays on JAX's default device, committed to none.
-
-    **Arguments:** `back`: the device where they are, to which their cotangents go.
-    """
+    """The tree, with its arrays on JAX's default device, committed to none. Their cotangents go to
+    the device `back`, where the arrays were."""
     return jtu.tree_map(lambda x: _moved_p.bind(x, to=None, back=back) if _has(x) else x, tree)
 
 

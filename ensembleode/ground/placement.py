@@ -82,9 +82,8 @@ def share_of_memory(device: Any) -> int:
 
 
 def on_this_platform(tree: Any) -> Any:
-    """Arrays that a solve outside of `jit` is given, on the platform on which it computes. What is
-    committed to a device of another one is moved, and so is what is differentiated or mapped, whose
-    way back is to be here, too."""
+    """Arrays that a solve outside of `jit` is given, on the platform on which it computes. Tracers,
+    and arrays that are committed to a device of another platform, are moved."""
     device = default_device()
 
     def stays(x):
@@ -123,12 +122,8 @@ def brought_home(solution: Any) -> Any:
 
 
 def as_jax_arrays(tree: Any) -> Any:
-    """Results as JAX arrays, however many batches they come from.
-
-    Results that were gathered on the host go to JAX's default device. If that is an accelerator,
-    they go there only if they take less than a quarter of its memory, and otherwise to JAX's CPU
-    device.
-    """
+    """Results as JAX arrays. Those that were gathered on the host go to JAX's default device; or to
+    its CPU device, if they would take more than a quarter of an accelerator's memory."""
     device = default_device()
     gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
     home = None

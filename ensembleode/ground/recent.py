@@ -12,10 +12,8 @@ RECENT = 64
 
 
 def jit_recent(fn: Callable, *, static: int = 1, **options: Any) -> Callable:
-    """`jax.jit(fn)` with the first `static` arguments static. Programs for static arguments that
-    are not among the last `RECENT` are forgotten; JAX itself would keep thousands.
-
-    **Arguments:** `options`: those of `jax.jit`.
+    """`jax.jit(fn, **options)` with the first `static` arguments static. Programs for static
+    arguments that are not among the last `RECENT` are forgotten; JAX itself would keep thousands.
     """
 
     @functools.lru_cache(maxsize=RECENT)

@@ -28,11 +28,8 @@ _known_by_code: weakref.WeakSet = weakref.WeakSet()
 
 def numbers_in(program: Program, consts: Sequence, known: Sequence = ()) -> tuple:
     """The primitives of a program and all numbers in it, to be compared with those of another trace
-    of the same function.
-
-    Functions among the parameters (such as a callback's) are left out, since each trace may make
-    its own.
-    """
+    of the same function. Functions among the parameters are left out, since each trace may make its
+    own."""
     return tuple(_numbers_of_jaxpr(program.jaxpr)), contents(consts, known)
 
 

@@ -22,10 +22,9 @@ from .program import evaluated, is_jaxpr, params_of, Program, program_of, scan_p
 @functools.lru_cache(maxsize=256)
 def with_numbers_apart(program: Program) -> tuple[Program, list]:
     """The program (with derivative rules) without those literals that have the dtype of its output;
-    and a constant with their values, which comes after the program's own constants. The list is
-    empty where there is no such literal. The constant holds integers with the same bits, so that
-    nothing differentiates with respect to it.
-    """
+    and a list of one constant with their values, which comes after the program's own constants. The
+    list is empty where there is no such literal. The constant holds the bits as integers, so that
+    nothing differentiates with respect to it."""
     dtype = np.dtype(program.out_avals[0].dtype)
     written = _written(program.jaxpr, dtype)
     if not 0 < len(written) <= _MOST_APART:
@@ -48,8 +47,7 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
 
 
 def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
-    """The outputs of an equation in which literals are replaced by the operands that stand for
-    them."""
+    """The outputs of an equation whose literals are replaced by operands."""
     if written := _numbers_of(eqn, dtype):
         ins = [apart[written[i]] if i in written else x for i, x in enumerate(ins)]
         return [eqn.primitive.bind(*ins, **eqn.params)]
@@ -64,9 +62,7 @@ def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
     return _bound_again(eqn, ins, run)
 
 
-# The largest number of literals that become operands: more than fit into registers, but not so many
-# that they crowd out the parameters.
-_MOST_APART = 32
+_MOST_APART = 32  # literals that become operands
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
 _WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
 
