@@ -33,13 +33,18 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
     >>> value, gradient = jax.value_and_grad(loss)(1.0)
     """
     del indices
-    return jax.tree.map(lambda a, x: a + jnp.sum(x, 0), u, data), False
+    return jax.tree.map(lambda a, x: a + total(x), u, data), False
+
+
+def total(x: Any) -> Any:
+    """The sum over the first axis; for booleans, the number of true ones."""
+    return jnp.sum(x, 0)
 
 
 def empty(reduction: Callable | None, out: Any) -> Any:
     """The value that a reduction without `u_init` starts from."""
     if reduction is sum_reduction:
-        sums = jax.eval_shape(lambda out: jax.tree.map(lambda x: jnp.sum(x, 0), out), out)
+        sums = jax.eval_shape(lambda out: jax.tree.map(total, out), out)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     return jax.tree.map(lambda x: x[:0], out)
 
