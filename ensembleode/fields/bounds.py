@@ -45,13 +45,8 @@ class _Value(NamedTuple):
 
 
 def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | None:
-    """The first read past an end on which an output of the program depends.
-
-    **Arguments:**
-
-    - `consts`: the values of its constants, of which integers are followed.
-    - `inputs`: for each flat input its values `[case]`, or None where they aren't known.
-    """
+    """The first read past an end on which an output of the program depends, for these values of its
+    constants, and these of its flat inputs: `[case]`, or None where they aren't known."""
     values = [*map(_of_const, consts), *map(_Value, inputs)]
     outs = interpreted(program.jaxpr, values, _of_const, _equation)
     found = [read for out in outs for read, mask in out.past if mask.any()]

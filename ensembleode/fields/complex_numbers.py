@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend import source_info_util
 
 from ..tracing.program import equations, is_jaxpr, params_of, scan_parts
+from .combining import as_rows
 from .equations import bind, called, interpreted, rewritten
 from .fourier import is_short, transformed
 from .movements import MOVEMENTS
@@ -97,11 +98,8 @@ def _run(jaxpr: Any, *ins: Any) -> list:
 
 def _scan(eqn: Any, ins: list) -> list:
     params, (n_consts, n_carry) = eqn.params, scan_parts(eqn)
-    consts, carry, xs = (
-        ins[:n_consts],
-        ins[n_consts : n_consts + n_carry],
-        ins[n_consts + n_carry :],
-    )
+    split = n_consts + n_carry
+    consts, carry, xs = ins[:n_consts], ins[n_consts:split], ins[split:]
 
     def turn(carry: list, x: list) -> tuple[list, list]:
         outs = _run(params["jaxpr"], *consts, *carry, *x)
@@ -213,17 +211,11 @@ def _sqrt(x: Pair) -> Pair:
 
 
 def _sinh(x: Pair) -> Pair:
-    return Pair(
-        jnp.sinh(x.real) * jnp.cos(x.imag),
-        jnp.cosh(x.real) * jnp.sin(x.imag),
-    )
+    return Pair(jnp.sinh(x.real) * jnp.cos(x.imag), jnp.cosh(x.real) * jnp.sin(x.imag))
 
 
 def _cosh(x: Pair) -> Pair:
-    return Pair(
-        jnp.cosh(x.real) * jnp.cos(x.imag),
-        jnp.sinh(x.real) * jnp.sin(x.imag),
-    )
+    return Pair(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
 
 
 def _tanh(x: Pair) -> Pair:
@@ -313,12 +305,10 @@ def _fft(eqn: Any, x: Any) -> Any:
 
 
 def _reduce_prod(eqn: Any, x: Pair) -> Pair:
-    axes = eqn.params["axes"]
-    parts = [jnp.moveaxis(part, axes, range(len(axes))) for part in x]
-    shape = parts[0].shape[len(axes) :]
-    parts = [part.reshape((-1, *shape)) for part in parts]
-    one = Pair(jnp.ones(shape, parts[0].dtype), jnp.zeros(shape, parts[0].dtype))
-    return lax.scan(lambda total, row: (_times(total, row), None), one, Pair(*parts))[0]
+    parts = Pair(*(as_rows(part, eqn.params["axes"]) for part in x))
+    shape, dtype = parts.real.shape[1:], parts.real.dtype
+    one = Pair(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
+    return lax.scan(lambda total, row: (_times(total, row), None), one, parts)[0]
 
 
 _RULES: dict[str, Callable] = {

@@ -33,13 +33,8 @@ _Value: TypeAlias = Any  # an array, or a tangent
 
 def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
     """The results of a program that is linear in one of its inputs, for each component of that
-    input.
-
-    **Arguments:** `args`: the constants and the other inputs; `place`: the place of that input, an
-    array of floating-point numbers, in the sequence of constants and inputs.
-
-    **Returns:** `[component of the result, component of the input]`.
-    """
+    input: `[component of the result, component of the input]`. `args` are the constants and the
+    other inputs, among which the input has this `place`."""
     aval: Any = [*jaxpr.constvars, *jaxpr.invars][place].aval
     ins: list[_Value] = [*args[:place], _Diagonal(jnp.ones(aval.shape, aval.dtype)), *args[place:]]
     (out,) = _evaluated(jaxpr, ins)

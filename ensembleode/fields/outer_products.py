@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from ..ground.recursion import Call, result_of, results_of
-from ..tracing.program import with_constants
+from ..tracing.program import structs_of, with_constants
 from .gather_scatter import padded, Windows
 from .movements import MOVEMENTS
 from .products import layouts
@@ -202,8 +202,7 @@ class _Terms:
     def _append(self, fn: Callable, eqn: Any) -> list[Any]:
         """Append the equations of `fn(eqn, *operands)`, which are those of an equation; returns its
         results."""
-        structs = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
-        closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs)
+        closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs_of(eqn.invars))
         assert not closed.consts
         inner: Any = inlined(closed.jaxpr)
         known = dict(zip(inner.invars, eqn.invars, strict=True))

@@ -27,13 +27,9 @@ MOST_OPERATIONS = 1000
 
 
 def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None:
-    """The same computation with a variable for each component; None if that is not small.
-
-    The constants, arguments and results of `jaxpr` become their components, one after the other,
-    each an array of one element.
-
-    **Arguments:** `most`: the largest number of operations that is still small.
-    """
+    """The same computation with a variable for each component; None if that takes more than `most`
+    operations. The constants, arguments and results of `jaxpr` become their components, one after
+    the other, each an array of one element."""
     limits = Limits(scalars=most, moved=4 * most, choice=64, operations=most)
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     sizes = [math.prod(v.aval.shape) for v in binders]

@@ -64,15 +64,9 @@ class _Value:
 
 
 def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
-    """The places where the Jacobian of a program with respect to its state may be nonzero.
-
-    **Arguments:**
-
-    - `consts`: values for the constants of the program. With these given, the structure is that for
-        these values alone: zeros of a constant matrix are then left out.
-
-    **Returns:** `[component of the result, component of the state]`, booleans.
-    """
+    """The places where the Jacobian of a program with respect to its state may be nonzero, for all
+    constants of the program or for these: `[component of the result, component of the state]`,
+    booleans."""
     jaxpr = program.jaxpr
     avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
     values = [_Value(_nothing(a.shape)) for a in avals]

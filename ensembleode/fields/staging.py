@@ -9,7 +9,7 @@ import jax.core
 import jax.extend.core as jex
 import numpy as np
 
-from ..tracing.program import Program, with_constants
+from ..tracing.program import Program, structs_of, with_constants
 
 
 def parameters_of(program: Any) -> list[Any]:
@@ -27,8 +27,7 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
     jaxpr = program.jaxpr
     n = len(jaxpr.constvars)
     u, *p, t = jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p, u, t)]
-    *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    *structs, u, t = structs_of([*jaxpr.constvars, *p, u, t])
     args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
     closed = jax.make_jaxpr(fn)(*args)
     if closed.consts:  # a derivative rule may bring constants along

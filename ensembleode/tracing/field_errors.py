@@ -157,7 +157,7 @@ def _python_numbers(text: str, leaf_paths: list) -> str:
     found = [int(i) for i in re.findall(r"\ba\[1\]\[(\d+)\]", text)]
     names = []
     for i in found:
-        path, leaf = leaf_paths[i] if i < len(leaf_paths) else ((), None)
+        path, leaf = leaf_paths[i] if i < len(leaf_paths) else ((), np.nan)
         kind = getattr(leaf, "dtype", np.dtype(object)).kind
         if is_whole(leaf) or (np.shape(leaf) == () and kind in "biu"):
             names.append("p" + jtu.keystr(path))

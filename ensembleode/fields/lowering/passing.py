@@ -24,12 +24,10 @@ rule = registers(RULES)
 
 
 class Lowering:
-    """The state of one pass: the statements so far, and the names and memory in use.
+    """The state of one pass: the statements so far, and the names and memory in use. `functions`
+    says whether `plain.FUNCTIONS` are written out."""
 
-    **Arguments:** `functions`: whether `plain.FUNCTIONS` are written out.
-    """
-
-    def __init__(self, *, functions: bool = False) -> None:
+    def __init__(self, *, functions: bool) -> None:
         self.functions = functions
         self.blocks: list[list[Stmt]] = [[]]
         self.work: dict[np.dtype, int] = {}
@@ -107,9 +105,7 @@ class Lowering:
         return Var(f"x{next(self._names)}", np.dtype(dtype))
 
     def let(self, expr: Expr) -> Expr:
-        if not isinstance(expr, Op):
-            return expr
-        return self.variable(expr)
+        return self.variable(expr) if isinstance(expr, Op) else expr
 
     def variable(self, expr: Expr) -> Var:
         var = self.fresh(expr.dtype)
@@ -145,10 +141,8 @@ class Lowering:
         """Write a value to a buffer, from the index `offset` on."""
         if value.along is not None:
             with self.loops(*value.shape) as counters:
-                target = (offset or Index()).plus(
-                    *zip(counters, strides_of(value.shape), strict=True)
-                )
-                self.emit(Store(buffer, target, value.along(counters)))
+                places = zip(counters, strides_of(value.shape), strict=True)
+                self.emit(Store(buffer, (offset or Index()).plus(*places), value.along(counters)))
             return
         with self.loops(value.size) as (i,):
             target = (offset or Index()).plus((i, 1))
