@@ -130,10 +130,8 @@ _THINGS = _by_name(
 
 
 def unknown_option(where: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error for an option `name` that `where` does not have, with what to write instead.
-
-    **Arguments:** `known`: the options that it has.
-    """
+    """The error for an option `name` that `where` does not have, with what to write instead. It has
+    the `known` options."""
     known = list(known)
     hint = _OPTIONS.get(name) or _OPTIONS.get(name.lower())
     if hint is None:

@@ -241,7 +241,9 @@ def solve(
     """
     started, options = time.perf_counter(), among(locals())
     if _unknown:
-        _refuse_unknown(_unknown)
+        parameters = inspect.signature(solve).parameters.values()
+        known = [x.name for x in parameters if x.kind != x.VAR_KEYWORD]
+        refuse_unknown("solve", _unknown, known)
     alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
     alone = isinstance(prob, ODEProblem)
     if alone:
@@ -309,7 +311,10 @@ def solve(
         explained = sensitivity.explained(given, run.choice.sensealg, closes=closes)
         with explained, place.computing():
             run = run._replace(job=make_traceable(run.job, ens, run.n))
-            sim = _solve_alone(run)[0] if alone else _solve_traced(run)
+            if alone:
+                sim, _ = _solve_alone(run)
+            else:
+                sim = _ensemble_solution(run, batches.run_traced(run), jnp.nan)
         return place.brought_home(sim)
 
     solve_it = _solve_alone if alone else _solve_eagerly
@@ -391,11 +396,6 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
 
 
-def _solve_traced(run: Run) -> EnsembleSolution:
-    """An ensemble inside `jit`, `grad` or `vmap`."""
-    return _ensemble_solution(run, batches.run_traced(run), jnp.nan)
-
-
 def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     """Solve an ensemble batch by batch; also returns what ended it early, if anything did."""
     size, writer = run.size, None
@@ -448,26 +448,20 @@ def _writer(run: Run) -> stores.Writer:
 #
 
 
-def _refuse_unknown(unknown: dict[str, Any]) -> None:
-    parameters = list(inspect.signature(solve).parameters.values())
-    known = [x.name for x in parameters if x.kind != x.VAR_KEYWORD]
-    refuse_unknown("solve", unknown, known)
-
-
 def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
     """Where most trajectories ran out of steps, log any indication of stiffness, and return it in a
     list."""
     codes = np.atleast_1d(np.asarray(sim.retcode))
-    if not (codes == ReturnCode.MaxIters.value).any():
-        return []
-    note = stiffness.note(job, alg, codes)
+    note = None
+    if (codes == ReturnCode.MaxIters.value).any():
+        note = stiffness.note(job, alg, codes)
     if note is None:
         return []
     log_once(note + ".")
     return [note]
 
 
-def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
+def _throw(sim: Any, notes: Sequence[str]) -> None:
     codes = np.atleast_1d(np.asarray(sim.retcode))
     if has_failed(codes).any():
         raise EnsembleError(

@@ -38,10 +38,8 @@ _STABILITY_STEPS = 50  # the number of steps after which growth is seen
 
 
 def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
-    """A note about trajectories that ran out of steps; None where nothing indicates stiffness.
-
-    **Arguments:** `codes`: the return codes, `[trajectory]`.
-    """
+    """A note about trajectories that ran out of steps, by their return codes `[trajectory]`; None
+    where nothing indicates stiffness."""
     out_of_steps = np.flatnonzero(codes == ReturnCode.MaxIters.value)
     run = np.count_nonzero(codes != ReturnCode.Default.value)
     if 2 * len(out_of_steps) <= run or not _can_be_bounded_by_stability(job, alg):
@@ -115,10 +113,7 @@ def _step_times_rate(job: Job, index: int) -> float:
 
 def _rates_of_decay(field: Any, consts: Any, p: Any, u: Any, t: Any) -> tuple:
     """The fastest rates of decay of the modes at states `[point, *state]`: forwards and backwards
-    in time.
-
-    A mode counts if it decays at least as fast as it oscillates.
-    """
+    in time. A mode counts if it decays at least as fast as it oscillates."""
     if math.prod(u.shape[1:]) <= _LARGEST:
         jacobians = np.asarray(_jacobians(field, consts, p, u, t))
         is_finite = np.isfinite(jacobians).all(axis=(1, 2), keepdims=True)

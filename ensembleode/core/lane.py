@@ -144,7 +144,8 @@ class Trajectories:
         held = held_like(field, [n_consts + i for i in events.changes])
         before = extension = self.extension
         if held:
-            parts = before or Extension(*structs_of(self.field.jaxpr.outvars))
+            (user,) = structs_of(self.field.jaxpr.outvars)
+            parts = before or Extension(user)
             structure = None if self.given is None else (n_consts, self.given.numbers)
             extension = dataclasses.replace(parts, held=held, parameters=structure)
             form = form and form.with_held(field, before, extension)
