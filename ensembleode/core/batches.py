@@ -38,9 +38,8 @@ class Stopped(Exception):
 
 def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
     """The outcome of all trajectories, run batch after batch; with a reduction, its `u` is reduced.
-
-    **Arguments:** `gather`: collects the batches, by default in arrays on the host. It also says
-    which batches it still wants. With a store, None is returned.
+    `gather` says which batches it wants, and collects them, by default in arrays on the host. With
+    a store, None is returned.
 
     **Raises:** `Stopped`, with the results so far, for anything that stops the ensemble before its
     end.

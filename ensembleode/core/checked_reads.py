@@ -70,13 +70,9 @@ def _known_without_integers(program: Program, *of_index: Any) -> PastEnd | None:
 def check_new_parameters(
     p: Any, known: Any, is_number: Callable, programs: Iterable[Program]
 ) -> None:
-    """
-    **Arguments:** `p`: the parameters that `prob_func` made; `known`: those of its problem;
-    `is_number`: tells the leaves of `p` that are traced; `programs`: the functions of the problem,
-    as programs `(u, (*leaves of p, *others), t)`.
-
-    **Raises:** `ValueError` for a number in `p` that is new, and that nothing reads.
-    """
+    """**Raises:** `ValueError` for a number in `p` that is not in the `known` parameters of the
+    problem, and that none of its functions reads. These are programs
+    `(u, (*leaves of p, *others), t)`, of the leaves for which `is_number` is true."""
     if p is known:
         return
     before = [jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(known)]

@@ -1,10 +1,9 @@
 """States that fulfil the algebraic equations of a mass matrix, at the start, after affects, and
 where the equations jump."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -126,9 +125,7 @@ def _solved(linear: Callable, right: Any) -> Any:
     return jnp.linalg.solve(jax.jacfwd(linear)(right), right)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Search:
+class _Search(NamedTuple):
     """The state of Newton's method: the iterate `z`, the largest residual there, the number of
     steps so far, and whether the last step made the residual smaller."""
 

@@ -202,14 +202,15 @@ def with_output(job: Job) -> Job:
     ended = End(array((), t.dtype), state) if plan.keeps_end else None
     result = Result(u, t, inner, **about, events=events, ended=ended)
 
+    def traced(consts, **programs):
+        is_traced, consts = job.traced or any(map(is_tracer, consts)), tuple(consts)
+        return dataclasses.replace(job.replan(**programs), traced=is_traced, output_consts=consts)
+
     apart = taken_apart(job.trajectories, plan) if plan.saves_values else None
     if output_func is None:
         assert apart is not None
         program, consts = trace(apart, result, numbers, rules=True)
-        traced = job.traced or any(map(is_tracer, consts))
-        return dataclasses.replace(
-            job.replan(apart=program), traced=traced, output_consts=tuple(consts)
-        )
+        return traced(consts, apart=program)
 
     def output(result, numbers, index, repeat, key):
         values = None
@@ -261,9 +262,7 @@ def with_output(job: Job) -> Job:
         "random numbers of NumPy or Python, or the clock). It is traced once for all "
         "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
     )
-    traced = job.traced or any(map(is_tracer, consts))
-    plan = dataclasses.replace(plan, output=program)
-    return dataclasses.replace(job, plan=plan, traced=traced, output_consts=tuple(consts))
+    return traced(consts, output=program)
 
 
 def may_rerun(plan: Plan) -> bool:

@@ -112,13 +112,10 @@ def jumped(
     *,
     order: int,
 ) -> Moved:
-    """A jump from the state `u` at the fixed time `t`.
-
-    - `field(u, t)`: the vector field. Parameters that the jump changes are a part of the state.
-    - `affect(u, t)`: returns the state after the jump, and whether the jump ends the solve.
-    - `delta`: see `crossing` and `shift`; None for a jump whose time does not move.
-    - `order`: the order up to which derivatives are right.
-    """
+    """A jump from the state `u` at the fixed time `t`, with derivatives up to this `order`.
+    Parameters that it changes are a part of the state. `affect(u, t)` returns the state after the
+    jump, and whether the jump ends the solve. For `delta` see `crossing` and `shift`; it is None
+    for a jump whose time does not move."""
     if delta is None:
         after, ends = affect(u, t)
         return Moved(after, u, after, t, ends)

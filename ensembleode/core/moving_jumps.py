@@ -283,12 +283,9 @@ def _split(of: Moving | Part, consts: Sequence, p: Sequence) -> tuple[list, dict
 
 
 def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence[int]) -> Events:
-    """The events of a state with its tangent: conditions look at the state, and jumps move.
-
-    **Arguments:** `field`: the field of the state; `wide`: the field of the state with its tangent.
-    Its constants and parameters are those of `field`, followed by the tangents of those numbered
-    `moved`.
-    """
+    """The events of a state with its tangent: conditions look at the state, and jumps move. `field`
+    is that of the state, and `wide` that of the state with its tangent; its constants and
+    parameters are those of `field`, followed by the tangents of those numbered `moved`."""
     level = Level(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
     condition = functools.partial(_of_state, wide, level)
 

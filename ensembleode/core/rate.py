@@ -31,7 +31,8 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
     derivative = jax.jacrev if is_reverse_only(field) else jax.jacfwd
     sums = np.zeros((0, 0))
     if inverse is None:
-        sums = factors_of(rows_for_pivots(mass, _pattern(field)), mass.size)
+        pattern = tuple(map(tuple, np.argwhere(structure(field)).tolist()))
+        sums = factors_of(rows_for_pivots(mass, pattern), mass.size)
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         def f(u: Any, t: Any) -> Any:
@@ -51,10 +52,6 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
         return solved(jnp.matmul(jnp.asarray(sums, u.dtype), both)).reshape(u.shape)
 
     return program_of(staged(field, rate), field.out_tree, rules=True)
-
-
-def _pattern(field: Program) -> tuple[tuple[int, int], ...]:
-    return tuple((int(i), int(j)) for i, j in zip(*np.nonzero(structure(field)), strict=True))
 
 
 def solved(both: Any) -> Any:

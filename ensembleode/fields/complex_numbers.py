@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
-from ..tracing.program import equations, is_jaxpr, params_of, scan_parts
+from ..tracing.program import equations, is_jaxpr, params_of
+from ..tracing.written_numbers import bound_again
 from .combining import as_rows
 from .equations import bind, called, interpreted, rewritten
 from .fourier import is_short, transformed
@@ -63,8 +64,8 @@ def _equation(eqn: Any, ins: list) -> list:
         return interpreted(inner, ins, _known, _equation)
     inside = [eqn for x in filter(is_jaxpr, params_of(eqn)) for eqn in equations(x)]
     with source_info_util.user_context(eqn.source_info.traceback):
-        if name in _LOOPS and any(map(_has_complex, [eqn, *inside])):
-            return _LOOPS[name](eqn, ins)
+        if name in ("cond", "scan", "while") and any(map(_has_complex, [eqn, *inside])):
+            return list(bound_again(eqn, ins, _run))
         if not _has_complex(eqn):
             return bind(eqn, ins)
         if name in _RULES:
@@ -87,53 +88,9 @@ _BY_PARTS = {
 }
 
 
-#
-# Branches and loops
-#
-
-
 def _run(jaxpr: Any, *ins: Any) -> list:
-    return interpreted(jaxpr, ins, _known, _equation)
-
-
-def _scan(eqn: Any, ins: list) -> list:
-    params, (n_consts, n_carry) = eqn.params, scan_parts(eqn)
-    split = n_consts + n_carry
-    consts, carry, xs = ins[:n_consts], ins[n_consts:split], ins[split:]
-
-    def turn(carry: list, x: list) -> tuple[list, list]:
-        outs = _run(params["jaxpr"], *consts, *carry, *x)
-        return _arrays(outs[:n_carry]), _arrays(outs[n_carry:])
-
-    options = {"length": params["length"], "reverse": params["reverse"]}
-    carry, stacked = lax.scan(turn, _arrays(carry), _arrays(xs), **options)
-    return [*carry, *stacked]
-
-
-def _while(eqn: Any, ins: list) -> list:
-    params = eqn.params
-    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body, carry = ins[:n_test], ins[n_test : n_test + n_body], ins[n_test + n_body :]
-    return lax.while_loop(
-        lambda x: _run(params["cond_jaxpr"], *test, *x)[0],
-        lambda x: _arrays(_run(params["body_jaxpr"], *body, *x)),
-        _arrays(carry),
-    )
-
-
-def _cond(eqn: Any, ins: list) -> list:
-    which, *operands = ins
-    branches = [
-        lambda *xs, branch=branch: _arrays(_run(branch, *xs)) for branch in eqn.params["branches"]
-    ]
-    return lax.switch(jnp.asarray(which).astype(np.int32), branches, *_arrays(operands))
-
-
-def _arrays(xs: list) -> list:
-    return jax.tree.map(jnp.asarray, list(xs))
-
-
-_LOOPS: dict[str, Callable] = {"cond": _cond, "scan": _scan, "while": _while}
+    """The results of a branch, or of a turn of a loop."""
+    return jax.tree.map(jnp.asarray, list(interpreted(jaxpr, ins, _known, _equation)))
 
 
 #

@@ -20,10 +20,8 @@ def parameters_of(program: Any) -> list[Any]:
 
 def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
     """Trace `fn(consts, u, p, t)` with the inputs of a program; its constants stay constants.
-
-    **Arguments:** `state`: the abstract value of `u`, where it isn't the program's own; `extra`:
-    the abstract values of further inputs, which are appended to `p`.
-    """
+    `state` is the abstract value of `u`, where it isn't the program's own, and `extra` are those of
+    further inputs, which are appended to `p`."""
     jaxpr = program.jaxpr
     n = len(jaxpr.constvars)
     u, *p, t = jaxpr.invars

@@ -59,7 +59,8 @@ def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
         instead = functools.partial(_with_operands, apart, dtype)
         return evaluated(inner, *args, consts=consts, instead=instead)
 
-    return _bound_again(eqn, ins, run)
+    arrays = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
+    return bound_again(eqn, arrays, run)
 
 
 _MOST_APART = 32  # literals that become operands
@@ -96,11 +97,13 @@ def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
     return functools.reduce(operator.or_, found, {})
 
 
-def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
+def bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
     """The results of a call, a loop or a branch, with `run(jaxpr, *args)` in place of the jaxprs in
     it."""
     params = eqn.params
-    ins = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
+
+    def arrays(xs: Sequence) -> list:
+        return jax.tree.map(jnp.asarray, list(xs))
 
     def within(name: str) -> Callable:
         return functools.partial(run, params[name])
@@ -117,7 +120,7 @@ def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
                 return outs[:n_carry], outs[n_carry:]
 
             how = {name: params[name] for name in ("length", "reverse", "unroll")}
-            carry, stacked = jax.lax.scan(body, ins[:n_carry], ins[n_carry:], **how)
+            carry, stacked = jax.lax.scan(body, arrays(ins[:n_carry]), arrays(ins[n_carry:]), **how)
             return *carry, *stacked
         case "while":
             first = params["cond_nconsts"]
@@ -125,10 +128,10 @@ def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
             return jax.lax.while_loop(
                 lambda carry: within("cond_jaxpr")(*ins[:first], *carry)[0],
                 lambda carry: within("body_jaxpr")(*ins[first:last], *carry),
-                ins[last:],
+                arrays(ins[last:]),
             )
         case "cond":
             branches = [functools.partial(run, branch) for branch in params["branches"]]
-            return jax.lax.switch(ins[0], branches, *ins[1:])
+            return jax.lax.switch(ins[0], branches, *arrays(ins[1:]))
     how = {name: params[name] for name in ("prevent_cse", "policy")}
     return jax.checkpoint(within("jaxpr"), **how)(*ins)

@@ -66,20 +66,17 @@ def lower(
     most: int = MOST_OPERATIONS,
     functions: bool = False,
 ) -> Function:
-    """Lower a function of a state, parameters and the time. Its result are arrays of one dtype, one
-    after the other.
+    """Lower a function of a state, parameters and the time; its constants are parameters, too. Its
+    result are arrays of one dtype, one after the other.
 
     **Arguments:**
 
-    - `jaxpr`: its constants are parameters, too; its arguments are the state, the parameters and
-        the time.
     - `inputs`: the layout of the parameters.
     - `largest_returned`: the largest number of components that is returned; a larger result is
         stored.
-    - `apart`: whether a small function is taken apart into scalars.
-    - `most`: the largest number of operations that is small.
-    - `functions`: whether functions such as the incomplete gamma function, `plain.FUNCTIONS`, are
-        written out, as the target has none.
+    - `apart`: whether a function of at most so many (`most`) operations is taken apart into
+        scalars.
+    - `functions`: whether `plain.FUNCTIONS` are written out, as the target has none.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """

@@ -44,11 +44,8 @@ rule = registers(RULES)
 
 
 class Interpreter:
-    """One pass over a program.
-
-    **Arguments:** `rules`: those of primitives, by name; other primitives are
-    [`mapped`][ensembleode.fields.scalarising.interpreter.mapped].
-    """
+    """One pass over a program, with these rules of primitives; those without a rule are
+    [`mapped`][ensembleode.fields.scalarising.interpreter.mapped]."""
 
     def __init__(self, limits: Limits, rules: dict[str, Rule] = RULES):
         self.limits = limits
