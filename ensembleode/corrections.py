@@ -128,11 +128,6 @@ def _always(u: Any, t: Any, integrator: Integrator) -> Any:
     return np.bool_(True)
 
 
-#
-# Components below zero
-#
-
-
 def _is_negative(u: Any, t: Any, integrator: Integrator) -> Any:
     del t, integrator
     below = [jnp.any(x < 0) for x in jax.tree.leaves(u)]
@@ -144,11 +139,6 @@ def _not_negative(integrator: Integrator) -> Integrator:
         return jnp.where(x < 0, jnp.zeros_like(x), x)
 
     return dataclasses.replace(integrator, u=jax.tree.map(clipped, integrator.u))
-
-
-#
-# Projection onto a manifold
-#
 
 
 # The turns of Newton's method, each of which doubles the number of correct digits.

@@ -186,11 +186,6 @@ class _Arithmetic(ArrayArithmetic):
 _XP: Any = _Arithmetic(jnp)
 
 
-#
-# Polynomials
-#
-
-
 @functools.cache
 def inner_nodes(degree: int) -> tuple[float, ...]:
     """The inner nodes of a step, from 0 to 1, that determine a polynomial of this degree together
@@ -225,11 +220,6 @@ def polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     values = jnp.concatenate([start[None], inner, end[None]]) - near[None]
     weights = weights.astype(values.dtype).reshape(-1, *(1,) * start.ndim)
     return near + jnp.sum(weights * values, axis=0)
-
-
-#
-# At given times
-#
 
 
 def states_at(

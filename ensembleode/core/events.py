@@ -322,11 +322,6 @@ def jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
         yield from (x for x in (callback.up, callback.down) if x is not None)
 
 
-#
-# One list of numbers
-#
-
-
 @functools.lru_cache(maxsize=1024)
 def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
     """The part without constants, as a function of the list of all `numbers` (abstract values, as

@@ -66,10 +66,6 @@ class Extension:
         integrals = self.controlled + (0 if self.integral is None else self.integral.size)
         return self.controlled, integrals, integrals + sum(math.prod(x.shape) for _, x in self.held)
 
-    #
-    # One vector, and its parts
-    #
-
     def user_of(self, u: Any) -> Any:
         """The user's part `[..., *state]` of states `[..., component]`."""
         return u[..., : self.controlled].reshape(*u.shape[:-1], *self.user.shape)
@@ -125,11 +121,6 @@ class Extension:
             return value
         more = np.ones(self.size - self.controlled)
         return jnp.concatenate([jnp.reshape(value, -1), more.astype(value.dtype)])
-
-
-#
-# Fields of extended states
-#
 
 
 @functools.lru_cache(maxsize=256)

@@ -64,11 +64,6 @@ class ImplicitForm:
         return dataclasses.replace(self, mass=self.mass and self.mass.extended(size))
 
 
-#
-# Products with a Jacobian
-#
-
-
 @functools.lru_cache(maxsize=256)
 def product_of(
     field: Program, jac: Program | None, places: tuple | None, order: tuple[int, ...] | None
@@ -134,11 +129,6 @@ def _found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: A
     return jnp.stack([columns[k] for k in colours], axis=1)
 
 
-#
-# Products for extended states
-#
-
-
 @functools.lru_cache(maxsize=256)
 def _with_integrals(
     product: Program, field: Program, integrand: Program, extension: Extension
@@ -196,11 +186,6 @@ def _of_user(product: Program, field: Program, extension: Extension) -> Program:
 
     jaxpr = staged(field, alone, state=extension.user, extra=[extension.user])
     return program_of(jaxpr, product.out_tree, rules=True)
-
-
-#
-# Constants
-#
 
 
 @functools.lru_cache(maxsize=256)

@@ -214,11 +214,6 @@ def follow(events: Events) -> bool:
     return others and (known or bool(events.continuous))
 
 
-#
-# Programs
-#
-
-
 def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]:
     state, t = structs_of([*field.jaxpr.outvars, field.jaxpr.invars[-1]])
     of = {
@@ -275,11 +270,6 @@ def _split(of: Moving | Part, consts: Sequence, p: Sequence) -> tuple[list, dict
     """The list of all numbers, and the extras by name."""
     n = len(p) - len(of.extras)
     return [*consts, *p[:n]], dict(zip(of.extras, p[n:], strict=True))
-
-
-#
-# Events of a field with tangents
-#
 
 
 def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence[int]) -> Events:

@@ -93,11 +93,6 @@ def _run(jaxpr: Any, *ins: Any) -> list:
     return jax.tree.map(jnp.asarray, list(interpreted(jaxpr, ins, _known, _equation)))
 
 
-#
-# Arithmetic
-#
-
-
 def _real_dtype(eqn: Any) -> Any:
     aval = eqn.outvars[0].aval
     return np.finfo(aval.dtype).dtype if _is_complex(aval) else aval.dtype

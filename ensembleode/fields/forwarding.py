@@ -183,11 +183,6 @@ def _is_moved(expr: ir.Expr) -> bool:
     return isinstance(expr, ir.Const)
 
 
-#
-# Rewriting
-#
-
-
 def _shift(var: ir.Var | None, counter: ir.Var | None, by: int) -> Callable[[ir.Expr], ir.Expr]:
     """The rule that makes `counter + by` of `var`; without a counter, `by`."""
 
@@ -232,11 +227,6 @@ def _mapped(stmt: ir.Stmt, rule: Callable[[ir.Expr], ir.Expr]) -> ir.Stmt:
         case ir.Store(buffer, index, expr):
             return ir.Store(buffer, _rewritten_index(index, rule), _rewritten(expr, rule))
     raise AssertionError(stmt)
-
-
-#
-# What is used
-#
 
 
 def _used(body: Sequence[ir.Stmt], outputs: Sequence[ir.Expr]) -> list[ir.Stmt]:

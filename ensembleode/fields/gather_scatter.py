@@ -161,10 +161,7 @@ def _drops(eqn: Any) -> bool:
     return eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
 
-#
-# With NumPy or JAX. Numbers are broadcast before they are added, as XLA makes one loop over the
-# result of that, and no arrays in between.
-#
+# (Numbers are broadcast before they are added, as XLA makes one loop over the result of that.)
 
 
 def _integer(xp: Any, x: Any, integer: type[np.integer]) -> Any:

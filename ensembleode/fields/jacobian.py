@@ -67,11 +67,6 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
     return _of_components(field, scalars)
 
 
-#
-# The derivative along a tangent
-#
-
-
 @functools.lru_cache(maxsize=256)
 def is_reverse_only(field: Program) -> bool:
     """Whether a field has only derivatives in reverse mode, because it calls a `jax.custom_vjp`
@@ -127,10 +122,6 @@ def _has_time(field: Program) -> bool:
 def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
     return structs_of([field.jaxpr.invars[0], field.jaxpr.invars[-1]])
 
-
-#
-# Component by component
-#
 
 # A linear combination of directions: for each direction's number, its coefficient. A coefficient is
 # an array of one element, or a NumPy scalar where it is known.
@@ -262,11 +253,6 @@ _SHORTCUTS: dict[str, Callable] = {
         ("broadcast_in_dim", "copy", "reshape", "squeeze"), lambda x: x if _is_known(x) else None
     ),
 }
-
-
-#
-# Along directions
-#
 
 
 def _of_arrays(field: Program, product: Program | None) -> Jacobian:

@@ -88,11 +88,6 @@ def _changed(value: Any) -> Any:
     return jax.tree.map(lambda x: _closed(x) if is_jaxpr(x) else x, value, is_leaf=is_jaxpr)
 
 
-#
-# What is done with keys
-#
-
-
 def _implementation(eqn: Any) -> Any:
     """The functions of a key's kind."""
     return eqn.params["impl"] if "impl" in eqn.params else eqn.invars[0].aval.dtype._impl

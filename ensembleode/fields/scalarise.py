@@ -82,11 +82,6 @@ def _is_scalar(jaxpr: Any) -> bool:
     )
 
 
-#
-# Programs with matrices
-#
-
-
 def _in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     return run.evaluate_closed(written_out(eqn), ins)
 

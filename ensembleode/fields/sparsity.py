@@ -101,11 +101,6 @@ def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     return x
 
 
-#
-# The pass
-#
-
-
 def _evaluate(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
     """The outputs of a jaxpr, from its constants and inputs."""
     return interpreted(jaxpr, ins, _known, _outputs)
@@ -132,11 +127,6 @@ def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
     if name in _ELEMENTWISE:
         return [_elementwise(eqn, ins)]
     return _anything(eqn, ins)
-
-
-#
-# The rules
-#
 
 
 def _anything(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:

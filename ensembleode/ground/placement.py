@@ -76,11 +76,6 @@ def share_of_memory(device: Any) -> int:
     return (device.memory_stats() or {}).get("bytes_limit", 4 * HOST) // 4
 
 
-#
-# Solves on the CPU, where JAX computes on an accelerator
-#
-
-
 def on_this_platform(tree: Any) -> Any:
     """Arrays that a solve outside of `jit` is given, on the platform on which it computes. Tracers,
     and arrays that are committed to a device of another platform, are moved."""
@@ -114,11 +109,6 @@ def brought_home(solution: Any) -> Any:
 
     found = as_jax_arrays([known(x) for x in leaves])
     return jtu.tree_unflatten(tree, map(home, leaves, found))
-
-
-#
-# Results
-#
 
 
 def as_jax_arrays(tree: Any) -> Any:

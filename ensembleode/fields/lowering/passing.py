@@ -88,10 +88,6 @@ class Lowering:
         self.tables += array.reshape(-1).astype(INT).tolist()
         return cast(stored(buffer, array.shape), array.dtype)
 
-    #
-    # Statements
-    #
-
     def emit(self, stmt: Stmt) -> None:
         self.blocks[-1].append(stmt)
 

@@ -63,11 +63,6 @@ def _absent(dtype: Any) -> Any:
     return lax.convert_element_type(lax.full((), np.False_), dtype)
 
 
-#
-# LU
-#
-
-
 @_rule_of_each("lu")
 def _lu(a: Any) -> tuple:
     """L and U in one matrix, the rows with which rows were exchanged, and the order of the rows."""
@@ -139,11 +134,6 @@ def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
     return [of_each(of_one, exchanged.ndim - 1)(exchanged)]
 
 
-#
-# Triangular and tridiagonal systems
-#
-
-
 @rule("triangular_solve", apart=True)
 def _triangular_solve(eqn: Any, a: Any, b: Any) -> list:
     params = eqn.params
@@ -211,11 +201,6 @@ def _tridiagonal_solve(below: Any, diagonal: Any, above: Any, b: Any) -> Any:
     return jnp.where(is_regular, found, np.nan)
 
 
-#
-# Cholesky
-#
-
-
 @_rule_of_each("cholesky")
 def _cholesky(a: Any) -> Any:
     """The lower triangle; NaN where the matrix isn't positive definite."""
@@ -235,11 +220,6 @@ def _cholesky(a: Any) -> Any:
 
     a, is_positive = _turns(n, turn, (a, lax.full((), np.True_)))
     return jnp.where(is_positive, jnp.where(lower, a, 0), np.nan)
-
-
-#
-# QR
-#
 
 
 @_rule_of_each("geqrf")

@@ -26,11 +26,6 @@ from .interpreter import Interpreter, NotSmallError, rule
 from .values import from_constant, rearranged, Scalars
 
 
-#
-# Elementwise
-#
-
-
 @rule(
     ELEMENTWISE
     + """
@@ -58,11 +53,6 @@ def _broadcast_entries(x: Scalars, shape: tuple) -> list:
         return x.entries * math.prod(shape)
     numbers = np.arange(len(x.entries)).reshape(x.shape)
     return [x.entries[i] for i in np.broadcast_to(numbers, shape).reshape(-1)]
-
-
-#
-# Data movement, of the numbers of components
-#
 
 
 @rule(" ".join(MOVEMENTS))
@@ -97,11 +87,6 @@ def _iota(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     if ins or math.prod(shape) > run.limits.moved:
         raise NotSmallError
     return [from_constant(iota(np, shape, d).astype(params["dtype"]))]
-
-
-#
-# Reductions
-#
 
 
 @rule(" ".join(REDUCTIONS))
@@ -146,11 +131,6 @@ def _cumulate(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalar
 def _combiner(run: Interpreter, eqn: Any) -> Callable:
     by = (REDUCTIONS | CUMULATIVE)[eqn.primitive.name]
     return lambda x, y: run.scalar(by.name, by.emit, (x, y), eqn.outvars[0].aval.dtype)
-
-
-#
-# Products
-#
 
 
 @rule("dot_general")
