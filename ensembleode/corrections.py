@@ -141,8 +141,7 @@ def _not_negative(integrator: Integrator) -> Integrator:
     return dataclasses.replace(integrator, u=jax.tree.map(clipped, integrator.u))
 
 
-# The turns of Newton's method, each of which doubles the number of correct digits.
-_TURNS = 3
+_TURNS = 3  # of Newton's method, each of which doubles the number of correct digits
 # After the values have converged, further turns make derivatives right, up to the third order.
 _DIFFERENTIATED = 2
 # The value in `Integrator` of a trajectory that ends because an affect could not be done.

@@ -21,8 +21,7 @@ from .rate import solved
 
 # The largest number of Newton steps, and how often each may be halved.
 _MOST_STEPS, _LENGTHS = 100, 10
-# The number of Newton steps after an affect.
-_STEPS_AFTER = 30
+_STEPS_AFTER = 30  # Newton steps after an affect
 
 
 def with_consistent_start(every: Trajectories) -> Trajectories:

@@ -26,8 +26,7 @@ from ..ground.retcode import ReturnCode
 from .job import Job, Unfinished
 
 
-# The address that stands for no flag.
-NEVER = np.zeros(2, np.uint32)
+NEVER = np.zeros(2, np.uint32)  # the address that stands for no flag
 
 
 class Stop:

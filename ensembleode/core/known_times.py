@@ -16,8 +16,7 @@ from ..solvers.time import next_time
 from ..tracing.program import is_tracer
 
 
-# How many jumps may follow each other at neighbouring floating-point numbers.
-ADJACENT = 3
+ADJACENT = 3  # so many jumps may follow each other at neighbouring floating-point numbers
 
 
 def in_order(
@@ -66,8 +65,7 @@ def _differing_jvp(primals: tuple, tangents: tuple) -> tuple:
     return times, tangent * jnp.where(coincide, jnp.nan, 1)
 
 
-# Steps that are shorter, as a part of the time, are mostly rounding.
-NEAR = 1e-8
+NEAR = 1e-8  # shorter steps, as a part of the time, are mostly rounding
 
 
 def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:

@@ -18,8 +18,7 @@ from .moving import crossing, jumped, shift, switched
 from .told_apart import is_told_apart, moved_one_by_one
 
 
-# The number of rows that a moving jump returns; each is as large as the state.
-ROWS = 4
+ROWS = 4  # of a moving jump, each as large as the state
 
 
 class Level(NamedTuple):

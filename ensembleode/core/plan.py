@@ -157,8 +157,7 @@ class Plan:
         return None if self.extension is None else self.extension.changing_of(u)
 
 
-# The number of the callback in the place of an event that did not happen.
-NO_CALLBACK = -1
+NO_CALLBACK = -1  # the number of the callback in the place of an event that did not happen
 
 
 def fill_of(path: tuple, dtype: Any) -> Any:

@@ -53,8 +53,7 @@ def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | 
     return min(found, key=lambda read: read.case) if found else None
 
 
-# Constants of more entries are not followed.
-_MOST = 10_000
+_MOST = 10_000  # entries of a constant that is followed
 
 
 def _of_const(x: Any) -> _Value:

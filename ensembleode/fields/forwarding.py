@@ -17,8 +17,7 @@ from . import ir
 from .walking import expressions, is_flat, loads, statements
 
 
-# A loop is split into at most as many.
-_MOST_LOOPS = 8
+_MOST_LOOPS = 8  # into which a loop is split
 # Groups that are read as fast as scratch memory. (A trajectory's own numbers are gathered.)
 _NEAR = ("u", "tangent", "forward", "shared", "table", "work")
 

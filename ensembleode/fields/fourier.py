@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-# Longer transforms are too long as code.
-_LONGEST = 64
+_LONGEST = 64  # longer transforms are too long as code
 # The longest transform that isn't taken apart, and the longest one of a length that is prime.
 _WHOLE, _LONGEST_PRIME = 8, 13
 

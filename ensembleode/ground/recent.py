@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 
-# How many are kept; a program takes some megabytes.
-RECENT = 64
+RECENT = 64  # programs, each of some megabytes
 
 
 def jit_recent(fn: Callable, *, static: int = 1, **options: Any) -> Callable:

@@ -13,8 +13,7 @@ from .passing import aval_of, Lowering, rule
 from .values import cast, elementwise, operation, scalar, Value
 
 
-# An expression of more operations is stored before it is used in another one.
-_DEEPEST = 40
+_DEEPEST = 40  # operations; a deeper expression is stored before it is used in another one
 _SAME = {"add_any": "add"}
 _PARAM = {"integer_pow": "y", "round": "rounding_method"}
 

@@ -18,8 +18,7 @@ from .values import cast, INT, number, position, scalar, stored, Value
 
 
 Rule: TypeAlias = Callable[["Lowering", Any, list[Value]], list[Value]]
-# For each primitive, the rule that lowers it.
-RULES: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {}  # by the primitive that they lower
 rule = registers(RULES)
 
 

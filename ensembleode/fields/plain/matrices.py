@@ -15,8 +15,7 @@ from ..equations import of_each
 from .writing import rule
 
 
-# Loops of at most as many turns are written out.
-_WRITTEN_OUT = 4
+_WRITTEN_OUT = 4  # turns of a loop that is written out
 
 
 def _turns(n: int, turn: Callable, state: Any) -> Any:
