@@ -374,10 +374,7 @@ def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
 
 
 def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
-    def kept(inner, start):
-        return jnp.where(has_length, inner, start)
-
-    return jax.tree.map(kept, dense.within(step), step.start)
+    return jax.tree.map(functools.partial(jnp.where, has_length), dense.within(step), step.start)
 
 
 def _derivative(fn: Callable) -> Callable:

@@ -376,7 +376,6 @@ class EnsembleSolution(_Solution):
         if is_cut:
             rows = cut(rows, int(length), int(count))
             dense = None if dense is None else dense.rows(slice(len(rows.t)))
-        u, t, integral = rows.u, rows.t, rows.integral
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
@@ -387,8 +386,8 @@ class EnsembleSolution(_Solution):
             own = self.saved.has_own_times
             saved = Saved(self.saved.t if own else saved_t, values, own)
         return ODESolution(
-            u, t, retcode, stats, length, dense, self.engine, self._order, integral, events, given,
-            saved, rows.p_at,
+            rows.u, rows.t, retcode, stats, length, dense, self.engine, self._order, rows.integral,
+            events, given, saved, rows.p_at,
         )  # fmt: skip
 
     def _some(self, indices: np.ndarray) -> "EnsembleSolution":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,16 +44,14 @@ class ImplicitForm:
         self, field: Program, integrand: Program, extension: Extension
     ) -> "ImplicitForm":
         """The form for the state with its integrals, from that for the user's state."""
-        found = self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
-        return found._extended(extension.size)
+        return self._extended(extension, lambda x: _with_integrals(x, field, integrand, extension))
 
     def with_held(
         self, field: Program, before: Extension | None, extension: Extension
     ) -> "ImplicitForm":
         """The form for a state with held numbers behind it (see `extended_state.with_held`), from
         that for the state without them."""
-        found = self.mapped(lambda x: _with_held(x, field, before, extension))
-        return found._extended(extension.size)
+        return self._extended(extension, lambda x: _with_held(x, field, before, extension))
 
     def of_user(self, field: Program, extension: Extension) -> "ImplicitForm":
         """The form for the user's state alone, from that for an extended state."""
@@ -60,8 +59,9 @@ class ImplicitForm:
         mass = self.mass and self.mass.first(extension.controlled)
         return dataclasses.replace(found, mass=mass)
 
-    def _extended(self, size: int) -> "ImplicitForm":
-        return dataclasses.replace(self, mass=self.mass and self.mass.extended(size))
+    def _extended(self, extension: Extension, change: Callable) -> "ImplicitForm":
+        mass = self.mass and self.mass.extended(extension.size)
+        return dataclasses.replace(self.mapped(change), mass=mass)
 
 
 @functools.lru_cache(maxsize=256)

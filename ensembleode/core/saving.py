@@ -197,6 +197,4 @@ def _within(xp, times, t0, t1):
     close = 2 * rounding(t0, t1, times.dtype, xp)
     beyond = xp.maximum(lo - times, times - hi)
     moved = xp.where((beyond > 0) & (beyond <= close), xp.clip(times, lo, hi), times)
-    if xp is np:
-        return moved
-    return times + jax.lax.stop_gradient(moved - times)
+    return moved if xp is np else times + jax.lax.stop_gradient(moved - times)

@@ -117,17 +117,24 @@ def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) 
     variables = [*inner.constvars, *inner.invars]
     if len(ins) < len(variables):
         ins = [*map(known, jaxpr.consts), *ins]
-    jaxpr, env = inner, dict(zip(variables, ins, strict=True))
+    env = dict(zip(variables, ins, strict=True))
+    read = reader(env, known)
+    for eqn in used(inner)[0]:
+        env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, inner.outvars))
+
+
+def reader(env: dict, known: Callable) -> Callable:
+    """The function from variables to their values in `env`, and from literals to
+    `known(array)`."""
 
     def read(atom: Any) -> Any:
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            return known(np.asarray(atom.val, aval.dtype))
-        return env[atom]
+        if not isinstance(atom, jex.Literal):
+            return env[atom]
+        aval: Any = atom.aval
+        return known(np.asarray(atom.val, aval.dtype))
 
-    for eqn in used(jaxpr)[0]:
-        env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, jaxpr.outvars))
+    return read
 
 
 def rewritten(jaxpr: jex.Jaxpr, fn: Callable, structs: Sequence | None = None) -> jex.Jaxpr:

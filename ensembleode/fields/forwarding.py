@@ -219,10 +219,8 @@ def _rewritten_index(index: ir.Index, rule: Callable[[ir.Expr], ir.Expr]) -> ir.
 
 def _mapped(stmt: ir.Stmt, rule: Callable[[ir.Expr], ir.Expr]) -> ir.Stmt:
     match stmt:
-        case ir.Let(var, expr):
-            return ir.Let(var, _rewritten(expr, rule))
-        case ir.Assign(var, expr):
-            return ir.Assign(var, _rewritten(expr, rule))
+        case ir.Let() | ir.Assign():
+            return dc.replace(stmt, expr=_rewritten(stmt.expr, rule))
         case ir.Store(buffer, index, expr):
             return ir.Store(buffer, _rewritten_index(index, rule), _rewritten(expr, rule))
     raise AssertionError(stmt)

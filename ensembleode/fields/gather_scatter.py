@@ -95,7 +95,12 @@ class Windows(NamedTuple):
         parts, inside = [], []
         for d, stride in enumerate(strides_of(self.shape)):
             if d in self.starts:
-                asked = _integer(xp, columns[self.starts.index(d)], integer)
+                column = columns[self.starts.index(d)]
+                asked = (
+                    column.astype(integer)
+                    if xp is np
+                    else lax.convert_element_type(column, integer)
+                )
                 first = _clipped(xp, asked, integer(self.shape[d] - self.sizes[d]))
                 inside.append(asked == first)
                 parts.append(_spread(xp, first * integer(stride), self.result, lead))
@@ -161,13 +166,6 @@ def _drops(eqn: Any) -> bool:
     return eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
 
-# (Numbers are broadcast before they are added, as XLA makes one loop over the result of that.)
-
-
-def _integer(xp: Any, x: Any, integer: type[np.integer]) -> Any:
-    return x.astype(integer) if xp is np else lax.convert_element_type(x, integer)
-
-
 def _clipped(xp: Any, x: Any, high: np.integer) -> Any:
     """An index as JAX takes it: clipped to the range of the array."""
     low = type(high)(0)
@@ -175,6 +173,7 @@ def _clipped(xp: Any, x: Any, high: np.integer) -> Any:
 
 
 def _spread(xp: Any, x: Any, shape: Shape, axes: Sequence[int]) -> Any:
-    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`."""
+    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`. (XLA makes one loop of
+    sums of what was broadcast before.)"""
     params = {"shape": shape, "broadcast_dimensions": tuple(axes)}
     return MOVEMENTS["broadcast_in_dim"](xp, [x], params, ())[0]

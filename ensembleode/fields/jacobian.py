@@ -23,7 +23,7 @@ import numpy as np
 
 from ..tracing.program import equations, Program, program_of, structs_of
 from .directions import along_all_components
-from .equations import bind
+from .equations import bind, reader
 from .scalarise import scalarise
 from .sparsity import structure
 from .staging import staged
@@ -171,13 +171,7 @@ def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
     """The results of a program of scalars. Its inputs and its results are coefficients or
     `_Row`s."""
     env: dict = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> Any:
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            return np.asarray(atom.val, aval.dtype).reshape(-1)[0]
-        return env[atom]
-
+    read = reader(env, lambda array: array.reshape(-1)[0])
     for eqn in jaxpr.eqns:
         args = [read(v) for v in eqn.invars]
         if not any(isinstance(x, dict) for x in args):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..tracing.program import equations
 from .choices import by_choice, CHOICES
 from .equations import bind, branch_here, called, interpreted, rewritten
-from .plain import APART, written_out
+from .plain import APART
 from .scalarising import (
     control_flow as control_flow,
     indexing as indexing,
@@ -82,10 +82,6 @@ def _is_scalar(jaxpr: Any) -> bool:
     )
 
 
-def _in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
-    return run.evaluate_closed(written_out(eqn), ins)
-
-
 def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     """Permutations that pivots lead to."""
     computed = ins[-1] if eqn.primitive.name == "gather" else ins[0]
@@ -97,5 +93,5 @@ def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
 
 _MATRICES = {*APART, "custom_linear_solve"}
 _WITH_MATRICES = {
-    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, _in_plainer)
+    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, primitives.in_plainer)
 }  # fmt: skip

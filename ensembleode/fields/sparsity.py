@@ -124,9 +124,7 @@ def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
     inner = written_out(eqn)
     if inner is not None:
         return _evaluate(inner, ins)
-    if name in _ELEMENTWISE:
-        return [_elementwise(eqn, ins)]
-    return _anything(eqn, ins)
+    return [_elementwise(eqn, ins)] if name in _ELEMENTWISE else _anything(eqn, ins)
 
 
 def _anything(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:

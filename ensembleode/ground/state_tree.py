@@ -318,6 +318,4 @@ def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:
         )
     if not array.size and not may_be_empty:
         raise ValueError(f"{name} is empty: its shape is {array.shape}.")
-    if array.weak_type:
-        return jax.lax.convert_element_type(array, array.dtype)
-    return array
+    return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array

@@ -294,9 +294,7 @@ def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
         return number.setdefault(var, len(number))
 
     def atom(x):
-        if isinstance(x, jex.Literal):
-            return ("lit", x.aval, _array_key(x.val))
-        return name(x)
+        return ("lit", x.aval, _array_key(x.val)) if isinstance(x, jex.Literal) else name(x)
 
     binders = tuple((name(v), v.aval) for v in [*jaxpr.constvars, *jaxpr.invars])
     eqns = []

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import jax.extend.core as jex
 import numpy as np
 
-from ..equations import registers, used
+from ..equations import reader, registers, used
 from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
 from ..plain import written_out
@@ -44,13 +43,7 @@ class Lowering:
         env: dict = {}
         for v, x in zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True):
             env[v] = self.settled(x, uses[v]) if uses[v] > 1 else x
-
-        def read(atom: Any) -> Value:
-            if isinstance(atom, jex.Literal):
-                aval: Any = atom.aval
-                return self.constant(np.asarray(atom.val, aval.dtype))
-            return env[atom]
-
+        read = reader(env, self.constant)
         for eqn in eqns:
             inner = written_out(eqn, functions=self.functions)
             values = [read(v) for v in eqn.invars]

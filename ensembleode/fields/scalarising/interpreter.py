@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.extend.core as jex
 import numpy as np
 from jax import lax
 
 from ...tracing.program import is_jaxpr, params_of
-from ..equations import bind, called, registers
+from ..equations import bind, called, reader, registers
 from . import scalars
 from .values import from_constant, Scalars
 
@@ -60,13 +59,7 @@ class Interpreter:
         **Raises:** [`NotSmallError`][ensembleode.fields.scalarising.interpreter.NotSmallError].
         """
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True))
-
-        def read(atom: Any) -> Scalars:
-            if isinstance(atom, jex.Literal):
-                aval: Any = atom.aval
-                return from_constant(np.asarray(atom.val, aval.dtype))
-            return env[atom]
-
+        read = reader(env, from_constant)
         for eqn in jaxpr.eqns:
             args = [read(v) for v in eqn.invars]
             apply = self.rules.get(eqn.primitive.name)

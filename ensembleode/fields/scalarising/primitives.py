@@ -105,9 +105,8 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
 
 
 @rule("reduce")
-def _reduce_by(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
-    """A reduction by any function, rewritten in plainer equations; short loops of them are
-    unrolled."""
+def in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+    """A primitive rewritten in plainer equations, of which short loops are unrolled."""
     return run.evaluate_closed(written_out(eqn), ins)
 
 
