@@ -248,7 +248,8 @@ def solve(
     alone = isinstance(prob, ODEProblem)
     if alone:
         ens, n = EnsembleProblem(prob), 1
-        refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
+        of_ensembles = {"batch_size": batch_size, "progress": progress or None, "store": store}
+        refuse_ensemble_options(ensemblealg=ensemblealg, trajectories=trajectories, **of_ensembles)
     elif isinstance(prob, EnsembleProblem):
         ens, n = prob, check_trajectories(prob, trajectories)
     else:

@@ -71,12 +71,7 @@ def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
 
 @functools.partial(jit_recent, static=3)
 def _started(
-    field: Program,
-    mass: MassMatrix,
-    init: BrownFullBasicInit,
-    u: Any,
-    numbers: Sequence,
-    t: Any,
+    field: Program, mass: MassMatrix, init: BrownFullBasicInit, u: Any, numbers: Sequence, t: Any
 ) -> Any:
     """The state with its algebraic components replaced by a solution of the algebraic equations."""
     n = len(field.jaxpr.constvars)

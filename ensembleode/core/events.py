@@ -291,9 +291,7 @@ class Events:
         )
 
     def changed(
-        self,
-        condition: Callable[[Part], Part],
-        jump: Callable[[Continuous | Discrete, Jump], Jump],
+        self, condition: Callable[[Part], Part], jump: Callable[[Continuous | Discrete, Jump], Jump]
     ) -> "Events":
         """The callbacks with each part that is no jump's replaced by `condition(part)`, and with
         each jump of a callback replaced by `jump(callback, jump)`."""

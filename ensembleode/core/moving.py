@@ -104,13 +104,7 @@ def shift(time: Any) -> Any:
 
 
 def jumped(
-    field: Callable,
-    affect: Callable,
-    u: Any,
-    t: Any,
-    delta: Any = None,
-    *,
-    order: int,
+    field: Callable, affect: Callable, u: Any, t: Any, delta: Any = None, *, order: int
 ) -> Moved:
     """A jump from the state `u` at the fixed time `t`, with derivatives up to this `order`.
     Parameters that it changes are a part of the state. `affect(u, t)` returns the state after the

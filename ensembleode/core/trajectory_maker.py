@@ -27,12 +27,7 @@ from .consistent_start import with_equations_after_jumps
 from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
 from .given import Given
-from .implicit_form import (
-    check_jacobian,
-    ImplicitForm,
-    product_of,
-    with_constants_around,
-)
+from .implicit_form import check_jacobian, ImplicitForm, product_of, with_constants_around
 from .known_times import before_jumps, in_order, own_times, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
@@ -48,12 +43,7 @@ class Maker:
     problem."""
 
     def __init__(
-        self,
-        ens: EnsembleProblem,
-        solve_options: dict,
-        n: int | None,
-        *,
-        concrete: bool = False,
+        self, ens: EnsembleProblem, solve_options: dict, n: int | None, *, concrete: bool = False
     ):
         self.n = n
         self.ens = ens

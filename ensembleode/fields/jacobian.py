@@ -256,7 +256,12 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     n_colours = max(colours, default=-1) + 1
     state, _ = state_and_time(field)
     has_dfdt = _has_time(field)
-    linear = functools.partial(_along_state, field, product)
+
+    def linear(consts, u, p, t):
+        if product is not None:
+            return product(consts, u, p, t)
+        *p, du = p
+        return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
 
     def by_colours(consts, u, p, t):
         which = jnp.asarray(colours, np.int32).reshape(state.shape)
@@ -285,14 +290,6 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
     return Jacobian(staged(field, entries), pattern, has_dfdt)
-
-
-def _along_state(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any):
-    """The product of the Jacobian with the direction, which is the last of `p`."""
-    if product is not None:
-        return product(consts, u, p, t)
-    *p, du = p
-    return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
 
 
 def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:

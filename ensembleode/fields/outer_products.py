@@ -54,9 +54,8 @@ class Term(NamedTuple):
         """The same sums, where rows and columns are exchanged if columns don't lie side by side."""
         if self.right is None or self.to.second == 1:
             return self
-        to, left, right = (
-            Places(x.start, x.second, x.first) for x in (self.to, self.left, self.right)
-        )
+        swapped = (Places(x.start, x.second, x.first) for x in (self.to, self.left, self.right))
+        to, left, right = swapped
         return self._replace(rows=self.columns, columns=self.rows, to=to, left=right, right=left)
 
 

@@ -13,10 +13,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def written_whole(
-    path: str | os.PathLike,
-    mode: str = "wb",
-    synced: bool = True,
-    permissions: int | None = None,
+    path: str | os.PathLike, mode: str = "wb", synced: bool = True, permissions: int | None = None
 ) -> Iterator[Any]:
     """A file object for the new content of `path`, which replaces the old content when the block
     ends. If anything fails, `path` keeps its old content. If `path` is a symbolic link, the file
