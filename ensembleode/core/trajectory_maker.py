@@ -241,9 +241,9 @@ class Maker:
     def trajectories(self, **fields: Any) -> Trajectories:
         """The ensemble with these fields, and with the static parts that this maker kept."""
         (_, field), *beside = self.programs.items()
-        kept = {name: self.kept[name] for name in ("saving", "tree", "extension", "form")}
+        kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
-        kept["saving_callback"] = self.saving_callback
+        kept |= {"form": self.form, "saving_callback": self.saving_callback}
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
         given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1)

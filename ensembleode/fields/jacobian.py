@@ -251,7 +251,7 @@ _SHORTCUTS: dict[str, Callable] = {
 
 def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     places = _structure(field, product)
-    pattern = tuple(map(tuple, np.argwhere(places).tolist()))
+    pattern = tuple((i, j) for i, j in np.argwhere(places).tolist())
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
     state, _ = state_and_time(field)
