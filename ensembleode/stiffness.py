@@ -44,22 +44,6 @@ def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
     run = np.count_nonzero(codes != ReturnCode.Default.value)
     if 2 * len(out_of_steps) <= run or not _can_be_bounded_by_stability(job, alg):
         return None
-    return _measured(job, alg, out_of_steps)
-
-
-def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
-    options = job.trajectories.options
-    return (
-        isinstance(alg, ExplicitRungeKutta)
-        and alg.adaptive
-        and options["adaptive"] is not False
-        and not holds_tolerances(options["stepsize_controller"])
-        and job.plan.engine.name in ("compiled", "diffrax")
-        and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
-    )
-
-
-def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
     middle = out_of_steps[np.linspace(0, len(out_of_steps) - 1, _TRAJECTORIES).astype(int)]
     boundary = real_stability_boundary(alg.method)
     ratios = [_step_times_rate(job, int(i)) / boundary for i in np.unique(middle)]
@@ -76,6 +60,18 @@ def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
         "most trajectories ran out of steps, and the problem looks stiff: stability bounds their "
         f"steps, not accuracy (the step times the fastest rate of decay is {max(ratios):.0%} of "
         f"what {type(alg).__name__} allows). Try {remedy}"
+    )
+
+
+def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
+    options = job.trajectories.options
+    return (
+        isinstance(alg, ExplicitRungeKutta)
+        and alg.adaptive
+        and options["adaptive"] is not False
+        and not holds_tolerances(options["stepsize_controller"])
+        and job.plan.engine.name in ("compiled", "diffrax")
+        and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
     )
 
 

@@ -113,15 +113,21 @@ def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) 
     """The values of the outputs of a jaxpr, closed or not. `ins` are the values of its inputs,
     after those of its constants where it has none itself. `known(array)` is the value of a literal
     or a constant, and `equation(eqn, ins)` those of the outputs of an equation."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    variables = [*inner.constvars, *inner.invars]
-    if len(ins) < len(variables):
-        ins = [*map(known, jaxpr.consts), *ins]
-    env = dict(zip(variables, ins, strict=True))
+    inner, env = opened(jaxpr, ins, known)
     read = reader(env, known)
     for eqn in used(inner)[0]:
         env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
     return list(map(read, inner.outvars))
+
+
+def opened(jaxpr: Any, ins: Sequence, known: Callable) -> tuple[Any, dict]:
+    """A jaxpr without the values of its constants, and the values of its constants and inputs; for
+    the arguments see `interpreted`."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    variables = [*inner.constvars, *inner.invars]
+    if len(ins) < len(variables):
+        ins = [*map(known, jaxpr.consts), *ins]
+    return inner, dict(zip(variables, ins, strict=True))
 
 
 def reader(env: dict, known: Callable) -> Callable:

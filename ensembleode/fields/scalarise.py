@@ -45,8 +45,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
             Scalars(v.aval.shape, v.aval.dtype, [next(remaining) for _ in range(size)])
             for v, size in zip(binders, sizes, strict=True)
         ]
-        n = len(jaxpr.constvars)
-        outs = run.evaluate(flat, values[:n], values[n:])
+        outs = run.evaluate(flat, values)
         return [fill(x, (1,), out.dtype) for out in outs for x in out.entries]
 
     entries = [
@@ -88,7 +87,7 @@ def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
     closed = by_choice(eqn) if computed.computed else None
     if closed is None:
         return RULES.get(eqn.primitive.name, mapped)(run, eqn, ins)
-    return run.evaluate_closed(closed, ins)
+    return run.evaluate(closed, ins)
 
 
 _MATRICES = {*APART, "custom_linear_solve"}

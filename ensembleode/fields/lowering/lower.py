@@ -98,12 +98,12 @@ def lower(
         aval = jax.ShapeDtypeStruct(aval.shape, raw(aval).dtype)
         values.append(loaded(group, start, aval, storage or aval.dtype))
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
-    consts, ins = values[:n_consts], [u, *values[n_consts:]]
+    arrays = [*values[:n_consts], u, *values[n_consts:]]
     scalars = scalarise(jaxpr, most) if apart else None
     if scalars is not None:
         run = Lowering(functions=functions)
-        components = [x for v in (*consts, *ins) for x in apart_of(v)]
-        exprs = [x.expr for x in run.evaluate(scalars, [], [*components, time])]
+        components = [x for v in arrays for x in apart_of(v)]
+        exprs = [x.expr for x in run.evaluate(scalars, [*components, time])]
         if size <= largest_returned and not run.work:
             return run.function(tuple(exprs), size, dtype)
         if not run.work:
@@ -113,7 +113,7 @@ def lower(
             return run.function((), size, dtype)
     run = Lowering(functions=functions)
     starts = itertools.accumulate(sizes, initial=0)
-    results = run.evaluate(jaxpr, consts, [*ins, time])
+    results = run.evaluate(jaxpr, [*arrays, time])
     for x, start, n in zip(results, starts, sizes, strict=False):
         run.copy(x, Buffer("out", dtype, start, n))
     return run.function((), size, dtype)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..equations import reader, registers, used
+from ..equations import opened, reader, registers, used
 from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
 from ..plain import written_out
@@ -38,27 +38,22 @@ class Lowering:
         work = tuple(self.work.items())
         return Function(body, outputs, size, np.dtype(dtype), work, tuple(self.tables))
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Value], ins: Sequence[Value]) -> list[Value]:
-        eqns, uses = used(jaxpr)
-        env: dict = {}
-        for v, x in zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True):
-            env[v] = self.settled(x, uses[v]) if uses[v] > 1 else x
+    def evaluate(self, jaxpr: Any, ins: Sequence[Value]) -> list[Value]:
+        """The outputs of a jaxpr, closed or not; for the arguments see `interpreted`."""
+        inner, values = opened(jaxpr, ins, self.constant)
+        eqns, uses = used(inner)
+        env = {v: self.settled(x, uses[v]) if uses[v] > 1 else x for v, x in values.items()}
         read = reader(env, self.constant)
         for eqn in eqns:
-            inner = written_out(eqn, functions=self.functions)
-            values = [read(v) for v in eqn.invars]
-            if inner is None:
-                outs = RULES[eqn.primitive.name](self, eqn, values)
+            plainer = written_out(eqn, functions=self.functions)
+            args = [read(v) for v in eqn.invars]
+            if plainer is None:
+                outs = RULES[eqn.primitive.name](self, eqn, args)
             else:
-                outs = self.closed(inner, values)
+                outs = self.evaluate(plainer, args)
             for v, out in zip(eqn.outvars, outs, strict=True):
                 env[v] = self.settled(out.reshaped(v.aval.shape), uses[v])
-        return [read(v) for v in jaxpr.outvars]
-
-    def closed(self, closed: Any, ins: Sequence[Value]) -> list[Value]:
-        """The outputs of a jaxpr that is closed, or has no constants."""
-        consts = [self.constant(np.asarray(c)) for c in getattr(closed, "consts", ())]
-        return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
+        return [read(v) for v in inner.outvars]
 
     def settled(self, value: Value, uses: int) -> Value:
         """The value moved to a variable or to memory, if it would otherwise be computed
@@ -67,7 +62,8 @@ class Lowering:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
 
-    def constant(self, array: np.ndarray) -> Value:
+    def constant(self, array: Any) -> Value:
+        array = np.asarray(array)
         first = array.reshape(-1)[:1]
         if array.tobytes() == first.tobytes() * array.size:
             return scalar(Const(first[0]) if array.size else number(0, array.dtype), array.shape)

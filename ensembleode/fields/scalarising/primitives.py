@@ -107,7 +107,7 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
 @rule("reduce")
 def in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     """A primitive rewritten in plainer equations, of which short loops are unrolled."""
-    return run.evaluate_closed(written_out(eqn), ins)
+    return run.evaluate(written_out(eqn), ins)
 
 
 @rule("cummax cummin cumprod cumsum")
