@@ -124,12 +124,10 @@ def _check_abstol(name: str, abstol: Any, *, several: bool) -> None:
 
 
 def _always(u: Any, t: Any, integrator: Integrator) -> Any:
-    del u, t, integrator
     return np.bool_(True)
 
 
 def _is_negative(u: Any, t: Any, integrator: Integrator) -> Any:
-    del t, integrator
     return functools.reduce(jnp.logical_or, [jnp.any(x < 0) for x in jax.tree.leaves(u)])
 
 

@@ -110,18 +110,15 @@ class Tracing:
             )
 
         def tolerance(u: Any, p: Any, extras: Any, t: Any) -> Any:
-            del p, extras, t
             return jnp.broadcast_to(jnp.asarray(value, u.dtype), u.shape).reshape(-1)
 
         return Limit(self._part(name, "abstol", tolerance, tolerance, {}), x.scalefactor)
 
     def _scheduled(self, number: int, name: str, x: Any, times: Any) -> Discrete:
         def condition(u, t, integrator):
-            del u, integrator
             return jnp.any(t == times)
 
         def passed(u, t, integrator):
-            del u, integrator
             return t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
 
         part = self._condition(name, condition, (), is_discrete=True)

@@ -274,7 +274,6 @@ class Events:
         found: list[Part] = []
 
         def noted(part: Part, changes: Any) -> Part:
-            del changes
             found.append(part)
             return part
 

@@ -162,5 +162,4 @@ class _Listener:
 @functools.cache
 def _listener(process: int) -> _Listener:
     """The listener of this process, made when it is first needed."""
-    del process
     return _Listener()

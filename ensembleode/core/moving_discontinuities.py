@@ -41,7 +41,6 @@ def _widened(field: Program, events: Events | None, numbers: tuple) -> tuple[Pro
     places = tuple(range(len(numbers) - 1))
 
     def among(part: Part, changes: Any) -> Part:
-        del changes
         return over(part, numbers, places)
 
     field = over(Part(field), numbers, places).program
@@ -55,7 +54,6 @@ def _at_jumps(field: Program) -> Discrete:
 
     def part(fn: Any) -> Part:
         def at(consts: Any, u: Any, p: Any, t: Any) -> Any:
-            del consts
             return fn(u, p[-1], t)
 
         return Part(program_of(staged(field, at), jax.tree.structure(0), rules=True))
@@ -68,7 +66,6 @@ def _at_jumps(field: Program) -> Discrete:
         return since.astype(u.dtype)[None]
 
     def nothing(u: Any, times: Any, t: Any) -> Any:
-        del times, t
         return jnp.concatenate([u.reshape(-1), jnp.zeros(1, u.dtype)])
 
     return Discrete(

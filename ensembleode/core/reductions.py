@@ -32,7 +32,6 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
     ...     return eo.solve(ens, trajectories=100).u
     >>> value, gradient = jax.value_and_grad(loss)(1.0)
     """
-    del indices
     return jax.tree.map(lambda a, x: a + total(x), u, data), False
 
 

@@ -56,7 +56,6 @@ def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> 
 
     def at(a: Any, b: Any, result: Any) -> Any:
         nonlocal end
-        del a, b
         start, end = end, end + result.size
         return holds[start:end].reshape(result.shape)
 

@@ -229,7 +229,6 @@ def _expm1(x: Pair) -> Pair:
 
 def _elementwise(fn: Callable) -> Callable:
     def rule(eqn: Any, *ins: Any) -> Any:
-        del eqn
         return fn(*(x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x)) for x in ins))
 
     return rule

@@ -173,7 +173,6 @@ def _moved(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _iota(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
-    del ins
     params = eqn.params
     return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 

@@ -27,5 +27,4 @@ class Aside:
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Any) -> "Aside":
-        del aux, children
         return cls()

@@ -44,12 +44,10 @@ _moved_p = jex.Primitive("ensembleode_moved")
 
 @_moved_p.def_impl
 def _(x, *, to, back):
-    del back
     return uncommitted(x) if to is None else jax.device_put(x, to)
 
 
 def _transposed(cotangent, x, *, to, back):
-    del x
     if type(cotangent) is ad.Zero:
         return [cotangent]
     return [_moved_p.bind(cotangent, to=back, back=to)]

@@ -104,7 +104,6 @@ def _equal(x: Any, y: Any) -> Any:
 @rule("polynomial")
 def _polynomial(eqn: Any, x: Any, *coefficients: Any) -> list:
     """A polynomial by Horner's rule."""
-    del eqn
     return [functools.reduce(lambda total, c: total * x + c, coefficients[::-1])]
 
 

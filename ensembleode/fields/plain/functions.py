@@ -70,7 +70,6 @@ def _chebyshev(x: Any, coefficients: str) -> Any:
 
 @function("bessel_i1e")
 def _bessel_i1e(eqn: Any, x: Any) -> list:
-    del eqn
     size = jnp.abs(x)
     near = _chebyshev(0.5 * size - 2, _I1E_NEAR) * size
     far = _chebyshev(32 / size - 2, _I1E_FAR) / jnp.sqrt(size)
@@ -88,7 +87,6 @@ _INVERSE_BERNOULLI = (
 @function("zeta")
 def _zeta(eqn: Any, x: Any, q: Any) -> list:
     """Hurwitz's zeta function: ten terms, and the rest by the formula of Euler and Maclaurin."""
-    del eqn
     total = term = q**-x
     for _ in range(9):
         q = q + 1

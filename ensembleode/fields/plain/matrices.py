@@ -34,7 +34,6 @@ def _rule_of_each(name: str, axes: int = 2) -> Callable[[Callable], Callable]:
     def entered(fn: Callable) -> Callable:
         @rule(name, apart=True)
         def _(eqn: Any, x: Any, *others: Any) -> list:
-            del eqn
             found = of_each(fn, x.ndim - axes)(x, *others)
             return list(found) if isinstance(found, tuple) else [found]
 
