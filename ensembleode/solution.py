@@ -301,14 +301,10 @@ class EnsembleSolution(_Solution):
                 "this ensemble has outputs, or was reduced: let output_func return sol.t[-1] and "
                 "sol.u[-1]."
             )
-        t = self.t if np.ndim(self.t) == 2 else jnp.broadcast_to(self.t, self._shape)
+        t = self.t if np.ndim(self.t) == 2 else jnp.broadcast_to(self.t, (len(self), len(self.t)))
         rows = End(t, self.u, self.integral, self.p_at)
         rows = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), rows)
         return end_of(rows, self._ended, self.lengths, self.retcode)
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self), np.shape(self.t)[-1]
 
     @property
     def successful(self) -> Any:
@@ -420,9 +416,7 @@ class EnsembleSolution(_Solution):
         return _interpolated(self, self.lengths, t, deriv, several=True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self.kind != "trajectories":
-            raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        return np.array(flattened(self.u, 2, self._order), dtype=dtype, copy=copy)
+        return np.array(self.to_array(), dtype=dtype, copy=copy)
 
     def plot(
         self,
@@ -492,11 +486,10 @@ class EnsembleSolution(_Solution):
         """
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        if layout == "batch":
-            return flattened(self.u, 2, self._order)
-        if layout == "julia":
-            return jnp.moveaxis(jnp.asarray(flattened(self.u, 2, self._order)), (0, 1), (-1, -2))
-        raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
+        if layout not in ("batch", "julia"):
+            raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
+        array = flattened(self.u, 2, self._order)
+        return array if layout == "batch" else jnp.moveaxis(jnp.asarray(array), (0, 1), (-1, -2))
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` (with the extra `plot`): the states with named dimensions.

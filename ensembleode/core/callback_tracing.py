@@ -211,8 +211,7 @@ class Tracing:
 
         **Raises:** `TypeError` and `ValueError` where its structure isn't that of the state.
         """
-        like = jax.eval_shape(self._given, self.u)
-        structure = jtu.tree_structure(like)
+        avals, structure = jtu.tree_flatten(jax.eval_shape(self._given, self.u))
         if self.tree is None and isinstance(u, list | tuple):
             u = jnp.asarray(u)
         if jtu.tree_structure(u) != structure:
@@ -221,9 +220,7 @@ class Tracing:
                 f"{jtu.tree_structure(u)}."
             )
         leaves = []
-        for (path, x), aval in zip(
-            jtu.tree_leaves_with_path(u), jtu.tree_leaves(like), strict=True
-        ):
+        for (path, x), aval in zip(jtu.tree_leaves_with_path(u), avals, strict=True):
             at = f"u{jtu.keystr(path)}"
             if not eqx.is_array_like(x) or isinstance(x, str):
                 raise TypeError(f"{what} must make a state of arrays; its {at} is {x!r}.")

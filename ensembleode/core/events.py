@@ -327,9 +327,8 @@ def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
     u, *inputs, t = jaxpr.invars
     end = len(inputs) - len(part.extras)
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in numbers]
-    every: list = list(jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr.invars)
-    for place, variable in zip(places, (*jaxpr.constvars, *inputs[:end]), strict=True):
-        every[place] = variable
+    new: Any = jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr
+    every = substituted(new.invars, places, (*jaxpr.constvars, *inputs[:end]))
     inner = with_constants(jaxpr, [], [u, *every, *inputs[end:], t])
     return Part(program_of(inner, part.program.out_tree, rules=True), part.extras)
 

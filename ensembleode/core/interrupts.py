@@ -38,8 +38,7 @@ class Stop:
 
     @property
     def address(self) -> np.ndarray:
-        """The address of the flag as two integers of 32 bits, the lower half first, since programs
-        may have no integers of 64 bits."""
+        """The address of the flag as two integers of 32 bits, the lower half first."""
         return np.array([ctypes.addressof(self._flag)], np.uint64).view(np.uint32)
 
     @property

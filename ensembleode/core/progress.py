@@ -31,8 +31,7 @@ class _Lines:
         self.encoding = getattr(file, "encoding", None)
 
     def write(self, text: str) -> None:
-        said = text.strip()
-        if said:
+        if said := text.strip():
             self._file.write(f"{said}\n")
 
     def flush(self) -> None:

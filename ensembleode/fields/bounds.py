@@ -57,10 +57,8 @@ _MOST = 10_000  # entries of a constant that is followed
 
 
 def _of_const(x: Any) -> _Value:
-    small = not is_tracer(x) and np.size(x) <= _MOST
-    return (
-        _Value(np.asarray(x)[..., None]) if small and is_integral(jnp.result_type(x)) else _Value()
-    )
+    is_followed = not is_tracer(x) and np.size(x) <= _MOST and is_integral(jnp.result_type(x))
+    return _Value(np.asarray(x)[..., None]) if is_followed else _Value()
 
 
 def is_integral(dtype: Any) -> bool:
