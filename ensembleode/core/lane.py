@@ -168,7 +168,6 @@ class Trajectories:
             lane = moved(lane)
             if not held:
                 return lane
-            assert extension is not None
             (state,) = self.field.out_avals
             parts = [(lane.u0, state.ndim), *((lane.p[i], x.ndim) for i, x in held)]
             return lane._replace(u0=_joined(parts, state.dtype))

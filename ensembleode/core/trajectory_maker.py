@@ -20,7 +20,7 @@ from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_among, SavingCallback
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_inexact, is_tracer, Program, Static, structs_of, trace
-from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
+from ..tracing.purity import check_once, contents, is_known, numbers_in
 from .callback_tracing import Tracing
 from .checked_reads import check_new_parameters, check_reads
 from .consistent_start import with_equations_after_jumps
@@ -260,7 +260,7 @@ class Maker:
     def static_numbers(self) -> tuple:
         """The static parts that it kept and that aren't among the leaves: shapes, and numbers that
         all trajectories share."""
-        numbers = contents(numbers_among(self.options))
+        numbers = contents(list(filter(eqx.is_array_like, jtu.tree_leaves(self.options))))
         return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
 
     def _keep(self, name: str, value: Any, what: str, index: Any) -> None:

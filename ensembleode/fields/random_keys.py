@@ -93,10 +93,6 @@ def _implementation(eqn: Any) -> Any:
     return eqn.params["impl"] if "impl" in eqn.params else eqn.invars[0].aval.dtype._impl
 
 
-def _seed(eqn: Any, seeds: Any) -> Any:
-    return of_each(_implementation(eqn).seed, seeds.ndim)(seeds)
-
-
 def _split(eqn: Any, keys: Any) -> Any:
     split, shape = _implementation(eqn).split, eqn.params["shape"]
     return of_each(lambda key: split(key, shape), eqn.invars[0].aval.ndim)(keys)
@@ -122,7 +118,7 @@ _RULES: dict[str, Callable] = {
     "random_bits": _bits,
     "random_clone": lambda eqn, x: x,
     "random_fold_in": _fold_in,
-    "random_seed": _seed,
+    "random_seed": lambda eqn, seeds: of_each(_implementation(eqn).seed, seeds.ndim)(seeds),
     "random_split": _split,
     "random_unwrap": lambda eqn, x: x,
     "random_wrap": lambda eqn, x: x,

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -51,11 +50,6 @@ def owned(x: Any) -> Any:
     """A copy of a NumPy array, which nobody else can change; anything else as it is."""
     is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0
     return np.array(x) if is_shared else x
-
-
-def numbers_among(tree: Any) -> list:
-    """The leaves of a pytree that are numbers or arrays of them."""
-    return [x for x in jtu.tree_leaves(tree) if eqx.is_array_like(x)]
 
 
 def check_once(fn: Callable, computes_the_same: Callable[[], bool], error: str) -> None:

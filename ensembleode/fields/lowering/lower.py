@@ -25,7 +25,7 @@ from . import (
 )
 from .checking import check
 from .passing import Lowering
-from .values import apart_of, loaded, scalar
+from .values import loaded, scalar
 
 
 # A larger state is an array, and its function stores the result instead of returning components.
@@ -102,7 +102,7 @@ def lower(
     scalars = scalarise(jaxpr, most) if apart else None
     if scalars is not None:
         run = Lowering(functions=functions)
-        components = [x for v in arrays for x in apart_of(v)]
+        components = [scalar(x.at(Index(i)), (1,)) for x in arrays for i in range(x.size)]
         exprs = [x.expr for x in run.evaluate(scalars, [*components, time])]
         if size <= largest_returned and not run.work:
             return run.function(tuple(exprs), size, dtype)

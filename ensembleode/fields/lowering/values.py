@@ -148,9 +148,5 @@ def is_stored_as_bits(dtype: np.dtype, storage: np.dtype) -> bool:
     return dtype.kind in "iu" and storage.kind == "f" and dtype.itemsize == storage.itemsize == 8
 
 
-def apart_of(value: Value) -> list[Value]:
-    return [scalar(value.at(Index(i)), (1,)) for i in range(value.size)]
-
-
 def position(counters: Sequence[Expr], strides: Sequence[int], offset: int = 0) -> Index:
     return Index(offset).plus(*zip(counters, strides, strict=True))
