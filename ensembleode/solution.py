@@ -359,10 +359,9 @@ class EnsembleSolution(_Solution):
         *rows, values, ended = jax.tree.map(lambda x: x[i], every)
         rows, saved_t = End(t, *rows), t
         count = length = self.lengths[i]
-        retcode = self.retcode[i]
         dense = None if self._dense is None else self._dense.of(i)
         is_known = not is_tracer(length)
-        retcode = ReturnCode(int(retcode)) if is_known else retcode
+        retcode = ReturnCode(int(self.retcode[i])) if is_known else self.retcode[i]
         may_lack = own_times or ended is not None
         is_cut = is_known and (own_times or retcode is ReturnCode.Terminated)
         if is_cut and self.saved is not None and not self.saved.has_own_times:

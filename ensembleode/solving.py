@@ -501,26 +501,22 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
                 values = jax.tree.map(lambda x: x[:, :most], values)
         if kind != "reduced":
             u, t, inner, beside, values = as_jax_arrays((u, t, inner, beside, values))
-    about = (outcome.converged, elapsed, run.choice, kind)
-    if kind == "trajectories":
-        batched = job.plan.batched
-        own = jax.tree.map(bool, (batched.consts, batched.p))
-        numbers = _numbers(job, run.n)
-        if numbers is not None:
-            numbers = numbers.consts, numbers.p
-            dense = dense_of(outcome._replace(inner=inner), job.plan, numbers, own)
+    numbers = _numbers(job, run.n) if kind == "trajectories" else None
+    if numbers is not None:
+        own = jax.tree.map(bool, (job.plan.batched.consts, job.plan.batched.p))
+        known = numbers.consts, numbers.p
+        dense = dense_of(outcome._replace(inner=inner), job.plan, known, own)
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
         events = first_events(events, most, several=True)
-    given = _given(job)
-    about = (*about, dense, job.plan.order, beside[0], events, given)
+    about = outcome.converged, elapsed, run.choice, kind, dense, job.plan.order, beside[0], events
     more: dict[str, Any] = {}
     if kind == "trajectories":
         ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
         more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
         more["saved"] = saved_of(job, t, values)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, **more)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, _given(job), **more)
 
 
 def _given(job: Job) -> Aside:
