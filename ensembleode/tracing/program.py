@@ -273,7 +273,8 @@ def inlined(eqn: Any, ins: Sequence) -> list | None:
 
 
 class _Identity:
-    """A hashable stand-in for an unhashable object, compared by identity."""
+    """A hashable stand-in for an unhashable object, compared by identity. It keeps the object
+    alive, so that no other object gets its id."""
 
     __slots__ = ("obj",)
 
