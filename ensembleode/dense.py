@@ -360,9 +360,8 @@ def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any
 
 
 def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
-    """The step from a row on, and whether its length is positive. If there is a single time, a span
-    of no length, or nothing was reached after the row, it is a step of length zero from a state
-    that was reached."""
+    """The step from a row on, and whether its length is positive. If nothing was reached after the
+    row, or the span has no length, it is a step of length zero from a state that was reached."""
     after = jnp.minimum(row + 1, times.shape[0] - 1)
     has_length = (row + 1 < length) & (times[after] != times[row])
     row = jnp.where(row < length, row, 0)

@@ -107,9 +107,8 @@ def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
 
 
 def _made(job: Job) -> Any:
-    """The trace of `prob_func` over an index and a repeat. If `prob_func` can't be traced, the
-    numbers that it returned in the first run, together with the function itself where there may be
-    reruns."""
+    """The trace of `prob_func` over an index and a repeat. If it can't be traced, the numbers that
+    it returned in the first run, with the function itself where there may be reruns."""
     every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
 
     def made(indices, repeat):

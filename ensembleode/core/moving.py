@@ -82,8 +82,7 @@ def _by_time(fn: Callable, t: Any) -> Any:
 
 def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -> Any:
     """The time that passes until `condition(u, t)`, a real number, has its present value again:
-    zero, with derivatives up to this order. They are infinite where the solution only touches that
-    value."""
+    zero, with derivatives up to this order, infinite where the solution only touches that value."""
     level = jax.lax.stop_gradient(condition(u, t))
 
     def excess(delta: Any) -> Any:

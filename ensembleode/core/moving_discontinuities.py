@@ -22,9 +22,8 @@ from .plan import Plan
 
 
 def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
-    """The plan whose field has the known times (of the shape and dtype of `table`) as its last
-    parameter, and which has a callback that moves with them. All constants and parameters of the
-    field are in `p` then."""
+    """The plan whose field has the known times (like `table`) as its last parameter, and which has
+    a callback that moves with them. All numbers of the field are in `p` then."""
     assert isinstance(plan.field, Program)
     avals = [*parameters_of(plan.field), table]
     numbers = tuple((x.shape, x.dtype) for x in avals)

@@ -84,9 +84,8 @@ class Moving:
         return tuple(name for name in self.extras if name in ("uprev", "moved", "before"))
 
     def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
-        """The rows `[4, *state]` of `Moved` (the time is the first component of a row that is
-        otherwise zero), and a flag that says whether the trajectory ends, 1 or 0. Derivatives are
-        right up to `order`."""
+        """The rows `[4, *state]` of `Moved` (the time is the first component of a row of zeros),
+        and 1 where the trajectory ends, else 0. Derivatives are right up to `order`."""
         return self._at(len(self.levels), u, numbers, extras, t, order)
 
     def _at(

@@ -23,9 +23,9 @@ def rate_of(field: Program, form: ImplicitForm | None) -> Program:
 
 @functools.lru_cache(maxsize=256)
 def _with_mass(field: Program, mass: MassMatrix) -> Program:
-    """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations
-    take the equations' places: `0 = dg/du du/dt + dg/dt` determines the derivative if the index is
-    one."""
+    """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations,
+    `0 = dg/du du/dt + dg/dt`, take their places, and determine the derivative if the index is one.
+    """
     rows, columns = np.array(mass.algebraic_rows, int), np.array(mass.algebraic_columns, int)
     inverse = None if mass.is_singular else mass.inverse().matrix
     derivative = jax.jacrev if is_reverse_only(field) else jax.jacfwd
@@ -56,8 +56,7 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
 
 def solved(both: Any) -> Any:
     """The solution of the equations `[n, n + 1]`, whose last column is the right-hand side, by
-    Gauss-Jordan elimination without row exchanges. It consists of operations that every engine
-    has."""
+    Gauss-Jordan elimination without row exchanges, in operations that every engine has."""
     for k in range(len(both)):
         row = both[k] / both[k, k]
         factors = both[:, k].at[k].set(0)

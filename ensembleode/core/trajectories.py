@@ -175,10 +175,8 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 
 
 def _is_plain(maker: Maker, key: Any) -> bool:
-    """Whether all trajectories are the problem as it was given, so that only `f` has to be traced.
-
-    That isn't so where each trajectory has its own row of times, which is looked up by the index.
-    """
+    """Whether all trajectories are the problem as it was given, so that only `f` has to be traced:
+    none has a `prob_func`, numbers that are traced, or a row of times of its own."""
     if maker.ens.prob_func is not None:
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):

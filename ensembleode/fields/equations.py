@@ -145,8 +145,7 @@ def reader(env: dict, known: Callable) -> Callable:
 
 def rewritten(jaxpr: jex.Jaxpr, fn: Callable, structs: Sequence | None = None) -> jex.Jaxpr:
     """The program of `fn`, a function of a jaxpr's constants and inputs, or of arrays like
-    `structs` in their place. It is the jaxpr itself where `fn` makes arrays, for which there is no
-    place."""
+    `structs` in their place; the jaxpr itself if that program would have further constants."""
     structs = structs or structs_of([*jaxpr.constvars, *jaxpr.invars])
     closed, n = jax.make_jaxpr(fn)(*structs), len(jaxpr.constvars)
     if closed.consts:

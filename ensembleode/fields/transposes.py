@@ -93,8 +93,7 @@ _NO_WAY_BACK = (
 
 def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]:
     """The value of a function, and the cotangents of its arguments. JAX has no way back through a
-    `while_loop` and a `custom_vmap`; there the function is pushed forward along each of their
-    components."""
+    `while_loop` and a `custom_vmap`; there the function is pushed forward along each component."""
     try:
         value, pullback = jax.vjp(fn, *args)
         return value, pullback(cotangent)

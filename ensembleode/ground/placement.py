@@ -93,8 +93,7 @@ def on_this_platform(tree: Any) -> Any:
 
 def brought_home(solution: Any) -> Any:
     """A solution that was computed on the CPU outside of `jit`, with its JAX arrays on JAX's
-    default device, an accelerator, unless they take too much of its memory (see
-    `as_jax_arrays`)."""
+    default device, an accelerator, if it has room for them (see `as_jax_arrays`)."""
     leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, Aside))
     cpu = _cpu()
 
@@ -128,8 +127,6 @@ def as_jax_arrays(tree: Any) -> Any:
 
 
 def copied_to_jax(x: Any) -> jax.Array:
-    """Known numbers as a JAX array that shares no memory with them.
-
-    `jnp.asarray` would compile a program for every shape, and `device_put` alone shares the memory.
-    """
+    """Known numbers as a JAX array that shares no memory with them. (`jnp.asarray` would compile a
+    program for every shape.)"""
     return jax.device_put(np.array(x))
