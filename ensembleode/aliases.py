@@ -124,16 +124,9 @@ _THINGS = _by_name(
 )
 
 
-#
-# Options
-#
-
-
 def unknown_option(where: str, name: str, known: Iterable[str]) -> TypeError:
-    """The error for an option `name` that `where` does not have, with what to write instead.
-
-    **Arguments:** `known`: the options that it has.
-    """
+    """The error for an option `name` that `where` does not have, with what to write instead. It has
+    the `known` options."""
     known = list(known)
     hint = _OPTIONS.get(name) or _OPTIONS.get(name.lower())
     if hint is None:
@@ -146,11 +139,6 @@ def refuse_unknown(where: str, unknown: Mapping[str, Any], known: Iterable[str])
     """**Raises:** `TypeError` for the first of the `unknown` options."""
     for name in unknown:
         raise unknown_option(where, name, known)
-
-
-#
-# Methods and other names
-#
 
 
 def instead_of(name: str) -> str | None:

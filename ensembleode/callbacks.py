@@ -9,7 +9,7 @@ which gets an integrator and returns another, made by [`remake`][ensembleode.rem
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 
 from .ground.state_tree import as_parameters
 from .numbers import check_stops
+from .options import check_count
 from .saving_callback import SavingCallback
 from .tracing.program import is_tracer
 
@@ -243,13 +244,8 @@ class VectorContinuousCallback(_Continuous):
         dtrelax: float = 1.0,
     ):
         _check_function("VectorContinuousCallback", "affect", affect, "(integrator, mask)")
-        whole = isinstance(length, int | np.integer) and not isinstance(length, bool)
-        if not whole or length < 1:
-            raise ValueError(
-                f"length of VectorContinuousCallback must be a positive integer, got {length!r}."
-            )
+        self.length = check_count("length of VectorContinuousCallback", length)
         self._set(condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax)
-        self.length = int(length)
 
 
 class StepLimit(NamedTuple):
@@ -276,6 +272,8 @@ class DiscreteCallback(eqx.Module):
     condition: Callable
     affect: Callable
     save_positions: tuple[bool, bool] = eqx.field(static=True)
+    # See `core.events.Discrete`.
+    rest: ClassVar[bool | str] = False
 
     def __init__(
         self,
@@ -299,11 +297,6 @@ class DiscreteCallback(eqx.Module):
     def is_kept(self) -> bool:
         """Whether solutions record its events."""
         return any(self.save_positions)
-
-    @property
-    def rest(self) -> bool | str:
-        """See `core.events.Discrete`."""
-        return False
 
 
 class PresetTimeCallback(eqx.Module):
@@ -448,15 +441,11 @@ def TerminateSteadyState(
 
 
 class _AtRest(DiscreteCallback):
-    @property
-    def rest(self) -> bool | str:
-        return True
+    rest: ClassVar[bool | str] = True
 
 
 class _Settling(_AtRest):
-    @property
-    def rest(self) -> bool | str:
-        return "settled"
+    rest: ClassVar[bool | str] = "settled"
 
 
 class CallbackSet(eqx.Module):

@@ -124,35 +124,19 @@ def _check_abstol(name: str, abstol: Any, *, several: bool) -> None:
 
 
 def _always(u: Any, t: Any, integrator: Integrator) -> Any:
-    del u, t, integrator
     return np.bool_(True)
 
 
-#
-# Components below zero
-#
-
-
 def _is_negative(u: Any, t: Any, integrator: Integrator) -> Any:
-    del t, integrator
-    below = [jnp.any(x < 0) for x in jax.tree.leaves(u)]
-    return functools.reduce(jnp.logical_or, below)
+    return functools.reduce(jnp.logical_or, [jnp.any(x < 0) for x in jax.tree.leaves(u)])
 
 
 def _not_negative(integrator: Integrator) -> Integrator:
-    def clipped(x: Any) -> Any:
-        return jnp.where(x < 0, jnp.zeros_like(x), x)
-
-    return dataclasses.replace(integrator, u=jax.tree.map(clipped, integrator.u))
+    u = jax.tree.map(lambda x: jnp.where(x < 0, jnp.zeros_like(x), x), integrator.u)
+    return dataclasses.replace(integrator, u=u)
 
 
-#
-# Projection onto a manifold
-#
-
-
-# The turns of Newton's method, each of which doubles the number of correct digits.
-_TURNS = 3
+_TURNS = 3  # of Newton's method, each of which doubles the number of correct digits
 # After the values have converged, further turns make derivatives right, up to the third order.
 _DIFFERENTIATED = 2
 # The value in `Integrator` of a trajectory that ends because an affect could not be done.

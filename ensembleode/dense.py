@@ -186,11 +186,6 @@ class _Arithmetic(ArrayArithmetic):
 _XP: Any = _Arithmetic(jnp)
 
 
-#
-# Polynomials
-#
-
-
 @functools.cache
 def inner_nodes(degree: int) -> tuple[float, ...]:
     """The inner nodes of a step, from 0 to 1, that determine a polynomial of this degree together
@@ -225,11 +220,6 @@ def polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     values = jnp.concatenate([start[None], inner, end[None]]) - near[None]
     weights = weights.astype(values.dtype).reshape(-1, *(1,) * start.ndim)
     return near + jnp.sum(weights * values, axis=0)
-
-
-#
-# At given times
-#
 
 
 def states_at(
@@ -370,9 +360,8 @@ def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any
 
 
 def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
-    """The step from a row on, and whether its length is positive. If there is a single time, a span
-    of no length, or nothing was reached after the row, it is a step of length zero from a state
-    that was reached."""
+    """The step from a row on, and whether its length is positive. If nothing was reached after the
+    row, or the span has no length, it is a step of length zero from a state that was reached."""
     after = jnp.minimum(row + 1, times.shape[0] - 1)
     has_length = (row + 1 < length) & (times[after] != times[row])
     row = jnp.where(row < length, row, 0)
@@ -384,10 +373,7 @@ def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
 
 
 def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
-    def kept(inner, start):
-        return jnp.where(has_length, inner, start)
-
-    return jax.tree.map(kept, dense.within(step), step.start)
+    return jax.tree.map(functools.partial(jnp.where, has_length), dense.within(step), step.start)
 
 
 def _derivative(fn: Callable) -> Callable:

@@ -1,5 +1,6 @@
 """The events of a solution, and where it stopped."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -41,12 +42,9 @@ def first_events(events: Events, most: int, *, several: bool) -> Events:
     """The first `most` events of a trajectory, or of each of several; as NumPy arrays, since JAX's
     answer an index past the end with the last event."""
     part = (slice(None), slice(most)) if several else slice(most)
-    names = ("t", "which", "direction", "u_before", "u_after")
-    cut = {x: getattr(events, x) for x in names}
-    return Events(
-        **jax.tree.map(lambda x: x[part] if is_tracer(x) else np.asarray(x[part]), cut),
-        count=events.count,
-    )
+    rows = dataclasses.replace(events, count=None)
+    rows = jax.tree.map(lambda x: x[part] if is_tracer(x) else np.asarray(x[part]), rows)
+    return dataclasses.replace(rows, count=events.count)
 
 
 class End(eqx.Module):
@@ -82,10 +80,8 @@ def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:
 
 
 def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
-    """The ends of several trajectories.
-
-    **Arguments:** `rows`: what was saved, `[trajectory, time, ...]`; `ended`: see `with_end`.
-    """
+    """The ends of several trajectories, of which `rows` were saved, `[trajectory, time, ...]`; for
+    `ended` see `with_end`."""
     last = jnp.clip(jnp.asarray(lengths) - 1, 0)
     end = jax.tree.map(lambda x: _taken(jnp.asarray(x), last), rows)
     if ended is not None:
@@ -98,16 +94,10 @@ def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
 def with_end(
     rows: End, ended: End | None, length: Any, retcode: Any, *, adds: bool
 ) -> tuple[End, Any]:
-    """The rows of one trajectory with its end in the last one, unless it has failed; and how many
-    were reached, with the end.
-
-    **Arguments:**
-
-    - `rows`: what was saved, `[time, ...]`.
-    - `ended`: where an event ended the trajectory; NaN if none did, None if none may.
-    - `length`: how many rows were reached.
-    - `adds`: whether there is one row more for the end.
-    """
+    """The saved `rows` of one trajectory, `[time, ...]`, with its end in the last one, unless it
+    has failed; and how many were reached, with the end. `ended` is where an event ended the
+    trajectory: NaN if none did, None if none may. `length` rows were reached before, and `adds`
+    says whether there is one row more for the end."""
     rows, length = jax.tree.map(jnp.asarray, (rows, length))
     if adds:
         rows = jax.tree.map(lambda x: jnp.concatenate([x, x[-1:]]), rows)

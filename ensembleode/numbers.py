@@ -53,9 +53,7 @@ def check_real(value: Any, what: str) -> Any:
 
 
 def check_tolerance(name: str, value: Any) -> None:
-    """
-    **Raises:** `TypeError` and `ValueError` for a value that is no tolerance.
-    """
+    """**Raises:** `TypeError` and `ValueError` for a value that is no tolerance."""
     what = f"{name} must be zero or positive, got {value!r}."
     if not (check_real(value, what) >= 0).all():
         raise ValueError(what)
@@ -74,10 +72,8 @@ def _check_bound(name: str, value: Any) -> None:
 
 
 def check_stops(name: str, value: Any) -> None:
-    """
-    **Raises:** `TypeError` and `ValueError` for a value that can't be the known times of the option
-    `name`.
-    """
+    """**Raises:** `TypeError` and `ValueError` for a value that can't be the known times of the
+    option `name`."""
     import numpy as np
 
     what = (

@@ -78,11 +78,10 @@ class ODEFunction(eqx.Module):
         if not (jac is None or callable(jac)):
             raise TypeError(f"jac must be a function jac(u, p, t) -> [n, n] or None, got {jac!r}.")
         self.f = f
-        self.mass_matrix = None if mass_matrix is None else _known_tree("mass_matrix", mass_matrix)
+        self.mass_matrix = None if mass_matrix is None else _known_mass(mass_matrix)
         self.jac = jac
-        self.jac_prototype = (
-            None if jac_prototype is None else _known("jac_prototype", jac_prototype)
-        )
+        known = None if jac_prototype is None else _known("jac_prototype", jac_prototype)
+        self.jac_prototype = known
 
     def __call__(self, u: Any, p: Any, t: Any) -> Any:
         """The vector field."""
@@ -113,9 +112,8 @@ def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
 
 
 def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> MassMatrix | None:
-    """The mass matrix for a state of this shape; None for the identity.
-
-    **Arguments:** `tree`: the structure of a state that is a pytree to the user.
+    """The mass matrix for a state of this shape, or for one that is a pytree to the user; None for
+    the identity.
 
     **Raises:** `ValueError` for a mass matrix of another shape, and the errors of `mass_matrix_of`.
     """
@@ -165,14 +163,14 @@ def in_order_of(matrix: Any, order: np.ndarray) -> Any:
     return matrix[place][:, place]
 
 
-def _known_tree(name: str, value: Any) -> Static:
-    """The known numbers in a pytree. Lists and tuples of numbers, also nested ones, are arrays."""
+def _known_mass(value: Any) -> Static:
+    """The known numbers in a mass matrix, or in a pytree. Lists and tuples of numbers, also nested
+    ones, are arrays."""
     leaves, structure = jtu.tree_flatten(value)
-    if isinstance(value, list | tuple) and not any(map(np.ndim, leaves)):
-        return _known(name, value)
-    if jtu.treedef_is_leaf(structure):
-        return _known(name, value)
-    return Static(jtu.tree_unflatten(structure, [_known(name, x).value for x in leaves]))
+    is_list = isinstance(value, list | tuple) and not any(map(np.ndim, leaves))
+    if is_list or jtu.treedef_is_leaf(structure):
+        return _known("mass_matrix", value)
+    return Static(jtu.tree_unflatten(structure, [_known("mass_matrix", x).value for x in leaves]))
 
 
 def _known(name: str, value: Any) -> Static:

@@ -96,10 +96,7 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
     return {k: v for k, v in old.items() if v is not None and k not in excluded} | new
 
 
-_EXCLUDES = {
-    "saveat": ("save_everystep",),
-    "save_everystep": ("saveat",),
-}
+_EXCLUDES = {"saveat": ("save_everystep",), "save_everystep": ("saveat",)}
 # The options that a step-size controller of diffrax has itself.
 _HELD = {x.option for x in of_kind("tolerance", "bound")} | {"adaptive", "internalnorm"}
 

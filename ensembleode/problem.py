@@ -246,11 +246,8 @@ class EnsembleProblem(eqx.Module):
                 "becomes one problem and arrays with a row for each trajectory: "
                 "eo.EnsembleProblem(prob, u0=u0s, p=ps)."
             )
-        for name, fn in (
-            ("prob_func", prob_func),
-            ("output_func", output_func),
-            ("reduction", reduction),
-        ):
+        functions = {"prob_func": prob_func, "output_func": output_func, "reduction": reduction}
+        for name, fn in functions.items():
             if fn is not None and not callable(fn):
                 raise TypeError(f"{name} must be a function or None, got {fn!r}.")
         if u_init is not None and reduction is None:
@@ -289,10 +286,8 @@ class _Rows(eqx.Module):
 
     @classmethod
     def of(cls, prob: ODEProblem, u0: Any, p: Any, then: Callable | None) -> "_Rows":
-        """
-        **Arguments:** as of `EnsembleProblem`; where `then` has rows itself, they are replaced by
-        those that are given.
-        """
+        """The arguments are those of `EnsembleProblem`; where `then` has rows itself, those that
+        are given replace them."""
         if isinstance(then, cls):
             u0, p, then = then.u0 if u0 is None else u0, then.p if p is None else p, then.then
         counts: dict[str, int] = {}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .tracing.field_errors import check_signature
+from .tracing.program import is_inexact
 
 
 class SavingCallback(eqx.Module):
@@ -79,14 +80,8 @@ def saving_among(callbacks: Sequence[Any]) -> SavingCallback | None:
 def check_saving_function(
     fn: Callable, values: Sequence[Any], *, of_prob_func: bool, changes: tuple[int, ...]
 ) -> None:
-    """Check that the values of `fn` can be saved.
-
-    **Arguments:** `values`: the abstract values that `fn` returns; `of_prob_func`: whether
-    `prob_func` made the callback; `changes`: the indices of the numbers of `p` that other callbacks
-    change.
-
-    **Raises:** `TypeError` and `ValueError`, which say what to do instead.
-    """
+    """**Raises:** `TypeError` and `ValueError` where the abstract values that `fn` returns can't be
+    saved, where `prob_func` made the callback, and where other callbacks change numbers of `p`."""
     if not values:
         raise TypeError(
             "fn of SavingCallback must return an array or a pytree of arrays; it returned nothing. "
@@ -107,10 +102,7 @@ def check_saving_function(
 
 def values_at(fn: Callable, u: Any, t: Any, is_reached: Any, start: Any, p: Any) -> PyTree:
     """The values of `fn` in some rows of one trajectory, with leaves `[row, ...]`; NaN (integers:
-    zero) in rows that were not reached.
-
-    **Arguments:** `u`, `t`, `is_reached`: the rows; `start`: the initial state.
-    """
+    zero) in rows that were not reached. `start` is the initial state."""
     # In other rows, `fn` is evaluated at the last row that was reached. That value isn't used, but
     # zero times a derivative at NaN would be NaN.
     last = jnp.max(jnp.where(is_reached, jnp.arange(is_reached.size), 0))
@@ -120,14 +112,10 @@ def values_at(fn: Callable, u: Any, t: Any, is_reached: Any, start: Any, p: Any)
     )
     t = jnp.where(is_reached, t, jnp.nan_to_num(t[last]))
     values = jax.vmap(lambda u, t: jax.tree.map(jnp.asarray, fn(u, p, t)))(u, t)
-    return jax.tree.map(lambda x: _where(is_reached, x, _nothing(x.dtype)), values)
+    return jax.tree.map(lambda x: _where(is_reached, x, jnp.nan if is_inexact(x) else 0), values)
 
 
 def _where(is_reached: Any, x: Any, other: Any) -> Any:
     """`x [row, ...]` where the row was reached, else `other [...]`."""
     mask = is_reached.reshape(-1, *[1] * (x.ndim - 1))
     return jnp.where(mask, x, jnp.broadcast_to(other, x.shape).astype(x.dtype))
-
-
-def _nothing(dtype: Any) -> Any:
-    return jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else 0

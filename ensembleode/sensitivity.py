@@ -146,20 +146,17 @@ def reverse_only(tree: PyTree, name: str) -> PyTree:
 @contextlib.contextmanager
 def explained(sensealg: Any, adjoint: str, *, closes: bool = False) -> Iterator[None]:
     """Within this block, JAX's error of forward mode through a `jax.custom_vjp` gets a remedy: that
-    is a reverse-only adjoint where JAX notices it before `reverse_only` does (for a Hessian, in
-    some versions), or a function of the user's.
-
-    **Arguments:** `adjoint`: the name of the adjoint that is used, also if `sensealg` is None;
-    `closes`: whether there are derivatives of any order if it is.
-    """
+    is a reverse-only adjoint where JAX notices it before `reverse_only` does, or a function of the
+    user's. `adjoint` is the name of the adjoint that is used, also if `sensealg` is None; `closes`
+    says whether there are derivatives of any order if it is."""
     try:
         yield
     except TypeError as e:
-        if "forward-mode autodiff (jvp) to a custom_vjp" in str(e):
-            if adjoint in _HAVE_FORWARD or (closes and sensealg is None):
-                raise TypeError(_RULES) from e
-            raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
-        raise
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
+            raise
+        if adjoint in _HAVE_FORWARD or (closes and sensealg is None):
+            raise TypeError(_RULES) from e
+        raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
 
 
 def label(sensealg: Any) -> str:
@@ -183,14 +180,13 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     def identity(x):
         return x
 
-    def rule(primals, tangents):
+    @identity.defjvp
+    def _(primals, tangents):
         (x,), (t,) = primals, tangents
         second = errors["second_error"]
         # Marked again, for a derivative of the derivative.
         again = identity(x) if second is None else constant(x, second)
         return again, _tangent_p.bind(x, t, **errors)
-
-    identity.defjvp(rule)
 
     def mark(x):
         return identity(x) if eqx.is_inexact_array(x) else x
@@ -217,23 +213,22 @@ def constant(x: Any, error: str) -> Any:
 _tangent_p = jex.Primitive("ensembleode_tangent")
 
 
-def _evaluate(x, t, *, forward_error, second_error, reverse_error):
-    del x, second_error, reverse_error
+def _evaluate(x, t, *, forward_error, **_):
+    del x
     if forward_error is not None:
         raise TypeError(forward_error)
     return t
 
 
 def _jvp(primals, tangents, **params):
-    if params["forward_error"] is not None:  # evaluated, so this is forward mode
-        raise TypeError(params["forward_error"])
     (x, t), (_, dt) = primals, tangents
+    _evaluate(x, t, **params)  # this is forward mode
     dt = ad.instantiate_zeros(dt)
     return _tangent_p.bind(x, t, **params), _tangent_p.bind(x, dt, **params)
 
 
-def _transpose(ct, x, t, *, forward_error, second_error, reverse_error):
-    del x, t, forward_error
+def _transpose(ct, x, t, *, second_error, reverse_error, **_):
+    del x, t
     if reverse_error is not None:
         raise TypeError(reverse_error)
     # The gradient can depend on the variables of differentiation only through ct.
@@ -247,9 +242,7 @@ def _batch(args, dims, **params):
     if t_dim is None:
         return _tangent_p.bind(x, t, **params), t_dim
     if x_dim is None:
-        # Several tangents of one number are the columns of a Jacobian, in forward mode.
-        if params["forward_error"] is not None:
-            raise TypeError(params["forward_error"])
+        _evaluate(x, t, **params)  # the columns of a Jacobian, in forward mode
         x = jnp.broadcast_to(jnp.expand_dims(x, t_dim), t.shape)
     else:
         x = jnp.moveaxis(x, x_dim, t_dim)

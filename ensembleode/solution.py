@@ -301,14 +301,10 @@ class EnsembleSolution(_Solution):
                 "this ensemble has outputs, or was reduced: let output_func return sol.t[-1] and "
                 "sol.u[-1]."
             )
-        t = self.t if np.ndim(self.t) == 2 else jnp.broadcast_to(self.t, self._shape)
+        t = self.t if np.ndim(self.t) == 2 else jnp.broadcast_to(self.t, (len(self), len(self.t)))
         rows = End(t, self.u, self.integral, self.p_at)
         rows = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), rows)
         return end_of(rows, self._ended, self.lengths, self.retcode)
-
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self), np.shape(self.t)[-1]
 
     @property
     def successful(self) -> Any:
@@ -363,10 +359,9 @@ class EnsembleSolution(_Solution):
         *rows, values, ended = jax.tree.map(lambda x: x[i], every)
         rows, saved_t = End(t, *rows), t
         count = length = self.lengths[i]
-        retcode = self.retcode[i]
         dense = None if self._dense is None else self._dense.of(i)
         is_known = not is_tracer(length)
-        retcode = ReturnCode(int(retcode)) if is_known else retcode
+        retcode = ReturnCode(int(self.retcode[i])) if is_known else self.retcode[i]
         may_lack = own_times or ended is not None
         is_cut = is_known and (own_times or retcode is ReturnCode.Terminated)
         if is_cut and self.saved is not None and not self.saved.has_own_times:
@@ -376,7 +371,6 @@ class EnsembleSolution(_Solution):
         if is_cut:
             rows = cut(rows, int(length), int(count))
             dense = None if dense is None else dense.rows(slice(len(rows.t)))
-        u, t, integral = rows.u, rows.t, rows.integral
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
@@ -387,8 +381,8 @@ class EnsembleSolution(_Solution):
             own = self.saved.has_own_times
             saved = Saved(self.saved.t if own else saved_t, values, own)
         return ODESolution(
-            u, t, retcode, stats, length, dense, self.engine, self._order, integral, events, given,
-            saved, rows.p_at,
+            rows.u, rows.t, retcode, stats, length, dense, self.engine, self._order, rows.integral,
+            events, given, saved, rows.p_at,
         )  # fmt: skip
 
     def _some(self, indices: np.ndarray) -> "EnsembleSolution":
@@ -421,9 +415,7 @@ class EnsembleSolution(_Solution):
         return _interpolated(self, self.lengths, t, deriv, several=True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if self.kind != "trajectories":
-            raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        return np.array(flattened(self.u, 2, self._order), dtype=dtype, copy=copy)
+        return np.array(self.to_array(), dtype=dtype, copy=copy)
 
     def plot(
         self,
@@ -493,11 +485,10 @@ class EnsembleSolution(_Solution):
         """
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        if layout == "batch":
-            return flattened(self.u, 2, self._order)
-        if layout == "julia":
-            return jnp.moveaxis(jnp.asarray(flattened(self.u, 2, self._order)), (0, 1), (-1, -2))
-        raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
+        if layout not in ("batch", "julia"):
+            raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
+        array = flattened(self.u, 2, self._order)
+        return array if layout == "batch" else jnp.moveaxis(jnp.asarray(array), (0, 1), (-1, -2))
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` (with the extra `plot`): the states with named dimensions.

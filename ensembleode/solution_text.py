@@ -46,8 +46,7 @@ def text_of_ensemble(sim: Any) -> str:
     lines += _events(sim.events)
     if sim.kind == "reduced":
         lines.append(f"  converged {bool(sim.converged)}")
-    lines.append(f"  engine   {sim.engine}")
-    lines.append(f"  elapsed  {float(sim.elapsed):.3g} s")
+    lines += [f"  engine   {sim.engine}", f"  elapsed  {float(sim.elapsed):.3g} s"]
     return "\n".join(lines)
 
 

@@ -241,12 +241,15 @@ def solve(
     """
     started, options = time.perf_counter(), among(locals())
     if _unknown:
-        _refuse_unknown(_unknown)
+        parameters = inspect.signature(solve).parameters.values()
+        known = [x.name for x in parameters if x.kind != x.VAR_KEYWORD]
+        refuse_unknown("solve", _unknown, known)
     alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
     alone = isinstance(prob, ODEProblem)
     if alone:
         ens, n = EnsembleProblem(prob), 1
-        refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
+        of_ensembles = {"batch_size": batch_size, "progress": progress or None, "store": store}
+        refuse_ensemble_options(ensemblealg=ensemblealg, trajectories=trajectories, **of_ensembles)
     elif isinstance(prob, EnsembleProblem):
         ens, n = prob, check_trajectories(prob, trajectories)
     else:
@@ -309,7 +312,10 @@ def solve(
         explained = sensitivity.explained(given, run.choice.sensealg, closes=closes)
         with explained, place.computing():
             run = run._replace(job=make_traceable(run.job, ens, run.n))
-            sim = _solve_alone(run)[0] if alone else _solve_traced(run)
+            if alone:
+                sim, _ = _solve_alone(run)
+            else:
+                sim = _ensemble_solution(run, batches.run_traced(run), jnp.nan)
         return place.brought_home(sim)
 
     solve_it = _solve_alone if alone else _solve_eagerly
@@ -391,11 +397,6 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
 
 
-def _solve_traced(run: Run) -> EnsembleSolution:
-    """An ensemble inside `jit`, `grad` or `vmap`."""
-    return _ensemble_solution(run, batches.run_traced(run), jnp.nan)
-
-
 def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     """Solve an ensemble batch by batch; also returns what ended it early, if anything did."""
     size, writer = run.size, None
@@ -448,26 +449,20 @@ def _writer(run: Run) -> stores.Writer:
 #
 
 
-def _refuse_unknown(unknown: dict[str, Any]) -> None:
-    parameters = list(inspect.signature(solve).parameters.values())
-    known = [x.name for x in parameters if x.kind != x.VAR_KEYWORD]
-    refuse_unknown("solve", unknown, known)
-
-
 def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
     """Where most trajectories ran out of steps, log any indication of stiffness, and return it in a
     list."""
     codes = np.atleast_1d(np.asarray(sim.retcode))
-    if not (codes == ReturnCode.MaxIters.value).any():
-        return []
-    note = stiffness.note(job, alg, codes)
+    note = None
+    if (codes == ReturnCode.MaxIters.value).any():
+        note = stiffness.note(job, alg, codes)
     if note is None:
         return []
     log_once(note + ".")
     return [note]
 
 
-def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
+def _throw(sim: Any, notes: Sequence[str]) -> None:
     codes = np.atleast_1d(np.asarray(sim.retcode))
     if has_failed(codes).any():
         raise EnsembleError(
@@ -506,26 +501,22 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
                 values = jax.tree.map(lambda x: x[:, :most], values)
         if kind != "reduced":
             u, t, inner, beside, values = as_jax_arrays((u, t, inner, beside, values))
-    about = (outcome.converged, elapsed, run.choice, kind)
-    if kind == "trajectories":
-        batched = job.plan.batched
-        own = jax.tree.map(bool, (batched.consts, batched.p))
-        numbers = _numbers(job, run.n)
-        if numbers is not None:
-            numbers = numbers.consts, numbers.p
-            dense = dense_of(outcome._replace(inner=inner), job.plan, numbers, own)
+    numbers = _numbers(job, run.n) if kind == "trajectories" else None
+    if numbers is not None:
+        own = jax.tree.map(bool, (job.plan.batched.consts, job.plan.batched.p))
+        known = numbers.consts, numbers.p
+        dense = dense_of(outcome._replace(inner=inner), job.plan, known, own)
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
         events = first_events(events, most, several=True)
-    given = _given(job)
-    about = (*about, dense, job.plan.order, beside[0], events, given)
+    about = outcome.converged, elapsed, run.choice, kind, dense, job.plan.order, beside[0], events
     more: dict[str, Any] = {}
     if kind == "trajectories":
         ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
         more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
         more["saved"] = saved_of(job, t, values)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, **more)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, _given(job), **more)
 
 
 def _given(job: Job) -> Aside:

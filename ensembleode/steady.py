@@ -142,8 +142,7 @@ def steady_state(
     return SteadyState(u, t, code, sim.stats, sim.engine)
 
 
-# A time that no trajectory reaches, in single precision, too.
-_FAR = 1e15
+_FAR = 1e15  # a time that no trajectory reaches, in single precision, too
 _NOT_TAKEN = {
     *("saveat", "save_start", "save_end", "save_everystep", "save_after_events"),
     *("store", "store_key", "max_repeats"),

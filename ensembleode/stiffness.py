@@ -38,30 +38,12 @@ _STABILITY_STEPS = 50  # the number of steps after which growth is seen
 
 
 def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
-    """A note about trajectories that ran out of steps; None where nothing indicates stiffness.
-
-    **Arguments:** `codes`: the return codes, `[trajectory]`.
-    """
+    """A note about trajectories that ran out of steps, by their return codes `[trajectory]`; None
+    where nothing indicates stiffness."""
     out_of_steps = np.flatnonzero(codes == ReturnCode.MaxIters.value)
     run = np.count_nonzero(codes != ReturnCode.Default.value)
     if 2 * len(out_of_steps) <= run or not _can_be_bounded_by_stability(job, alg):
         return None
-    return _measured(job, alg, out_of_steps)
-
-
-def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
-    options = job.trajectories.options
-    return (
-        isinstance(alg, ExplicitRungeKutta)
-        and alg.adaptive
-        and options["adaptive"] is not False
-        and not holds_tolerances(options["stepsize_controller"])
-        and job.plan.engine.name in ("compiled", "diffrax")
-        and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
-    )
-
-
-def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
     middle = out_of_steps[np.linspace(0, len(out_of_steps) - 1, _TRAJECTORIES).astype(int)]
     boundary = real_stability_boundary(alg.method)
     ratios = [_step_times_rate(job, int(i)) / boundary for i in np.unique(middle)]
@@ -78,6 +60,18 @@ def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
         "most trajectories ran out of steps, and the problem looks stiff: stability bounds their "
         f"steps, not accuracy (the step times the fastest rate of decay is {max(ratios):.0%} of "
         f"what {type(alg).__name__} allows). Try {remedy}"
+    )
+
+
+def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
+    options = job.trajectories.options
+    return (
+        isinstance(alg, ExplicitRungeKutta)
+        and alg.adaptive
+        and options["adaptive"] is not False
+        and not holds_tolerances(options["stepsize_controller"])
+        and job.plan.engine.name in ("compiled", "diffrax")
+        and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
     )
 
 
@@ -115,10 +109,7 @@ def _step_times_rate(job: Job, index: int) -> float:
 
 def _rates_of_decay(field: Any, consts: Any, p: Any, u: Any, t: Any) -> tuple:
     """The fastest rates of decay of the modes at states `[point, *state]`: forwards and backwards
-    in time.
-
-    A mode counts if it decays at least as fast as it oscillates.
-    """
+    in time. A mode counts if it decays at least as fast as it oscillates."""
     if math.prod(u.shape[1:]) <= _LARGEST:
         jacobians = np.asarray(_jacobians(field, consts, p, u, t))
         is_finite = np.isfinite(jacobians).all(axis=(1, 2), keepdims=True)

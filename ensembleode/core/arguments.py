@@ -76,16 +76,9 @@ def check_direction(every: Trajectories, n: int) -> None:
         )
 
 
-def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
+def refuse_ensemble_options(**options: Any) -> None:
     """**Raises:** `TypeError` for an option of ensembles that is given with a single problem."""
-    given = {
-        "ensemblealg": ensemblealg,
-        "trajectories": trajectories,
-        "batch_size": batch_size,
-        "progress": progress or None,
-        "store": store,
-    }
-    for name, value in given.items():
+    for name, value in options.items():
         if value is not None:
             raise TypeError(
                 f"{name} is given with a single ODEProblem; make it an ensemble with "

@@ -8,24 +8,17 @@ from .executor import Executor
 from .job import Job
 
 
-# The bytes of a batch. On the CPU, a lockstep loop over more than the cache holds takes several
-# times as long for each trajectory.
-_CACHE = 2**20
+_CACHE = 2**20  # the bytes of a batch whose trajectories share their steps
 _LEAST = 256  # trajectories, below which the cost of starting a batch shows
 # Programs that factorise matrices take seconds to compile, so all ensembles share two batch sizes,
-# and batches are filled up. The narrow size makes filling up cheap; the wide one is faster by a
-# quarter, and is for ensembles of more than `_FEW` narrow batches.
+# and batches are filled up. The wide size is for ensembles of more than `_FEW` narrow batches.
 _NARROW, _FEW = (32, 128), 16
 
 
 def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
-    """The number of trajectories of a batch, from an estimate of their memory.
-
-    On the CPU a batch takes as much memory as the cache has if the executor is vectorised, and 256
-    MiB otherwise; on an accelerator it takes a quarter of the memory. All batches but the last have
-    the same size. For an implicit method on the CPU, that size is one of two fixed ones, for any
-    number of trajectories.
-    """
+    """The number of trajectories of a batch, from an estimate of their memory. On the CPU a batch
+    takes as much memory as the cache has if the executor is vectorised, and 256 MiB otherwise; on
+    an accelerator it takes a quarter of the memory."""
     u0 = job.plan.state
     state = max(1, math.prod(u0.shape))
     rows = (job.plan.saving.rows or 256) + EVENT_ROWS * job.plan.event_slots

@@ -31,16 +31,10 @@ class Stopped(Exception):
         self.cause = cause
 
 
-#
-# Eagerly
-#
-
-
 def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
     """The outcome of all trajectories, run batch after batch; with a reduction, its `u` is reduced.
-
-    **Arguments:** `gather`: collects the batches, by default in arrays on the host. It also says
-    which batches it still wants. With a store, None is returned.
+    `gather` says which batches it wants, and collects them, by default in arrays on the host. With
+    a store, None is returned.
 
     **Raises:** `Stopped`, with the results so far, for anything that stops the ensemble before its
     end.
@@ -101,11 +95,6 @@ def _reduce_eagerly(run: Run, reduction: Callable) -> Outcome:
 def _total(u: Any, retcode: Any, counts: Any, converged: Any) -> Outcome:
     """The outcome of a reduced ensemble, with all return codes, and total counts."""
     return Outcome(u, None, None, None, retcode, *counts, converged=converged)
-
-
-#
-# Inside jit, grad, vmap
-#
 
 
 def run_traced(run: Run) -> Outcome:

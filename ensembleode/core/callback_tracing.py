@@ -30,14 +30,10 @@ from .events import Continuous, Discrete, Events, Jump, Limit, Part
 class Tracing:
     """Traces the functions of callbacks.
 
-    **Arguments:**
-
     - `u`: the abstract state, an array; `tree`: the structure of a state that is a pytree.
     - `p`: the parameters; the leaves for which `is_number` is true are traced.
-    - `t0`: the first time.
     - `f`: the vector field, as the user wrote it.
-    - `mass`: the mass matrix whose algebraic equations are solved again after an affect; None if
-        there is none.
+    - `mass`: the mass matrix whose algebraic equations are solved again after an affect, or None.
     """
 
     def __init__(
@@ -48,7 +44,7 @@ class Tracing:
         is_number: Callable,
         t0: Any,
         f: Callable,
-        mass: MassMatrix | None = None,
+        mass: MassMatrix | None,
     ):
         self.mass = mass
         self.u, self.tree, self.is_number, self.t0, self.f = u, tree, is_number, t0, f
@@ -60,12 +56,11 @@ class Tracing:
         self.consts: list = []
 
     def events(self, callback: Any, known: Sequence[Any]) -> Events:
-        """The programs of a callback, or of several.
+        """The programs of a callback, or of several; `known` are the known times at which each of
+        them acts, or None.
 
-        **Arguments:** `known`: for each callback, the known times at which it acts, or None.
-
-        **Raises:** `TypeError` and `ValueError`, which name the callback and its argument, for
-        conditions and affects that can't be called or return something else than they should.
+        **Raises:** `TypeError` and `ValueError` for conditions and affects that can't be called or
+        return something else than they should.
         """
         continuous, discrete = [], []
         for number, (x, times) in enumerate(zip(all_of(callback), known, strict=True)):
@@ -102,9 +97,7 @@ class Tracing:
         return Discrete(number, condition, jump, x.save_positions, **how)
 
     def _limit(self, name: str, x: StepLimit) -> Limit:
-        """
-        **Raises:** `TypeError` and `ValueError` for tolerances that don't fit the state.
-        """
+        """**Raises:** `TypeError` and `ValueError` for tolerances that don't fit the state."""
         value = x.abstol
         if value is None:
             return Limit(None, x.scalefactor)
@@ -117,18 +110,15 @@ class Tracing:
             )
 
         def tolerance(u: Any, p: Any, extras: Any, t: Any) -> Any:
-            del p, extras, t
             return jnp.broadcast_to(jnp.asarray(value, u.dtype), u.shape).reshape(-1)
 
         return Limit(self._part(name, "abstol", tolerance, tolerance, {}), x.scalefactor)
 
     def _scheduled(self, number: int, name: str, x: Any, times: Any) -> Discrete:
         def condition(u, t, integrator):
-            del u, integrator
             return jnp.any(t == times)
 
         def passed(u, t, integrator):
-            del u, integrator
             return t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
 
         part = self._condition(name, condition, (), is_discrete=True)
@@ -207,24 +197,21 @@ class Tracing:
         return {"uprev": self.u, "tprev": self.t}
 
     def _integrator(
-        self, u: Any, p: Sequence, t: Any, uprev: Any, tprev: Any, sign: Any = None
+        self, u: Any, leaves: Sequence, t: Any, uprev: Any, tprev: Any, sign: Any = None
     ) -> Integrator:
-        return Integrator(u, self._parameters(p), t, uprev, tprev, sign, _f=self.f)
+        p = eqx.combine(jtu.tree_unflatten(self.structure, leaves), self.static)
+        return Integrator(u, p, t, uprev, tprev, sign, _f=self.f)
 
     def _given(self, u: Any) -> Any:
         """A state in the structure that the user gave."""
         return u if self.tree is None else self.tree.unravel(u)
-
-    def _parameters(self, leaves: Sequence) -> Any:
-        return eqx.combine(jtu.tree_unflatten(self.structure, leaves), self.static)
 
     def _vector(self, u: Any, what: str) -> Any:
         """The state that an affect returned as a vector.
 
         **Raises:** `TypeError` and `ValueError` where its structure isn't that of the state.
         """
-        like = jax.eval_shape(self._given, self.u)
-        structure = jtu.tree_structure(like)
+        avals, structure = jtu.tree_flatten(jax.eval_shape(self._given, self.u))
         if self.tree is None and isinstance(u, list | tuple):
             u = jnp.asarray(u)
         if jtu.tree_structure(u) != structure:
@@ -233,9 +220,7 @@ class Tracing:
                 f"{jtu.tree_structure(u)}."
             )
         leaves = []
-        for (path, x), aval in zip(
-            jtu.tree_leaves_with_path(u), jtu.tree_leaves(like), strict=True
-        ):
+        for (path, x), aval in zip(jtu.tree_leaves_with_path(u), avals, strict=True):
             at = f"u{jtu.keystr(path)}"
             if not eqx.is_array_like(x) or isinstance(x, str):
                 raise TypeError(f"{what} must make a state of arrays; its {at} is {x!r}.")
@@ -254,8 +239,7 @@ class Tracing:
         return jnp.concatenate(leaves)
 
     def _consistent(self, after: Integrator, t: Any, u: Any) -> Any:
-        """The state after an affect, with its algebraic equations at the time `t` solved again if
-        that is asked for."""
+        """The state `u` after an affect, with its algebraic equations at `t` solved again."""
         if self.mass is None:
             return u
 

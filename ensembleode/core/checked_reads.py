@@ -21,9 +21,7 @@ _MOST_TRAJECTORIES = 65_536
 
 
 def check_reads(name: str, program: Program, consts: Sequence) -> None:
-    """
-    **Raises:** `IndexError` for a function that reads past the end of an array.
-    """
+    """**Raises:** `IndexError` for a function that reads past the end of an array."""
     read = _past_end(program, consts, None)
     if read is not None:
         raise IndexError(
@@ -34,11 +32,8 @@ def check_reads(name: str, program: Program, consts: Sequence) -> None:
 def check_reads_by_index(
     name: str, program: Program, consts: Sequence, n: int, others: int = 0
 ) -> None:
-    """The same for a function of the index of a trajectory.
-
-    **Arguments:** `program`: its flat inputs end with the index, the number of the run, and the
-    key; `others`: how many flat inputs there are before these; `n`: the number of trajectories.
-    """
+    """The same for a function of the index of one of `n` trajectories. The flat inputs of its
+    program are `others`, the index, the number of the run, and the key."""
     read = _past_end(program, consts, n, others)
     if read is not None:
         raise IndexError(
@@ -75,13 +70,9 @@ def _known_without_integers(program: Program, *of_index: Any) -> PastEnd | None:
 def check_new_parameters(
     p: Any, known: Any, is_number: Callable, programs: Iterable[Program]
 ) -> None:
-    """
-    **Arguments:** `p`: the parameters that `prob_func` made; `known`: those of its problem;
-    `is_number`: tells the leaves of `p` that are traced; `programs`: the functions of the problem,
-    as programs `(u, (*leaves of p, *others), t)`.
-
-    **Raises:** `ValueError` for a number in `p` that is new, and that nothing reads.
-    """
+    """**Raises:** `ValueError` for a number in `p` that is not in the `known` parameters of the
+    problem, and that none of its functions reads. These are programs
+    `(u, (*leaves of p, *others), t)`, of the leaves for which `is_number` is true."""
     if p is known:
         return
     before = [jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(known)]

@@ -1,10 +1,9 @@
 """States that fulfil the algebraic equations of a mass matrix, at the start, after affects, and
 where the equations jump."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +19,9 @@ from .lane import Trajectories
 from .rate import solved
 
 
-# The largest number of Newton steps; and how many lengths of each step are tried, each half of the
-# one before.
+# The largest number of Newton steps, and how often each may be halved.
 _MOST_STEPS, _LENGTHS = 100, 10
-# The number of Newton steps after an affect.
-_STEPS_AFTER = 30
+_STEPS_AFTER = 30  # Newton steps after an affect
 
 
 def with_consistent_start(every: Trajectories) -> Trajectories:
@@ -42,11 +39,8 @@ class AfterJumps(PresetTimeCallback):
 
 def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSet:
     """The callbacks, and one that solves the algebraic equations again at these times, `[time]`, at
-    which the field jumps.
-
-    It acts last: what others do at that time belongs to the field before the jump. (A start is
-    consistent with the field there.)
-    """
+    which the field jumps. It acts last: what others do at that time belongs to the field before the
+    jump. A start is consistent with the field already."""
     xp: Any = jnp if is_tracer(times) or is_tracer(t0) else np
     inside = xp.where(times == t0, np.inf, times)
     last = AfterJumps(inside, lambda integrator: integrator, save_positions=(False, False))
@@ -54,14 +48,11 @@ def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSe
 
 
 def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
-    """The state after an affect, a vector, with its algebraic components replaced by a solution of
-    the algebraic equations near them.
+    """The state `u` after an affect, a vector, with its algebraic components replaced by a solution
+    of the algebraic equations of `f(u)`, the vector field at that time.
 
-    Newton's method takes a number of whole steps that is known beforehand, in operations that every
-    engine has: so the result has derivatives of any order, in both modes. If it is no solution, the
-    trajectory ends, as it is checked.
-
-    **Arguments:** `f(u)`: the vector field at the time of the affect, a vector.
+    Newton's method takes a fixed number of whole steps, in operations that every engine has. So the
+    result has derivatives of any order, in both modes. Engines check whether it is a solution.
     """
     rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
     factors = jnp.asarray(mixing(len(rows)), u.dtype)
@@ -80,12 +71,7 @@ def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
 
 @functools.partial(jit_recent, static=3)
 def _started(
-    field: Program,
-    mass: MassMatrix,
-    init: BrownFullBasicInit,
-    u: Any,
-    numbers: Sequence,
-    t: Any,
+    field: Program, mass: MassMatrix, init: BrownFullBasicInit, u: Any, numbers: Sequence, t: Any
 ) -> Any:
     """The state with its algebraic components replaced by a solution of the algebraic equations."""
     n = len(field.jaxpr.constvars)
@@ -133,9 +119,7 @@ def _solved(linear: Callable, right: Any) -> Any:
     return jnp.linalg.solve(jax.jacfwd(linear)(right), right)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Search:
+class _Search(NamedTuple):
     """The state of Newton's method: the iterate `z`, the largest residual there, the number of
     steps so far, and whether the last step made the residual smaller."""
 

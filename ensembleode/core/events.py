@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..tracing.program import Program, program_of, trace, with_constants
+from ..tracing.program import Program, program_of, structs_of, substituted, trace, with_constants
 from .extended_state import Extension
 
 
@@ -174,7 +174,8 @@ class Events:
         ]
         acts = [(x.which, x.save_positions, [y.ends for y in jumps_of(x)]) for x in self.callbacks]
         sides = [(x.up is None, x.down is None, x.up == x.down) for x in self.continuous]
-        held = [(i, *_about_limit(x)) for i, x in enumerate(self.discrete) if x.limit is not None]
+        limits = [(i, x.limit) for i, x in enumerate(self.discrete) if x.limit is not None]
+        held = [(i, x.scalefactor, x.tolerance is None) for i, x in limits]
         quiet = [i for i, x in enumerate(self.discrete) if x.is_kept != any(x.save_positions)]
         later = [i for i, x in enumerate(self.discrete) if x.after_jump]
         more = [(held, quiet)] if held or quiet else []
@@ -273,7 +274,6 @@ class Events:
         found: list[Part] = []
 
         def noted(part: Part, changes: Any) -> Part:
-            del changes
             found.append(part)
             return part
 
@@ -284,32 +284,32 @@ class Events:
         """The callbacks with each part replaced by `change(part, changes)`. For a condition
         `changes` is None; for a jump it is the indices of the parameters that the jump changes."""
         change = functools.cache(change)
+        return self.changed(
+            lambda part: change(part, None),
+            lambda _, jump: dataclasses.replace(jump, part=change(jump.part, jump.changes)),
+        )
 
-        def jump(x: Jump | None) -> Jump | None:
-            return None if x is None else dataclasses.replace(x, part=change(x.part, x.changes))
+    def changed(
+        self, condition: Callable[[Part], Part], jump: Callable[[Continuous | Discrete, Jump], Jump]
+    ) -> "Events":
+        """The callbacks with each part that is no jump's replaced by `condition(part)`, and with
+        each jump of a callback replaced by `jump(callback, jump)`."""
 
         def continuous(x: Continuous) -> Continuous:
-            conditions = change(x.conditions, None)
-            return dataclasses.replace(x, conditions=conditions, up=jump(x.up), down=jump(x.down))
+            conditions = condition(x.conditions)
+            up, down = (None if a is None else jump(x, a) for a in (x.up, x.down))
+            return dataclasses.replace(x, conditions=conditions, up=up, down=down)
 
         def discrete(x: Discrete) -> Discrete:
-            condition, made = change(x.condition, None), jump(x.jump)
-            assert made is not None
-            passed = None if x.passed is None else change(x.passed, None)
+            asked, made = condition(x.condition), jump(x, x.jump)
+            passed = None if x.passed is None else condition(x.passed)
             limit = x.limit
             if limit is not None and limit.tolerance is not None:
-                limit = dataclasses.replace(limit, tolerance=change(limit.tolerance, None))
-            return dataclasses.replace(
-                x, condition=condition, jump=made, passed=passed, limit=limit
-            )
+                limit = dataclasses.replace(limit, tolerance=condition(limit.tolerance))
+            return dataclasses.replace(x, condition=asked, jump=made, passed=passed, limit=limit)
 
         first = tuple(map(continuous, self.continuous))
         return Events(first, tuple(map(discrete, self.discrete)))
-
-
-def _about_limit(callback: Discrete) -> tuple:
-    limit = callback.limit
-    return () if limit is None else (limit.scalefactor, limit.tolerance is None)
 
 
 def jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
@@ -317,11 +317,6 @@ def jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
         yield callback.jump
     else:
         yield from (x for x in (callback.up, callback.down) if x is not None)
-
-
-#
-# One list of numbers
-#
 
 
 @functools.lru_cache(maxsize=1024)
@@ -332,32 +327,24 @@ def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
     u, *inputs, t = jaxpr.invars
     end = len(inputs) - len(part.extras)
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in numbers]
-    every: list = list(jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr.invars)
-    for place, variable in zip(places, (*jaxpr.constvars, *inputs[:end]), strict=True):
-        every[place] = variable
+    new: Any = jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr
+    every = substituted(new.invars, places, (*jaxpr.constvars, *inputs[:end]))
     inner = with_constants(jaxpr, [], [u, *every, *inputs[end:], t])
     return Part(program_of(inner, part.program.out_tree, rules=True), part.extras)
 
 
 @functools.lru_cache(maxsize=1024)
 def of_extended(part: Part, extension: Extension, changes: tuple[int, ...] | None) -> Part:
-    """The part for a state that has further components behind the user's, from which it reads the
-    held numbers.
-
-    **Arguments:** `part`: a part without constants; `changes`: for a jump, the places of the
-    parameters that the part computes anew; None for a condition.
-    """
+    """The part (without constants) for a state that has further components behind the user's, from
+    which it reads the held numbers. `changes` are the places of the parameters that a jump computes
+    anew; None for a condition."""
     n = len(part.extras)
 
-    def extended(consts: Any, u: Any, p: Any, t: Any) -> Any:
-        del consts
-        numbers, extras = list(p[: len(p) - n]), list(p[len(p) - n :])
+    def extended(u: Any, p: Any, t: Any) -> Any:
         held = dict(zip((i for i, _ in extension.held), extension.held_of(u), strict=True))
-        for i, x in held.items():
-            numbers[i] = x
-        for k, name in enumerate(part.extras):
-            if name == "uprev":
-                extras[k] = extension.user_of(extras[k])
+        numbers = substituted(p[: len(p) - n], held, held.values())
+        named = zip(part.extras, p[len(p) - n :], strict=True)
+        extras = [extension.user_of(x) if name == "uprev" else x for name, x in named]
         out = part.program((), extension.user_of(u), (*numbers, *extras), t)
         if changes is None:
             return out
@@ -366,19 +353,14 @@ def of_extended(part: Part, extension: Extension, changes: tuple[int, ...] | Non
             end = start + math.prod(held[i].shape)
             held[i] = out[start:end]
             start = end
-        after = extension.state(
-            out[: extension.controlled], extension.integrals(u), [*held.values()]
-        )
+        user = out[: extension.controlled]
+        after = extension.state(user, extension.integrals(u), [*held.values()])
         return jnp.concatenate([after, out[-1:]])
 
-    jaxpr = part.program.jaxpr
     state = jax.ShapeDtypeStruct((extension.size,), extension.user.dtype)
-    avals: list[Any] = [v.aval for v in jaxpr.invars]
-    _, *inputs, t = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    end = len(inputs) - n
-    for k, name in enumerate(part.extras):
-        if name == "uprev":
-            inputs[end + k] = state
-    program, consts = trace(functools.partial(extended, ()), state, tuple(inputs), t, rules=True)
+    _, *inputs, t = structs_of(part.program.jaxpr.invars)
+    own = zip(part.extras, inputs[len(inputs) - n :], strict=True)
+    inputs[len(inputs) - n :] = [state if name == "uprev" else x for name, x in own]
+    program, consts = trace(extended, state, tuple(inputs), t, rules=True)
     assert not consts
     return Part(program, part.extras)

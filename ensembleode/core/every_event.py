@@ -21,8 +21,7 @@ from .plan import Outcome, Plan
 
 # The room for those events of a trajectory whose number nobody knows, outside of `jit` at first.
 MOST_EVENTS = 16
-# The factor by which the room grows where it is too small.
-_MORE = 8
+_MORE = 8  # the factor by which the room grows where it is too small
 # The largest room. A ball that comes to rest bounces ever more often, and no room is enough for it.
 _MOST_ROOM = 2**13
 # The largest room for events whose number nobody knows in a traced solve. There is less of it where

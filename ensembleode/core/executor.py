@@ -42,7 +42,6 @@ class Executor(abc.ABC):
     def fills_up(self, plan: Plan) -> bool:
         """Whether a shorter batch is filled up with copies, so that it needs no program of its
         own."""
-        del plan
         return self.vectorised
 
     @abc.abstractmethod

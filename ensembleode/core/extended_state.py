@@ -24,7 +24,7 @@ import numpy as np
 
 from ..fields import parameters_of, staged
 from ..ground.state_tree import leaf_names, StateTree
-from ..tracing.program import Program, program_of, with_constants
+from ..tracing.program import Program, program_of, structs_of, substituted, with_constants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +56,15 @@ class Extension:
         return self._ends[-1]
 
     @property
+    def vector(self) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of the engine's state."""
+        return jax.ShapeDtypeStruct((self.size,), self.user.dtype)
+
+    @property
     def _ends(self) -> tuple[int, int, int]:
         """The places at which the three parts end."""
         integrals = self.controlled + (0 if self.integral is None else self.integral.size)
         return self.controlled, integrals, integrals + sum(math.prod(x.shape) for _, x in self.held)
-
-    #
-    # One vector, and its parts
-    #
 
     def user_of(self, u: Any) -> Any:
         """The user's part `[..., *state]` of states `[..., component]`."""
@@ -92,10 +93,12 @@ class Extension:
         if self.parameters is None:
             return None
         first, structure = self.parameters
-        leaves: list = [None] * structure.num_leaves
-        for (i, _), x in zip(self.held, self.held_of(u), strict=True):
-            leaves[i - first] = x
+        leaves = self.with_held([None] * (first + structure.num_leaves), u)[first:]
         return jtu.tree_unflatten(structure, leaves)
+
+    def with_held(self, numbers: Sequence, u: Any) -> list:
+        """The field's constants and parameters, of which the held ones are those of the state."""
+        return substituted(numbers, [i for i, _ in self.held], self.held_of(u))
 
     def state(self, user: Any, integrals: Any = None, held: Sequence = ()) -> Any:
         """The vector `[component]` from the user's state, the vector of the integrals (by default
@@ -118,11 +121,6 @@ class Extension:
             return value
         more = np.ones(self.size - self.controlled)
         return jnp.concatenate([jnp.reshape(value, -1), more.astype(value.dtype)])
-
-
-#
-# Fields of extended states
-#
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,42 +152,40 @@ def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
 def with_integrand(field: Program, integrand: Program, extension: Extension) -> Program:
     """The field of the user's state and the integrals of `integrand`, whose constants follow those
     of the field: a program `(consts, u, p, t)` of vectors."""
-    n = len(field.jaxpr.constvars)
-    more = [_struct(v.aval) for v in integrand.jaxpr.constvars]
+    more = structs_of(integrand.jaxpr.constvars)
 
     def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         p, of_integrand = p[: len(p) - len(more)], p[len(p) - len(more) :]
         user = extension.user_of(u)
-        rates = jtu.tree_leaves(integrand(of_integrand, user, p, t))
-        flat = [jnp.asarray(x, extension.user.dtype).reshape(-1) for x in rates]
-        return extension.state(field(consts, user, p, t), jnp.concatenate(flat))
+        found = rates(integrand, extension, of_integrand, user, p, t)
+        return extension.state(field(consts, user, p, t), found)
 
-    jaxpr = staged(field, both, state=_vector(extension), extra=more)
+    jaxpr = staged(field, both, state=extension.vector, extra=more)
     jaxpr = with_last_as_constants(jaxpr, len(more))
-    assert len(jaxpr.constvars) == n + len(more)
     return program_of(jaxpr, field.out_tree, rules=True)
+
+
+def rates(integrand: Program, extension: Extension, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    """The values of the integrand, as one vector."""
+    leaves = jtu.tree_leaves(integrand(consts, u, p, t))
+    return jnp.concatenate([jnp.asarray(x, extension.user.dtype).reshape(-1) for x in leaves])
 
 
 @functools.lru_cache(maxsize=256)
 def with_held(field: Program, before: Extension | None, extension: Extension) -> Program:
     """The field of a state with held numbers behind it, which reads these numbers from the state.
-    Its list of constants and parameters stays as it is.
-
-    **Arguments:** `before`: the parts of the state of `field`, which has no held numbers; None
-    where it is the user's state alone.
-    """
+    Its list of constants and parameters stays as it is. `before` are the parts of the state of
+    `field`, which has no held numbers; None where it is the user's state alone."""
     n = len(field.jaxpr.constvars)
 
     def read(consts: Any, u: Any, p: tuple, t: Any) -> Any:
-        numbers = [*consts, *p]
-        for (i, _), x in zip(extension.held, extension.held_of(u), strict=True):
-            numbers[i] = x
+        numbers = extension.with_held([*consts, *p], u)
         state = extension.user_of(u) if before is None else u[: before.size]
         du = field(numbers[:n], state, tuple(numbers[n:]), t)
         still = jnp.zeros(extension.size - math.prod(du.shape), extension.user.dtype)
         return jnp.concatenate([du.reshape(-1), still])
 
-    jaxpr = staged(field, read, state=_vector(extension))
+    jaxpr = staged(field, read, state=extension.vector)
     return program_of(jaxpr, field.out_tree, rules=True)
 
 
@@ -216,12 +212,4 @@ def with_last_as_constants(jaxpr: Any, n: int) -> jex.Jaxpr:
 def held_like(field: Program, places: Sequence[int]) -> tuple:
     """The `Extension.held` for these constants and parameters of a field."""
     avals = parameters_of(field)
-    return tuple((i, _struct(avals[i])) for i in places)
-
-
-def _vector(extension: Extension) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((extension.size,), extension.user.dtype)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return tuple((i, jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype)) for i in places)

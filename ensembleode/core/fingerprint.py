@@ -46,11 +46,8 @@ class NotKnown(Exception):
 
 
 def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
-    """The fingerprint: values by name, where names that begin with # are those of digests.
-
-    **Arguments:**
-
-    - `store_key`: stands for everything that the user's functions and classes compute on the host.
+    """The fingerprint: values by name, where names that begin with # are those of digests. The
+    `store_key` stands for all that the user's functions and classes compute on the host.
 
     **Raises:** `NotKnown` where it can't be known what a part computes.
     """
@@ -110,9 +107,8 @@ def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
 
 
 def _made(job: Job) -> Any:
-    """The trace of `prob_func` over an index and a repeat. If `prob_func` can't be traced, the
-    numbers that it returned in the first run, together with the function itself where there may be
-    reruns."""
+    """The trace of `prob_func` over an index and a repeat. If it can't be traced, the numbers that
+    it returned in the first run, with the function itself where there may be reruns."""
     every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
 
     def made(indices, repeat):
@@ -125,11 +121,8 @@ def _made(job: Job) -> Any:
 
 
 def text_of(value: Any, host: bool = True) -> bytes:
-    """Bytes that are equal for equal values, in every process.
-
-    **Arguments:**
-
-    - `host`: whether functions that Python runs on the host count.
+    """Bytes that are equal for equal values, in every process; with `host`, functions that Python
+    runs on the host count.
 
     **Raises:** `NotKnown` where such a function is not from an installed package.
     """

@@ -51,7 +51,8 @@ class Gather:
             outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
             self.add(wanted[done], outcome)
         if self.empty:
-            self.add(np.arange(0), _nothing(job))
+            one = outcome_of_one(job)._replace(rerun=None)
+            self.add(np.arange(0), jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), one))
         outcome = jtu.tree_unflatten(self.structure, self.leaves)
         return outcome._replace(converged=stopped is None)
 
@@ -60,12 +61,6 @@ def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:
     """The indices of the trajectories, batch after batch."""
     for start in range(0, trajectories, batch_size):
         yield np.arange(start, min(start + batch_size, trajectories))
-
-
-def _nothing(job: Job) -> Outcome:
-    """The outcome of no trajectories."""
-    one = outcome_of_one(job)
-    return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), one._replace(rerun=None))
 
 
 def outcome_of_one(job: Job) -> Outcome:

@@ -73,9 +73,7 @@ class Known(_Chosen):
     def some(self, indices: np.ndarray) -> "Known":
         """The record of these trajectories."""
         p = self.of_parameters(lambda x, own: x[indices] if own else x, lambda x: x)
-        starts = self.starts
-        if self.own_starts:
-            starts = jax.tree.map(lambda x: x[indices], starts)
+        starts = jax.tree.map(lambda x: x[indices] if self.own_starts else x, self.starts)
         return dataclasses.replace(self, starts=starts, parameters=p, n=len(indices))
 
     def portable(self) -> "Known | None":

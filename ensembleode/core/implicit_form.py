@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ from ..fields import staged
 from ..fields.jacobian import coloured, is_reverse_only
 from ..ode_function import in_order_of
 from ..solvers.mass_matrix import MassMatrix
-from ..tracing.program import Program, program_of, with_constants
+from ..tracing.program import Program, program_of, structs_of, with_constants
 from .events import over, Part
-from .extended_state import Extension, with_last_as_constants
+from .extended_state import Extension, rates, with_last_as_constants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,6 @@ class ImplicitForm:
         product = self.product
         return self if product is None else dataclasses.replace(self, product=change(product))
 
-    def with_constants_around(self, before: Sequence, after: Sequence) -> "ImplicitForm":
-        """The form for a field with more constants (abstract values), before and after its own."""
-        return self.mapped(lambda x: with_constants_around(x, tuple(before), tuple(after)))
-
     def over(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
         """The form over one list of numbers; see `events.over`."""
         return self.mapped(lambda x: over(Part(x, ("direction",)), numbers, places).program)
@@ -48,16 +44,14 @@ class ImplicitForm:
         self, field: Program, integrand: Program, extension: Extension
     ) -> "ImplicitForm":
         """The form for the state with its integrals, from that for the user's state."""
-        found = self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
-        return found._extended(extension.size)
+        return self._extended(extension, lambda x: _with_integrals(x, field, integrand, extension))
 
     def with_held(
         self, field: Program, before: Extension | None, extension: Extension
     ) -> "ImplicitForm":
         """The form for a state with held numbers behind it (see `extended_state.with_held`), from
         that for the state without them."""
-        found = self.mapped(lambda x: _with_held(x, field, before, extension))
-        return found._extended(extension.size)
+        return self._extended(extension, lambda x: _with_held(x, field, before, extension))
 
     def of_user(self, field: Program, extension: Extension) -> "ImplicitForm":
         """The form for the user's state alone, from that for an extended state."""
@@ -65,13 +59,9 @@ class ImplicitForm:
         mass = self.mass and self.mass.first(extension.controlled)
         return dataclasses.replace(found, mass=mass)
 
-    def _extended(self, size: int) -> "ImplicitForm":
-        return dataclasses.replace(self, mass=self.mass and self.mass.extended(size))
-
-
-#
-# Products with a Jacobian
-#
+    def _extended(self, extension: Extension, change: Callable) -> "ImplicitForm":
+        mass = self.mass and self.mass.extended(extension.size)
+        return dataclasses.replace(self.mapped(change), mass=mass)
 
 
 @functools.lru_cache(maxsize=256)
@@ -79,16 +69,13 @@ def product_of(
     field: Program, jac: Program | None, places: tuple | None, order: tuple[int, ...] | None
 ) -> Program:
     """The `ImplicitForm.product` for the Jacobian `jac`, `[n, n]`, whose constants come after those
-    of the field; if `jac` is None, for the field's own Jacobian.
-
-    **Arguments:** `places`: the places where the Jacobian may be nonzero, row by row; None for all
-    places. `order`: for each row and column of `jac`, the component of the field's state that it
-    belongs to; None if they have the same order.
-    """
+    of the field; if `jac` is None, for the field's own Jacobian. `places` says row by row where the
+    Jacobian may be nonzero; None for all places. `order` is, for each row and column of `jac`, the
+    component of the field's state that it belongs to; None if they have the same order."""
     (state,) = field.out_avals
     size = state.size
     mask = None if places is None else np.array(places, bool).reshape(size, size)
-    more = [] if jac is None else [_struct(v.aval) for v in jac.jaxpr.constvars]
+    more = [] if jac is None else structs_of(jac.jaxpr.constvars)
 
     def along(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         p, direction, own = p[: len(p) - len(more) - 1], p[-len(more) - 1], p[len(p) - len(more) :]
@@ -99,14 +86,11 @@ def product_of(
         else:
             assert mask is not None
             matrix = _found(field, mask, consts, u, p, t)
-        if mask is None:
-            out = jnp.sum(matrix * v[None], axis=1)
-        else:
-            # A product with a known zero is not a part of the structure.
-            out = jnp.sum(matrix * (jnp.asarray(mask, v.dtype) * v[None]), axis=1)
-        return out.reshape(u.shape)
+        # A product with a known zero is not a part of the structure.
+        row = v[None] if mask is None else jnp.asarray(mask, v.dtype) * v[None]
+        return jnp.sum(matrix * row, axis=1).reshape(u.shape)
 
-    jaxpr = staged(field, along, extra=[_struct(state), *more])
+    jaxpr = staged(field, along, extra=[*structs_of(field.jaxpr.outvars), *more])
     jaxpr = with_last_as_constants(jaxpr, len(more))
     return program_of(jaxpr, jax.tree.structure(0), rules=True)
 
@@ -145,35 +129,28 @@ def _found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: A
     return jnp.stack([columns[k] for k in colours], axis=1)
 
 
-#
-# Products for extended states
-#
-
-
 @functools.lru_cache(maxsize=256)
 def _with_integrals(
     product: Program, field: Program, integrand: Program, extension: Extension
 ) -> Program:
-    more = [_struct(v.aval) for v in integrand.jaxpr.constvars]
-    vector = jax.ShapeDtypeStruct((extension.size,), extension.user.dtype)
+    more = structs_of(integrand.jaxpr.constvars)
 
     def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         p, of_integrand = p[: len(p) - len(more)], p[len(p) - len(more) :]
         p, direction = p[:-1], p[-1]
         user, v = extension.user_of(u), extension.user_of(direction)
 
-        def rates(user: Any) -> Any:
-            leaves = jax.tree.leaves(integrand(of_integrand, user, tuple(p), t))
-            flat = [jnp.asarray(x, extension.user.dtype).reshape(-1) for x in leaves]
-            return jnp.concatenate(flat)
+        def of_user(user: Any) -> Any:
+            return rates(integrand, extension, of_integrand, user, p, t)
 
         if is_reverse_only(integrand):
-            along = jnp.sum(jax.jacrev(rates)(user).reshape(-1, v.size) * v.reshape(1, -1), axis=1)
+            matrix = jax.jacrev(of_user)(user).reshape(-1, v.size)
+            along = jnp.sum(matrix * v.reshape(1, -1), axis=1)
         else:
-            along = jax.jvp(rates, (user,), (v,))[1]
+            along = jax.jvp(of_user, (user,), (v,))[1]
         return extension.state(product(consts, user, (*p, v), t), along)
 
-    jaxpr = staged(field, both, state=vector, extra=[vector, *more])
+    jaxpr = staged(field, both, state=extension.vector, extra=[extension.vector, *more])
     jaxpr = with_last_as_constants(jaxpr, len(more))
     return program_of(jaxpr, product.out_tree, rules=True)
 
@@ -183,21 +160,18 @@ def _with_held(
     product: Program, field: Program, before: Extension | None, extension: Extension
 ) -> Program:
     n = len(product.jaxpr.constvars)
-    vector = jax.ShapeDtypeStruct((extension.size,), extension.user.dtype)
 
     def part(u: Any) -> Any:
         return extension.user_of(u) if before is None else u[: before.size]
 
     def read(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         p, direction = p[:-1], p[-1]
-        numbers = [*consts, *p]
-        for (i, _), x in zip(extension.held, extension.held_of(u), strict=True):
-            numbers[i] = x
+        numbers = extension.with_held([*consts, *p], u)
         out = product(numbers[:n], part(u), (*numbers[n:], part(direction)), t).reshape(-1)
         # Held numbers don't change, so nothing depends on the columns that are left out.
         return jnp.concatenate([out, jnp.zeros(extension.size - out.size, out.dtype)])
 
-    jaxpr = staged(field, read, state=vector, extra=[vector])
+    jaxpr = staged(field, read, state=extension.vector, extra=[extension.vector])
     return program_of(jaxpr, product.out_tree, rules=True)
 
 
@@ -214,11 +188,6 @@ def _of_user(product: Program, field: Program, extension: Extension) -> Program:
     return program_of(jaxpr, product.out_tree, rules=True)
 
 
-#
-# Constants
-#
-
-
 @functools.lru_cache(maxsize=256)
 def with_constants_around(program: Program, before: tuple, after: tuple) -> Program:
     """The program with more constants (abstract values, each a pair of a shape and a dtype), which
@@ -229,7 +198,3 @@ def with_constants_around(program: Program, before: tuple, after: tuple) -> Prog
     n = len(before)
     constants = [*new[:n], *jaxpr.constvars, *new[n:]]
     return program_of(with_constants(jaxpr, constants, jaxpr.invars), program.out_tree, rules=True)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

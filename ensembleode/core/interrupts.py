@@ -26,8 +26,7 @@ from ..ground.retcode import ReturnCode
 from .job import Job, Unfinished
 
 
-# The address that stands for no flag.
-NEVER = np.zeros(2, np.uint32)
+NEVER = np.zeros(2, np.uint32)  # the address that stands for no flag
 
 
 class Stop:
@@ -39,8 +38,7 @@ class Stop:
 
     @property
     def address(self) -> np.ndarray:
-        """The address of the flag as two integers of 32 bits, the lower half first, since programs
-        may have no integers of 64 bits."""
+        """The address of the flag as two integers of 32 bits, the lower half first."""
         return np.array([ctypes.addressof(self._flag)], np.uint64).view(np.uint32)
 
     @property
@@ -75,10 +73,8 @@ _never_freed: list[Stop] = []
 
 @contextlib.contextmanager
 def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
-    """The job with a flag that Ctrl-C sets, if its engine looks at one.
-
-    **Arguments:** `local`: whether its programs run in this process.
-    """
+    """The job with a flag that Ctrl-C sets, if its engine looks at one. `local` says whether its
+    programs run in this process."""
     on_cpu = local and platform() == "cpu"
     if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
         yield job
@@ -165,5 +161,4 @@ class _Listener:
 @functools.cache
 def _listener(process: int) -> _Listener:
     """The listener of this process, made when it is first needed."""
-    del process
     return _Listener()

@@ -95,10 +95,8 @@ def solve_lanes(
 def finish_lanes(
     plan: Plan, result: Result, lanes: Lane, indices, repeat, key, output_consts, where: Any = None
 ) -> Outcome:
-    """Apply `output_func` to several trajectories.
-
-    **Arguments:** `where`: their axis in the result, by default the first.
-    """
+    """Apply `output_func` to several trajectories, whose axes in the result are `where`, by default
+    the first."""
 
     def one(result, numbers, index):
         return finish(plan, result, numbers, index, repeat, key, output_consts)
@@ -110,10 +108,8 @@ def finish_lanes(
 
 
 def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Outcome:
-    """The outcome of a trajectory as the user gets it, with `output_func` applied.
-
-    **Arguments:** `numbers`: what `_numbers` returns of its lane.
-    """
+    """The outcome of a trajectory as the user gets it, with `output_func` applied. `numbers` are
+    the `_numbers` of its lane."""
     if plan.output is not None:
         u, rerun = alone(plan.output, output_consts, result, numbers, index, repeat, key)
         gone = dict.fromkeys(("t", "inner", "events", "ended"))
@@ -125,8 +121,8 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     if plan.inner and result.inner is None:
         dense = dense_of(given, plan, (numbers.consts, numbers.p))
         assert dense is not None  # (Every step is saved.)
-        of_one = (dense, result.t, given.u, result.length)
-        given = given._replace(inner=kept(*of_one, several=False).inner)
+        inner = kept(dense, result.t, given.u, result.length, several=False).inner
+        given = given._replace(inner=inner)
     return given._replace(t=result.t if plan.own_times else None)
 
 
@@ -153,17 +149,14 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
 def _numbers(plan: Plan, lanes: Lane) -> Lane | None:
     """Those numbers that are needed after the solve: where saved steps may have to be computed
     again from them, and where values are saved beside the states."""
-    names = []
-    if plan.saving.mode == "steps" or plan.saves_values:
-        names = ["consts", "p"]
-    if plan.saves_values:
-        names += ["u0", "t0", "t1", "saveat"]
-    return Lane(**{name: getattr(lanes, name) for name in names}) if names else None
+    if not (plan.saving.mode == "steps" or plan.saves_values):
+        return None
+    more = ("u0", "t0", "t1", "saveat") if plan.saves_values else ()
+    return Lane(**{name: getattr(lanes, name) for name in ("consts", "p", *more)})
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
-    """The outcome without states and times, which is all that is kept where outputs are added
-    up."""
+    """The outcome without states and times."""
     gone = ("u", "t", "inner", "length", "events", "ended", "rerun", "integral", "p_at")
     return outcome._replace(**dict.fromkeys(gone))
 
@@ -209,14 +202,15 @@ def with_output(job: Job) -> Job:
     ended = End(array((), t.dtype), state) if plan.keeps_end else None
     result = Result(u, t, inner, **about, events=events, ended=ended)
 
+    def traced(consts, **programs):
+        is_traced, consts = job.traced or any(map(is_tracer, consts)), tuple(consts)
+        return dataclasses.replace(job.replan(**programs), traced=is_traced, output_consts=consts)
+
     apart = taken_apart(job.trajectories, plan) if plan.saves_values else None
     if output_func is None:
         assert apart is not None
         program, consts = trace(apart, result, numbers, rules=True)
-        traced = job.traced or any(map(is_tracer, consts))
-        return dataclasses.replace(
-            job.replan(apart=program), traced=traced, output_consts=tuple(consts)
-        )
+        return traced(consts, apart=program)
 
     def output(result, numbers, index, repeat, key):
         values = None
@@ -268,9 +262,7 @@ def with_output(job: Job) -> Job:
         "random numbers of NumPy or Python, or the clock). It is traced once for all "
         "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
     )
-    traced = job.traced or any(map(is_tracer, consts))
-    plan = dataclasses.replace(plan, output=program)
-    return dataclasses.replace(job, plan=plan, traced=traced, output_consts=tuple(consts))
+    return traced(consts, output=program)
 
 
 def may_rerun(plan: Plan) -> bool:
@@ -288,11 +280,8 @@ def solution_of(
     engine: EngineChoice | None = None,
     given: Given | None = None,
 ) -> ODESolution:
-    """The solution of one trajectory.
-
-    **Arguments:** `numbers`: what is needed after the solve; `given`: the initial state and the
-    parameters, where they are known.
-    """
+    """The solution of one trajectory, from its `_numbers`, and from its initial state and its
+    parameters where they are known."""
     u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
     dense = None if numbers is None else dense_of(outcome, plan, (numbers.consts, numbers.p))
     about = (dense, engine, plan.order, outcome.integral, events_of(outcome, plan), Aside(given))
@@ -300,8 +289,8 @@ def solution_of(
 
 
 def adds_end(job: Job) -> bool:
-    """Whether there may be no row in which an event's end of a trajectory could stand, as the last
-    of the saved times isn't known to be `t1`."""
+    """Whether there may be no row for the event that ends a trajectory, since the last of the saved
+    times isn't known to be `t1`."""
     plan, of = job.plan, job.trajectories
     if plan.saving.mode != "times" or not plan.may_end:
         return False
@@ -316,11 +305,10 @@ def outcome_with_end(job: Job, outcome: Outcome) -> tuple[Outcome, Any]:
     with the end: see `events.with_end`."""
     if not (job.plan.may_end or job.plan.saving.mode == "steps"):
         return outcome, outcome.length
-    names = "t", "u", "integral", "p_at"
-    rows = End(*(getattr(outcome, name) for name in names))
+    rows = End(outcome.t, outcome.u, outcome.integral, outcome.p_at)
     at = outcome.ended, outcome.length, outcome.retcode
     rows, count = with_end(rows, *at, adds=adds_end(job))
-    return outcome._replace(**{name: getattr(rows, name) for name in names}), count
+    return outcome._replace(t=rows.t, u=rows.u, integral=rows.integral, p_at=rows.p_at), count
 
 
 def saved_of(job: Job, t: Any, values: Any) -> Saved | None:

@@ -16,26 +16,20 @@ from ..solvers.time import next_time
 from ..tracing.program import is_tracer
 
 
-# How many jumps may follow each other at neighbouring floating-point numbers.
-ADJACENT = 3
+ADJACENT = 3  # so many jumps may follow each other at neighbouring floating-point numbers
 
 
 def in_order(
     row: Row, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
 ) -> Any:
-    """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span
-    or NaN come last, and are infinitely late.
+    """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span,
+    from `t0` to `t1`, or NaN come last, and are infinitely late.
 
     A discontinuity may be at the start, because what matters is the field after it. For the same
     reason, a discontinuity just before the end is left out.
 
-    **Arguments:**
-
-    - `row`: the kind of the times.
-    - `value`: the times as they are given: one, several, or a row for each trajectory, of which
-        `index` picks one.
-    - `more`: further times, `[time]`.
-    - `t0` and `t1`: the ends of the time span.
+    **Arguments:** `row`: the kind of the times; `value`: the times as they are given: one, several,
+    or a row for each trajectory, of which `index` picks one; `more`: further times, `[time]`.
     """
     times = own_times(value, dtype, index)
     several = [x for x in (times, *more) if x is not None and x.size]
@@ -71,8 +65,7 @@ def _differing_jvp(primals: tuple, tangents: tuple) -> tuple:
     return times, tangent * jnp.where(coincide, jnp.nan, 1)
 
 
-# Steps that are shorter, as a part of the time, are mostly rounding.
-NEAR = 1e-8
+NEAR = 1e-8  # shorter steps, as a part of the time, are mostly rounding
 
 
 def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:

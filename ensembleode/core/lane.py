@@ -13,12 +13,12 @@ from ..ground.alone import alone
 from ..ground.state_tree import StateTree
 from ..numbers import NUMBERS, of_kind
 from ..saving_callback import SavingCallback
-from ..tracing.program import Program
+from ..tracing.program import Program, structs_of
 from ..tracing.written_numbers import with_numbers_apart
 from .events import Events, of_extended, over, Part
 from .extended_state import Extension, held_like, with_held
 from .given import Given
-from .implicit_form import ImplicitForm
+from .implicit_form import ImplicitForm, with_constants_around
 
 
 _CONSTANTS = of_kind("constants")
@@ -126,7 +126,7 @@ class Trajectories:
         changes = {"field": field, "beside": tuple(beside), "batched": batched}
         if self.form is not None:
             avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
-            changes["form"] = self.form.with_constants_around((), avals)
+            changes["form"] = self.form.mapped(lambda x: with_constants_around(x, (), avals))
         return self.changed(added, **changes, shared=added(self.shared))
 
     def with_one_list(self) -> "Trajectories":
@@ -144,11 +144,10 @@ class Trajectories:
         held = held_like(field, [n_consts + i for i in events.changes])
         before = extension = self.extension
         if held:
-            (state,) = self.field.out_avals
-            user = jax.ShapeDtypeStruct(state.shape, state.dtype)
-            user, integral = (before.user, before.integral) if before else (user, None)
+            (user,) = structs_of(self.field.jaxpr.outvars)
+            parts = before or Extension(user)
             structure = None if self.given is None else (n_consts, self.given.numbers)
-            extension = Extension(user, integral, held, structure)
+            extension = dataclasses.replace(parts, held=held, parameters=structure)
             form = form and form.with_held(field, before, extension)
             field = with_held(field, before, extension)
 
@@ -169,7 +168,6 @@ class Trajectories:
             lane = moved(lane)
             if not held:
                 return lane
-            assert extension is not None
             (state,) = self.field.out_avals
             parts = [(lane.u0, state.ndim), *((lane.p[i], x.ndim) for i, x in held)]
             return lane._replace(u0=_joined(parts, state.dtype))
@@ -189,19 +187,20 @@ class Trajectories:
         )
 
     def after_start(self) -> "Trajectories":
-        """The ensemble whose initial states are those after the callbacks that act at the start; to
-        be called after `with_one_list`."""
+        """The ensemble (after `with_one_list`) whose initial states are those after the callbacks
+        that act at the start."""
         assert self.events is not None
         acting = [x for x in self.events.discrete if x.at_start]
         if not acting:
             return self
 
         def of_one(u0: Any, numbers: Sequence, t0: Any) -> Any:
-            p = tuple(numbers)
             for x in acting:
                 given = {"uprev": u0, "tprev": t0}
-                (wanted,) = x.condition.program((), u0, (*p, *_extras(x.condition, given)), t0)
-                out = x.jump.part.program((), u0, (*p, *_extras(x.jump.part, given)), t0)
+                (wanted,), out = (
+                    part.program((), u0, (*numbers, *(given[name] for name in part.extras)), t0)
+                    for part in (x.condition, x.jump.part)
+                )
                 u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
             return u0
 
@@ -217,12 +216,9 @@ class Trajectories:
 
         def changed(lane: Lane) -> Lane:
             u0, *numbers, t0 = map(jnp.asarray, (lane.u0, *lane.parameters, lane.t0))
-            each = (u0, *numbers, t0)
-            several = any(
-                x.ndim > a.ndim for x, a, b in zip(each, avals, batched, strict=True) if b
-            )
+            each = zip((u0, *numbers, t0), avals, batched, strict=True)
             fn = of_one
-            if several:
+            if any(x.ndim > a.ndim for x, a, b in each if b):
                 axes = [0 if b else None for b in batched]
                 fn = jax.vmap(of_one, in_axes=(axes[0], axes[1:-1], axes[-1]))
             return lane._replace(u0=alone(fn, u0, numbers, t0))
@@ -232,10 +228,6 @@ class Trajectories:
         known = None if unknown else changed(given).u0
         shared = self.shared._replace(u0=known)
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
-
-
-def _extras(part: Part, given: dict[str, Any]) -> list[Any]:
-    return [given[name] for name in part.extras]
 
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:

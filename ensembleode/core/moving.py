@@ -82,8 +82,7 @@ def _by_time(fn: Callable, t: Any) -> Any:
 
 def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -> Any:
     """The time that passes until `condition(u, t)`, a real number, has its present value again:
-    zero, with derivatives up to this order. They are infinite where the solution only touches that
-    value."""
+    zero, with derivatives up to this order, infinite where the solution only touches that value."""
     level = jax.lax.stop_gradient(condition(u, t))
 
     def excess(delta: Any) -> Any:
@@ -104,21 +103,12 @@ def shift(time: Any) -> Any:
 
 
 def jumped(
-    field: Callable,
-    affect: Callable,
-    u: Any,
-    t: Any,
-    delta: Any = None,
-    *,
-    order: int,
+    field: Callable, affect: Callable, u: Any, t: Any, delta: Any = None, *, order: int
 ) -> Moved:
-    """A jump from the state `u` at the fixed time `t`.
-
-    - `field(u, t)`: the vector field. Parameters that the jump changes are a part of the state.
-    - `affect(u, t)`: returns the state after the jump, and whether the jump ends the solve.
-    - `delta`: see `crossing` and `shift`; None for a jump whose time does not move.
-    - `order`: the order up to which derivatives are right.
-    """
+    """A jump from the state `u` at the fixed time `t`, with derivatives up to this `order`.
+    Parameters that it changes are a part of the state. `affect(u, t)` returns the state after the
+    jump, and whether the jump ends the solve. For `delta` see `crossing` and `shift`; it is None
+    for a jump whose time does not move."""
     if delta is None:
         after, ends = affect(u, t)
         return Moved(after, u, after, t, ends)

@@ -22,11 +22,8 @@ from .plan import Plan
 
 
 def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
-    """The plan whose field has the known times as its last parameter, and which has a callback that
-    moves with them. All constants and parameters of the field are in `p` then.
-
-    **Arguments:** `table`: the shape and dtype of the times of a trajectory.
-    """
+    """The plan whose field has the known times (like `table`) as its last parameter, and which has
+    a callback that moves with them. All numbers of the field are in `p` then."""
     assert isinstance(plan.field, Program)
     avals = [*parameters_of(plan.field), table]
     numbers = tuple((x.shape, x.dtype) for x in avals)
@@ -43,7 +40,6 @@ def _widened(field: Program, events: Events | None, numbers: tuple) -> tuple[Pro
     places = tuple(range(len(numbers) - 1))
 
     def among(part: Part, changes: Any) -> Part:
-        del changes
         return over(part, numbers, places)
 
     field = over(Part(field), numbers, places).program
@@ -57,7 +53,6 @@ def _at_jumps(field: Program) -> Discrete:
 
     def part(fn: Any) -> Part:
         def at(consts: Any, u: Any, p: Any, t: Any) -> Any:
-            del consts
             return fn(u, p[-1], t)
 
         return Part(program_of(staged(field, at), jax.tree.structure(0), rules=True))
@@ -70,7 +65,6 @@ def _at_jumps(field: Program) -> Discrete:
         return since.astype(u.dtype)[None]
 
     def nothing(u: Any, times: Any, t: Any) -> Any:
-        del times, t
         return jnp.concatenate([u.reshape(-1), jnp.zeros(1, u.dtype)])
 
     return Discrete(

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 from ..fields import parameters_of, staged
 from ..solvers.arithmetic import ArrayArithmetic
 from ..solvers.time import next_time
-from ..tracing.program import Program, program_of
+from ..tracing.program import Program, program_of, structs_of, substituted
 from .events import Continuous, Discrete, Events, Jump, Part
 from .known_times import ADJACENT
 from .moving import crossing, jumped, shift, switched
 from .told_apart import is_told_apart, moved_one_by_one
 
 
-# The number of rows that a moving jump returns; each is as large as the state.
-ROWS = 4
+ROWS = 4  # of a moving jump, each as large as the state
 
 
 class Level(NamedTuple):
@@ -85,9 +84,8 @@ class Moving:
         return tuple(name for name in self.extras if name in ("uprev", "moved", "before"))
 
     def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
-        """The rows `[4, *state]` of `Moved` (the time is the first component of a row that is
-        otherwise zero), and a flag that says whether the trajectory ends, 1 or 0. Derivatives are
-        right up to `order`."""
+        """The rows `[4, *state]` of `Moved` (the time is the first component of a row of zeros),
+        and 1 where the trajectory ends, else 0. Derivatives are right up to `order`."""
         return self._at(len(self.levels), u, numbers, extras, t, order)
 
     def _at(
@@ -101,9 +99,7 @@ class Moving:
         both = {name: extras[name] for name in self.moving}
 
         def at(u: Any, more: dict, chosen: list) -> tuple:
-            every = list(before)
-            for i, x in zip(moved, chosen, strict=True):
-                every[i] = x
+            every = substituted(before, moved, chosen)
             return self._at(level, u, every, {**extras, **more}, t, order)
 
         args = (u[0], {name: x[0] for name, x in both.items()}, [before[i] for i in moved])
@@ -181,9 +177,6 @@ class Moving:
             found, taken = jnp.where(here, conditions[i], found), taken | here
         return found
 
-    def with_level(self, level: Level) -> "Moving":
-        return dataclasses.replace(self, levels=(*self.levels, level))
-
 
 def _next(t: Any, direction: Any) -> Any:
     return next_time(ArrayArithmetic(jnp), jax.lax.stop_gradient(t), direction)
@@ -205,12 +198,11 @@ def moving_of(
     if isinstance(callback, Continuous):
         is_later = callback != events.continuous[0]
         return Moving(field, jump.part, callback.conditions, callback.length, is_later)
-    if callback.passed is not None:
-        is_discontinuity = callback.is_discontinuity
-        return Moving(
-            field, jump.part, None, passed=callback.passed, is_discontinuity=is_discontinuity
-        )
-    return Moving(field, jump.part, None, follows=follow(events))
+    moving = Moving(field, jump.part, None)
+    if callback.passed is None:
+        return dataclasses.replace(moving, follows=follow(events))
+    about = {"passed": callback.passed, "is_discontinuity": callback.is_discontinuity}
+    return dataclasses.replace(moving, **about)
 
 
 def follow(events: Events) -> bool:
@@ -220,23 +212,12 @@ def follow(events: Events) -> bool:
     return others and (known or bool(events.continuous))
 
 
-#
-# Programs
-#
-
-
-def _struct_of(field: Program) -> jax.ShapeDtypeStruct:
-    (out,) = field.out_avals
-    return jax.ShapeDtypeStruct(out.shape, out.dtype)
-
-
 def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]:
-    state = _struct_of(field)
-    t: Any = field.jaxpr.invars[-1].aval
+    state, t = structs_of([*field.jaxpr.outvars, field.jaxpr.invars[-1]])
     of = {
         "uprev": state,
         "before": state,
-        "tprev": jax.ShapeDtypeStruct(t.shape, t.dtype),
+        "tprev": t,
         "mask": jax.ShapeDtypeStruct((moving.length,), state.dtype),
         "moved": jax.ShapeDtypeStruct((*(2 for _ in moving.levels), 1), state.dtype),
     }
@@ -263,7 +244,7 @@ def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
     that cotangent; the state is appended to `p`. Its results are the cotangents of the state, of
     the extras that are `moving`, and of the constants and parameters of the field that are numbered
     `which`."""
-    state = _struct_of(field)
+    (state,) = structs_of(field.jaxpr.outvars)
     rows = jax.ShapeDtypeStruct((ROWS, *state.shape), state.dtype)
     order = len(moving.levels) + 1
 
@@ -272,9 +253,7 @@ def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
         numbers, extras = _split(moving, cotangent_consts, p)
 
         def at(u: Any, more: list, chosen: list) -> Any:
-            every = list(numbers)
-            for i, x in zip(which, chosen, strict=True):
-                every[i] = x
+            every = substituted(numbers, which, chosen)
             changed = dict(zip(moving.moving, more, strict=True))
             return moving.rows(u, every, {**extras, **changed}, t, order)[0]
 
@@ -285,59 +264,37 @@ def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
     return staged(field, pulled, state=rows, extra=[*_extra_structs(moving, field), state])
 
 
-def _split(moving: Moving, consts: Sequence, p: Sequence) -> tuple[list, dict[str, Any]]:
+def _split(of: Moving | Part, consts: Sequence, p: Sequence) -> tuple[list, dict[str, Any]]:
     """The list of all numbers, and the extras by name."""
-    n = len(p) - len(moving.extras)
-    return [*consts, *p[:n]], dict(zip(moving.extras, p[n:], strict=True))
-
-
-#
-# Events of a field with tangents
-#
+    n = len(p) - len(of.extras)
+    return [*consts, *p[:n]], dict(zip(of.extras, p[n:], strict=True))
 
 
 def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence[int]) -> Events:
-    """The events of a state with its tangent: conditions look at the state, and jumps move.
-
-    **Arguments:** `field`: the field of the state; `wide`: the field of the state with its tangent.
-    Its constants and parameters are those of `field`, followed by the tangents of those numbered
-    `moved`.
-    """
+    """The events of a state with its tangent: conditions look at the state, and jumps move. `field`
+    is that of the state, and `wide` that of the state with its tangent; its constants and
+    parameters are those of `field`, followed by the tangents of those numbered `moved`."""
     level = Level(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
     condition = functools.partial(_of_state, wide, level)
 
     def jump(callback: Continuous | Discrete, x: Jump) -> Jump:
-        moves = moving_of(events, field, callback, x).with_level(level)
+        moves = moving_of(events, field, callback, x)
+        moves = dataclasses.replace(moves, levels=(*moves.levels, level))
         part = program(moves, wide, len(moves.levels))
         return dataclasses.replace(x, part=part, moves=moves)
 
-    def continuous(x: Continuous) -> Continuous:
-        up, down = (None if a is None else jump(x, a) for a in (x.up, x.down))
-        return dataclasses.replace(x, conditions=condition(x.conditions), up=up, down=down)
-
-    def discrete(x: Discrete) -> Discrete:
-        passed = None if x.passed is None else condition(x.passed)
-        limit = x.limit
-        if limit is not None and limit.tolerance is not None:
-            limit = dataclasses.replace(limit, tolerance=condition(limit.tolerance))
-        asked = {"condition": condition(x.condition), "passed": passed, "limit": limit}
-        return dataclasses.replace(x, jump=jump(x, x.jump), **asked)
-
-    first = tuple(map(continuous, events.continuous))
-    return Events(first, tuple(map(discrete, events.discrete)))
+    return events.changed(condition, jump)
 
 
 @functools.lru_cache(maxsize=1024)
 def _of_state(wide: Program, level: Level, part: Part) -> Part:
     """A condition as a function of the state with its tangent, which it doesn't read."""
-    state = _struct_of(wide)
-    t: Any = wide.jaxpr.invars[-1].aval
-    of = {"uprev": state, "tprev": jax.ShapeDtypeStruct(t.shape, t.dtype)}
+    state, t = structs_of([*wide.jaxpr.outvars, wide.jaxpr.invars[-1]])
+    of = {"uprev": state, "tprev": t}
 
     def at(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
-        n = len(p) - len(part.extras)
-        numbers, _ = level.split([*consts, *p[:n]])
-        extras = dict(zip(part.extras, p[n:], strict=True))
+        numbers, extras = _split(part, consts, p)
+        numbers, _ = level.split(numbers)
         if "uprev" in extras:
             extras["uprev"] = extras["uprev"][0]
         return _evaluated(part, u[0], numbers, extras, t)

@@ -157,8 +157,7 @@ class Plan:
         return None if self.extension is None else self.extension.changing_of(u)
 
 
-# The number of the callback in the place of an event that did not happen.
-NO_CALLBACK = -1
+NO_CALLBACK = -1  # the number of the callback in the place of an event that did not happen
 
 
 def fill_of(path: tuple, dtype: Any) -> Any:
@@ -245,11 +244,9 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
 
 
 def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
-    """The solution within a trajectory's steps, where every step was saved.
-
-    **Arguments:** `numbers`: the constants and parameters of `f`; `own`: for several trajectories,
-    which of these numbers differ between them; by default none do.
-    """
+    """The solution within a trajectory's steps, where every step was saved. `numbers` are the
+    constants and parameters of `f`; `own` says which of these differ between several trajectories,
+    by default none."""
     if plan.saving.mode != "steps":
         return None
     if outcome.inner is not None:

@@ -8,8 +8,7 @@ import numpy as np
 from ..ground.retcode import has_failed
 
 
-# The least number of seconds between two lines of a log.
-_EACH = 10.0
+_EACH = 10.0  # seconds at least between two lines of a log
 
 
 def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
@@ -32,8 +31,7 @@ class _Lines:
         self.encoding = getattr(file, "encoding", None)
 
     def write(self, text: str) -> None:
-        said = text.strip()
-        if said:
+        if said := text.strip():
             self._file.write(f"{said}\n")
 
     def flush(self) -> None:

@@ -23,15 +23,16 @@ def rate_of(field: Program, form: ImplicitForm | None) -> Program:
 
 @functools.lru_cache(maxsize=256)
 def _with_mass(field: Program, mass: MassMatrix) -> Program:
-    """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations
-    take the equations' places: `0 = dg/du du/dt + dg/dt` determines the derivative if the index is
-    one."""
+    """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations,
+    `0 = dg/du du/dt + dg/dt`, take their places, and determine the derivative if the index is one.
+    """
     rows, columns = np.array(mass.algebraic_rows, int), np.array(mass.algebraic_columns, int)
     inverse = None if mass.is_singular else mass.inverse().matrix
     derivative = jax.jacrev if is_reverse_only(field) else jax.jacfwd
     sums = np.zeros((0, 0))
     if inverse is None:
-        sums = factors_of(rows_for_pivots(mass, _pattern(field)), mass.size)
+        pattern = tuple(map(tuple, np.argwhere(structure(field)).tolist()))
+        sums = factors_of(rows_for_pivots(mass, pattern), mass.size)
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         def f(u: Any, t: Any) -> Any:
@@ -53,14 +54,9 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
     return program_of(staged(field, rate), field.out_tree, rules=True)
 
 
-def _pattern(field: Program) -> tuple[tuple[int, int], ...]:
-    return tuple((int(i), int(j)) for i, j in zip(*np.nonzero(structure(field)), strict=True))
-
-
 def solved(both: Any) -> Any:
     """The solution of the equations `[n, n + 1]`, whose last column is the right-hand side, by
-    Gauss-Jordan elimination without row exchanges. It consists of operations that every engine
-    has."""
+    Gauss-Jordan elimination without row exchanges, in operations that every engine has."""
     for k in range(len(both)):
         row = both[k] / both[k, k]
         factors = both[:, k].at[k].set(0)

@@ -32,7 +32,6 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
     ...     return eo.solve(ens, trajectories=100).u
     >>> value, gradient = jax.value_and_grad(loss)(1.0)
     """
-    del indices
     return jax.tree.map(lambda a, x: a + total(x), u, data), False
 
 
@@ -50,10 +49,8 @@ def empty(reduction: Callable | None, out: Any) -> Any:
 
 
 def adds_up(job: Job, executor: Executor) -> bool:
-    """Whether the executor can add up the outputs where they are computed.
-
-    Inside `jit`, outputs may be differentiated, and then each has to be one real number.
-    """
+    """Whether the executor can add up the outputs where they are computed. Inside `jit`, outputs
+    may be differentiated, and then each has to be one real number."""
     if job.plan.output is None or not executor.totals or may_rerun(job.plan):
         return False
     out, _ = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)

@@ -108,13 +108,11 @@ class Run(NamedTuple):
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
         """The sum of the outputs of these trajectories, added up where they were computed; and
         their return codes and counts."""
+        indices = integers(wanted)
+        u, outcome = self.executor.total(self.job, indices)
         job = self.job
-        while True:
-            u, outcome = self.executor.total(job, integers(wanted))
-            more = with_more_room(job, outcome)
-            if more is None:
-                break
-            job = more
+        while (job := with_more_room(job, outcome)) is not None:
+            u, outcome = self.executor.total(job, indices)
         self._report(outcome)
         return u, outcome
 

@@ -41,12 +41,9 @@ class Spacing(NamedTuple):
 def resolve_saving(
     options: dict, t0: Any, t1: Any, dtype: np.dtype, index: Any, *, defer: bool = False
 ) -> tuple[Saving | Spacing, Any]:
-    """The saving of one trajectory, and its times (an array, or None).
-
-    **Arguments:** the resolved options; the ends of the time span (numbers or tracers); the dtype
-    of time; the index of the trajectory, which picks a row of a two-dimensional `saveat`. With
-    `defer`, the grid of a number as `saveat` is left to [`grid`][].
-    """
+    """The saving of one trajectory, and its times (an array, or None), from the resolved options.
+    The `index` of the trajectory picks a row of a two-dimensional `saveat`. With `defer`, the grid
+    of a number as `saveat` is left to [`grid`][]."""
     saveat = _as_numbers(options["saveat"])
     start, end = (options[name] is not False for name in ("save_start", "save_end"))
     if options["save_everystep"]:
@@ -89,15 +86,10 @@ def resolve_saving(
 def grid(
     spacing: Spacing, t0: Any, t1: Any, dtype: np.dtype, rows: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lay out evenly spaced times, on the host.
-
-    **Arguments:** the spacing; `t0` and `t1`, numbers or arrays `[trajectory]`; the dtype of time;
-    and the number of rows (by default as many as the longest span needs).
-
-    **Returns:** times `[trajectory, rows]`, and `counts [trajectory]`. The first `counts` of the
-    times are to be saved; the others repeat `t1`. Without the trajectory axis when both ends are
-    numbers. A span of no length has one time, which is both of its ends.
-    """
+    """Evenly spaced times, laid out on the host: `[trajectory, rows]`, and `counts [trajectory]`.
+    The first `counts` of the times are to be saved; the others repeat `t1`. Without the trajectory
+    axis when `t0` and `t1` are numbers. By default there are as many `rows` as the longest span
+    needs. A span of no length has one time, which is both of its ends."""
     t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
     intervals = np.abs(t1 - t0) / spacing.step
     # A span that is a whole number of steps up to the rounding of its ends, ends on the grid.
@@ -200,14 +192,9 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
 
 def _within(xp, times, t0, t1):
     """The times, where those beyond an end by one or two roundings (of `arange`, for example) are
-    moved to that end.
-
-    Derivatives with respect to a time stay with that time, and don't go to the end.
-    """
+    moved to that end. Derivatives with respect to a time stay with that time."""
     lo, hi = xp.minimum(t0, t1), xp.maximum(t0, t1)
     close = 2 * rounding(t0, t1, times.dtype, xp)
     beyond = xp.maximum(lo - times, times - hi)
     moved = xp.where((beyond > 0) & (beyond <= close), xp.clip(times, lo, hi), times)
-    if xp is np:
-        return moved
-    return times + jax.lax.stop_gradient(moved - times)
+    return moved if xp is np else times + jax.lax.stop_gradient(moved - times)

@@ -56,7 +56,6 @@ def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> 
 
     def at(a: Any, b: Any, result: Any) -> Any:
         nonlocal end
-        del a, b
         start, end = end, end + result.size
         return holds[start:end].reshape(result.shape)
 
@@ -95,12 +94,9 @@ _FEW = 8
 def moved_one_by_one(
     field: Program, numbers: tuple, u: Any, times: tuple, delta: Any, order: int
 ) -> Any:
-    """The state with which the next step begins, at the fixed time.
-
-    **Arguments:** `numbers`: the constants and parameters of the field; `times`: the times before
-    the jump, of it, and behind it; `delta`: the amount by which the known time is later than its
-    own value, with derivatives.
-    """
+    """The state with which the next step begins, at the fixed time. `numbers` are the constants and
+    parameters of the field; `times` are those before the jump, of it, and behind it; `delta` is the
+    amount by which the known time is later than its own value, with derivatives."""
     consts, p = numbers
     earlier, t, later = times
     _, before = comparisons(field, consts, u, p, earlier)

@@ -78,8 +78,7 @@ def trace_checked(maker: Maker, key: Any) -> Trace:
     numbers = _numbers(maker, made)  # now, as the second call may write into these arrays
     # JAX keeps what it made of a NumPy array for as long as that lives.
     made = made._replace(consts=list(map(owned, made.consts)), leaves=list(map(owned, made.leaves)))
-    # Traced once more. If random numbers are drawn (perhaps in another thread), traced several
-    # times, because a branch that they decide may be the same by chance.
+    # Where random numbers are drawn, a branch that they decide may be the same by chance.
     for _ in range(_CALLS_WITH_DRAWS):
         state, again = random_state(), maker.again()
         if _numbers(again, _trace(again, key)) != numbers:

@@ -37,10 +37,8 @@ _TIMES = [row.option for row in of_kind("times", "stops")]
 def describe(
     ens: EnsembleProblem, solve_options: dict, key: Any, trajectories: int | None
 ) -> Trajectories:
-    """Evaluate `ens.prob_func` over the index, by tracing it where that is possible.
-
-    **Arguments:** the ensemble; the options given to `solve`; the PRNG key; and the number of
-    trajectories (None: a single problem).
+    """Evaluate `ens.prob_func` over the index, by tracing it where that is possible. There are so
+    many `trajectories`, or a single problem (None).
 
     **Raises:** the exceptions that `prob_func` raises; `TypeError` and `ValueError` for problems
     that can't be solved (see [`solve`][ensembleode.solve]).
@@ -74,10 +72,9 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
         message = _CALLED_AS_NOT_TRACEABLE.format(f"{type(error).__name__}: {first_line}")
     else:
         return _traced(maker, key, n, made)
-    # Either prob_func needs a concrete index, or it is wrong. Called with a concrete index it works
-    # in the first case, and raises its plain error in the second. This is after the trace is
-    # forgotten: as long as a constant of the trace lives, JAX uses it for the NumPy array that it
-    # was made from, even if the array has changed since.
+    # If prob_func needs a concrete index, this works; if it is wrong, this raises its plain error.
+    # The trace has to be forgotten by now: as long as a constant of it lives, JAX uses that for the
+    # NumPy array that it was made from, even if the array has changed since.
     found = called(Maker(ens, maker.solve_options, maker.n, concrete=True), key, n)
     log_once(message)
     return found
@@ -178,19 +175,14 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 
 
 def _is_plain(maker: Maker, key: Any) -> bool:
-    """Whether all trajectories are the problem as it was given, so that only `f` has to be traced.
-
-    That isn't so where each trajectory has its own row of times, which is looked up by the index.
-    """
+    """Whether all trajectories are the problem as it was given, so that only `f` has to be traced:
+    none has a `prob_func`, numbers that are traced, or a row of times of its own."""
     if maker.ens.prob_func is not None:
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):
         return False
-    given: Any = [
-        options.get(name)
-        for options in (maker.solve_options, maker.ens.prob.options)
-        for name in _TIMES
-    ]
+    options = maker.solve_options, maker.ens.prob.options
+    given: Any = [each.get(name) for each in options for name in _TIMES]
     try:
         return all(np.ndim(x) < 2 for x in given)
     except ValueError:  # ragged times, for which a later check raises

@@ -19,20 +19,15 @@ from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_among, SavingCallback
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
-from ..tracing.program import is_inexact, is_tracer, Program, Static, trace
-from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
+from ..tracing.program import is_inexact, is_tracer, Program, Static, structs_of, trace
+from ..tracing.purity import check_once, contents, is_known, numbers_in
 from .callback_tracing import Tracing
 from .checked_reads import check_new_parameters, check_reads
 from .consistent_start import with_equations_after_jumps
 from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
 from .given import Given
-from .implicit_form import (
-    check_jacobian,
-    ImplicitForm,
-    product_of,
-    with_constants_around,
-)
+from .implicit_form import check_jacobian, ImplicitForm, product_of, with_constants_around
 from .known_times import before_jumps, in_order, own_times, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
@@ -48,12 +43,7 @@ class Maker:
     problem."""
 
     def __init__(
-        self,
-        ens: EnsembleProblem,
-        solve_options: dict,
-        n: int | None,
-        *,
-        concrete: bool = False,
+        self, ens: EnsembleProblem, solve_options: dict, n: int | None, *, concrete: bool = False
     ):
         self.n = n
         self.ens = ens
@@ -79,9 +69,7 @@ class Maker:
         prob = self.ens.make(EnsembleContext(index, repeat, key))
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
-        # Integers are traced first, so that new values compile nothing. Only where f needs to know
-        # them are they constants.
-        kept = dict(self.kept)
+        kept = dict(self.kept)  # Integers are constants only where f needs to know them.
         try:
             return self._lane(prob, index)
         except NeedsNumber:
@@ -182,8 +170,7 @@ class Maker:
         """The lane with the integrals behind the state, and with the constants `more` of the
         integrand."""
         field, integrand = self.programs["f"], self.programs.pop("integrand")
-        (state,) = field.out_avals
-        user = jax.ShapeDtypeStruct(state.shape, state.dtype)
+        (user,) = structs_of(field.jaxpr.outvars)
         self.extension = extension = Extension(user, integrals_of(integrand, user))
         self.programs["f"] = with_integrand(field, integrand, extension)
         if self.form is not None:
@@ -256,8 +243,7 @@ class Maker:
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
-        kept["form"] = self.form
-        kept["saving_callback"] = self.saving_callback
+        kept |= {"form": self.form, "saving_callback": self.saving_callback}
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
         given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1)
@@ -274,7 +260,7 @@ class Maker:
     def static_numbers(self) -> tuple:
         """The static parts that it kept and that aren't among the leaves: shapes, and numbers that
         all trajectories share."""
-        numbers = contents(numbers_among(self.options))
+        numbers = contents(list(filter(eqx.is_array_like, jtu.tree_leaves(self.options))))
         return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
 
     def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
@@ -289,8 +275,7 @@ class Maker:
 
 
 def _identical(a: tuple, b: tuple) -> bool:
-    """Whether two traces of f would be the same; functions and other objects are compared by
-    identity."""
+    """Whether two traces of f would be the same. Objects are compared by identity."""
     return len(a) == len(b) and all(
         x is y or (i in (1, 2) and x == y) for i, (x, y) in enumerate(zip(a, b, strict=True))
     )
@@ -322,10 +307,8 @@ def field_of(prob: ODEProblem) -> Callable:
 def trace_program(
     prob: ODEProblem, name: str, fn: Callable, p: tuple, dtype: np.dtype, is_number: Callable
 ) -> tuple[Program, tuple]:
-    """Trace a function `(u, p, t)` of a problem. For `f`, check what it returns.
-
-    **Arguments:** `name`: what the user calls the function; `fn`: the function; `p`: the leaves of
-    the parameters that are traced; `is_number`: tells these leaves from the others.
+    """Trace `fn(u, p, t)`, a function of a problem that users call `name`. For `f`, check what it
+    returns. `p` are the leaves of the parameters that are traced, for which `is_number` is true.
 
     **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype than
     the state's.
@@ -388,17 +371,13 @@ def _check_rate(program: Program, u: Any) -> None:
             f"{out.shape}. ({hint})"
         )
     if out.dtype != u.dtype:
-        remedy = f"write out.astype(u.dtype) for the out that it returns{_USUAL_CAUSE}"
+        remedy = "write out.astype(u.dtype) for the out that it returns"
         if is_inexact(out):
-            remedy = (
-                f"give u0 that dtype (u0.astype('{out.dtype}')), or cast inside f{_USUAL_CAUSE}"
-            )
+            remedy = f"give u0 that dtype (u0.astype('{out.dtype}')), or cast inside f"
         raise TypeError(
-            f"f must return the dtype of the state u, {u.dtype}; it returned {out.dtype}: {remedy}."
+            f"f must return the dtype of the state u, {u.dtype}; it returned {out.dtype}: {remedy} "
+            "(parameters and constants of another precision or kind are the usual cause)."
         )
-
-
-_USUAL_CAUSE = " (parameters and constants of another precision or kind are the usual cause)"
 
 
 def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:

@@ -45,28 +45,20 @@ class _Value(NamedTuple):
 
 
 def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | None:
-    """The first read past an end on which an output of the program depends.
-
-    **Arguments:**
-
-    - `consts`: the values of its constants, of which integers are followed.
-    - `inputs`: for each flat input its values `[case]`, or None where they aren't known.
-    """
+    """The first read past an end on which an output of the program depends, for these values of its
+    constants, and these of its flat inputs: `[case]`, or None where they aren't known."""
     values = [*map(_of_const, consts), *map(_Value, inputs)]
     outs = interpreted(program.jaxpr, values, _of_const, _equation)
     found = [read for out in outs for read, mask in out.past if mask.any()]
     return min(found, key=lambda read: read.case) if found else None
 
 
-# Constants of more entries are not followed.
-_MOST = 10_000
+_MOST = 10_000  # entries of a constant that is followed
 
 
 def _of_const(x: Any) -> _Value:
-    small = not is_tracer(x) and np.size(x) <= _MOST
-    return (
-        _Value(np.asarray(x)[..., None]) if small and is_integral(jnp.result_type(x)) else _Value()
-    )
+    is_followed = not is_tracer(x) and np.size(x) <= _MOST and is_integral(jnp.result_type(x))
+    return _Value(np.asarray(x)[..., None]) if is_followed else _Value()
 
 
 def is_integral(dtype: Any) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..tracing.program import structs_of
 from .gather_scatter import fill_value, Windows
 from .plain.writing import as_written
 
@@ -22,9 +23,8 @@ def by_choice(eqn: Any) -> Any:
     fn = _CHOICES[eqn.primitive.name](eqn)
     if fn is None:
         return None
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     with as_written():
-        return jax.make_jaxpr(fn)(*structs)
+        return jax.make_jaxpr(fn)(*structs_of(eqn.invars))
 
 
 def _gather(eqn: Any) -> Callable | None:

@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from .equations import of_each
 
 
 class Combination(NamedTuple):
@@ -76,18 +77,13 @@ def as_rows(x: Any, axes: Sequence[int]) -> Any:
 
 
 def folded(body: Any, starts: list, rows: list) -> list:
-    """The rows combined by `body`, one after the other.
-
-    JAX's own primitive isn't used, because its derivative starts from another initial value than it
-    does itself (JAX 0.12).
-    """
+    """The rows combined by `body`, one after the other. (The derivative of JAX's own primitive
+    starts from another initial value: JAX 0.12.)"""
     known = _known_reduction(body)
     if known is not None:
         whole = getattr(lax, known)(rows[0], (0,))
         return [REDUCTIONS[known].emit(starts[0], whole)]
-    combine = jex.jaxpr_as_fun(body)
-    for _ in starts[0].shape:
-        combine = jax.vmap(combine)
+    combine = of_each(jex.jaxpr_as_fun(body), starts[0].ndim)
     return lax.scan(lambda carry, row: (combine(*carry, *row), None), starts, rows)[0]
 
 

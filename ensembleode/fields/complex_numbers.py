@@ -11,7 +11,9 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
-from ..tracing.program import equations, is_jaxpr, params_of, scan_parts
+from ..tracing.program import equations, is_jaxpr, params_of
+from ..tracing.written_numbers import bound_again
+from .combining import as_rows
 from .equations import bind, called, interpreted, rewritten
 from .fourier import is_short, transformed
 from .movements import MOVEMENTS
@@ -62,8 +64,8 @@ def _equation(eqn: Any, ins: list) -> list:
         return interpreted(inner, ins, _known, _equation)
     inside = [eqn for x in filter(is_jaxpr, params_of(eqn)) for eqn in equations(x)]
     with source_info_util.user_context(eqn.source_info.traceback):
-        if name in _LOOPS and any(map(_has_complex, [eqn, *inside])):
-            return _LOOPS[name](eqn, ins)
+        if name in ("cond", "scan", "while") and any(map(_has_complex, [eqn, *inside])):
+            return list(bound_again(eqn, ins, _run))
         if not _has_complex(eqn):
             return bind(eqn, ins)
         if name in _RULES:
@@ -86,61 +88,9 @@ _BY_PARTS = {
 }
 
 
-#
-# Branches and loops
-#
-
-
 def _run(jaxpr: Any, *ins: Any) -> list:
-    return interpreted(jaxpr, ins, _known, _equation)
-
-
-def _scan(eqn: Any, ins: list) -> list:
-    params, (n_consts, n_carry) = eqn.params, scan_parts(eqn)
-    consts, carry, xs = (
-        ins[:n_consts],
-        ins[n_consts : n_consts + n_carry],
-        ins[n_consts + n_carry :],
-    )
-
-    def turn(carry: list, x: list) -> tuple[list, list]:
-        outs = _run(params["jaxpr"], *consts, *carry, *x)
-        return _arrays(outs[:n_carry]), _arrays(outs[n_carry:])
-
-    options = {"length": params["length"], "reverse": params["reverse"]}
-    carry, stacked = lax.scan(turn, _arrays(carry), _arrays(xs), **options)
-    return [*carry, *stacked]
-
-
-def _while(eqn: Any, ins: list) -> list:
-    params = eqn.params
-    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body, carry = ins[:n_test], ins[n_test : n_test + n_body], ins[n_test + n_body :]
-    return lax.while_loop(
-        lambda x: _run(params["cond_jaxpr"], *test, *x)[0],
-        lambda x: _arrays(_run(params["body_jaxpr"], *body, *x)),
-        _arrays(carry),
-    )
-
-
-def _cond(eqn: Any, ins: list) -> list:
-    which, *operands = ins
-    branches = [
-        lambda *xs, branch=branch: _arrays(_run(branch, *xs)) for branch in eqn.params["branches"]
-    ]
-    return lax.switch(jnp.asarray(which).astype(np.int32), branches, *_arrays(operands))
-
-
-def _arrays(xs: list) -> list:
-    return jax.tree.map(jnp.asarray, list(xs))
-
-
-_LOOPS: dict[str, Callable] = {"cond": _cond, "scan": _scan, "while": _while}
-
-
-#
-# Arithmetic
-#
+    """The results of a branch, or of a turn of a loop."""
+    return jax.tree.map(jnp.asarray, list(interpreted(jaxpr, ins, _known, _equation)))
 
 
 def _real_dtype(eqn: Any) -> Any:
@@ -213,17 +163,11 @@ def _sqrt(x: Pair) -> Pair:
 
 
 def _sinh(x: Pair) -> Pair:
-    return Pair(
-        jnp.sinh(x.real) * jnp.cos(x.imag),
-        jnp.cosh(x.real) * jnp.sin(x.imag),
-    )
+    return Pair(jnp.sinh(x.real) * jnp.cos(x.imag), jnp.cosh(x.real) * jnp.sin(x.imag))
 
 
 def _cosh(x: Pair) -> Pair:
-    return Pair(
-        jnp.cosh(x.real) * jnp.cos(x.imag),
-        jnp.sinh(x.real) * jnp.sin(x.imag),
-    )
+    return Pair(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
 
 
 def _tanh(x: Pair) -> Pair:
@@ -285,7 +229,6 @@ def _expm1(x: Pair) -> Pair:
 
 def _elementwise(fn: Callable) -> Callable:
     def rule(eqn: Any, *ins: Any) -> Any:
-        del eqn
         return fn(*(x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x)) for x in ins))
 
     return rule
@@ -313,12 +256,10 @@ def _fft(eqn: Any, x: Any) -> Any:
 
 
 def _reduce_prod(eqn: Any, x: Pair) -> Pair:
-    axes = eqn.params["axes"]
-    parts = [jnp.moveaxis(part, axes, range(len(axes))) for part in x]
-    shape = parts[0].shape[len(axes) :]
-    parts = [part.reshape((-1, *shape)) for part in parts]
-    one = Pair(jnp.ones(shape, parts[0].dtype), jnp.zeros(shape, parts[0].dtype))
-    return lax.scan(lambda total, row: (_times(total, row), None), one, Pair(*parts))[0]
+    parts = Pair(*(as_rows(part, eqn.params["axes"]) for part in x))
+    shape, dtype = parts.real.shape[1:], parts.real.dtype
+    one = Pair(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
+    return lax.scan(lambda total, row: (_times(total, row), None), one, parts)[0]
 
 
 _RULES: dict[str, Callable] = {

@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .equations import bind, called, ELEMENTWISE, used
+from .equations import bind, called, ELEMENTWISE, interpreted
 
 
 class _Diagonal(NamedTuple):
@@ -33,31 +33,14 @@ _Value: TypeAlias = Any  # an array, or a tangent
 
 def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
     """The results of a program that is linear in one of its inputs, for each component of that
-    input.
-
-    **Arguments:** `args`: the constants and the other inputs; `place`: the place of that input, an
-    array of floating-point numbers, in the sequence of constants and inputs.
-
-    **Returns:** `[component of the result, component of the input]`.
-    """
+    input: `[component of the result, component of the input]`. `args` are the constants and the
+    other inputs, among which the input has this `place`."""
     aval: Any = [*jaxpr.constvars, *jaxpr.invars][place].aval
     ins: list[_Value] = [*args[:place], _Diagonal(jnp.ones(aval.shape, aval.dtype)), *args[place:]]
-    (out,) = _evaluated(jaxpr, ins)
+    (out,) = interpreted(jaxpr, ins, lambda x: x, _equation)
     if isinstance(out, _Diagonal | _Every):
         return _every(out).reshape(-1, aval.size)
     return jnp.zeros((out.size, aval.size), out.dtype)
-
-
-def _evaluated(jaxpr: jex.Jaxpr, ins: Sequence[_Value]) -> list[_Value]:
-    env: dict = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> _Value:
-        return atom.val if isinstance(atom, jex.Literal) else env[atom]
-
-    for eqn in used(jaxpr)[0]:
-        args = [read(v) for v in eqn.invars]
-        env.update(zip(eqn.outvars, _equation(eqn, args), strict=True))
-    return [read(v) for v in jaxpr.outvars]
 
 
 def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
@@ -65,8 +48,7 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
     if not tangents:
         return bind(eqn, args)
     if (inner := called(eqn)) is not None:
-        consts = getattr(inner, "consts", ())
-        return _evaluated(getattr(inner, "jaxpr", inner), [*consts, *args])
+        return interpreted(inner, args, lambda x: x, _equation)
     name, size = eqn.primitive.name, eqn.outvars[0].aval.size
     diagonal = all(isinstance(x, _Diagonal) for x in tangents)
     # All diagonals are as large as the input that they come from.

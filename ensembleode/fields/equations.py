@@ -11,7 +11,7 @@ import jax.extend.core as jex
 import numpy as np
 from jax.extend import source_info_util
 
-from ..tracing.program import with_constants
+from ..tracing.program import structs_of, with_constants
 
 
 _Rule = TypeVar("_Rule", bound=Callable)
@@ -67,18 +67,27 @@ def called(eqn: Any) -> Any:
         return eqn.params[CALLS[name]]
     # Newer versions of JAX define some primitives, such as a search, by functions of others.
     if name == "call_hi_primitive":
-        return _traced(eqn, lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))
+        return traced(eqn, lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))
     if name == "custom_linear_solve":
-        return _traced(eqn, lambda *xs: _solved(eqn, xs))
-    if name.startswith("bcoo_") and (fn := _of_sparse(name)) is not None:
-        return _traced(eqn, lambda *xs: fn(*xs, **eqn.params))
+        return traced(eqn, lambda *xs: _solved(eqn, xs))
+    # Sparse arrays have it there or, in another version of JAX, in another place.
+    sparse = sys.modules.get("jax.experimental.sparse.bcoo")
+    if name.startswith("bcoo_") and (fn := getattr(sparse, f"_{name}_impl", None)) is not None:
+        return traced(eqn, lambda *xs: fn(*xs, **eqn.params))
     return None
 
 
-def _traced(eqn: Any, fn: Callable) -> Any:
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+def traced(eqn: Any, fn: Callable) -> Any:
+    """The jaxpr of a function of an equation's operands."""
     with source_info_util.user_context(eqn.source_info.traceback):
-        return jax.make_jaxpr(fn)(*structs)
+        return jax.make_jaxpr(fn)(*structs_of(eqn.invars))
+
+
+def of_each(fn: Callable, axes: int) -> Callable:
+    """The function of one array as one of arrays with so many axes before its own."""
+    for _ in range(axes):
+        fn = jax.vmap(fn)
+    return fn
 
 
 def _solved(eqn: Any, args: Sequence) -> list:
@@ -87,13 +96,6 @@ def _solved(eqn: Any, args: Sequence) -> list:
     first = lengths.matvec + lengths.vecmat
     consts, b = args[first : first + lengths.solve], args[sum(lengths) :]
     return jex.jaxpr_as_fun(solve)(*consts, *b)
-
-
-def _of_sparse(name: str) -> Callable | None:
-    """The function of arrays by which jax.experimental.sparse computes a primitive; None where this
-    version has it in another place. (Who has such a primitive has imported the module.)"""
-    module = sys.modules.get("jax.experimental.sparse.bcoo")
-    return getattr(module, f"_{name}_impl", None)
 
 
 def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
@@ -108,40 +110,43 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
 
 
 def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) -> list:
-    """The values of the outputs of a jaxpr, closed or not, whose equations are used.
+    """The values of the outputs of a jaxpr, closed or not. `ins` are the values of its inputs,
+    after those of its constants where it has none itself. `known(array)` is the value of a literal
+    or a constant, and `equation(eqn, ins)` those of the outputs of an equation."""
+    inner, env = opened(jaxpr, ins, known)
+    read = reader(env, known)
+    for eqn in used(inner)[0]:
+        env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, inner.outvars))
 
-    **Arguments:**
 
-    - `ins`: the values of its inputs, after those of its constants where they aren't its own.
-    - `known(array)`: returns the value of a literal, or of a constant.
-    - `equation(eqn, ins)`: returns the values of the outputs of an equation.
-    """
+def opened(jaxpr: Any, ins: Sequence, known: Callable) -> tuple[Any, dict]:
+    """A jaxpr without the values of its constants, and the values of its constants and inputs; for
+    the arguments see `interpreted`."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     variables = [*inner.constvars, *inner.invars]
     if len(ins) < len(variables):
         ins = [*map(known, jaxpr.consts), *ins]
-    jaxpr, env = inner, dict(zip(variables, ins, strict=True))
+    return inner, dict(zip(variables, ins, strict=True))
+
+
+def reader(env: dict, known: Callable) -> Callable:
+    """The function from variables to their values in `env`, and from literals to
+    `known(array)`."""
 
     def read(atom: Any) -> Any:
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            return known(np.asarray(atom.val, aval.dtype))
-        return env[atom]
+        if not isinstance(atom, jex.Literal):
+            return env[atom]
+        aval: Any = atom.aval
+        return known(np.asarray(atom.val, aval.dtype))
 
-    for eqn in used(jaxpr)[0]:
-        env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
-    return list(map(read, jaxpr.outvars))
+    return read
 
 
 def rewritten(jaxpr: jex.Jaxpr, fn: Callable, structs: Sequence | None = None) -> jex.Jaxpr:
-    """The program of `fn`, a function of what a jaxpr's constants and inputs are, one after the
-    other. It is the jaxpr itself where `fn` makes arrays, for which there is no place.
-
-    **Arguments:** `structs`: those of its constants and inputs, by default as they are.
-    """
-    if structs is None:
-        avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
-        structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    """The program of `fn`, a function of a jaxpr's constants and inputs, or of arrays like
+    `structs` in their place; the jaxpr itself if that program would have further constants."""
+    structs = structs or structs_of([*jaxpr.constvars, *jaxpr.invars])
     closed, n = jax.make_jaxpr(fn)(*structs), len(jaxpr.constvars)
     if closed.consts:
         return jaxpr

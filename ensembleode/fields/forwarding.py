@@ -17,8 +17,7 @@ from . import ir
 from .walking import expressions, is_flat, loads, statements
 
 
-# A loop is split into at most as many.
-_MOST_LOOPS = 8
+_MOST_LOOPS = 8  # into which a loop is split
 # Groups that are read as fast as scratch memory. (A trajectory's own numbers are gathered.)
 _NEAR = ("u", "tangent", "forward", "shared", "table", "work")
 
@@ -183,11 +182,6 @@ def _is_moved(expr: ir.Expr) -> bool:
     return isinstance(expr, ir.Const)
 
 
-#
-# Rewriting
-#
-
-
 def _shift(var: ir.Var | None, counter: ir.Var | None, by: int) -> Callable[[ir.Expr], ir.Expr]:
     """The rule that makes `counter + by` of `var`; without a counter, `by`."""
 
@@ -225,18 +219,11 @@ def _rewritten_index(index: ir.Index, rule: Callable[[ir.Expr], ir.Expr]) -> ir.
 
 def _mapped(stmt: ir.Stmt, rule: Callable[[ir.Expr], ir.Expr]) -> ir.Stmt:
     match stmt:
-        case ir.Let(var, expr):
-            return ir.Let(var, _rewritten(expr, rule))
-        case ir.Assign(var, expr):
-            return ir.Assign(var, _rewritten(expr, rule))
+        case ir.Let() | ir.Assign():
+            return dc.replace(stmt, expr=_rewritten(stmt.expr, rule))
         case ir.Store(buffer, index, expr):
             return ir.Store(buffer, _rewritten_index(index, rule), _rewritten(expr, rule))
     raise AssertionError(stmt)
-
-
-#
-# What is used
-#
 
 
 def _used(body: Sequence[ir.Stmt], outputs: Sequence[ir.Expr]) -> list[ir.Stmt]:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-# Longer transforms are too long as code.
-_LONGEST = 64
+_LONGEST = 64  # longer transforms are too long as code
 # The longest transform that isn't taken apart, and the longest one of a length that is prime.
 _WHOLE, _LONGEST_PRIME = 8, 13
 
@@ -41,20 +40,14 @@ def transformed(eqn: Any, x: Any) -> Any:
     if kind != "IRFFT":
         return tuple(x)
     n = lengths[-1]
-    # (The imaginary parts of these are without effect.)
-    real = _without_imaginary(n)
+    k = lax.iota(jnp.int32, n // 2 + 1)
+    real = (k == 0) | (2 * k == n)  # whose imaginary parts are without effect
     half = [x[0], jnp.where(real, 0, x[1])]
     whole = [
         jnp.concatenate([y, sign * y[..., 1 : (n + 1) // 2][..., ::-1]], axis=-1)
         for y, sign in zip(half, (1, -1), strict=True)
     ]
     return _along(whole, last, is_forwards=False)[0]
-
-
-def _without_imaginary(n: int) -> Any:
-    """Of the first half of the transform of `n` real numbers, which are real: `[n // 2 + 1]`."""
-    k = lax.iota(jnp.int32, n // 2 + 1)
-    return (k == 0) | (2 * k == n)
 
 
 def _along(x: Sequence, axis: int, *, is_forwards: bool = True) -> Sequence:

@@ -87,20 +87,20 @@ class Windows(NamedTuple):
         self, xp: Any, columns: Sequence, integer: type[np.integer] = np.int64
     ) -> tuple[Any, Any]:
         """For each component of the result, its number in the array; and a mask that says whether
-        the component is inside of the array, or None where all certainly are.
-
-        **Arguments:**
-
-        - `columns`: the columns of the indices, each of shape `[*lead]`.
-        - `integer`: the type that all these numbers and the indices fit in.
-        """
+        the component is inside of the array, or None where all certainly are. `columns` are those
+        of the indices, each `[*lead]`; all numbers fit in the type `integer`."""
         absent = (*self.collapsed, *self.batching[0])
         window = [d for d in range(len(self.shape)) if d not in absent]
         lead = [d for d in range(len(self.result)) if d not in self.window_dims]
         parts, inside = [], []
         for d, stride in enumerate(strides_of(self.shape)):
             if d in self.starts:
-                asked = _integer(xp, columns[self.starts.index(d)], integer)
+                column = columns[self.starts.index(d)]
+                asked = (
+                    column.astype(integer)
+                    if xp is np
+                    else lax.convert_element_type(column, integer)
+                )
                 first = _clipped(xp, asked, integer(self.shape[d] - self.sizes[d]))
                 inside.append(asked == first)
                 parts.append(_spread(xp, first * integer(stride), self.result, lead))
@@ -110,7 +110,7 @@ class Windows(NamedTuple):
             if d in window and self.sizes[d] > 1:
                 axis = self.window_dims[window.index(d)]
                 parts.append(iota(xp, self.result, axis, integer) * integer(stride))
-        parts = parts or [_zeros(xp, self.result, integer)]
+        parts = parts or [xp.zeros(self.result, integer)]
         numbers = functools.reduce(operator.add, parts)
         if not self.drops or not inside:
             return numbers, None
@@ -138,7 +138,8 @@ def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], 
         steps.append(step * stride)
     sizes = tuple(part.stop - part.start for part in kept)
     parts = [iota(xp, sizes, d) * step for d, step in enumerate(steps)]
-    return tuple(kept), functools.reduce(operator.add, parts, _zeros(xp, sizes) + offset)
+    start = xp.zeros(sizes, np.int64) + offset
+    return tuple(kept), functools.reduce(operator.add, parts, start)
 
 
 def fill_value(dtype: Any, value: Any) -> Any:
@@ -165,27 +166,14 @@ def _drops(eqn: Any) -> bool:
     return eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
 
-#
-# With NumPy or JAX. Numbers are broadcast before they are added, as XLA makes one loop over the
-# result of that, and no arrays in between.
-#
-
-
-def _integer(xp: Any, x: Any, integer: type[np.integer]) -> Any:
-    return x.astype(integer) if xp is np else lax.convert_element_type(x, integer)
-
-
 def _clipped(xp: Any, x: Any, high: np.integer) -> Any:
     """An index as JAX takes it: clipped to the range of the array."""
     low = type(high)(0)
     return np.clip(x, low, high) if xp is np else lax.clamp(low, x, high)
 
 
-def _zeros(xp: Any, shape: Shape, integer: type[np.integer] = np.int64) -> Any:
-    return xp.zeros(shape, integer)
-
-
 def _spread(xp: Any, x: Any, shape: Shape, axes: Sequence[int]) -> Any:
-    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`."""
+    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`. (XLA makes one loop of
+    sums of what was broadcast before.)"""
     params = {"shape": shape, "broadcast_dimensions": tuple(axes)}
     return MOVEMENTS["broadcast_in_dim"](xp, [x], params, ())[0]

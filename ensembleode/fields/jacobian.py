@@ -11,6 +11,7 @@ its result.
 import dataclasses as dc
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,17 +21,15 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import equations, Program, program_of
+from ..tracing.program import equations, Program, program_of, structs_of
 from .directions import along_all_components
-from .equations import bind
+from .equations import bind, reader
 from .scalarise import scalarise
 from .sparsity import structure
 from .staging import staged
 
 
 # A program of more operations is not taken apart into components, even if its Jacobian is sparse.
-# (With a dense Jacobian, programs beyond the limit of `scalarise` would compile in up to four times
-# as long, and be no faster: see benchmarks/stiff_sizes.py.)
 _MOST_OPERATIONS = 4000
 
 
@@ -54,12 +53,9 @@ class Jacobian:
 
 @functools.lru_cache(maxsize=256)
 def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field with respect to its state.
-
-    **Arguments:** `product`: the product of the Jacobian with a direction, which is the last of
-    `p`; by default that of the Jacobian that JAX finds. `apart`: whether a small program may be
-    taken apart into components.
-    """
+    """The Jacobian of a field with respect to its state: the one that JAX finds, or the one of
+    which `product` is the product with a direction, the last of `p`. `apart` says whether a small
+    program may be taken apart into components."""
     scalars = None
     if apart and not is_reverse_only(field):
         linear = _linear(field, product)
@@ -69,11 +65,6 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
     if scalars is None or not _are_followed(field, scalars):
         return _of_arrays(field, product)
     return _of_components(field, scalars)
-
-
-#
-# The derivative along a tangent
-#
 
 
 @functools.lru_cache(maxsize=256)
@@ -98,8 +89,7 @@ def leaves_no_tangent(jaxpr: jex.Jaxpr) -> bool:
 def tangent(field: Program) -> jex.Jaxpr:
     """The program of the field's directional derivative; the tangents of the state and of the time
     are appended to `p`."""
-    struct, t = state_and_time(field)
-    return staged(field, functools.partial(tangent_at, field), extra=[struct, t])
+    return staged(field, functools.partial(tangent_at, field), extra=state_and_time(field))
 
 
 def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
@@ -112,16 +102,15 @@ def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
     """The program of `tangent`, computed with `product` as the product with the Jacobian."""
     if product is None:
         return tangent(field)
-    state, time = state_and_time(field)
-    return staged(field, functools.partial(_linear_at, field, product), extra=[state, time])
 
+    def linear(consts, u, p, t):
+        *p, du, dt = p
+        out = product(consts, u, (*p, du), t)
+        if not _has_time(field):
+            return out
+        return out + jax.jvp(lambda t: field(consts, u, tuple(p), t), (t,), (dt,))[1]
 
-def _linear_at(field: Program, product: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    *p, du, dt = p
-    out = product(consts, u, (*p, du), t)
-    if not _has_time(field):
-        return out
-    return out + jax.jvp(lambda t: field(consts, u, tuple(p), t), (t,), (dt,))[1]
+    return staged(field, linear, extra=state_and_time(field))
 
 
 def _has_time(field: Program) -> bool:
@@ -131,13 +120,8 @@ def _has_time(field: Program) -> bool:
 
 
 def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
-    avals: Any = [v.aval for v in (field.jaxpr.invars[0], field.jaxpr.invars[-1])]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return structs_of([field.jaxpr.invars[0], field.jaxpr.invars[-1]])
 
-
-#
-# Component by component
-#
 
 # A linear combination of directions: for each direction's number, its coefficient. A coefficient is
 # an array of one element, or a NumPy scalar where it is known.
@@ -187,13 +171,7 @@ def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
     """The results of a program of scalars. Its inputs and its results are coefficients or
     `_Row`s."""
     env: dict = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> Any:
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            return np.asarray(atom.val, aval.dtype).reshape(-1)[0]
-        return env[atom]
-
+    read = reader(env, lambda array: array.reshape(-1)[0])
     for eqn in jaxpr.eqns:
         args = [read(v) for v in eqn.invars]
         if not any(isinstance(x, dict) for x in args):
@@ -213,15 +191,12 @@ def _row(eqn: Any, args: Sequence) -> _Row:
         each = [x.get(j) if isinstance(x, dict) else x for x in args]
         short = None if rule is None else rule(*each)
         if short is None:
-            each = [_zero(v) if x is None else x for x, v in zip(each, eqn.invars, strict=True)]
+            zeros = [np.zeros((), v.aval.dtype)[()] for v in eqn.invars]
+            each = [zero if x is None else x for x, zero in zip(each, zeros, strict=True)]
             (short,) = bind(eqn, [_like(x, v) for x, v in zip(each, eqn.invars, strict=True)])
         if not (_is_known(short) and short == 0):
             found[j] = short
     return found
-
-
-def _zero(atom: Any) -> Any:
-    return np.zeros((), atom.aval.dtype)[()]
 
 
 def _is_known(x: Any) -> bool:
@@ -245,17 +220,13 @@ def _plus(x: Any, y: Any) -> Any:
 def _minus(x: Any, y: Any) -> Any:
     if y is None:
         return x
-    return _negative(y) if x is None else _known_only(np.subtract, x, y)
-
-
-def _negative(x: Any) -> Any:
-    return -x
+    return -y if x is None else _known_only(np.subtract, x, y)
 
 
 def _times(x: Any, y: Any) -> Any:
     for factor, other in ((x, y), (y, x)):
         if _is_known(factor) and abs(factor) == 1:
-            return other if factor > 0 else _negative(other)
+            return other if factor > 0 else -other
     return _known_only(np.multiply, x, y)
 
 
@@ -266,37 +237,31 @@ def _known_only(fn: Callable, *args: Any) -> Any:
         return fn(*args) if all(map(_is_known, args)) else None
 
 
-def _same(x: Any) -> Any:
-    return x if _is_known(x) else None
-
-
 _SHORTCUTS: dict[str, Callable] = {
     "add": _plus,
     "add_any": _plus,
     "mul": _times,
-    "neg": _negative,
+    "neg": operator.neg,
     "sub": _minus,
-    **dict.fromkeys(("broadcast_in_dim", "copy", "reshape", "squeeze"), _same),
+    **dict.fromkeys(
+        ("broadcast_in_dim", "copy", "reshape", "squeeze"), lambda x: x if _is_known(x) else None
+    ),
 }
-
-
-#
-# Along directions
-#
 
 
 def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     places = _structure(field, product)
-    pattern = tuple((int(i), int(j)) for i, j in zip(*np.nonzero(places), strict=True))
+    pattern = tuple((i, j) for i, j in np.argwhere(places).tolist())
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
     state, _ = state_and_time(field)
     has_dfdt = _has_time(field)
-    linear = functools.partial(_along_state, field, product)
 
-    def by_rows(consts, u, p, t):
-        rows = _pulled(lambda u: field(consts, u, p, t).reshape(-1), u)
-        return rows.reshape(len(rows), -1)
+    def linear(consts, u, p, t):
+        if product is not None:
+            return product(consts, u, p, t)
+        *p, du = p
+        return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
 
     def by_colours(consts, u, p, t):
         which = jnp.asarray(colours, np.int32).reshape(state.shape)
@@ -310,7 +275,8 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     def entries(consts, u, p, t):
         found = []
         if product is None and is_reverse_only(field):
-            rows = by_rows(consts, u, p, t)
+            rows = _pulled(lambda u: field(consts, u, p, t).reshape(-1), u)
+            rows = rows.reshape(len(rows), -1)
             found += [rows[i, j].reshape(1) for i, j in pattern]
         elif len(pattern) == places.size:
             by_state = staged(field, linear, extra=[state])
@@ -324,14 +290,6 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
     return Jacobian(staged(field, entries), pattern, has_dfdt)
-
-
-def _along_state(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any):
-    """The product of the Jacobian with the direction, which is the last of `p`."""
-    if product is not None:
-        return product(consts, u, p, t)
-    *p, du = p
-    return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
 
 
 def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
@@ -352,19 +310,15 @@ def _pulled(fn: Callable, x: Any) -> Any:
 
 def _structure(field: Program, product: Program | None) -> np.ndarray:
     """The places where the Jacobian may be nonzero."""
-    return structure(field if product is None else _of_direction(field, product))
+    if product is None:
+        return structure(field)
 
-
-def _of_direction(field: Program, product: Program) -> Program:
-    """The product with the Jacobian as a program of the direction; the state is appended to `p`."""
-
-    def at(consts, direction, p, t):
+    def of_direction(consts, direction, p, t):
         *p, u = p
         return product(consts, u, (*p, direction), t)
 
-    (out,) = field.out_avals
-    struct = jax.ShapeDtypeStruct(out.shape, out.dtype)
-    return program_of(staged(field, at, extra=[struct]), field.out_tree, rules=False)
+    jaxpr = staged(field, of_direction, extra=structs_of(field.jaxpr.outvars))
+    return structure(program_of(jaxpr, field.out_tree, rules=False))
 
 
 def coloured(places: np.ndarray) -> list[int]:

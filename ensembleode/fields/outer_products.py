@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 
 from ..ground.recursion import Call, result_of, results_of
-from ..tracing.program import with_constants
+from ..tracing.program import structs_of, with_constants
 from .gather_scatter import padded, Windows
 from .movements import MOVEMENTS
 from .products import layouts
@@ -54,9 +54,8 @@ class Term(NamedTuple):
         """The same sums, where rows and columns are exchanged if columns don't lie side by side."""
         if self.right is None or self.to.second == 1:
             return self
-        to, left, right = (
-            Places(x.start, x.second, x.first) for x in (self.to, self.left, self.right)
-        )
+        swapped = (Places(x.start, x.second, x.first) for x in (self.to, self.left, self.right))
+        to, left, right = swapped
         return self._replace(rows=self.columns, columns=self.rows, to=to, left=right, right=left)
 
 
@@ -202,8 +201,7 @@ class _Terms:
     def _append(self, fn: Callable, eqn: Any) -> list[Any]:
         """Append the equations of `fn(eqn, *operands)`, which are those of an equation; returns its
         results."""
-        structs = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
-        closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs)
+        closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs_of(eqn.invars))
         assert not closed.consts
         inner: Any = inlined(closed.jaxpr)
         known = dict(zip(inner.invars, eqn.invars, strict=True))

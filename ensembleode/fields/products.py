@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 
-# A product of matrices with fewer multiplications is written out as loops.
-_LEAST = 64
+_LEAST = 64  # multiplications; a smaller product of matrices is written out as loops
 
 
 def is_large(eqn: Any) -> bool:

@@ -5,6 +5,7 @@ implementation, whose functions are of arrays of integers.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +16,13 @@ import numpy as np
 from jax.extend import source_info_util
 
 from ..ground.keys import is_key, raw
-from ..tracing.program import equations, is_jaxpr
-from .equations import bind, called, interpreted, rewritten
+from ..tracing.program import equations, is_jaxpr, params_of, structs_of
+from .equations import bind, called, interpreted, of_each, rewritten
 
 
 def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr:
-    """The same program without keys, if it does anything with keys.
-
-    **Arguments:** `storage`: the dtype as which parameters are stored, if they have one. In one of
-    fewer than 64 bits there is no place for the integers of a key: a program that is given keys is
-    left as it is.
-    """
+    """The same program without keys, if it does anything with keys. A program that is given keys is
+    left as it is if `storage`, the dtype as which parameters are stored, has fewer than 64 bits."""
     if not any(map(_has_keys, equations(jaxpr))):
         return jaxpr
     given = any(is_key(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
@@ -60,8 +57,9 @@ def _equation(eqn: Any, ins: list) -> list:
             return interpreted(_implemented(eqn), ins, raw, _equation)
         if name in _RULES:
             return [_RULES[name](eqn, *ins)]
-        if any(any(map(_has_keys, equations(x))) for x in _inside(eqn)):
-            return bind(eqn.replace(params=_changed(eqn.params)), ins)
+        if any(any(map(_has_keys, equations(x))) for x in filter(is_jaxpr, params_of(eqn))):
+            params = {name: _changed(value) for name, value in eqn.params.items()}
+            return bind(eqn.replace(params=params), ins)
         if not _has_keys(eqn):
             return bind(eqn, ins)
         # A key is only moved, and its integers with it.
@@ -70,8 +68,8 @@ def _equation(eqn: Any, ins: list) -> list:
 
 
 def _at_place_of(eqn: Any) -> Any:
-    """Within this, equations come from the place in the user's source that this one comes from, or
-    else from the place of the one that calls it."""
+    """A context in which equations come from the place in the user's source of this one, or else of
+    the one that calls it."""
     if not source_info_util.summarize(eqn.source_info):
         return contextlib.nullcontext()
     return source_info_util.user_context(eqn.source_info.traceback)
@@ -79,27 +77,15 @@ def _at_place_of(eqn: Any) -> Any:
 
 def _implemented(eqn: Any) -> Any:
     """The function of keys by which JAX computes a primitive."""
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    return jax.make_jaxpr(lambda *xs: eqn.primitive.impl(*xs, **eqn.params))(*structs)
+    implementation = functools.partial(eqn.primitive.impl, **eqn.params)
+    return jax.make_jaxpr(implementation)(*structs_of(eqn.invars))
 
 
-def _inside(eqn: Any) -> list:
-    leaves = jax.tree.leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
-    return list(filter(is_jaxpr, leaves))
-
-
-def _changed(params: dict) -> dict:
-    return {
-        key: jax.tree.map(lambda x: _closed(x) if is_jaxpr(x) else x, value, is_leaf=is_jaxpr)
-        if any(map(is_jaxpr, jax.tree.leaves(value, is_leaf=is_jaxpr)))
-        else value
-        for key, value in params.items()
-    }
-
-
-#
-# What is done with keys
-#
+def _changed(value: Any) -> Any:
+    """A parameter of an equation, with jaxprs without keys."""
+    if not any(map(is_jaxpr, jax.tree.leaves(value, is_leaf=is_jaxpr))):
+        return value
+    return jax.tree.map(lambda x: _closed(x) if is_jaxpr(x) else x, value, is_leaf=is_jaxpr)
 
 
 def _implementation(eqn: Any) -> Any:
@@ -107,25 +93,15 @@ def _implementation(eqn: Any) -> Any:
     return eqn.params["impl"] if "impl" in eqn.params else eqn.invars[0].aval.dtype._impl
 
 
-def _of_each(fn: Callable, axes: int) -> Callable:
-    for _ in range(axes):
-        fn = jax.vmap(fn)
-    return fn
-
-
-def _seed(eqn: Any, seeds: Any) -> Any:
-    return _of_each(_implementation(eqn).seed, seeds.ndim)(seeds)
-
-
 def _split(eqn: Any, keys: Any) -> Any:
     split, shape = _implementation(eqn).split, eqn.params["shape"]
-    return _of_each(lambda key: split(key, shape), eqn.invars[0].aval.ndim)(keys)
+    return of_each(lambda key: split(key, shape), eqn.invars[0].aval.ndim)(keys)
 
 
 def _fold_in(eqn: Any, keys: Any, numbers: Any) -> Any:
     shape = eqn.outvars[0].aval.shape
     keys = jnp.broadcast_to(keys, (*shape, *keys.shape[eqn.invars[0].aval.ndim :]))
-    fold_in = _of_each(_implementation(eqn).fold_in, len(shape))
+    fold_in = of_each(_implementation(eqn).fold_in, len(shape))
     return fold_in(keys, jnp.broadcast_to(numbers, shape))
 
 
@@ -135,14 +111,14 @@ def _bits(eqn: Any, keys: Any) -> Any:
     def bits(key: Any) -> Any:
         return random_bits(key, params["bit_width"], params["shape"])
 
-    return _of_each(bits, eqn.invars[0].aval.ndim)(keys)
+    return of_each(bits, eqn.invars[0].aval.ndim)(keys)
 
 
 _RULES: dict[str, Callable] = {
     "random_bits": _bits,
     "random_clone": lambda eqn, x: x,
     "random_fold_in": _fold_in,
-    "random_seed": _seed,
+    "random_seed": lambda eqn, seeds: of_each(_implementation(eqn).seed, seeds.ndim)(seeds),
     "random_split": _split,
     "random_unwrap": lambda eqn, x: x,
     "random_wrap": lambda eqn, x: x,

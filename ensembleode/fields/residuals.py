@@ -42,8 +42,8 @@ class Split(NamedTuple):
 
 def split(jaxpr: jex.Jaxpr) -> Split | None:
     """Split the program of a transposed field, whose first argument is the cotangent, and whose
-    results are its own and the value of the field. None where a residual isn't real, or where
-    nothing would be kept."""
+    results are its own and the value of the field. None if a residual isn't real, or none is kept.
+    """
     inner: Any = inlined(jaxpr)
     result, value = inner.outvars
     cotangent, *given, time = inner.invars

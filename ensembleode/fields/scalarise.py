@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..tracing.program import equations
 from .choices import by_choice, CHOICES
 from .equations import bind, branch_here, called, interpreted, rewritten
-from .plain import APART, written_out
+from .plain import APART
 from .scalarising import (
     control_flow as control_flow,
     indexing as indexing,
@@ -27,13 +27,9 @@ MOST_OPERATIONS = 1000
 
 
 def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None:
-    """The same computation with a variable for each component; None if that is not small.
-
-    The constants, arguments and results of `jaxpr` become their components, one after the other,
-    each an array of one element.
-
-    **Arguments:** `most`: the largest number of operations that is still small.
-    """
+    """The same computation with a variable for each component; None if that takes more than `most`
+    operations. The constants, arguments and results of `jaxpr` become their components, one after
+    the other, each an array of one element."""
     limits = Limits(scalars=most, moved=4 * most, choice=64, operations=most)
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     sizes = [math.prod(v.aval.shape) for v in binders]
@@ -49,8 +45,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
             Scalars(v.aval.shape, v.aval.dtype, [next(remaining) for _ in range(size)])
             for v, size in zip(binders, sizes, strict=True)
         ]
-        n = len(jaxpr.constvars)
-        outs = run.evaluate(flat, values[:n], values[n:])
+        outs = run.evaluate(flat, values)
         return [fill(x, (1,), out.dtype) for out in outs for x in out.entries]
 
     entries = [
@@ -86,25 +81,16 @@ def _is_scalar(jaxpr: Any) -> bool:
     )
 
 
-#
-# Programs with matrices
-#
-
-
-def _in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
-    return run.evaluate_closed(written_out(eqn), ins)
-
-
 def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     """Permutations that pivots lead to."""
     computed = ins[-1] if eqn.primitive.name == "gather" else ins[0]
     closed = by_choice(eqn) if computed.computed else None
     if closed is None:
         return RULES.get(eqn.primitive.name, mapped)(run, eqn, ins)
-    return run.evaluate_closed(closed, ins)
+    return run.evaluate(closed, ins)
 
 
 _MATRICES = {*APART, "custom_linear_solve"}
 _WITH_MATRICES = {
-    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, _in_plainer)
+    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, primitives.in_plainer)
 }  # fmt: skip

@@ -64,15 +64,9 @@ class _Value:
 
 
 def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
-    """The places where the Jacobian of a program with respect to its state may be nonzero.
-
-    **Arguments:**
-
-    - `consts`: values for the constants of the program. With these given, the structure is that for
-        these values alone: zeros of a constant matrix are then left out.
-
-    **Returns:** `[component of the result, component of the state]`, booleans.
-    """
+    """The places where the Jacobian of a program with respect to its state may be nonzero, for all
+    constants of the program or for these: `[component of the result, component of the state]`,
+    booleans."""
     jaxpr = program.jaxpr
     avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
     values = [_Value(_nothing(a.shape)) for a in avals]
@@ -107,11 +101,6 @@ def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     return x
 
 
-#
-# The pass
-#
-
-
 def _evaluate(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
     """The outputs of a jaxpr, from its constants and inputs."""
     return interpreted(jaxpr, ins, _known, _outputs)
@@ -135,14 +124,7 @@ def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
     inner = written_out(eqn)
     if inner is not None:
         return _evaluate(inner, ins)
-    if name in _ELEMENTWISE:
-        return [_elementwise(eqn, ins)]
-    return _anything(eqn, ins)
-
-
-#
-# The rules
-#
+    return [_elementwise(eqn, ins)] if name in _ELEMENTWISE else _anything(eqn, ins)
 
 
 def _anything(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
@@ -191,7 +173,6 @@ def _moved(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _iota(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
-    del ins
     params = eqn.params
     return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 

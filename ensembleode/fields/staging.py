@@ -9,7 +9,7 @@ import jax.core
 import jax.extend.core as jex
 import numpy as np
 
-from ..tracing.program import Program, with_constants
+from ..tracing.program import Program, structs_of, with_constants
 
 
 def parameters_of(program: Any) -> list[Any]:
@@ -20,15 +20,12 @@ def parameters_of(program: Any) -> list[Any]:
 
 def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
     """Trace `fn(consts, u, p, t)` with the inputs of a program; its constants stay constants.
-
-    **Arguments:** `state`: the abstract value of `u`, where it isn't the program's own; `extra`:
-    the abstract values of further inputs, which are appended to `p`.
-    """
+    `state` is the abstract value of `u`, where it isn't the program's own, and `extra` are those of
+    further inputs, which are appended to `p`."""
     jaxpr = program.jaxpr
     n = len(jaxpr.constvars)
     u, *p, t = jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p, u, t)]
-    *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    *structs, u, t = structs_of([*jaxpr.constvars, *p, u, t])
     args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
     closed = jax.make_jaxpr(fn)(*args)
     if closed.consts:  # a derivative rule may bring constants along

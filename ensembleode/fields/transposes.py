@@ -8,7 +8,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..tracing.program import equations, Program
+from ..tracing.program import equations, Program, substituted
 from .jacobian import Jacobian, state_and_time, tangent_at
 from .residuals import Split, split
 from .staging import parameters_of, staged
@@ -19,9 +19,9 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
     field's state is appended to `p`. Its results are the cotangents of the state, and of the
     constants and parameters numbered `which`.
 
-    **Arguments:** `of_tangent`: whether to pull back through the field's `tangent` instead. The
-    tangents of the state and of the time then follow the state in `p`, and the cotangent of the
-    state's tangent follows the state's in the results.
+    With `of_tangent`, it is pulled back through the field's `tangent` instead. The tangents of the
+    state and of the time then follow the state in `p`, and the cotangent of the state's tangent
+    follows the state's in the results.
     """
     struct, time = state_and_time(field)
     if not of_tangent:
@@ -73,9 +73,7 @@ def _transposed(
         numbers = [*consts, *p]
 
         def at(chosen, u, *du):
-            every = list(numbers)
-            for i, x in zip(which, chosen, strict=True):
-                every[i] = x
+            every = substituted(numbers, which, chosen)
             return fn(every[:n], u, tuple(every[n:]), t, *du, *along[-1:])
 
         chosen = [numbers[i] for i in which]
@@ -95,8 +93,7 @@ _NO_WAY_BACK = (
 
 def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]:
     """The value of a function, and the cotangents of its arguments. JAX has no way back through a
-    `while_loop` and a `custom_vmap`; there the function is pushed forward along each of their
-    components."""
+    `while_loop` and a `custom_vmap`; there the function is pushed forward along each component."""
     try:
         value, pullback = jax.vjp(fn, *args)
         return value, pullback(cotangent)

@@ -115,11 +115,6 @@ def _unsharded(eqn: Any, ins: Sequence) -> Any:
     return outs if prim.multiple_results else [outs]
 
 
-#
-# Any program
-#
-
-
 def alone(fn: Callable, *args: Any) -> Any:
     """`fn(*args)`, computed by each device by itself where the arrays are on a mesh of which their
     types tell."""

@@ -7,12 +7,9 @@ import jax.tree_util as jtu
 
 @jtu.register_pytree_node_class
 class Aside:
-    """An object that stays in a record as long as the record is not rebuilt. When JAX takes the
-    record apart (because it is returned from `jit`, or mapped over), the record is put together
-    without the object.
-
-    So the object may be anything, with arrays or without, hashable or not: no program is compiled
-    for it, and no tracer in it leaks.
+    """An object of any kind that stays in a record as long as the record is not rebuilt. When JAX
+    takes the record apart (because it is returned from `jit`, or mapped over), the record is put
+    together without the object.
 
     >>> import jax
     >>> kept = Aside(lambda: 3)
@@ -30,5 +27,4 @@ class Aside:
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Any) -> "Aside":
-        del aux, children
         return cls()

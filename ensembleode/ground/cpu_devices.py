@@ -80,10 +80,9 @@ def are_chosen() -> bool:
 
 
 def share(place: int = 0, of: int = 1) -> None:
-    """Divide the cores of this process with the others that may use the same ones: this is the one
-    at that `place`, from 0, `of` so many. Each gets equally many, and where there are fewer cores
-    than processes, one; JAX has as many devices. Where it was said how many devices or threads
-    there are, nothing is divided.
+    """Divide the cores between the processes that use them: this process is number `place`, from 0,
+    `of` so many. Each gets equally many cores, at least one, and JAX has as many devices. Nothing
+    is divided where the user has set the number of devices or threads.
 
     **Raises:** `RuntimeError` where JAX has started already.
     """

@@ -9,16 +9,13 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-# (Of this memory, only what is used is ever there.)
 _BYTES = 2**28
 _lock = threading.Lock()
 
 
 def with_deep_stack(fn: Callable[[], _T]) -> _T:
-    """The result of `fn()`, which runs on a thread of its own, whatever `ulimit -s` is.
-
-    An interrupt is raised at once, while that thread goes on to its end.
-    """
+    """The result of `fn()`, which runs on a thread of its own, whatever `ulimit -s` is. An
+    interrupt is raised at once, while that thread goes on to its end."""
     found: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
     def run() -> None:

@@ -13,22 +13,16 @@ from typing import Any
 
 @contextlib.contextmanager
 def written_whole(
-    path: str | os.PathLike,
-    mode: str = "wb",
-    synced: bool = True,
-    permissions: int | None = None,
+    path: str | os.PathLike, mode: str = "wb", synced: bool = True, permissions: int | None = None
 ) -> Iterator[Any]:
     """A file object for the new content of `path`, which replaces the old content when the block
-    ends.
-
-    Until then, and if anything fails, `path` keeps its old content. If `path` is a symbolic link,
-    the file that it points to is replaced. At the end of the block, the content is on the disk, and
-    not only in a cache.
+    ends. If anything fails, `path` keeps its old content. If `path` is a symbolic link, the file
+    that it points to is replaced.
 
     **Arguments:**
 
     - `mode`: `"wb"` for bytes, `"w"` for text in UTF-8.
-    - `synced`: False if a later `sync` puts the content on the disk.
+    - `synced`: whether the content is on the disk at the end of the block, and not only in a cache.
     - `permissions`: those of the file. By default an existing file keeps its own, and a new one has
         those that `open` gives.
 
@@ -129,8 +123,7 @@ def make_folders(folder: pathlib.Path, within: pathlib.Path) -> None:
 
 
 def sync(paths: Iterable[pathlib.Path]) -> None:
-    """Put files, and the names in folders, on the disk. Many are synced at the same time, as the
-    disk takes as long for one as for dozens.
+    """Put files, and the names in folders, on the disk, many at the same time.
 
     **Raises:** `OSError` that names the file.
     """

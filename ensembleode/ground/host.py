@@ -25,15 +25,10 @@ def host_call(
     *operands: Any,
     no_derivative: str = "what is called on the host has no derivative.",
 ) -> list:
-    """`fn(*operands)`, which returns a sequence of NumPy arrays of these shapes and dtypes.
+    """`fn(*operands)`, which returns NumPy arrays of the shapes and dtypes of `results`.
 
-    It is not differentiable. Under `jax.vmap`, `fn` is called for one entry after the other.
-
-    **Arguments:**
-
-    - `fn`: a hashable function; compiled programs are cached by it.
-    - `results`: the shape and dtype of each result.
-    - `no_derivative`: the message of the `TypeError` that differentiating raises.
+    `fn` is hashable; compiled programs are cached by it. Under `jax.vmap`, it is called for one
+    entry after the other. Differentiating raises a `TypeError` with the message `no_derivative`.
     """
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in results)
     return _call_p.bind(

@@ -14,8 +14,7 @@ from .version import __version__
 
 def name_of(thing: Any) -> str | None:
     """The name and version of a function or class of an installed package or of the standard
-    library. None for others, such as those of a script, or of a package in an editable
-    installation."""
+    library. None for others, such as those of a script or of an editable installation."""
     module = "numpy" if type(thing).__name__ == "ufunc" else getattr(thing, "__module__", None)
     name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str):

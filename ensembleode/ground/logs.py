@@ -3,7 +3,6 @@
 import functools
 import logging
 import sys
-import warnings
 
 
 logger = logging.getLogger("ensembleode")
@@ -12,14 +11,7 @@ logger = logging.getLogger("ensembleode")
 @functools.cache
 def log_once(message: str, of: int = 0) -> None:
     """Log a warning, but only the first time in this process, or the first time `of` something."""
-    del of
     logger.warning(message)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Issue a warning, but only the first time in this process."""
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def failed(error: object) -> int:

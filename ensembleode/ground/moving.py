@@ -23,10 +23,8 @@ def to_device(tree: Any, device: jax.Device) -> Any:
 
 
 def to_default(tree: Any, back: jax.Device) -> Any:
-    """The tree, with its arrays on JAX's default device, committed to none.
-
-    **Arguments:** `back`: the device where they are, to which their cotangents go.
-    """
+    """The tree, with its arrays on JAX's default device, committed to none. Their cotangents go to
+    the device `back`, where the arrays were."""
     return jtu.tree_map(lambda x: _moved_p.bind(x, to=None, back=back) if _has(x) else x, tree)
 
 
@@ -46,12 +44,10 @@ _moved_p = jex.Primitive("ensembleode_moved")
 
 @_moved_p.def_impl
 def _(x, *, to, back):
-    del back
     return uncommitted(x) if to is None else jax.device_put(x, to)
 
 
 def _transposed(cotangent, x, *, to, back):
-    del x
     if type(cotangent) is ad.Zero:
         return [cotangent]
     return [_moved_p.bind(cotangent, to=back, back=to)]

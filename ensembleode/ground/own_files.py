@@ -43,10 +43,8 @@ def check_own_folder(folder: pathlib.Path) -> None:
 
 
 def make_own_folder(folder: pathlib.Path) -> None:
-    """Make a folder, and those above it that are missing, for the user alone, whatever the umask.
-
-    A folder that exists stays as it is.
-    """
+    """Make a folder, and those above it that are missing, for the user alone, whatever the umask. A
+    folder that exists stays as it is."""
     if not folder.is_dir():
         make_own_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -76,15 +76,9 @@ def share_of_memory(device: Any) -> int:
     return (device.memory_stats() or {}).get("bytes_limit", 4 * HOST) // 4
 
 
-#
-# Solves on the CPU, where JAX computes on an accelerator
-#
-
-
 def on_this_platform(tree: Any) -> Any:
-    """Arrays that a solve outside of `jit` is given, on the platform on which it computes. What is
-    committed to a device of another one is moved, and so is what is differentiated or mapped, whose
-    way back is to be here, too."""
+    """Arrays that a solve outside of `jit` is given, on the platform on which it computes. Tracers,
+    and arrays that are committed to a device of another platform, are moved."""
     device = default_device()
 
     def stays(x):
@@ -99,8 +93,7 @@ def on_this_platform(tree: Any) -> Any:
 
 def brought_home(solution: Any) -> Any:
     """A solution that was computed on the CPU outside of `jit`, with its JAX arrays on JAX's
-    default device, an accelerator, unless they take too much of its memory (see
-    `as_jax_arrays`)."""
+    default device, an accelerator, if it has room for them (see `as_jax_arrays`)."""
     leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, Aside))
     cpu = _cpu()
 
@@ -117,18 +110,9 @@ def brought_home(solution: Any) -> Any:
     return jtu.tree_unflatten(tree, map(home, leaves, found))
 
 
-#
-# Results
-#
-
-
 def as_jax_arrays(tree: Any) -> Any:
-    """Results as JAX arrays, however many batches they come from.
-
-    Results that were gathered on the host go to JAX's default device. If that is an accelerator,
-    they go there only if they take less than a quarter of its memory, and otherwise to JAX's CPU
-    device.
-    """
+    """Results as JAX arrays. Those that were gathered on the host go to JAX's default device; or to
+    its CPU device, if they would take more than a quarter of an accelerator's memory."""
     device = default_device()
     gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
     home = None
@@ -143,8 +127,6 @@ def as_jax_arrays(tree: Any) -> Any:
 
 
 def copied_to_jax(x: Any) -> jax.Array:
-    """Known numbers as a JAX array that shares no memory with them.
-
-    `jnp.asarray` would compile a program for every shape, and `device_put` alone shares the memory.
-    """
+    """Known numbers as a JAX array that shares no memory with them. (`jnp.asarray` would compile a
+    program for every shape.)"""
     return jax.device_put(np.array(x))

@@ -7,15 +7,12 @@ from typing import Any
 import jax
 
 
-# How many are kept; a program takes some megabytes.
-RECENT = 64
+RECENT = 64  # programs, each of some megabytes
 
 
 def jit_recent(fn: Callable, *, static: int = 1, **options: Any) -> Callable:
-    """`jax.jit(fn)` with the first `static` arguments static. Programs for static arguments that
-    are not among the last `RECENT` are forgotten; JAX itself would keep thousands.
-
-    **Arguments:** `options`: those of `jax.jit`.
+    """`jax.jit(fn, **options)` with the first `static` arguments static. Programs for static
+    arguments that are not among the last `RECENT` are forgotten; JAX itself would keep thousands.
     """
 
     @functools.lru_cache(maxsize=RECENT)

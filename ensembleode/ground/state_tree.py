@@ -47,14 +47,7 @@ class StateTree(NamedTuple):
     def written(self) -> np.ndarray:
         """For each component of the state, in the order in which the leaves were written, its place
         in the vector."""
-        sizes = list(map(math.prod, self.shapes))
-        starts = [0, *itertools.accumulate(sizes[:-1])]
-        names = [name for name, _ in leaf_names(jtu.tree_unflatten(self.structure, sizes))]
-        places = {
-            name: np.arange(start, start + size)
-            for name, start, size in zip(names, starts, sizes, strict=True)
-        }
-        return np.concatenate([places[name] for name in self.order])
+        return flattened(self.unravel(np.arange(self.size)), 0, self.order)
 
     def unravel(self, x: Any) -> Any:
         """The state from a vector, or from several: `[..., component]` becomes leaves
@@ -206,10 +199,8 @@ def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
 
 def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
     """The names of the leaves of a state that is a pytree, in the order in which they were written;
-    None for an array.
-
-    JAX sorts the keys of every dict that it makes. So a state with the same names as `before` gets
-    the order of that.
+    None for an array. A state with the same names as `before` gets their order, since JAX sorts the
+    keys of every dict that it makes.
 
     **Raises:** `ValueError` where several leaves have the same name.
     """
@@ -288,11 +279,8 @@ def leaf_names(u: Any, order: Sequence[str] | None = None) -> list[tuple[str, An
 
 
 def _is_array(x: Any) -> bool:
-    """Whether `x` becomes an array: a list or a plain tuple of numbers, at any depth.
-
-    A number may be an array without axes, as under `grad`. But a tuple of nothing but arrays is a
-    tuple of states.
-    """
+    """Whether `x` is a list or a plain tuple of numbers, at any depth, which becomes an array. A
+    number may be an array without axes; but a tuple of nothing but arrays is a tuple of states."""
     if type(x) not in (list, tuple):
         return False
     if type(x) is tuple and x and all(isinstance(y, jax.Array | np.ndarray) for y in x):
@@ -330,6 +318,4 @@ def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:
         )
     if not array.size and not may_be_empty:
         raise ValueError(f"{name} is empty: its shape is {array.shape}.")
-    if array.weak_type:
-        return jax.lax.convert_element_type(array, array.dtype)
-    return array
+    return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array

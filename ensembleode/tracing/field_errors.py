@@ -62,12 +62,8 @@ def check_signature(f: Callable, name: str = "f") -> None:
 
 
 def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
-    """The error to raise in place of one that was raised while `f` was traced: the same error, if
-    there is nothing to add.
-
-    **Arguments:** `u`: the state that `f` was given; `p`: the parameters; `leaf_paths`: the numbers
-    in `p` in order, each with its path.
-    """
+    """The error to raise in place of one that was raised while `f(u, p, t)` was traced: the same
+    error, if there is nothing to add. `leaf_paths` are the numbers in `p`, each with its path."""
     text = str(error)
     first_line = text.partition("\n")[0]
     if "does not support in-place item" in text or "in-place item assignment" in text:
@@ -156,17 +152,13 @@ def is_whole(x: Any) -> bool:
     return isinstance(x, bool | int | np.integer | np.bool_)
 
 
-def _is_whole_array(x: Any) -> bool:
-    dtype = getattr(x, "dtype", None)
-    return np.shape(x) == () and dtype is not None and dtype.kind in "biu"
-
-
 def _python_numbers(text: str, leaf_paths: list) -> str:
     """The leaves of p that are integers and that JAX's error is about, as text."""
     found = [int(i) for i in re.findall(r"\ba\[1\]\[(\d+)\]", text)]
     names = []
     for i in found:
-        path, leaf = leaf_paths[i] if i < len(leaf_paths) else ((), None)
-        if is_whole(leaf) or _is_whole_array(leaf):
+        path, leaf = leaf_paths[i] if i < len(leaf_paths) else ((), np.nan)
+        kind = getattr(leaf, "dtype", np.dtype(object)).kind
+        if is_whole(leaf) or (np.shape(leaf) == () and kind in "biu"):
             names.append("p" + jtu.keystr(path))
     return " and ".join(names)

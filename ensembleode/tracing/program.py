@@ -14,7 +14,7 @@ import itertools
 import operator
 import re
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -66,12 +66,9 @@ class Program:
     def __repr__(self) -> str:
         return f"Program({len(self.jaxpr.eqns)} equations, {len(self.jaxpr.constvars)} constants)"
 
-    def depends_on(
-        self, inputs: Sequence[bool], constants: Sequence[bool] | None = None
-    ) -> list[bool]:
-        """Which flat outputs depend on those flat inputs, and constants, that are marked True."""
-        constants = [False] * len(self.jaxpr.constvars) if constants is None else constants
-        return _dependence(self.jaxpr, [*constants, *inputs])
+    def depends_on(self, inputs: Sequence[bool]) -> list[bool]:
+        """Which flat outputs depend on those flat inputs that are marked True."""
+        return _dependence(self.jaxpr, [*[False] * len(self.jaxpr.constvars), *inputs])
 
     def deciding(self) -> list[bool]:
         """Which flat inputs, constants first, decide what is computed: those on which a predicate
@@ -82,17 +79,11 @@ class Program:
 
 
 def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]:
-    """Trace `fn(*args)`; arrays that it closes over become constants.
+    """The program of `fn(*args)`, and the list of its constants: the arrays that `fn` closes over.
 
-    **Arguments:**
-
-    - `fn`: a function of pytrees of arrays.
-    - `args`: example arguments (arrays, tracers, Python numbers or `ShapeDtypeStruct`s).
-    - `rules`: whether equality must also cover the derivative rules of `jax.custom_jvp` and
-        `jax.custom_vjp` functions that `fn` calls. This is needed when the program will be
-        differentiated.
-
-    **Returns:** the program, and the list of its constants.
+    `args` are examples: arrays, tracers, Python numbers or `ShapeDtypeStruct`s. With `rules`, two
+    programs are equal only if the derivative rules of the `jax.custom_jvp` and `jax.custom_vjp`
+    functions that they call are, too. A program that will be differentiated needs this.
     """
     failed = []
 
@@ -102,9 +93,7 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         try:
             return fn(*a)
         except NOT_TRACEABLE as e:
-            # JAX would take milliseconds to shorten its traceback, although another way may be
-            # found.
-            failed.append(e)
+            failed.append(e)  # JAX would take milliseconds to shorten its traceback
 
     closed, out_shape = jax.make_jaxpr(called, return_shape=True)(*args)
     if failed:
@@ -198,11 +187,8 @@ _INDICES = {
 
 
 def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
-    """For each output the set of inputs (as bits) that it depends on, and the set of inputs that
-    decide what is computed.
-
-    Where it isn't worthwhile to distinguish, an output depends on all operands of its equation.
-    """
+    """For each output the set of inputs (as bits) that it may depend on, and the set of inputs that
+    decide what is computed."""
     depends = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
     deciding = 0
 
@@ -275,10 +261,10 @@ def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) 
 def inlined(eqn: Any, ins: Sequence) -> list | None:
     """For `evaluated`: the outputs of an inner jit that closed over arrays; None for other
     equations."""
-    if _nested_consts(eqn):
-        inner = eqn.params["jaxpr"]
-        return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
-    return None
+    if not _nested_consts(eqn):
+        return None
+    inner = eqn.params["jaxpr"]
+    return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
 
 
 #
@@ -309,9 +295,7 @@ def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
         return number.setdefault(var, len(number))
 
     def atom(x):
-        if isinstance(x, jex.Literal):
-            return ("lit", x.aval, _array_key(x.val))
-        return name(x)
+        return ("lit", x.aval, _array_key(x.val)) if isinstance(x, jex.Literal) else name(x)
 
     binders = tuple((name(v), v.aval) for v in [*jaxpr.constvars, *jaxpr.invars])
     eqns = []
@@ -413,15 +397,12 @@ def is_jaxpr(x: Any) -> bool:
 
 
 def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
-    """The forward-mode derivative rule of a call, as a jaxpr.
-
-    **Raises:** the exception of a rule that raises one.
-    """
+    """The forward-mode derivative rule of a call, as a jaxpr. What the rule raises, this raises."""
 
     def pushed(args, tangents):
         return jax.jvp(*_of_inexact(eqn, args), tuple(tangents))
 
-    args = _structs(eqn.invars)
+    args = structs_of(eqn.invars)
     return jax.make_jaxpr(pushed)(args, list(filter(is_inexact, args)))
 
 
@@ -432,8 +413,8 @@ def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
         call, diff = _of_inexact(eqn, args)
         return jax.vjp(lambda *xs: list(filter(is_inexact, call(*xs))), *diff)[1](cotangents)
 
-    cotangents = list(filter(is_inexact, _structs(eqn.outvars)))
-    return jax.make_jaxpr(pullback)(_structs(eqn.invars), cotangents)
+    cotangents = list(filter(is_inexact, structs_of(eqn.outvars)))
+    return jax.make_jaxpr(pullback)(structs_of(eqn.invars), cotangents)
 
 
 def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
@@ -448,8 +429,17 @@ def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
     return call, tuple(filter(is_inexact, args))
 
 
-def _structs(atoms: Sequence) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
+def structs_of(variables: Sequence) -> list[jax.ShapeDtypeStruct]:
+    """The shapes and dtypes of the variables of a jaxpr."""
+    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+
+
+def substituted(values: Sequence, places: Iterable[int], others: Iterable) -> list:
+    """The values, with others at these places."""
+    found = list(values)
+    for place, other in zip(places, others, strict=True):
+        found[place] = other
+    return found
 
 
 def is_inexact(x: Any) -> bool:
@@ -458,18 +448,12 @@ def is_inexact(x: Any) -> bool:
 
 def custom_rules(jaxpr: Any, calls: Callable[[Any], Iterator]) -> Iterator[tuple]:
     """The derivative rules of the functions that a jaxpr calls, and of those that these rules call.
-
-    **Arguments:**
-
-    - `calls`: from a jaxpr to the equations in it that call functions with rules of their own.
+    `calls(jaxpr)` gives the equations in a jaxpr that call functions with rules of their own.
 
     **Returns:** first `(None, None, numbers)` for the jaxpr itself, and then a tuple for each rule:
     the call; its rule as a jaxpr, or the exception that it raises; and the numbers of the rules
-    that this one calls, counted from zero in the order in which they come here.
-
-    A rule usually calls the function itself again. It comes once, so that nested root finders don't
-    have exponentially many. Derivatives of higher than the third order, of which there may be
-    endlessly many functions, have `rule=None`.
+    that this one calls, counted from zero in the order in which they come here. Each rule comes
+    once. Derivatives of higher than the third order have None in place of the rule.
     """
     numbers: dict = {}
     queue: list[tuple] = []
@@ -533,9 +517,8 @@ def _is_wrapped(x: Any) -> bool:
 def _written(value: Any, seen: dict | None = None) -> Any:
     """A key for a function as it is written: its code, and what that closes over.
 
-    Of functions with equal keys, which exist at the same time, it is known that they do the same.
-    Not so of those of different times, since other values may have been assigned to what their code
-    calls by name.
+    Functions with equal keys do the same if they exist at the same time. Functions of different
+    times may not, since the globals that their code reads may have changed in between.
     """
     seen = {} if seen is None else seen
     if isinstance(value, jax.core.Trace) or type(value).__name__ in ("Store", "EqualStore"):

@@ -29,11 +29,10 @@ _TIME, _STATE, _PLACE = 1, 2, 4
 def switches_in_time(field: Program) -> str:
     """How a program `(consts, u, p, t)` changes abruptly at some time, independently of the state:
     "jump" where it compares the time with something, or takes a remainder of it (a pulse, a switch,
-    a table of these), "bend" where it limits it (a ramp), otherwise "". (A switch that the state
-    also decides is at no known time.)
+    a table of these), "bend" where it limits it (a ramp), otherwise "".
 
-    A table that is interpolated bends at so many times that this is how it is meant. One is
-    recognised by the distance of the time from an entry.
+    The bends of an interpolated table don't count. Such a table is recognised by the distance of
+    the time from an entry.
     """
     found = set(_changes(field.jaxpr, _marks_of_inputs(field)))
     if "jump" in found or ("place" in found and "distance" not in found):
@@ -90,8 +89,8 @@ def _of(known: dict[Any, int], atoms: Sequence) -> list[int]:
 
 
 def _inside(eqn: Any, ins: list[int]) -> Iterator[tuple[Any, list[int]]]:
-    """The jaxprs in an equation, with the marks of their inputs. The inputs of a loop's body are
-    not told apart, unless they are the operands themselves."""
+    """The jaxprs in an equation, with the marks of their inputs. Each input of a loop's body has
+    the marks of all operands, unless the inputs are the operands themselves."""
     given = ins[1:] if eqn.primitive.name == "cond" else ins
     for inner in filter(is_jaxpr, params_of(eqn)):
         body = getattr(inner, "jaxpr", inner)

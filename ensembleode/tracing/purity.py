@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -28,11 +27,8 @@ _known_by_code: weakref.WeakSet = weakref.WeakSet()
 
 def numbers_in(program: Program, consts: Sequence, known: Sequence = ()) -> tuple:
     """The primitives of a program and all numbers in it, to be compared with those of another trace
-    of the same function.
-
-    Functions among the parameters (such as a callback's) are left out, since each trace may make
-    its own.
-    """
+    of the same function. Functions among the parameters are left out, since each trace may make its
+    own."""
     return tuple(_numbers_of_jaxpr(program.jaxpr)), contents(consts, known)
 
 
@@ -54,11 +50,6 @@ def owned(x: Any) -> Any:
     """A copy of a NumPy array, which nobody else can change; anything else as it is."""
     is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0
     return np.array(x) if is_shared else x
-
-
-def numbers_among(tree: Any) -> list:
-    """The leaves of a pytree that are numbers or arrays of them."""
-    return [x for x in jtu.tree_leaves(tree) if eqx.is_array_like(x)]
 
 
 def check_once(fn: Callable, computes_the_same: Callable[[], bool], error: str) -> None:

@@ -22,10 +22,9 @@ from .program import evaluated, is_jaxpr, params_of, Program, program_of, scan_p
 @functools.lru_cache(maxsize=256)
 def with_numbers_apart(program: Program) -> tuple[Program, list]:
     """The program (with derivative rules) without those literals that have the dtype of its output;
-    and a constant with their values, which comes after the program's own constants. The list is
-    empty where there is no such literal. The constant holds integers with the same bits, so that
-    nothing differentiates with respect to it.
-    """
+    and a list of one constant with their values, which comes after the program's own constants. The
+    list is empty where there is no such literal. The constant holds the bits as integers, so that
+    nothing differentiates with respect to it."""
     dtype = np.dtype(program.out_avals[0].dtype)
     written = _written(program.jaxpr, dtype)
     if not 0 < len(written) <= _MOST_APART:
@@ -48,8 +47,7 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
 
 
 def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
-    """The outputs of an equation in which literals are replaced by the operands that stand for
-    them."""
+    """The outputs of an equation whose literals are replaced by operands."""
     if written := _numbers_of(eqn, dtype):
         ins = [apart[written[i]] if i in written else x for i, x in enumerate(ins)]
         return [eqn.primitive.bind(*ins, **eqn.params)]
@@ -61,12 +59,11 @@ def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
         instead = functools.partial(_with_operands, apart, dtype)
         return evaluated(inner, *args, consts=consts, instead=instead)
 
-    return _bound_again(eqn, ins, run)
+    arrays = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
+    return bound_again(eqn, arrays, run)
 
 
-# The largest number of literals that become operands: more than fit into registers, but not so many
-# that they crowd out the parameters.
-_MOST_APART = 32
+_MOST_APART = 32  # literals that become operands
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
 _WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
 
@@ -100,11 +97,13 @@ def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
     return functools.reduce(operator.or_, found, {})
 
 
-def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
+def bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
     """The results of a call, a loop or a branch, with `run(jaxpr, *args)` in place of the jaxprs in
     it."""
     params = eqn.params
-    ins = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
+
+    def arrays(xs: Sequence) -> list:
+        return jax.tree.map(jnp.asarray, list(xs))
 
     def within(name: str) -> Callable:
         return functools.partial(run, params[name])
@@ -121,7 +120,7 @@ def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
                 return outs[:n_carry], outs[n_carry:]
 
             how = {name: params[name] for name in ("length", "reverse", "unroll")}
-            carry, stacked = jax.lax.scan(body, ins[:n_carry], ins[n_carry:], **how)
+            carry, stacked = jax.lax.scan(body, arrays(ins[:n_carry]), arrays(ins[n_carry:]), **how)
             return *carry, *stacked
         case "while":
             first = params["cond_nconsts"]
@@ -129,10 +128,10 @@ def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
             return jax.lax.while_loop(
                 lambda carry: within("cond_jaxpr")(*ins[:first], *carry)[0],
                 lambda carry: within("body_jaxpr")(*ins[first:last], *carry),
-                ins[last:],
+                arrays(ins[last:]),
             )
         case "cond":
             branches = [functools.partial(run, branch) for branch in params["branches"]]
-            return jax.lax.switch(ins[0], branches, *ins[1:])
+            return jax.lax.switch(ins[0], branches, *arrays(ins[1:]))
     how = {name: params[name] for name in ("prevent_cse", "policy")}
     return jax.checkpoint(within("jaxpr"), **how)(*ins)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.extend import source_info_util
 
+from ...tracing.program import is_jaxpr
 from ..equations import called, used
 from ..plain import FUNCTIONS, RULES as WRITTEN_OUT
 from .errors import UntranslatableError
@@ -13,10 +14,8 @@ from .passing import RULES
 
 
 def check(jaxpr: Any, caller: str = "an unknown place", *, functions: bool = False) -> None:
-    """Refuse primitives that have no rule, also inside of functions.
-
-    **Arguments:** `caller`: the place in the user's source for equations that have none of their
-    own; `functions`: whether `plain.FUNCTIONS` are rules, too.
+    """Refuse primitives that have no rule, also inside of functions. `caller` is the place in the
+    user's source for equations without one; `functions`: whether `plain.FUNCTIONS` are rules, too.
     """
     for eqn in used(jaxpr)[0]:
         where = source_info_util.summarize(eqn.source_info) or caller
@@ -27,12 +26,9 @@ def check(jaxpr: Any, caller: str = "an unknown place", *, functions: bool = Fal
         why = _refused(eqn, functions)
         if why is not None:
             raise UntranslatableError(f"the primitive {eqn.primitive.name}{why}", where)
-        for key in ("jaxpr", "cond_jaxpr", "body_jaxpr"):
-            if key in eqn.params:
-                inner = getattr(eqn.params[key], "jaxpr", eqn.params[key])
-                check(inner, where, functions=functions)
-        for branch in eqn.params.get("branches", ()):
-            check(branch.jaxpr, where, functions=functions)
+        inside = [eqn.params.get(key) for key in ("jaxpr", "cond_jaxpr", "body_jaxpr")]
+        for inner in filter(is_jaxpr, (*inside, *eqn.params.get("branches", ()))):
+            check(getattr(inner, "jaxpr", inner), where, functions=functions)
 
 
 def _refused(eqn: Any, functions: bool) -> str | None:

@@ -17,13 +17,13 @@ from .values import BOOL, converted, elementwise, INT, number, scalar, stored, V
 def _cond(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     which, *operands = ins
     if isinstance(which.expr, Const):
-        return run.closed(eqn.params["branches"][int(which.expr.value)], operands)
+        return run.evaluate(eqn.params["branches"][int(which.expr.value)], operands)
     operands = [run.settled(run.stored(x), 2) for x in operands]
     places = [_place(run, v.aval) for v in eqn.outvars]
     cases = []
     for branch in eqn.params["branches"]:
         with run.block() as body:
-            for place, out in zip(places, run.closed(branch, operands), strict=True):
+            for place, out in zip(places, run.evaluate(branch, operands), strict=True):
                 _write(run, place, out)
         cases.append(tuple(body))
     run.emit(Switch(converted(which.expr, INT), tuple(cases)))
@@ -93,7 +93,7 @@ def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     # A loop that was mapped has an array of conditions: it goes on while any of them holds.
     goes_on = run.allocate(BOOL, math.prod(going.shape)) if math.prod(going.shape) > 1 else None
     with run.block() as test:
-        (each,) = run.closed(params["cond_jaxpr"], [*consts[:n_test], *carry])
+        (each,) = run.evaluate(params["cond_jaxpr"], [*consts[:n_test], *carry])
         if goes_on is not None:
             run.copy(each, goes_on)
             condition = run.variable(number(False, BOOL))
@@ -103,7 +103,7 @@ def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
         else:
             condition = run.let(each.expr)
     with run.block() as body:
-        outs = run.closed(params["body_jaxpr"], [*consts[n_test:], *carry])
+        outs = run.evaluate(params["body_jaxpr"], [*consts[n_test:], *carry])
         if goes_on is not None:
             mask = stored(goes_on, going.shape)
             outs = [_where(run, mask, new, old) for new, old in zip(outs, carry, strict=True)]
@@ -139,7 +139,7 @@ def _scan(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
             return Index(first).plus((i, -size if params["reverse"] else size))
 
         rows = [_row(x, v.aval, row) for x, v in zip(xs, body.invars[split:], strict=True)]
-        outs = run.closed(closed, [*consts, *carry, *rows])
+        outs = run.evaluate(closed, [*consts, *carry, *rows])
         for stack, out in zip(stacks, outs[n_carry:], strict=True):
             run.copy(out, stack, row(out.size))
         _write_all(run, places, outs[:n_carry])

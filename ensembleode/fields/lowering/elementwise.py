@@ -13,8 +13,7 @@ from .passing import aval_of, Lowering, rule
 from .values import cast, elementwise, operation, scalar, Value
 
 
-# An expression of more operations is stored before it is used in another one.
-_DEEPEST = 40
+_DEEPEST = 40  # operations; a deeper expression is stored before it is used in another one
 _SAME = {"add_any": "add"}
 _PARAM = {"integer_pow": "y", "round": "rounding_method"}
 
@@ -55,7 +54,6 @@ def _bitcast(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 @rule("empty empty2")
 def _empty(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    del ins
     return [run.constant(np.zeros(aval_of(eqn).shape, aval_of(eqn).dtype))]
 
 

@@ -25,7 +25,7 @@ from . import (
 )
 from .checking import check
 from .passing import Lowering
-from .values import apart_of, loaded, scalar
+from .values import loaded, scalar
 
 
 # A larger state is an array, and its function stores the result instead of returning components.
@@ -66,20 +66,17 @@ def lower(
     most: int = MOST_OPERATIONS,
     functions: bool = False,
 ) -> Function:
-    """Lower a function of a state, parameters and the time. Its result are arrays of one dtype, one
-    after the other.
+    """Lower a function of a state, parameters and the time; its constants are parameters, too. Its
+    result are arrays of one dtype, one after the other.
 
     **Arguments:**
 
-    - `jaxpr`: its constants are parameters, too; its arguments are the state, the parameters and
-        the time.
     - `inputs`: the layout of the parameters.
     - `largest_returned`: the largest number of components that is returned; a larger result is
         stored.
-    - `apart`: whether a small function is taken apart into scalars.
-    - `most`: the largest number of operations that is small.
-    - `functions`: whether functions such as the incomplete gamma function, `plain.FUNCTIONS`, are
-        written out, as the target has none.
+    - `apart`: whether a function of at most so many (`most`) operations is taken apart into
+        scalars.
+    - `functions`: whether `plain.FUNCTIONS` are written out, as the target has none.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """
@@ -101,12 +98,12 @@ def lower(
         aval = jax.ShapeDtypeStruct(aval.shape, raw(aval).dtype)
         values.append(loaded(group, start, aval, storage or aval.dtype))
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
-    consts, ins = values[:n_consts], [u, *values[n_consts:]]
+    arrays = [*values[:n_consts], u, *values[n_consts:]]
     scalars = scalarise(jaxpr, most) if apart else None
     if scalars is not None:
         run = Lowering(functions=functions)
-        components = [x for v in (*consts, *ins) for x in apart_of(v)]
-        exprs = [x.expr for x in run.evaluate(scalars, [], [*components, time])]
+        components = [scalar(x.at(Index(i)), (1,)) for x in arrays for i in range(x.size)]
+        exprs = [x.expr for x in run.evaluate(scalars, [*components, time])]
         if size <= largest_returned and not run.work:
             return run.function(tuple(exprs), size, dtype)
         if not run.work:
@@ -116,7 +113,7 @@ def lower(
             return run.function((), size, dtype)
     run = Lowering(functions=functions)
     starts = itertools.accumulate(sizes, initial=0)
-    results = run.evaluate(jaxpr, consts, [*ins, time])
+    results = run.evaluate(jaxpr, [*arrays, time])
     for x, start, n in zip(results, starts, sizes, strict=False):
         run.copy(x, Buffer("out", dtype, start, n))
     return run.function((), size, dtype)

@@ -159,7 +159,6 @@ def _pieces(numbers: np.ndarray, ends: np.ndarray) -> list[tuple[int, int, np.nd
 
 @rule("iota")
 def _iota(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    del ins
     aval, d = aval_of(eqn), eqn.params["dimension"]
     if math.prod(aval.shape) <= 1:
         return [run.constant(np.zeros(aval.shape, aval.dtype))]

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-import jax.extend.core as jex
 import numpy as np
 
-from ..equations import registers, used
+from ..equations import opened, reader, registers, used
 from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
 from ..plain import written_out
@@ -18,18 +17,15 @@ from .values import cast, INT, number, position, scalar, stored, Value
 
 
 Rule: TypeAlias = Callable[["Lowering", Any, list[Value]], list[Value]]
-# For each primitive, the rule that lowers it.
-RULES: dict[str, Rule] = {}
+RULES: dict[str, Rule] = {}  # by the primitive that they lower
 rule = registers(RULES)
 
 
 class Lowering:
-    """The state of one pass: the statements so far, and the names and memory in use.
+    """The state of one pass: the statements so far, and the names and memory in use. `functions`
+    says whether `plain.FUNCTIONS` are written out."""
 
-    **Arguments:** `functions`: whether `plain.FUNCTIONS` are written out.
-    """
-
-    def __init__(self, *, functions: bool = False) -> None:
+    def __init__(self, *, functions: bool) -> None:
         self.functions = functions
         self.blocks: list[list[Stmt]] = [[]]
         self.work: dict[np.dtype, int] = {}
@@ -42,33 +38,22 @@ class Lowering:
         work = tuple(self.work.items())
         return Function(body, outputs, size, np.dtype(dtype), work, tuple(self.tables))
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Value], ins: Sequence[Value]) -> list[Value]:
-        eqns, uses = used(jaxpr)
-        env: dict = {}
-        for v, x in zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True):
-            env[v] = self.settled(x, uses[v]) if uses[v] > 1 else x
-
-        def read(atom: Any) -> Value:
-            if isinstance(atom, jex.Literal):
-                aval: Any = atom.aval
-                return self.constant(np.asarray(atom.val, aval.dtype))
-            return env[atom]
-
+    def evaluate(self, jaxpr: Any, ins: Sequence[Value]) -> list[Value]:
+        """The outputs of a jaxpr, closed or not; for the arguments see `interpreted`."""
+        inner, values = opened(jaxpr, ins, self.constant)
+        eqns, uses = used(inner)
+        env = {v: self.settled(x, uses[v]) if uses[v] > 1 else x for v, x in values.items()}
+        read = reader(env, self.constant)
         for eqn in eqns:
-            inner = written_out(eqn, functions=self.functions)
-            values = [read(v) for v in eqn.invars]
-            if inner is None:
-                outs = RULES[eqn.primitive.name](self, eqn, values)
+            plainer = written_out(eqn, functions=self.functions)
+            args = [read(v) for v in eqn.invars]
+            if plainer is None:
+                outs = RULES[eqn.primitive.name](self, eqn, args)
             else:
-                outs = self.closed(inner, values)
+                outs = self.evaluate(plainer, args)
             for v, out in zip(eqn.outvars, outs, strict=True):
                 env[v] = self.settled(out.reshaped(v.aval.shape), uses[v])
-        return [read(v) for v in jaxpr.outvars]
-
-    def closed(self, closed: Any, ins: Sequence[Value]) -> list[Value]:
-        """The outputs of a jaxpr that is closed, or has no constants."""
-        consts = [self.constant(np.asarray(c)) for c in getattr(closed, "consts", ())]
-        return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
+        return [read(v) for v in inner.outvars]
 
     def settled(self, value: Value, uses: int) -> Value:
         """The value moved to a variable or to memory, if it would otherwise be computed
@@ -77,7 +62,8 @@ class Lowering:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
 
-    def constant(self, array: np.ndarray) -> Value:
+    def constant(self, array: Any) -> Value:
+        array = np.asarray(array)
         first = array.reshape(-1)[:1]
         if array.tobytes() == first.tobytes() * array.size:
             return scalar(Const(first[0]) if array.size else number(0, array.dtype), array.shape)
@@ -89,10 +75,6 @@ class Lowering:
         buffer = Buffer("table", INT, len(self.tables), array.size)
         self.tables += array.reshape(-1).astype(INT).tolist()
         return cast(stored(buffer, array.shape), array.dtype)
-
-    #
-    # Statements
-    #
 
     def emit(self, stmt: Stmt) -> None:
         self.blocks[-1].append(stmt)
@@ -107,9 +89,7 @@ class Lowering:
         return Var(f"x{next(self._names)}", np.dtype(dtype))
 
     def let(self, expr: Expr) -> Expr:
-        if not isinstance(expr, Op):
-            return expr
-        return self.variable(expr)
+        return self.variable(expr) if isinstance(expr, Op) else expr
 
     def variable(self, expr: Expr) -> Var:
         var = self.fresh(expr.dtype)
@@ -145,10 +125,8 @@ class Lowering:
         """Write a value to a buffer, from the index `offset` on."""
         if value.along is not None:
             with self.loops(*value.shape) as counters:
-                target = (offset or Index()).plus(
-                    *zip(counters, strides_of(value.shape), strict=True)
-                )
-                self.emit(Store(buffer, target, value.along(counters)))
+                places = zip(counters, strides_of(value.shape), strict=True)
+                self.emit(Store(buffer, (offset or Index()).plus(*places), value.along(counters)))
             return
         with self.loops(value.size) as (i,):
             target = (offset or Index()).plus((i, 1))

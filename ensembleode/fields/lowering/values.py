@@ -2,7 +2,6 @@
 components."""
 
 import dataclasses as dc
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -95,8 +94,8 @@ def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = N
     """The elementwise operation of this name; for known integers, its result."""
     if name == "select_n" and isinstance(args[0], Const):
         return args[1 + int(args[0].value)]
-    # Sums are folded for any dtype: they are rounded in the same way everywhere, and the order of a
-    # derivative, which has to be known, may be a sum.
+    # Sums are folded for any dtype, since the order of a derivative, which has to be known, may be
+    # one.
     if name in FOLDED_INTEGERS and (args[0].dtype.kind in "iub" or name == "add"):
         if all(isinstance(x, Const) for x in args):
             with np.errstate(all="ignore"):
@@ -137,23 +136,16 @@ def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
     buffer = Buffer(group, np.dtype(storage), start, math.prod(aval.shape))
     found, dtype = stored(buffer, aval.shape), np.dtype(aval.dtype)
     if is_stored_as_bits(dtype, buffer.dtype):
-        bits = functools.partial(_as_bits, dtype=dtype)
-        return elementwise(aval.shape, dtype, [found], bits)
+        return elementwise(
+            aval.shape, dtype, [found], lambda x: Op("bitcast_convert_type", (x,), dtype)
+        )
     return cast(found, dtype)
 
 
 def is_stored_as_bits(dtype: np.dtype, storage: np.dtype) -> bool:
-    """Whether numbers are kept as those of `storage` with the same bits, as these don't have all of
-    their values: whole numbers of 64 bits among reals."""
+    """Whether numbers are kept as those of `storage` with the same bits: whole numbers of 64 bits
+    among reals, which don't have all of their values."""
     return dtype.kind in "iu" and storage.kind == "f" and dtype.itemsize == storage.itemsize == 8
-
-
-def _as_bits(x: Expr, dtype: np.dtype) -> Expr:
-    return Op("bitcast_convert_type", (x,), dtype)
-
-
-def apart_of(value: Value) -> list[Value]:
-    return [scalar(value.at(Index(i)), (1,)) for i in range(value.size)]
 
 
 def position(counters: Sequence[Expr], strides: Sequence[int], offset: int = 0) -> Index:

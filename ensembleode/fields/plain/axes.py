@@ -22,22 +22,10 @@ def _cumulate(eqn: Any, x: Any) -> list:
         total = by.emit(total, row)
         return total, total
 
-    rows = _first(x, axis)
+    rows = jnp.moveaxis(x, axis, 0)
     start = lax.full(rows.shape[1:], x.dtype.type(by.neutral(x.dtype)))
     _, totals = lax.scan(step, start, rows, reverse=eqn.params["reverse"])
-    return [_back(totals, axis)]
-
-
-def _first(x: Any, axis: int) -> Any:
-    """The array with `axis` moved to the front."""
-    return lax.transpose(x, (axis, *(a for a in range(x.ndim) if a != axis)))
-
-
-def _back(x: Any, axis: int) -> Any:
-    """The array with its first axis moved back to `axis`."""
-    order = list(range(1, x.ndim))
-    order.insert(axis, 0)
-    return lax.transpose(x, tuple(order))
+    return [jnp.moveaxis(totals, 0, axis)]
 
 
 @rule("reduce")
@@ -68,7 +56,7 @@ def _arg(eqn: Any, x: Any) -> list:
 def _sort(eqn: Any, *operands: Any) -> list:
     """Sorting by counting: the place of a component is the number of components that precede it."""
     axis = eqn.params["dimension"]
-    operands = tuple(_first(x, axis) for x in operands)
+    operands = tuple(jnp.moveaxis(x, axis, 0) for x in operands)
     shape = operands[0].shape
     pairs = (shape[0], *shape)
     others, own = (0, *range(2, len(pairs))), tuple(range(1, len(pairs)))
@@ -82,7 +70,8 @@ def _sort(eqn: Any, *operands: Any) -> list:
     numbers = place * first
     for d, stride in enumerate(strides, 1):
         numbers = numbers + iota(jnp, shape, d) * stride
-    return [_back(put(x.reshape(-1), numbers, x).reshape(shape), axis) for x in operands]
+    placed = (put(x.reshape(-1), numbers, x).reshape(shape) for x in operands)
+    return [jnp.moveaxis(x, 0, axis) for x in placed]
 
 
 def _less(x: Any, y: Any) -> Any:
@@ -104,7 +93,6 @@ def _equal(x: Any, y: Any) -> Any:
 @rule("polynomial")
 def _polynomial(eqn: Any, x: Any, *coefficients: Any) -> list:
     """A polynomial by Horner's rule."""
-    del eqn
     return [functools.reduce(lambda total, c: total * x + c, coefficients[::-1])]
 
 

@@ -3,6 +3,7 @@
 JAX has most of them as functions of Python, which it lowers: those are used where they are found.
 """
 
+import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -12,34 +13,21 @@ import jax.numpy as jnp
 from .writing import function
 
 
-_MODULE = "jax._src.lax.special"
-_WITH_DTYPE = "igamma igamma_grad_a igammac regularized_incomplete_beta"
-_WITHOUT = "bessel_i0e"
-
-
-def _of_jax(name: str) -> Callable | None:
-    """JAX's function of arrays of one shape; None where this version has it in another place."""
-    try:
-        return getattr(importlib.import_module(_MODULE), f"{name}_impl", None)
-    except ImportError:
-        return None
-
-
-def _register(name: str, *, has_dtype: bool) -> None:
-    if (fn := _of_jax(name)) is None:
-        return
-
+def _register(name: str, fn: Callable) -> None:
     @function(name)
     def _(eqn: Any, *args: Any) -> list:
         aval = eqn.outvars[0].aval
         args = tuple(jnp.broadcast_to(x, aval.shape) for x in args)
-        return [fn(*args, **{"dtype": aval.dtype} if has_dtype else {})]
+        return [fn(*args, **{} if name == "bessel_i0e" else {"dtype": aval.dtype})]
 
 
-for _name in _WITH_DTYPE.split():
-    _register(_name, has_dtype=True)
-for _name in _WITHOUT.split():
-    _register(_name, has_dtype=False)
+# (A version of JAX that has these functions in another place goes without.)
+_OF_JAX = ("bessel_i0e", "igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta")
+with contextlib.suppress(ImportError):
+    _special = importlib.import_module("jax._src.lax.special")
+    for _name in _OF_JAX:
+        if (_fn := getattr(_special, f"{_name}_impl", None)) is not None:
+            _register(_name, _fn)
 
 
 #
@@ -82,7 +70,6 @@ def _chebyshev(x: Any, coefficients: str) -> Any:
 
 @function("bessel_i1e")
 def _bessel_i1e(eqn: Any, x: Any) -> list:
-    del eqn
     size = jnp.abs(x)
     near = _chebyshev(0.5 * size - 2, _I1E_NEAR) * size
     far = _chebyshev(32 / size - 2, _I1E_FAR) / jnp.sqrt(size)
@@ -100,7 +87,6 @@ _INVERSE_BERNOULLI = (
 @function("zeta")
 def _zeta(eqn: Any, x: Any, q: Any) -> list:
     """Hurwitz's zeta function: ten terms, and the rest by the formula of Euler and Maclaurin."""
-    del eqn
     total = term = q**-x
     for _ in range(9):
         q = q + 1

@@ -7,16 +7,15 @@ out, what the masks exclude is never computed. Conjugates are left out, as numbe
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..equations import of_each
 from .writing import rule
 
 
-# Loops of at most as many turns are written out.
-_WRITTEN_OUT = 4
+_WRITTEN_OUT = 4  # turns of a loop that is written out
 
 
 def _turns(n: int, turn: Callable, state: Any) -> Any:
@@ -28,25 +27,28 @@ def _turns(n: int, turn: Callable, state: Any) -> Any:
     return state
 
 
-def _of_each(fn: Callable, axes: int) -> Callable:
-    """The function of one matrix as one of arrays with so many axes before those of a matrix."""
-    for _ in range(axes):
-        fn = jax.vmap(fn)
-    return fn
+def _rule_of_each(name: str, axes: int = 2) -> Callable[[Callable], Callable]:
+    """A decorator that makes a function of one matrix (of arrays, the first of which has so many
+    `axes`) the rule of a primitive of arrays of them."""
+
+    def entered(fn: Callable) -> Callable:
+        @rule(name, apart=True)
+        def _(eqn: Any, x: Any, *others: Any) -> list:
+            found = of_each(fn, x.ndim - axes)(x, *others)
+            return list(found) if isinstance(found, tuple) else [found]
+
+        return fn
+
+    return entered
 
 
-def _row(x: Any, k: Any) -> Any:
-    return _one(x, k, 0)
+def _row(x: Any, k: Any, axis: int = 0) -> Any:
+    index = lax.index_in_dim if isinstance(k, int) else lax.dynamic_index_in_dim
+    return index(x, k, axis, keepdims=False)
 
 
 def _column(x: Any, k: Any) -> Any:
-    return _one(x, k, 1)
-
-
-def _one(x: Any, k: Any, axis: int) -> Any:
-    if isinstance(k, int):
-        return lax.index_in_dim(x, k, axis, keepdims=False)
-    return lax.dynamic_index_in_dim(x, k, axis, keepdims=False)
+    return _row(x, k, axis=1)
 
 
 def _numbers(n: int) -> Any:
@@ -59,18 +61,8 @@ def _absent(dtype: Any) -> Any:
     return lax.convert_element_type(lax.full((), np.False_), dtype)
 
 
-#
-# LU
-#
-
-
-@rule("lu", apart=True)
-def _lu(eqn: Any, x: Any) -> list:
-    del eqn
-    return list(_of_each(_lu_of_matrix, x.ndim - 2)(x))
-
-
-def _lu_of_matrix(a: Any) -> tuple:
+@_rule_of_each("lu")
+def _lu(a: Any) -> tuple:
     """L and U in one matrix, the rows with which rows were exchanged, and the order of the rows."""
     m, n = a.shape
     rows, columns = _numbers(m), _numbers(n)
@@ -137,12 +129,7 @@ def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
 
         return _turns(exchanged.shape[0], turn, rows).astype(np.int32)
 
-    return [_of_each(of_one, exchanged.ndim - 1)(exchanged)]
-
-
-#
-# Triangular and tridiagonal systems
-#
+    return [of_each(of_one, exchanged.ndim - 1)(exchanged)]
 
 
 @rule("triangular_solve", apart=True)
@@ -155,7 +142,7 @@ def _triangular_solve(eqn: Any, a: Any, b: Any) -> list:
     def solve(a: Any, b: Any) -> Any:
         return _triangular(a, b, transposed, lower != transposed, params["unit_diagonal"])
 
-    x = _of_each(solve, a.ndim - 2)(a, b)
+    x = of_each(solve, a.ndim - 2)(a, b)
     return [x if params["left_side"] else jnp.swapaxes(x, -1, -2)]
 
 
@@ -176,13 +163,8 @@ def _triangular(a: Any, b: Any, transposed: bool, forwards: bool, has_ones: bool
     return _turns(n, turn, b)
 
 
-@rule("tridiagonal_solve", apart=True)
-def _tridiagonal_solve(eqn: Any, below: Any, diagonal: Any, above: Any, b: Any) -> list:
-    del eqn
-    return [_of_each(_tridiagonal, diagonal.ndim - 1)(below, diagonal, above, b)]
-
-
-def _tridiagonal(below: Any, diagonal: Any, above: Any, b: Any) -> Any:
+@_rule_of_each("tridiagonal_solve", axes=1)
+def _tridiagonal_solve(below: Any, diagonal: Any, above: Any, b: Any) -> Any:
     """The solution `[n, column]` of one system. Neighbouring rows are exchanged where that makes
     the pivot larger. (Anderson et al., LAPACK Users' Guide, 1999: `gtsv`.)"""
     zero = lax.full((), diagonal.dtype.type(0))
@@ -217,18 +199,8 @@ def _tridiagonal(below: Any, diagonal: Any, above: Any, b: Any) -> Any:
     return jnp.where(is_regular, found, np.nan)
 
 
-#
-# Cholesky
-#
-
-
-@rule("cholesky", apart=True)
-def _cholesky(eqn: Any, x: Any) -> list:
-    del eqn
-    return [_of_each(_cholesky_of_matrix, x.ndim - 2)(x)]
-
-
-def _cholesky_of_matrix(a: Any) -> Any:
+@_rule_of_each("cholesky")
+def _cholesky(a: Any) -> Any:
     """The lower triangle; NaN where the matrix isn't positive definite."""
     n = a.shape[0]
     rows = _numbers(n)
@@ -248,17 +220,7 @@ def _cholesky_of_matrix(a: Any) -> Any:
     return jnp.where(is_positive, jnp.where(lower, a, 0), np.nan)
 
 
-#
-# QR
-#
-
-
-@rule("geqrf", apart=True)
-def _geqrf(eqn: Any, x: Any) -> list:
-    del eqn
-    return list(_of_each(_reflections, x.ndim - 2)(x))
-
-
+@_rule_of_each("geqrf")
 def _reflections(a: Any) -> tuple:
     """R, with the vectors of Householder's reflections below of it; and their factors."""
     m, n = a.shape
@@ -297,17 +259,12 @@ def _reflected(a: Any, factors: Any, x: Any, backwards: bool) -> Any:
     return _turns(n, turn, x)
 
 
+@_rule_of_each("householder_product")
 def _product(a: Any, factors: Any) -> Any:
     """The first columns of the product of all reflections."""
     m, n = a.shape
     identity = _numbers(m)[:, None] == _numbers(n)
     return _reflected(a, factors, identity.astype(a.dtype), True)
-
-
-@rule("householder_product", apart=True)
-def _householder_product(eqn: Any, a: Any, factors: Any) -> list:
-    del eqn
-    return [_of_each(_product, a.ndim - 2)(a, factors)]
 
 
 @rule("ormqr", apart=True)
@@ -319,7 +276,7 @@ def _ormqr(eqn: Any, a: Any, factors: Any, x: Any) -> list:
             return _reflected(a, factors, x, not transposed)
         return _reflected(a, factors, x.T, transposed).T
 
-    return [_of_each(product, a.ndim - 2)(a, factors, x)]
+    return [of_each(product, a.ndim - 2)(a, factors, x)]
 
 
 @rule("qr", apart=True)
@@ -336,4 +293,4 @@ def _qr(eqn: Any, x: Any) -> list:
         r = r[: q.shape[1]]
         return q, jnp.where(_numbers(r.shape[0])[:, None] <= _numbers(n), r, 0)
 
-    return list(_of_each(of_matrix, x.ndim - 2)(x))
+    return list(of_each(of_matrix, x.ndim - 2)(x))

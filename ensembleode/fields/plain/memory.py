@@ -21,13 +21,8 @@ def take(x: Any, numbers: Any) -> Any:
 
 
 def put(x: Any, numbers: Any, new: Any, inside: Any = None, by: str = "scatter") -> Any:
-    """`x [size]` with `new` combined, one after the other, into the components with these numbers.
-
-    **Arguments:**
-
-    - `inside`: a mask of the new components to write; None for all of them.
-    - `by`: the name of the scatter primitive that says how they are combined.
-    """
+    """`x [size]` with `new` combined, one after the other, into the components with these numbers,
+    as the scatter primitive of the name `by` does it; only those that are `inside`, if given."""
     masks = () if inside is None else (inside,)
     return _put_p.bind(x, numbers, new, *masks, by=by)
 

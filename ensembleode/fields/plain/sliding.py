@@ -68,12 +68,7 @@ def _select_and_gather_add(eqn: Any, tangents: Any, x: Any) -> list:
         _windows(lax.pad(y, start, config), params["window_dimensions"], *apart, count)
         for y, start in ((x, worst), (tangents, tangents.dtype.type(0)))
     )
-    rows, their = rows.reshape((-1, *count)), their.reshape((-1, *count))
-    best, found = rows[0], their[0]
-    for row, tangent in zip(rows[1:], their[1:], strict=True):
-        stays = wins(best, row)
-        best, found = lax.select(stays, best, row), lax.select(stays, found, tangent)
-    return [found]
+    return [_beside_best(wins, rows.reshape((-1, *count)), their.reshape((-1, *count)))]
 
 
 @rule("select_and_scatter_add")
@@ -85,11 +80,7 @@ def _select_and_scatter_add(eqn: Any, new: Any, x: Any) -> list:
     ones, sizes = (1,) * x.ndim, params["window_dimensions"]
     numbers = _numbers(whole.shape, sizes, params["window_strides"], ones, count)
     rows = take(whole.reshape(-1), numbers).reshape((-1, *count))
-    numbers = numbers.reshape((-1, *count))
-    best, place = rows[0], numbers[0]
-    for row, number in zip(rows[1:], numbers[1:], strict=True):
-        stays = wins(best, row)
-        best, place = lax.select(stays, best, row), lax.select(stays, place, number)
+    place = _beside_best(wins, rows, numbers.reshape((-1, *count)))
     nothing = lax.full((whole.size,), new.dtype.type(0))
     found = put(nothing, place, new, by="scatter-add").reshape(whole.shape)
     inside = zip(params["padding"], x.shape, strict=True)
@@ -100,6 +91,15 @@ def _contest(eqn: Any, dtype: Any) -> tuple[Callable, Any]:
     """How components of windows are compared, and what wins over none."""
     is_most = eqn.params["select_prim"].name == "ge"
     return (lax.ge, least(dtype)) if is_most else (lax.le, most(dtype))
+
+
+def _beside_best(wins: Callable, rows: Any, others: Any) -> Any:
+    """Of the `others`, those beside the first of the rows that win."""
+    best, found = rows[0], others[0]
+    for row, other in zip(rows[1:], others[1:], strict=True):
+        stays = wins(best, row)
+        best, found = lax.select(stays, best, row), lax.select(stays, found, other)
+    return found
 
 
 @rule("conv_general_dilated")

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend import source_info_util
 
-from ..equations import called, registers
+from ..equations import called, registers, traced
 
 
 # For each primitive, `rule(equation, *operands) -> results`, written with functions of JAX.
@@ -30,20 +29,14 @@ function = registers(FUNCTIONS)
 
 
 def written_out(eqn: Any, *, functions: bool = False) -> Any:
-    """The jaxpr of plainer equations that an equation stands for; None if it is plain already.
-
-    For an equation that calls a function with a derivative rule, the jaxpr is the function without
-    that rule.
-
-    **Arguments:** `functions`: whether `FUNCTIONS` are written out, too.
-    """
+    """The jaxpr of plainer equations that an equation stands for; None if it is plain already. With
+    `functions`, `FUNCTIONS` are written out, too."""
     inner, name = called(eqn), eqn.primitive.name
     apply = RULES.get(name) or (FUNCTIONS.get(name) if functions else None)
     if inner is not None or apply is None:
         return inner
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    with as_written(), source_info_util.user_context(eqn.source_info.traceback):
-        return jax.make_jaxpr(lambda *xs: apply(eqn, *xs))(*structs)
+    with as_written():
+        return traced(eqn, lambda *xs: apply(eqn, *xs))
 
 
 @contextlib.contextmanager

@@ -18,10 +18,10 @@ def _cond(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     branches = eqn.params["branches"]
     (index,) = which.entries
     if is_constant(index):
-        return run.evaluate_closed(branches[max(0, min(int(index), len(branches) - 1))], operands)
+        return run.evaluate(branches[max(0, min(int(index), len(branches) - 1))], operands)
     if not which.computed:
         return mapped(run, eqn, ins)
-    outs = [run.evaluate_closed(branch, operands) for branch in branches]
+    outs = [run.evaluate(branch, operands) for branch in branches]
     if len(branches) == 2:
         index = lax.ne(index, np.zeros((), index.dtype)[()])
     return [_select(run, index, cases) for cases in zip(*outs, strict=True)]
@@ -51,7 +51,7 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     steps = range(length - 1, -1, -1) if params["reverse"] else range(length)
     ys: list = [None] * length
     for i in steps:
-        outs = run.evaluate_closed(closed, [*consts, *carry, *(_row(x, i) for x in xs)])
+        outs = run.evaluate(closed, [*consts, *carry, *(_row(x, i) for x in xs)])
         carry, ys[i] = outs[:n_carry], outs[n_carry:]
     avals: list[Any] = [v.aval for v in eqn.outvars[n_carry:]]
     rows = zip(*ys, strict=True) if length else [[] for _ in avals]

@@ -5,12 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.extend.core as jex
-import numpy as np
 from jax import lax
 
 from ...tracing.program import is_jaxpr, params_of
-from ..equations import bind, called, registers
+from ..equations import bind, called, opened, reader, registers
 from . import scalars
 from .values import from_constant, Scalars
 
@@ -44,48 +42,32 @@ rule = registers(RULES)
 
 
 class Interpreter:
-    """One pass over a program.
-
-    **Arguments:** `rules`: those of primitives, by name; other primitives are
-    [`mapped`][ensembleode.fields.scalarising.interpreter.mapped].
-    """
+    """One pass over a program, with these rules of primitives; those without a rule are
+    [`mapped`][ensembleode.fields.scalarising.interpreter.mapped]."""
 
     def __init__(self, limits: Limits, rules: dict[str, Rule] = RULES):
         self.limits = limits
         self.rules = rules
         self.operations = 0
 
-    def evaluate(
-        self, jaxpr: Any, consts: Sequence[Scalars], ins: Sequence[Scalars]
-    ) -> list[Scalars]:
-        """The outputs of a jaxpr.
+    def evaluate(self, jaxpr: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+        """The outputs of a jaxpr, closed or not; for the arguments see `interpreted`.
 
         **Raises:** [`NotSmallError`][ensembleode.fields.scalarising.interpreter.NotSmallError].
         """
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True))
-
-        def read(atom: Any) -> Scalars:
-            if isinstance(atom, jex.Literal):
-                aval: Any = atom.aval
-                return from_constant(np.asarray(atom.val, aval.dtype))
-            return env[atom]
-
-        for eqn in jaxpr.eqns:
+        inner, env = opened(jaxpr, ins, from_constant)
+        read = reader(env, from_constant)
+        for eqn in inner.eqns:
             args = [read(v) for v in eqn.invars]
             apply = self.rules.get(eqn.primitive.name)
             if apply is not None:
                 outs = apply(self, eqn, args)
-            elif (inner := called(eqn)) is not None:
-                outs = self.evaluate_closed(inner, args)
+            elif (callee := called(eqn)) is not None:
+                outs = self.evaluate(callee, args)
             else:
                 outs = mapped(self, eqn, args)
             env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    def evaluate_closed(self, closed: Any, ins: Sequence[Scalars]) -> list[Scalars]:
-        """The outputs of a jaxpr that is closed, or has no constants."""
-        consts = [from_constant(np.asarray(c)) for c in getattr(closed, "consts", ())]
-        return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
+        return [read(v) for v in inner.outvars]
 
     def count(self, operations: int) -> None:
         self.operations += operations

@@ -26,11 +26,6 @@ from .interpreter import Interpreter, NotSmallError, rule
 from .values import from_constant, rearranged, Scalars
 
 
-#
-# Elementwise
-#
-
-
 @rule(
     ELEMENTWISE
     + """
@@ -58,11 +53,6 @@ def _broadcast_entries(x: Scalars, shape: tuple) -> list:
         return x.entries * math.prod(shape)
     numbers = np.arange(len(x.entries)).reshape(x.shape)
     return [x.entries[i] for i in np.broadcast_to(numbers, shape).reshape(-1)]
-
-
-#
-# Data movement, of the numbers of components
-#
 
 
 @rule(" ".join(MOVEMENTS))
@@ -99,11 +89,6 @@ def _iota(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     return [from_constant(iota(np, shape, d).astype(params["dtype"]))]
 
 
-#
-# Reductions
-#
-
-
 @rule(" ".join(REDUCTIONS))
 def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     (x,) = ins
@@ -120,10 +105,9 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
 
 
 @rule("reduce")
-def _reduce_by(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
-    """A reduction by any function, rewritten in plainer equations; short loops of them are
-    unrolled."""
-    return run.evaluate_closed(written_out(eqn), ins)
+def in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+    """A primitive rewritten in plainer equations, of which short loops are unrolled."""
+    return run.evaluate(written_out(eqn), ins)
 
 
 @rule("cummax cummin cumprod cumsum")
@@ -146,11 +130,6 @@ def _cumulate(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalar
 def _combiner(run: Interpreter, eqn: Any) -> Callable:
     by = (REDUCTIONS | CUMULATIVE)[eqn.primitive.name]
     return lambda x, y: run.scalar(by.name, by.emit, (x, y), eqn.outvars[0].aval.dtype)
-
-
-#
-# Products
-#
 
 
 @rule("dot_general")

@@ -127,10 +127,6 @@ def _add(x, y):
     return y if _adds_nothing(x) else x if _adds_nothing(y) else None
 
 
-def _add_any(x, y):
-    return y if _is(x, 0) else x if _is(y, 0) else None
-
-
 def _sub(x, y):
     if _is_zero(y, negative=False):
         return x
@@ -165,7 +161,7 @@ def _select_n(which, *cases):
 
 _SIMPLIFY: dict[str, Callable] = {
     "add": _add,
-    "add_any": _add_any,
+    "add_any": lambda x, y: y if _is(x, 0) else x if _is(y, 0) else None,
     "and": functools.partial(_boolean, neutral=True),
     "div": _div,
     "mul": _mul,

@@ -47,7 +47,8 @@ def is_computed(entry: Any) -> bool:
     return not isinstance(entry, np.generic) and entry.ndim == 1
 
 
-def from_constant(array: np.ndarray) -> Scalars:
+def from_constant(array: Any) -> Scalars:
+    array = np.asarray(array)
     return Scalars(array.shape, array.dtype, list(array.reshape(-1)))
 
 
