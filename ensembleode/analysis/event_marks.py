@@ -72,8 +72,7 @@ def add_marks(
         }
         ax.add_artist(line(*points.T, alpha=alpha, zorder=2.5, **style))
         if label not in known:
-            empty = [[]] * points.shape[1]
-            ax.add_artist(line(*empty, label=label, **style))
+            ax.add_artist(line(*[[]] * points.shape[1], label=label, **style))
 
 
 def _labels(names: Any, kinds: np.ndarray) -> list[str]:

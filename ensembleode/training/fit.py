@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..core.progress import bar
 from ..options import check_count
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
 from .data import ahead, Piece, source_of
 from .ending import sigterm_raises, Terminated
 from .identity import of_loss, of_optimizer
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
-from .log import Bar, Log
+from .log import Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import on_their_devices, Placement, placement
 from .processes import from_first, is_first, needed, peers
@@ -77,14 +78,13 @@ class FitResult:
     def __repr__(self) -> str:
         shapes = eqx.tree_pformat(self.params, short_arrays=True, width=60).splitlines()
         lost = "" if not len(self.losses) else f"{self.losses[0]:.4g} to {self.losses[-1]:.4g}, "
-        lines = [
-            f"FitResult: {self.stopped} after {self.steps} steps, {self.epochs} epochs",
-            f"  why      {self.message}",
-            f"  loss     {lost}best {self.best_loss:.4g}",
-            f"  params   {shapes[0]}{' ...' if len(shapes) > 1 else ''}",
-            f"  elapsed  {self.elapsed:.3g} s",
-        ]
-        return "\n".join(lines)
+        return (
+            f"FitResult: {self.stopped} after {self.steps} steps, {self.epochs} epochs\n"
+            f"  why      {self.message}\n"
+            f"  loss     {lost}best {self.best_loss:.4g}\n"
+            f"  params   {shapes[0]}{' ...' if len(shapes) > 1 else ''}\n"
+            f"  elapsed  {self.elapsed:.3g} s"
+        )
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """Plot the loss of each step on a logarithmic axis, with matplotlib (the extra `plot`).
@@ -272,8 +272,9 @@ def fit(
             with peers(_advice(folder)):
                 begin, changed = folder.beginning(begin, resume, placed, identity)
             begin = loop.with_changes(begin, changed)
-        with Log(log, begin.step) as lines, Bar(progress, loop.steps, begin.step) as bar:
-            result = loop.run(begin, folder, lines, bar)
+        silent = {"disable": not (progress and is_first())}
+        with Log(log, begin.step) as lines, bar(loop.steps, "step", begin.step, **silent) as shown:
+            result = loop.run(begin, folder, lines, shown)
     except OSError as e:  # the last lines of the log can't be written
         if result is not None:
             e.result = result  # pyright: ignore
@@ -287,11 +288,11 @@ def fit(
 def _with_arrays(params: Any) -> Any:
     """The parameters with arrays for Python's floats, except for those in Equinox modules, where
     floats are constants."""
-
-    def as_array(x):
-        return jnp.asarray(x) if isinstance(x, float | complex) else x
-
-    return jax.tree.map(as_array, params, is_leaf=lambda x: isinstance(x, eqx.Module))
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, float | complex) else x,
+        params,
+        is_leaf=lambda x: isinstance(x, eqx.Module),
+    )
 
 
 def _advice(folder: Folder | None) -> str:
@@ -342,7 +343,7 @@ class _Loop:
             return now.step >= self._maxiters
         return now.position.epoch >= self._epochs
 
-    def run(self, begin: Saved, folder: Folder | None, lines: Log, bar: Bar) -> FitResult:
+    def run(self, begin: Saved, folder: Folder | None, lines: Log, shown: Any) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
@@ -361,7 +362,9 @@ class _Loop:
                     good, now = now.state.params, self._after(now, piece, state, loss)
                     seconds = time.perf_counter() - began
                     lines.write(now.step, now.position.epoch, loss, seconds, piece.count)
-                    bar.update(loss)
+                    if not shown.disable:
+                        shown.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+                        shown.update()
                     if self._wants_stop(now, piece, loss, good):
                         stopped = "callback"
                         break

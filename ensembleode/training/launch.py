@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -189,17 +189,12 @@ def _several_nodes(launcher: str, option: str) -> str:
 
 def _proxy() -> int:
     """The process that MPICH has on each node to launch processes; scripts may be in between."""
-    for pid in _ancestors():
-        if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("hydra"):
-            return pid
-    return os.getppid()
-
-
-def _ancestors() -> Iterator[int]:
     pid = os.getppid()
     while pid > 1 and (stat := pathlib.Path(f"/proc/{pid}/stat")).exists():
-        yield pid
+        if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("hydra"):
+            return pid
         pid = int(stat.read_text().rpartition(")")[2].split()[1])
+    return os.getppid()
 
 
 def _port(job: str) -> int:

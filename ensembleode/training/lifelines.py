@@ -104,7 +104,9 @@ class Lifeline:
 
         **Returns:** the port on which JAX's service is to listen, on this computer only.
         """
-        service = _free_port()
+        with contextlib.closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            service = free.getsockname()[1]
         door = Door(processes, service, self._patience)
         self._wait(door.open(host, port))
         self._open.append(door)
@@ -237,9 +239,3 @@ def _kept_alive(writer: asyncio.StreamWriter, patience: float) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # (not on all systems)
             of.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

@@ -37,7 +37,6 @@ class Diffrax(Engine):
 
     def versions(self, method: Static) -> dict[str, str]:
         """The versions of the packages that do the arithmetic."""
-        del method
         return _solving().versions()
 
     def closes(self, plan: Plan) -> bool:

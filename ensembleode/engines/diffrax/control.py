@@ -116,11 +116,9 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         )
 
     def wrap(self, direction):
-        del direction  # sizes are positive
-        return self
+        return self  # sizes are positive
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
-        del error_order
         h, span = dt0, jnp.asarray(t1 - t0)
         if h is None:
             structure = jtu.tree_structure(y0)
@@ -147,7 +145,6 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
-        del args, error_order
         memory, is_first, end, span = controller_state
         at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
         with jax.numpy_dtype_promotion("standard"):
@@ -202,7 +199,6 @@ class FixedSteps(diffrax.AbstractStepSizeController):
         return fixed_step(ARRAYS, anchor, stop, t, dt, number)[0], stop
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
-        del terms, y0, args, func, error_order
         number = jnp.zeros((), jnp.int32)
         first, stop = self._end(t0, t0, number, t1, dt0)
         return first, (t0, number, stop, t1, dt0)
@@ -210,7 +206,6 @@ class FixedSteps(diffrax.AbstractStepSizeController):
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
-        del t0, y0, y1_candidate, args, y_error, error_order
         anchor, number, stop, end, dt = controller_state
         arrived, jumped, t = t1 >= stop, jnp.array(False), t1
         if self.jumps is not None:

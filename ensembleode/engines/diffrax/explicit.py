@@ -51,16 +51,13 @@ class Explicit(diffrax.AbstractSolver):
         return functools.partial(_Within, method=self.method)
 
     def order(self, terms: Any) -> int:
-        del terms
         return self.method.order
 
     def error_order(self, terms: Any) -> int:
-        del terms
         order = self.method.order
         return 1 + min(order, self.method.embedded_order or order - 1)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any) -> Any:
-        del t1
         return _kept(self.method.init(_XP, _equations(terms, y0, args), _components(y0), t0))
 
     def func(self, terms: Any, t0: Any, y0: Any, args: Any) -> Any:
@@ -126,7 +123,6 @@ class _Within(diffrax.AbstractLocalInterpolation):
     method: Method = eqx.field(static=True)
 
     def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
-        del left
         if t1 is not None:
             return jtu.tree_map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
         # A trajectory that can't begin, or has ended, takes steps without length.

@@ -385,15 +385,12 @@ class ImplicitEuler(Method):
 
     @staticmethod
     def interpolation_cls(*, t0, t1, y0, y1, k0, k1):
-        del k0, k1
         return diffrax.LocalLinearInterpolation(t0=t0, t1=t1, y0=y0, y1=y1)
 
     def order(self, terms):
-        del terms
         return 1
 
     def error_order(self, terms):
-        del terms
         return 2
 
 

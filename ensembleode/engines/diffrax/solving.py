@@ -282,7 +282,6 @@ def _(perturbed, lane, plan):
 
 @_isolated.def_bwd
 def _(residuals, cotangents, perturbed, lane, plan):
-    del perturbed, lane, plan
     pullback, inexact, retcode = residuals
     # diffrax promotes types where it solves backwards, which jax may be told to refuse.
     with jax.numpy_dtype_promotion("standard"):
@@ -373,7 +372,6 @@ class _Field(eqx.Module):
 
 
 def _zero(t: Any, u: Any, args: Any) -> Any:
-    del t, args
     return jnp.zeros_like(u)
 
 
@@ -443,7 +441,6 @@ class _SaveTimes(diffrax.AbstractAdjoint):
     ts: Any
 
     def loop(self, *, saveat, init_state, **kwargs):
-        del saveat
         rows = self.ts.shape[0]
 
         def buffers(state):

@@ -44,17 +44,14 @@ class _Steps:
         return _HIGHEST
 
     def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
-        del xp, equations, y, t
         return ()
 
     def step(
         self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
-        del xp
         (start,), solver = y, self.solver.value
 
         def f(t, u, args):
-            del args
             return equations.f((u,), t)[0]
 
         # diffrax differentiates by its arguments, and not by the arrays that they close over.
@@ -66,11 +63,9 @@ class _Steps:
     def dense(
         self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
     ) -> Any:
-        del xp, equations, y, t, h
         return dense
 
     def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
-        del xp
         (start,) = y
         return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
 

@@ -99,7 +99,6 @@ class Julia(Engine):
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, inside a compiled program."""
-        del mask
         return gradients.differentiable(plan, lanes, n)
 
     def executor(self, ensemblealg: Any) -> Any:

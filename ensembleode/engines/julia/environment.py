@@ -374,10 +374,11 @@ def project_toml() -> dict[str, Any]:
 
 def juliacall() -> str | None:
     """The version of juliacall; None where it is not installed."""
-    return _version("juliacall")
+    return version_of("juliacall")
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed Python package; None where there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -393,7 +394,7 @@ def status() -> dict[str, Any]:
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "juliacall": juliacall(),
-        "juliapkg": _version("juliapkg"),
+        "juliapkg": version_of("juliapkg"),
         "offline": offline(),
         **dict.fromkeys(("threads", "executable", "project", "how", "julia")),
         "packages": {},

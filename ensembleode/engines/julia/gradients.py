@@ -27,16 +27,12 @@ from ...numbers import of_kind
 from ...tracing.program import Program, trace
 from ..capabilities import CALLBACKS, MASS, no_derivative, STOPS
 from ..rates import rates
+from ..results import each
 from . import methods, session
 from .fields import translate
 from .numbers import read_arrays
 from .requests import Request
-from .solving import (
-    field_of,
-    NO_DERIVATIVE,
-    options_of,
-    solve_in_program,
-)
+from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
 
 
 # With more parameters the adjoint is cheaper.
@@ -113,8 +109,7 @@ def _rates_at_start(plan: Plan, lanes: Lane, n: int) -> Any:
 
 
 def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
-    u0 = jnp.asarray(lanes.u0)
-    return u0 if plan.batched.u0 else jnp.broadcast_to(u0, (n, *u0.shape))
+    return each(lanes.u0, bool(plan.batched.u0), n)
 
 
 def _dot(a: Any, b: Any) -> Any:
@@ -144,9 +139,8 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
             return out.reshape(-1)
 
         diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
-        unit = jnp.concatenate(
-            [jnp.zeros((d, parameters.size), dtype), jnp.eye(parameters.size, dtype=dtype)]
-        )
+        zeros, eye = jnp.zeros((d, parameters.size), dtype), jnp.eye(parameters.size, dtype=dtype)
+        unit = jnp.concatenate([zeros, eye])
 
         def column(s, e):
             return jax.jvp(f, (u, diff), (s, parameters.split(e)))[1]
@@ -270,7 +264,6 @@ def _reverse(lanes: Lane, plan: Plan, n: int) -> Result:
 
 @_reverse.def_fwd
 def _(perturbed, lanes, plan, n):
-    del perturbed
     result = solve_in_program(plan, lanes, n)
     return result, result
 
@@ -278,9 +271,7 @@ def _(perturbed, lanes, plan, n):
 @_reverse.def_bwd
 def _(result, cotangents, perturbed, lanes, plan, n):
     _check_moving(perturbed.d_discontinuities)
-    ct = cotangents.u
-    if ct is None:
-        ct = jnp.zeros_like(result.u)
+    ct = jnp.zeros_like(result.u) if cotangents.u is None else cotangents.u
     # A failed trajectory has a gradient of zero: a loss can mask it.
     good = result.retcode == ReturnCode.Success.value
     rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
@@ -306,28 +297,24 @@ def _(result, cotangents, perturbed, lanes, plan, n):
 
 def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:
     """The gradient of each leaf, from the `gradient` `[trajectory, number]`."""
-    d = math.prod(plan.state.shape)
     state = plan.state.shape
-    at_start, rest = gradient[:, :d], gradient[:, d:]
-    leaves = iter(parameters.split(rest))
+    d = math.prod(state)
+    at_start, leaves = gradient[:, :d], iter(parameters.split(gradient[:, d:]))
     flat = []
     for b, w in zip(plan.batched.parameters, parameters.where, strict=True):
         g = next(leaves) if w else None
         flat.append(g if g is None or b else jnp.sum(g, axis=0))
 
-    def of_times(name: str, g: Any) -> Any:
+    def summed(name: str, g: Any) -> Any:
         if not getattr(perturbed, name):
             return None
         return g if getattr(plan.batched, name) else jnp.sum(g, axis=0)
 
-    u0 = None
-    if perturbed.u0:
-        u0 = at_start.reshape(n, *state)
-        u0 = u0 if plan.batched.u0 else jnp.sum(u0, axis=0)
+    u0 = summed("u0", at_start.reshape(n, *state))
     t0 = t1 = saveat = None
     if perturbed.t0:
         moving = _rates_at_start(plan, lanes, n)
-        t0 = of_times("t0", -_dot(at_start.reshape(n, *state), moving))
+        t0 = summed("t0", -_dot(at_start.reshape(n, *state), moving))
         if plan.saving.mode == "ends" and plan.saving.start:
             # The saved initial state stays the same when its time changes.
             t0_row = _dot(ct[:, 0], moving)
@@ -338,10 +325,9 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         moving = rates(plan, lanes, safe, times)
         moved = jnp.sum((ct * moving).reshape(n, ct.shape[1], -1), axis=-1)
         if plan.saving.mode == "times":
-            saveat = of_times("saveat", moved) if perturbed.saveat else None
-        t1 = of_times(
-            "t1", moved[:, -1] if plan.saving.mode == "ends" else jnp.zeros_like(moved[:, -1])
-        )
+            saveat = summed("saveat", moved)
+        last = moved[:, -1]
+        t1 = summed("t1", last if plan.saving.mode == "ends" else jnp.zeros_like(last))
     # The gradients with respect to all other numbers are zero.
     zero = jax.tree.map(lambda w, x: jnp.zeros_like(x) if w else None, perturbed, lanes)
     return zero.with_parameters(flat)._replace(u0=u0, t0=t0, t1=t1, saveat=saveat)
@@ -363,8 +349,7 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
 
         _, pull = jax.vjp(f, u, diff)
         du, dp = pull(z[:d].reshape(shape))
-        parts = [du, *dp]
-        return -jnp.concatenate([x.reshape(-1).astype(z.dtype) for x in parts])
+        return -jnp.concatenate([x.reshape(-1).astype(z.dtype) for x in (du, *dp)])
 
     z = jax.ShapeDtypeStruct((d + parameters.size,), plan.state.dtype)
     return _traced(plan, field, z, plan.state)
@@ -403,8 +388,7 @@ def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
     total = math.prod(plan.state.shape) + parameters.size
     program = _adjoint_program(plan, parameters)
     rows = _row_times(plan, lanes, result, n)
-    operands = (lanes, rows, ct)
-    leaves, structure = jtu.tree_flatten(operands)
+    leaves, structure = jtu.tree_flatten((lanes, rows, ct))
     call = _AdjointCall(plan, program, n, total, structure)
     room = jax.ShapeDtypeStruct((n, total), plan.state.dtype)
     (gradient,) = host_call(call, [room], *leaves, no_derivative=NO_DERIVATIVE)
