@@ -95,26 +95,6 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     norm: Callable
     bounds: StepBounds
 
-    @classmethod
-    def of(
-        cls,
-        controller: AbstractController,
-        norm: AbstractNorm | None,
-        order: int,
-        tol: Tolerances,
-        bounds: StepBounds,
-    ) -> "OwnController":
-        norm = norm or RMSNorm()
-        return cls(
-            rtol=tol.reltol,
-            atol=tol.abstol,
-            norm=norm_of_tree(norm),
-            controller=controller,
-            own_norm=norm,
-            order=order,
-            bounds=bounds,
-        )
-
     def wrap(self, direction):
         return self  # sizes are positive
 
@@ -157,9 +137,8 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         next_t0 = jnp.where(accepted, t1, t0)
         short = underflows(ARRAYS, self.bounds, next_h, next_t0, end, span, accepted)
         short = short & (next_t0 < end)
-        result = diffrax.RESULTS.where(
-            short, diffrax.RESULTS.dt_min_reached, diffrax.RESULTS.successful
-        )
+        results: Any = diffrax.RESULTS
+        result = results.where(short, results.dt_min_reached, results.successful)
         next_t1 = next_t0 + self.bounds.bounded(ARRAYS, next_h)
         state = (memory, is_first & ~accepted, end, span)
         return accepted, next_t0, next_t1, jnp.array(False), state, result
@@ -179,9 +158,7 @@ class FixedSteps(diffrax.AbstractStepSizeController):
     jumps: Any
 
     def wrap(self, direction):
-        return FixedSteps(
-            *(None if x is None else x * direction for x in (self.tstops, self.jumps))
-        )
+        return jax.tree.map(lambda x: x * direction, self)
 
     def _beside(self, direction: int) -> Any:
         """The times just after or before the jumps, with which they move."""
@@ -290,11 +267,8 @@ STOPPED: Any = diffrax.RESULTS.event_occurred
 class Controller(diffrax.AbstractAdaptiveStepSizeController):
     """Any step-size controller, with a return code when the trajectory can't go on.
 
-    It is always of diffrax's adaptive kind, so that implicit solvers find their tolerances in it
-    even when the step is fixed.
-
-    - `rtol`, `atol`, `norm`: for the iterations of implicit methods.
-    - `controlled`: the components that it looks at; None for all.
+    It is always of diffrax's adaptive kind, as implicit solvers look there for their tolerances,
+    `rtol`, `atol` and `norm`. `controlled`: the components that it looks at; None for all.
     """
 
     inner: diffrax.AbstractStepSizeController
@@ -354,7 +328,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
-            # Computed only when it is needed, as it takes a tenth of the time of a small step.
+            # Computed only when it is needed.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
                 lambda: _calm(y0, y1_candidate, inner.atol),
@@ -366,8 +340,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         else:
             lost = lost | ~_finite(y1_candidate)
             if self.dt is not None:
-                # diffrax goes to the end of the span if that is only a hundred roundings beyond a
-                # step.
+                # (diffrax extends a step to an end of the span that is just beyond it.)
                 stretched = t1 - t0 > STRETCH * self.dt
                 keep = keep & ~stretched
                 result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
@@ -386,15 +359,15 @@ def controller_for(plan: Plan, lane: Lane) -> Any:
     rtol, atol = whole = lane.reltol, lane.abstol
     if controlled is not None:
         rtol, atol = map(controlled.tolerance, whole)
-    norm: Any = optimistix.rms_norm
-    if method.norm is not None:
-        norm = norm_of_tree(method.norm)
+    norm: Any = optimistix.rms_norm if method.norm is None else norm_of_tree(method.norm)
     if inner is None and method.adaptive:
         bounds = {"dtmin": lane.dtmin, "dtmax": lane.dtmax, "force_dtmin": lane.dtmin is None}
         inner = diffrax.PIDController(rtol=rtol, atol=atol, norm=norm, **bounds)
     elif isinstance(inner, AbstractController):
-        tol, bounds = Tolerances(atol, rtol), StepBounds(lane.dtmin, lane.dtmax)
-        inner = OwnController.of(inner, method.norm, method.order, tol, bounds)
+        own = method.norm or RMSNorm()
+        control = {"controller": inner, "own_norm": own, "order": method.order}
+        control |= {"rtol": rtol, "atol": atol, "norm": norm_of_tree(own)}
+        inner = OwnController(**control, bounds=StepBounds(lane.dtmin, lane.dtmax))
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
@@ -430,10 +403,8 @@ def _finite(y: Any) -> Any:
 
 
 def _calm(y0: Any, y1: Any, atol: Any) -> Any:
-    """Whether a step too short for time to resolve leaves the state practically unchanged.
-
-    False for a state that is not finite.
-    """
+    """Whether a step too short for time to resolve leaves the state practically unchanged, and
+    finite."""
     return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
 
 

@@ -71,9 +71,7 @@ class Explicit(diffrax.AbstractSolver):
         within = size_within(_XP, *jax.lax.stop_gradient((t0, t1)), 1)
         h = t1 - t0
         h = h + jax.lax.stop_gradient(within - h)
-        carry = solver_state
-        if carry is None:
-            carry = self.method.init(_XP, equations, y, t0)
+        carry = self.method.init(_XP, equations, y, t0) if solver_state is None else solver_state
         carry = self._renewed(equations, y, t0, carry, made_jump)
         tried = self.method.step(_XP, equations, y, carry, t0, h)
         errors = tuple(_like(y0, e) for e in tried.error)
@@ -103,7 +101,9 @@ class Explicit(diffrax.AbstractSolver):
 
         if not self.is_dense:
             return tried.dense
-        if self.times is None or not _adds_stages(self.method):
+        method = self.method
+        adds_stages = isinstance(method, RungeKutta) and method.tableau.interpolant.extra_c
+        if self.times is None or not adds_stages:
             return made()
         n, shapes = len(tried.dense), jax.eval_shape(made)
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[n:])
@@ -129,15 +129,8 @@ class _Within(diffrax.AbstractLocalInterpolation):
         is_empty = self.t0 == self.t1
         h = jnp.where(is_empty, 1, self.t1 - self.t0)
         theta = jnp.where(is_empty, 0, t0 - self.t0) / h
-        return _like(
-            self.y0,
-            self.method.interpolate(_XP, _components(self.y0), self.dense, h, theta),
-        )
-
-
-def _adds_stages(method: Method) -> bool:
-    """Whether the solution within a step takes further evaluations of `f`."""
-    return isinstance(method, RungeKutta) and bool(method.tableau.interpolant.extra_c)
+        y = self.method.interpolate(_XP, _components(self.y0), self.dense, h, theta)
+        return _like(self.y0, y)
 
 
 def _equations(terms: Any, like: Any, args: Any) -> Equations:

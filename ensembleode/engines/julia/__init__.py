@@ -64,22 +64,19 @@ class Julia(Engine):
             adaptive = can_adapt
         if adaptive is not None:
             check_steps(label, can_adapt, bool(adaptive), has_dt)
+            adaptive = bool(adaptive)
         sensealg = options["sensealg"]
         chosen = None if sensealg is None else type(sensealg).__name__
-        # A method that is known by its name only may need the derivatives.
-        implicit = alg.implicit or known_by_name
-        description = methods.description(alg)
-        adaptive = None if adaptive is None else bool(adaptive)
         controller = options["stepsize_controller"]
         if isinstance(controller, PIController) and not known_by_name:
             controller = controller.for_method(alg.order, None)
         ours = getattr(alg, "method", None)
         if isinstance(controller, AbstractController) and ours is not None and ours.is_implicit:
             controller = controller.for_implicit()
-        norm = options["internalnorm"]
-        stages = alg.stages or 8
-        how = (description, adaptive, implicit, stages, chosen, controller, norm)
-        return Static(Method(*how, method=ours))
+        # A method that is known by its name only may need the derivatives.
+        implicit, stages = alg.implicit or known_by_name, alg.stages or 8
+        how = (methods.description(alg), adaptive, implicit, stages, chosen, controller)
+        return Static(Method(*how, options["internalnorm"], method=ours))
 
     def reads_form(self, method: Static) -> bool:
         """Whether the method needs derivatives of `f`. It may, if it is known by its name only."""
@@ -91,8 +88,8 @@ class Julia(Engine):
         **Raises:** [`JuliaError`][] where there is no Julia.
         """
         there = environment.inspected(environment.find())
-        others = {*environment.METHODS, *environment.requirements(), "PythonCall"}
-        others = {name for name in others if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
+        known = {*environment.METHODS, *environment.requirements(), "PythonCall"}
+        others = {name for name in known if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
         others -= methods.packages(method.value.description)
         packages = {name: v for name, v in there.packages.items() if name not in others}
         return {"Julia": there.julia, **packages, **there.gpu}

@@ -3,13 +3,12 @@
 Nothing here starts Julia inside of Python, downloads anything or changes a project; `installing.py`
 does that. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and
 `PYTHON_JULIACALL_PROJECT` name an executable and a project, otherwise juliapkg has installed both.
-But juliapkg resolves again whenever the `juliapkg.json` of any Python package has changed, which
-needs the internet and a lock. This module only reads the last resolution, and `check` says whether
-it is still good enough.
+Of juliapkg, only its last resolution is read (a new one needs the internet and a lock), and `check`
+says whether that is still good enough.
 
-The project holds the dependencies of EnsembleODE, our own Julia package, but not EnsembleODE
-itself, which comes with this Python package and is loaded from `package_root` (see `loading`). So
-the versions of the Julia and the Python package match, even after an upgrade of ensembleode.
+The project holds the dependencies of EnsembleODE, our own Julia package. EnsembleODE itself comes
+with this Python package, and is loaded from `package_root` (see `loading`), so that the versions of
+both match.
 """
 
 import dataclasses
@@ -169,9 +168,8 @@ def find() -> Julia:
 
 
 def _from_juliapkg() -> Julia:
-    # The public functions of juliapkg resolve first. Even a dry run waits for a lock in the
-    # project's folder, for which all jobs of a cluster would queue, and the folder may be
-    # read-only.
+    # The public functions of juliapkg resolve first, which takes a lock in the project's folder.
+    # All jobs of a cluster would queue for it, and the folder may be read-only.
     try:
         from juliapkg.deps import load_meta
         from juliapkg.state import STATE
@@ -253,7 +251,7 @@ end
 
 
 def inspect(julia: Julia) -> Versions:
-    """Ask Julia for its version and those of the packages. Takes a fraction of a second.
+    """Ask Julia for its version and those of the packages.
 
     **Raises:** `JuliaError` when Julia can't be run.
     """

@@ -6,6 +6,7 @@ tolerances; they are not the exact derivatives of the steps taken.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -90,10 +91,9 @@ def _parameters(plan: Plan, wanted: Any) -> Parameters:
     """The constants and parameters of the program that are wanted, with the shapes they have for
     one trajectory."""
     avals = parameters_of(plan.field)
-    where = tuple(
-        bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
-    )
-    return Parameters(tuple(a for a, w in zip(avals, where, strict=True) if w), where)
+    pairs = zip(wanted, avals, strict=True)
+    where = tuple(bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in pairs)
+    return Parameters(tuple(itertools.compress(avals, where)), where)
 
 
 def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
@@ -138,7 +138,7 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
             out = plan.field(every[:n_consts], u.reshape(shape), tuple(every[n_consts:]), t)
             return out.reshape(-1)
 
-        diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
+        diff = list(itertools.compress(numbers, parameters.where))
         zeros, eye = jnp.zeros((d, parameters.size), dtype), jnp.eye(parameters.size, dtype=dtype)
         unit = jnp.concatenate([zeros, eye])
 
@@ -201,8 +201,7 @@ def _(primals, tangents):
     plan, lanes, n = primals
     _, dot, _ = tangents
     _check_moving(dot.d_discontinuities is not None)
-    wanted = [x is not None for x in dot.parameters]
-    parameters = _parameters(plan, wanted)
+    parameters = _parameters(plan, [x is not None for x in dot.parameters])
     s, result = _sensitivities(plan, lanes, n, parameters)
     d = math.prod(plan.state.shape)
     rows = s.shape[1]
@@ -230,9 +229,8 @@ def _(primals, tangents):
         du = du + moving * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
     reached = jnp.isfinite(result.u)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, result)
-    t = zeros.t
-    if t is not None and dt is not None and result.t.ndim == dt.ndim:
-        t = dt
+    moves = zeros.t is not None and dt is not None and result.t.ndim == dt.ndim
+    t = dt if moves else zeros.t
     return result, zeros._replace(u=jnp.where(reached, du, 0), t=t)
 
 
@@ -277,8 +275,7 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
     keep = (good[:, None] & rows).reshape(n, -1, *(1,) * len(plan.state.shape))
     ct = jnp.where(keep, ct, 0)
-    wanted = [w is not None and w for w in perturbed.parameters]
-    parameters = _parameters(plan, wanted)
+    parameters = _parameters(plan, perturbed.parameters)
     d = math.prod(plan.state.shape)
     chosen = plan.method.value.sensealg
     few = d + parameters.size <= _MOST_SENSITIVITIES or methods.is_gpu(plan.method.value.place)
@@ -341,7 +338,7 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
 
     def field(z, numbers, t):
         *numbers, u = numbers
-        diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
+        diff = list(itertools.compress(numbers, parameters.where))
 
         def f(u, diff):
             every = _with(numbers, parameters.where, diff)
@@ -418,11 +415,10 @@ def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
     numbers = numbers._replace(
         saveat=None, count=None, abstol=jnp.min(numbers.abstol), reltol=jnp.min(numbers.reltol)
     )
-    u0 = _starts(plan, lanes, n)
     t0 = jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))
     times = jnp.concatenate([t0[:, None], _row_times(plan, lanes, result, n)], axis=1)
-    us = jnp.concatenate([u0[:, None], jnp.where(jnp.isfinite(result.u), result.u, 0)], axis=1)
-    us, cts = us.reshape(n, -1, d), ct.reshape(n, -1, d)
+    us = [_starts(plan, lanes, n)[:, None], jnp.where(jnp.isfinite(result.u), result.u, 0)]
+    us, cts = (x.reshape(n, -1, d) for x in (jnp.concatenate(us, axis=1), ct))
 
     def back(carry, row):
         adjoint, good = carry
@@ -437,6 +433,5 @@ def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
     rows = (times[:, 1:].T, times[:, :-1].T, us[:, 1:].swapaxes(0, 1), cts.swapaxes(0, 1))
     start = (jnp.zeros((n, d + parameters.size), dtype), jnp.ones(n, bool))
     (adjoint, good), _ = jax.lax.scan(back, start, rows, reverse=True)
-    succeeded = result.retcode == ReturnCode.Success.value
     adjoint = jnp.where(good[:, None], adjoint, jnp.nan)
-    return jnp.where(succeeded[:, None], adjoint, 0)
+    return jnp.where((result.retcode == ReturnCode.Success.value)[:, None], adjoint, 0)

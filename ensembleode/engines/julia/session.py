@@ -262,16 +262,10 @@ class OwnProcess(Session):
         folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._memory = _shared_file(folder)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [
-            julia.executable,
-            f"--project={julia.project}",
-            f"--threads={self.threads}",
-            "--startup-file=no",
-            "-e",
-            environment.loading() + "; EnsembleODE.serve()",
-        ]
+        options = [f"--project={julia.project}", f"--threads={self.threads}", "--startup-file=no"]
+        source = environment.loading() + "; EnsembleODE.serve()"
         self._process = subprocess.Popen(
-            command,
+            [julia.executable, *options, "-e", source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -293,7 +287,14 @@ class OwnProcess(Session):
         ends = np.cumsum([-(-x.nbytes // 64) * 64 for x in request.arrays.values()])
         starts = dict(zip(request.arrays, (0, *map(int, ends)), strict=False))
         size = max(64, int(ends[-1]))
-        self._have_room(size)
+        # In a file on disk if there is no room in memory for files.
+        if os.fstat(self._memory.fileno()).st_size < size:
+            try:
+                _reserve(self._memory, size)
+            except OSError:
+                self._memory.close()
+                self._memory = _shared_file(None)
+                _reserve(self._memory, size)
         shared = np.memmap(self._memory.name, np.uint8, "r+", shape=(size,))
         views = {}
         for name, x in request.arrays.items():
@@ -321,18 +322,6 @@ class OwnProcess(Session):
             if name in request.written:
                 x[...] = views[name]
         return answer
-
-    def _have_room(self, size: int) -> None:
-        """Have memory for `size` bytes; in a file on disk if there is no room in memory for
-        files."""
-        if os.fstat(self._memory.fileno()).st_size >= size:
-            return
-        try:
-            _reserve(self._memory, size)
-        except OSError:
-            self._memory.close()
-            self._memory = _shared_file(None)
-            _reserve(self._memory, size)
 
     def _last_words(self) -> str:
         code = self._process.wait()
@@ -388,10 +377,9 @@ def start(*, threads: int | None = None, process: bool | None = None) -> Session
             session = _running = kind(threads or environment.threads())
             asked = threads = None
     session.ready()
-    same = threads in (None, session.threads)
-    same &= asked in (None, isinstance(session, OwnProcess))
-    if not same:
-        where = "a process of its own" if isinstance(session, OwnProcess) else "this process"
+    own = isinstance(session, OwnProcess)
+    if threads not in (None, session.threads) or asked not in (None, own):
+        where = "a process of its own" if own else "this process"
         raise ValueError(
             f"Julia runs already, with {session.threads} threads in {where}: call "
             "ensembleode.julia.start before the first solve, and once."
