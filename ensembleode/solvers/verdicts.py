@@ -114,11 +114,6 @@ def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any)
     return Verdict(accepted, lost & ~unresolved, lost, xp.where(unresolved, 0.0, h))
 
 
-#
-# Return codes
-#
-
-
 def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: Any) -> Any:
     """The code before the first step.
 

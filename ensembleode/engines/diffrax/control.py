@@ -195,11 +195,6 @@ class FixedSteps(diffrax.AbstractStepSizeController):
         return jnp.array(True), t, next_t1, jumped, state, diffrax.RESULTS.successful
 
 
-#
-# The components that are controlled
-#
-
-
 @dataclasses.dataclass(frozen=True)
 class Controlled:
     """The components of a state that step-size control looks at, which are the first ones.
@@ -252,11 +247,6 @@ def _of_user(plan: Plan, norm: Callable) -> Callable:
         return x.reshape(-1, extension.size)[:, : extension.controlled]
 
     return lambda tree: norm(jtu.tree_map(components, tree))
-
-
-#
-# Any controller
-#
 
 
 NONFINITE: Any = diffrax.RESULTS.nonfinite_input

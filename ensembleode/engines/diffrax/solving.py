@@ -239,11 +239,6 @@ def factorises(plan: Plan) -> bool:
     return isinstance(plan.method.value.solver, diffrax.AbstractImplicitSolver)
 
 
-#
-# Gradients of failed trajectories
-#
-
-
 @eqx.filter_custom_vjp
 def _isolated(lane: Lane, plan: Plan) -> Result:
     """`_integrate` with gradients that are zero, and never NaN, for a trajectory that failed.

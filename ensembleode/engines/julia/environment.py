@@ -421,11 +421,6 @@ def status() -> dict[str, Any]:
     return report
 
 
-#
-# Running
-#
-
-
 def run(
     julia: Julia,
     source: str,
@@ -449,11 +444,6 @@ def run(
         timeout=timeout,
         env=environment,
     )
-
-
-#
-# Remedies
-#
 
 
 def no_juliacall() -> JuliaError:

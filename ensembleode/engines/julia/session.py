@@ -343,11 +343,6 @@ def _reserve(file: Any, size: int) -> None:
         os.ftruncate(file.fileno(), size)
 
 
-#
-# The one that runs
-#
-
-
 _running: Session | None = None
 _starting = threading.Lock()
 
