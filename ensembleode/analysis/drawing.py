@@ -73,8 +73,8 @@ def component_bar(plan: Drawn, color: Any) -> tuple[ScalarMappable, str] | None:
 def own_colors(
     plan: Drawn, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
 ) -> tuple[np.ndarray | None, tuple[ScalarMappable, str] | None]:
-    """The colours of the chosen trajectories if numbers determine them, else None; and the colorbar,
-    whose entries are removed from `line`."""
+    """The colours of the chosen trajectories if numbers determine them, else None; and the
+    colorbar, whose entries are removed from `line`."""
     numbers = as_numbers(color, n, chosen)
     if numbers is None:
         return None, component_bar(plan, color)

@@ -43,7 +43,11 @@ def report() -> dict[str, Any]:
         "devices": _devices(problem),
         "threads": _threads(),
         "x64": bool(jax.config.read("jax_enable_x64")),
-        "extras": _extras(),
+        # (It is no problem if they aren't installed: one installs only those that one needs.)
+        "extras": {
+            name: {"for": what, "missing": [m for m in modules if not _importable(m)]}
+            for name, (what, modules) in EXTRAS.items()
+        },
         "julia": _julia(),
         "gpu": _gpu(problem),
         "problems": problems,
@@ -69,15 +73,6 @@ def _threads() -> dict[str, int]:
     except RuntimeError:
         there = 0
     return {"devices": there, "threads": cpu_devices.threads(), "cores": cpu_devices.cores()}
-
-
-def _extras() -> dict[str, dict[str, Any]]:
-    """The extras. It is no problem if they aren't installed: one installs only those that one
-    needs."""
-    return {
-        name: {"for": what, "missing": [m for m in modules if not _importable(m)]}
-        for name, (what, modules) in EXTRAS.items()
-    }
 
 
 def _importable(module: str) -> bool:

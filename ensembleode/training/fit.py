@@ -302,46 +302,44 @@ def _advice(folder: Folder | None) -> str:
     return "start it again, and it goes on from its last checkpoint, with any number of processes"
 
 
+@dataclasses.dataclass
 class _Loop:
     """The steps of a fit."""
 
-    def __init__(
-        self,
-        step: Step,
-        source: Any,
-        key: Any,
-        epochs: Any,
-        maxiters: int | None,
-        callback: Callable | None,
-        automatic: bool,
-        started: float,
-    ):
-        self._step, self._source, self._epochs, self._maxiters = step, source, epochs, maxiters
-        self._placed, self._static = step.placement, step.static
-        self._some_static = bool(jax.tree.leaves(step.static))  # combining takes time
-        self._callback, self._automatic, self._started = callback, automatic, started
-        self._order, key = jax.random.split(key)
-        self._key = self._placed.everywhere(key)
+    step: Step
+    source: Any
+    key: Any
+    epochs: Any
+    maxiters: int | None
+    callback: Callable | None
+    automatic: bool  # whether the microbatch is to be found
+    started: float
+
+    def __post_init__(self):
+        self._placed, self._static = self.step.placement, self.step.static
+        self._some_static = bool(jax.tree.leaves(self._static))  # combining takes time
+        self._order, key = jax.random.split(self.key)
+        self.key = self._placed.everywhere(key)
         self._losses: list[float] = []
         self._number: Any = None  # the number of the step, on the devices
 
     @property
     def steps(self) -> int | None:
         """The number of steps that there will be, as far as it is known."""
-        each = None if self._source is None else self._source.steps
-        return self._maxiters or (each and each * self._epochs)
+        each = None if self.source is None else self.source.steps
+        return self.maxiters or (each and each * self.epochs)
 
     def beginning(self, trained: Any) -> Saved:
-        optimizer = self._step.optimizer.init(trained)
+        optimizer = self.step.optimizer.init(trained)
         state = self._placed.everywhere(State(trained, optimizer))
-        items = None if self._source is None else self._source.items
+        items = None if self.source is None else self.source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
         return Saved(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
 
     def _is_done(self, now: Saved) -> bool:
-        if self._maxiters is not None:
-            return now.step >= self._maxiters
-        return now.position.epoch >= self._epochs
+        if self.maxiters is not None:
+            return now.step >= self.maxiters
+        return now.position.epoch >= self.epochs
 
     def run(self, begin: Saved, folder: Folder | None, lines: Log, shown: Any) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
@@ -397,7 +395,7 @@ class _Loop:
             now.position.epoch,
             stopped,
             message,
-            time.perf_counter() - self._started,
+            time.perf_counter() - self.started,
         )
 
     def _save(self, now: Saved, folder: Folder, lines: Log) -> None:
@@ -436,41 +434,41 @@ class _Loop:
         )
 
     def _pieces(self, position: Position) -> Any:
-        if self._source is None:
+        if self.source is None:
             return contextlib.nullcontext(itertools.repeat(Piece(None, 0, True)))
-        pieces = self._source.batches(position, self._order)
-        return contextlib.closing(pieces if self._source.repeats else ahead(pieces))
+        pieces = self.source.batches(position, self._order)
+        return contextlib.closing(pieces if self.source.repeats else ahead(pieces))
 
     def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float]:
         state = now.state
-        if self._step.dtype is None:
-            dtype, mesh = traced(self._step, state.params, piece.batch, self._key)
-            self._step = dataclasses.replace(self._step, dtype=dtype)
+        if self.step.dtype is None:
+            dtype, mesh = traced(self.step, state.params, piece.batch, self.key)
+            self.step = dataclasses.replace(self.step, dtype=dtype)
             state, self._number = self._placed.onto(mesh, (state, self._number))
-            if self._automatic:
-                self._step = that_fits(self._step, state, piece.batch, self._key, self._number)
+            if self.automatic:
+                self.step = that_fits(self.step, state, piece.batch, self.key, self._number)
         while True:
             try:
-                compiled = self._step.compiled
+                compiled = self.step.compiled
                 with needed():
-                    new, number, loss = compiled(state, piece.batch, self._key, self._number)
+                    new, number, loss = compiled(state, piece.batch, self.key, self._number)
                     loss = float(loss)
                 self._number = number
                 return new, loss
             except jax.errors.JaxRuntimeError as e:
                 if not out_of_memory(e) or piece.batch is None:
                     raise
-                if not self._automatic:
+                if not self.automatic:
                     e.add_note("ensembleode: give microbatch='auto', or a smaller number.")
                     raise
-                self._step = smaller(self._step, piece.batch, e)
+                self.step = smaller(self.step, piece.batch, e)
 
     def _after(self, now: Saved, piece: Piece, state: State, loss: float) -> Saved:
         self._losses.append(loss)
         epoch, pieces, items, total = now.position
         pieces, items, total = pieces + 1, items + piece.count, total + loss * piece.count
         best, best_loss = now.best, now.best_loss
-        if self._source is None or self._source.repeats:
+        if self.source is None or self.source.repeats:
             if loss < best_loss:
                 best, best_loss = now.state.params, loss
         elif piece.last and total / items < best_loss:
@@ -497,11 +495,11 @@ class _Loop:
 
     def _culprits(self, now: Saved, piece: Piece | None) -> str:
         """The items whose loss isn't finite, as a text, where they can be found quickly."""
-        if piece is None or piece.batch is None or self._step.microbatch or jax.process_count() > 1:
+        if piece is None or piece.batch is None or self.step.microbatch or jax.process_count() > 1:
             return ""
-        key = jax.random.fold_in(self._key, now.step)
+        key = jax.random.fold_in(self.key, now.step)
         losses = self._placed.mapped(
-            lambda shared, split: self._step.losses(shared[0], *split, shared[1])
+            lambda shared, split: self.step.losses(shared[0], *split, shared[1])
         )
         values = jax.jit(losses)((now.state.params, key), (piece.batch.rows, piece.batch.place))
         bad = np.flatnonzero(~np.isfinite(values[: piece.count]))
@@ -511,14 +509,14 @@ class _Loop:
         return f" (the loss of {len(bad)} of {piece.count} items{which})"
 
     def _wants_stop(self, now: Saved, piece: Piece, loss: float, params: Any) -> bool:
-        if self._callback is None:
+        if self.callback is None:
             return False
         stop = False
         if is_first():
-            elapsed = time.perf_counter() - self._started
+            elapsed = time.perf_counter() - self.started
             epoch, whole = now.position.epoch, self._whole(params)
             state = FitState(now.step, epoch, loss, whole, piece.count, elapsed)
-            stop = bool(self._callback(state))
+            stop = bool(self.callback(state))
         return from_first(bytes([stop])) == b"\x01"
 
 

@@ -19,27 +19,10 @@ import optimistix
 from ...core.known_times import differing
 from ...core.lane import Lane
 from ...core.plan import Plan
+from ...solvers import step_size, time
 from ...solvers.arithmetic import ARRAYS, Components
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
-from ...solvers.step_size import (
-    count_failures,
-    initial_step,
-    is_moved,
-    MOST_FAILURES,
-    power_of_ten,
-    scaled,
-    Tolerances,
-)
-from ...solvers.time import (
-    end_of_stretch,
-    fixed_step,
-    min_step,
-    next_time,
-    StepBounds,
-    STRETCH,
-    underflows,
-)
 from ..compiled.stopping import stopped
 from . import implicit
 
@@ -93,7 +76,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     rtol: Any
     atol: Any
     norm: Callable
-    bounds: StepBounds
+    bounds: time.StepBounds
 
     def wrap(self, direction):
         return self  # sizes are positive
@@ -116,7 +99,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
             at = t0, y, field(y, t0), span, self._tol, self.order, self.bounds.dtmax
             # (Complex states are divided by tolerances, which jax may be told to refuse.)
             with jax.numpy_dtype_promotion("standard"):
-                h = initial_step(ARRAYS, norm, power_of_ten, field, *at)
+                h = step_size.initial_step(ARRAYS, norm, step_size.power_of_ten, field, *at)
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
         h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
@@ -128,14 +111,15 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         memory, is_first, end, span = controller_state
         at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
         with jax.numpy_dtype_promotion("standard"):
-            squared = self.own_norm.squared(ARRAYS, _sizes(scaled(ARRAYS, self._tol, *at)))
+            error = _sizes(step_size.scaled(ARRAYS, self._tol, *at))
+            squared = self.own_norm.squared(ARRAYS, error)
         accepted = self.controller.accepts(ARRAYS, squared, memory)
         size = jax.lax.stop_gradient(t1 - t0)
         next_h, memory = self.controller.next_step(
             ARRAYS, size, squared, memory, accepted, is_first
         )
         next_t0 = jnp.where(accepted, t1, t0)
-        short = underflows(ARRAYS, self.bounds, next_h, next_t0, end, span, accepted)
+        short = time.underflows(ARRAYS, self.bounds, next_h, next_t0, end, span, accepted)
         short = short & (next_t0 < end)
         results: Any = diffrax.RESULTS
         result = results.where(short, results.dt_min_reached, results.successful)
@@ -144,8 +128,8 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         return accepted, next_t0, next_t1, jnp.array(False), state, result
 
     @property
-    def _tol(self) -> Tolerances:
-        return Tolerances(self.atol, self.rtol)
+    def _tol(self) -> step_size.Tolerances:
+        return step_size.Tolerances(self.atol, self.rtol)
 
 
 class FixedSteps(diffrax.AbstractStepSizeController):
@@ -163,7 +147,7 @@ class FixedSteps(diffrax.AbstractStepSizeController):
     def _beside(self, direction: int) -> Any:
         """The times just after or before the jumps, with which they move."""
         fixed = jax.lax.stop_gradient(self.jumps)
-        return self.jumps + (next_time(ARRAYS, fixed, direction) - fixed)
+        return self.jumps + (time.next_time(ARRAYS, fixed, direction) - fixed)
 
     def _end(self, t: Any, anchor: Any, number: Any, end: Any, dt: Any) -> tuple[Any, Any]:
         """The end of a step from `t`, and that of the stretch of time, from `anchor`."""
@@ -172,8 +156,8 @@ class FixedSteps(diffrax.AbstractStepSizeController):
             # (A step ends before a jump.)
             tables.append(self._beside(-1))
         ahead = [jnp.min(jnp.where(x > t, x, end)) for x in tables]
-        stop = end_of_stretch(ARRAYS, ahead, end, 1)
-        return fixed_step(ARRAYS, anchor, stop, t, dt, number)[0], stop
+        stop = time.end_of_stretch(ARRAYS, ahead, end, 1)
+        return time.fixed_step(ARRAYS, anchor, stop, t, dt, number)[0], stop
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
         number = jnp.zeros((), jnp.int32)
@@ -314,10 +298,10 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             # shorter until time can't resolve it, or rounding makes it no shorter. Near zero,
             # diffrax's controllers go on until the numbers underflow; ours end before.
             is_ours = isinstance(self.inner, OwnController)
-            spacing = min_step(ARRAYS, next_t0, span if is_ours else 0.0)
+            spacing = time.min_step(ARRAYS, next_t0, span if is_ours else 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
-            failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
+            failures = step_size.count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
             # Computed only when it is needed.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
@@ -325,13 +309,13 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
                 lambda: jnp.ones_like(stuck),
             )
             calm = calm & usable
-            lost = lost | (stuck & ~calm) | (failures >= MOST_FAILURES)
+            lost = lost | (stuck & ~calm) | (failures >= step_size.MOST_FAILURES)
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
             lost = lost | ~_finite(y1_candidate)
             if self.dt is not None:
                 # (diffrax extends a step to an end of the span that is just beyond it.)
-                stretched = t1 - t0 > STRETCH * self.dt
+                stretched = t1 - t0 > time.STRETCH * self.dt
                 keep = keep & ~stretched
                 result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
         keep = keep & ~lost
@@ -357,7 +341,7 @@ def controller_for(plan: Plan, lane: Lane) -> Any:
         own = method.norm or RMSNorm()
         control = {"controller": inner, "own_norm": own, "order": method.order}
         control |= {"rtol": rtol, "atol": atol, "norm": norm_of_tree(own)}
-        inner = OwnController(**control, bounds=StepBounds(lane.dtmin, lane.dtmax))
+        inner = OwnController(**control, bounds=time.StepBounds(lane.dtmin, lane.dtmax))
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
@@ -395,7 +379,7 @@ def _finite(y: Any) -> Any:
 def _calm(y0: Any, y1: Any, atol: Any) -> Any:
     """Whether a step too short for time to resolve leaves the state practically unchanged, and
     finite."""
-    return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
+    return _everywhere(lambda a, b: ~step_size.is_moved(atol, a, b), y0, y1)
 
 
 def _everywhere(test: Callable, *trees: Any) -> Any:

@@ -8,7 +8,6 @@ callback.
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any, get_origin
 
@@ -17,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ... import sensitivity
+from ... import sensitivity, solvers
 from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
@@ -25,18 +24,7 @@ from ...fields.jacobian import is_reverse_only
 from ...fields.transposes import effects_of
 from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
-from ...solvers import (
-    Bosh3,
-    Dopri5,
-    Dopri8,
-    Euler,
-    ExplicitRungeKutta,
-    Heun,
-    Midpoint,
-    ODESolver,
-    Ralston,
-    Tsit5,
-)
+from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
@@ -81,18 +69,13 @@ def unfit(alg: Any) -> str | None:
         return None if "diffrax" in alg.engines else f"it runs on {', '.join(alg.engines)}."
     if not isinstance(alg, diffrax.AbstractSolver):
         return "it is neither an ensembleode solver nor a diffrax one."
-    if isinstance(alg, _IMEX) or _structure(alg) is diffrax.AbstractTerm:
+    structure = get_origin(alg.term_structure) or alg.term_structure
+    if isinstance(alg, _IMEX) or structure is diffrax.AbstractTerm:
         return None
     return (
         f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
         "solver, such as Tsit5()."
     )
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that do the arithmetic."""
-    packages = ("diffrax", "equinox", "lineax", "optimistix")
-    return {package: importlib.metadata.version(package) for package in packages}
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -363,11 +346,6 @@ def _zero(t: Any, u: Any, args: Any) -> Any:
     return jnp.zeros_like(u)
 
 
-def _structure(solver: diffrax.AbstractSolver) -> Any:
-    structure = solver.term_structure
-    return get_origin(structure) or structure
-
-
 def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
     """The diffrax adjoint, and the direction of differentiation that it is limited to."""
     if sensealg is None or isinstance(sensealg, sensitivity.RecursiveCheckpointAdjoint):
@@ -389,19 +367,15 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
 
 
 # The methods that are diffrax's own; it has no other explicit ones of ours.
-_THEIRS = (Bosh3, Dopri5, Dopri8, Euler, Heun, Midpoint, Ralston, Tsit5)
+_NAMES = "Bosh3 Dopri5 Dopri8 Euler Heun Midpoint Ralston Tsit5"
+_THEIRS = {getattr(solvers, name): getattr(diffrax, name)() for name in _NAMES.split()}
 
 
 def _solver(alg: Any, adaptive: bool) -> Any:
     """The diffrax solver for one of this library's methods."""
     if alg.implicit:
         return implicit.solver(type(alg).__name__, adaptive)
-    return _theirs(type(alg)) if type(alg) in _THEIRS else Explicit(alg.method)
-
-
-@functools.cache
-def _theirs(cls: type) -> Any:
-    return getattr(diffrax, cls.__name__)()
+    return _THEIRS[type(alg)] if type(alg) in _THEIRS else Explicit(alg.method)
 
 
 def _cost(solver: Any) -> tuple[int | None, bool]:

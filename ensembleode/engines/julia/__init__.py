@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
+from ...ensemble import EnsembleColumns
 from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
@@ -26,7 +27,7 @@ from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
 from ..checks import check_controller, check_steps
 from ..engine import Engine
-from . import environment, gradients as gradients, methods as methods
+from . import environment, gradients as gradients, methods as methods, session
 
 
 class Method(NamedTuple):
@@ -104,9 +105,11 @@ class Julia(Engine):
 
         **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
         """
-        from .ensembles import executor_for
+        from .ensembles import InJulia
 
-        return executor_for(ensemblealg)
+        if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
+            return None
+        return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
 
 
 ENGINE = Julia()
