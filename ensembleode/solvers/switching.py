@@ -44,31 +44,20 @@ class Rule:
 
 
 class Tried(NamedTuple):
-    """Counts of steps that were tried, whether accepted or not.
+    """Counts of steps that were tried, whether accepted or not."""
 
-    - `all`: the steps of both methods.
-    - `stiff`: the steps of the Rosenbrock method.
-    - `switches`: how often the method was switched.
-    """
-
-    all: Any
-    stiff: Any = 0
-    switches: Any = 0
+    all: Any  # the steps of both methods
+    stiff: Any = 0  # the steps of the Rosenbrock method
+    switches: Any = 0  # how often the method was switched
 
 
 class Choice(NamedTuple):
-    """Which method makes the next attempt of each trajectory.
+    """Which method makes the next attempt of each trajectory."""
 
-    - `is_stiff`: whether it is the Rosenbrock method.
-    - `switched`: whether it isn't the method of the previous attempt.
-    - `count`: the number of attempts in a row that looked stiff; negative for attempts that didn't.
-    - `h`: the size of the attempt, positive.
-    """
-
-    is_stiff: Any
-    switched: Any
-    count: Any
-    h: Any
+    is_stiff: Any  # whether it is the Rosenbrock method
+    switched: Any  # whether it isn't the method of the previous attempt
+    count: Any  # how many attempts in a row looked stiff; negative for attempts that didn't
+    h: Any  # the size of the attempt, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,15 +217,11 @@ class Switching:
 
 
 class _Shape(NamedTuple):
-    """Sizes of what a method returns.
+    """Sizes of what a method returns."""
 
-    - `dense`, `within`: the number of states of the dense output, before and after `Method.dense`.
-    - `errors`: the number of error estimates.
-    """
-
-    dense: int
-    within: int
-    errors: int
+    dense: int  # the number of states of the dense output
+    within: int  # the same after `Method.dense`
+    errors: int  # the number of error estimates
 
 
 @functools.cache

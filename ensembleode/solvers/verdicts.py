@@ -34,30 +34,22 @@ PROBE = 5
 
 
 class Verdict(NamedTuple):
-    """The decision about a trajectory after a step.
+    """The decision about a trajectory after a step."""
 
-    - `accepted`: whether the trajectory goes on from the end of the step.
-    - `failed`: whether the step was infinite or NaN; for a fixed step, only if time resolved it.
-    - `lost`: whether there is no next step.
-    - `next_h`: the size of the next step, positive; zero for a fixed step that time can't resolve.
-    - `memory`: the controller's memory; None with a fixed step.
-    """
-
-    accepted: Any
-    failed: Any
-    lost: Any
-    next_h: Any
-    memory: Any = None
+    accepted: Any  # whether the trajectory goes on from the end of the step
+    failed: Any  # whether the step was infinite or NaN; for a fixed step, only if time resolved it
+    lost: Any  # whether there is no next step
+    next_h: Any  # the size of the next step, positive; zero for a fixed step too short for time
+    memory: Any = None  # the controller's memory; None with a fixed step
 
 
 class Times(NamedTuple):
-    """The times of a step: its start `t` and its end `t2`; `stop`, the end of the current stretch
-    of time, which no step passes; and the `span` of the whole solve, `t1 - t0`."""
+    """The times of a step."""
 
-    t: Any
-    t2: Any
-    stop: Any
-    span: Any
+    t: Any  # its start
+    t2: Any  # its end
+    stop: Any  # the end of the current stretch of time, which no step passes
+    span: Any  # that of the whole solve, `t1 - t0`
 
 
 def judge(
@@ -73,13 +65,10 @@ def judge(
 ) -> Verdict:
     """The verdict on an adaptive step.
 
-    **Arguments:**
-
-    - `size`: the nominal size of the step, positive; at most what is left of the stretch of time.
-    - `squared`: the square of the norm of its scaled error.
-    - `memory`: the controller's memory of the steps before.
-    - `going`: whether the trajectory goes on; otherwise no step of it is accepted.
-    - `is_first`: whether no step has been accepted before.
+    **Arguments:** `size`: the nominal size of the step, positive, at most what is left of the
+    stretch of time; `squared`: the square of the norm of its scaled error; `memory`: the
+    controller's memory of the steps before; `going`: whether the trajectory goes on (otherwise no
+    step of it is accepted); `is_first`: whether no step has been accepted before.
     """
     squared = xp.once(squared)
     accepted = controller.accepts(xp, squared, memory) & going

@@ -21,13 +21,12 @@ from .step import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A batch on its devices, its number of items, whether it is the last of a pass, and the
-    indices of its items in arrays."""
+    """A batch on its devices."""
 
     batch: Batch | None
-    count: int
-    last: bool
-    items: np.ndarray | None = None
+    count: int  # of its items
+    last: bool  # of a pass
+    items: np.ndarray | None = None  # the indices of its items in arrays
 
 
 class Arrays:

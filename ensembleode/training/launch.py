@@ -20,18 +20,12 @@ _HERE = "127.0.0.1"
 
 
 class Launch(NamedTuple):
-    """One process of several.
+    """One process of several."""
 
-    - `by`: what launched it: `"JAX"` (the variables of that name, or arguments), `"torchrun"`,
-        `"Open MPI"`, `"MPICH"` (and Intel MPI), or `"Slurm"`.
-    - `processes`, `process`: the number of processes, and the number of this one, from 0.
-    - `host`, `port`: where process 0 can be reached.
-    """
-
-    by: str
+    by: str  # what launched it; "JAX" for the variables of that name, and for arguments
     processes: int
-    process: int
-    host: str
+    process: int  # the number of this one, from 0
+    host: str  # with `port`: where process 0 can be reached
     port: int
 
 

@@ -133,13 +133,10 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 
 
 class FixedSteps(diffrax.AbstractStepSizeController):
-    """Fixed steps to known times, which are laid out anew from each of these.
+    """Fixed steps to known times, which are laid out anew from each of these."""
 
-    - `tstops`, `jumps`: the known times, and those at which `f` jumps, `[time]`; None for none.
-    """
-
-    tstops: Any
-    jumps: Any
+    tstops: Any  # the known times, `[time]`; None for none
+    jumps: Any  # those at which `f` jumps, `[time]`; None for none
 
     def wrap(self, direction):
         return jax.tree.map(lambda x: x * direction, self)
@@ -181,13 +178,10 @@ class FixedSteps(diffrax.AbstractStepSizeController):
 
 @dataclasses.dataclass(frozen=True)
 class Controlled:
-    """The components of a state that step-size control looks at, which are the first ones.
+    """The components of a state that step-size control looks at, which are the first ones."""
 
-    - `shape`: the shape of these as a state; `whole`: that of the state with all components.
-    """
-
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
+    shape: tuple[int, ...]  # of these as a state
+    whole: tuple[int, ...]  # of the state with all components
 
     @classmethod
     def of(cls, plan: Plan) -> "Controlled | None":
@@ -264,7 +258,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             y0, func = self.controlled.first(y0), self.controlled.of_field(func)
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of length zero stands for a trajectory that can't begin.
-        usable = jnp.isfinite(first) & _finite(y0)
+        usable = jnp.isfinite(first) & implicit.finite(y0)
         # Of the controllers that get here, only this library's evaluate `f` for the first step.
         nf = 2 if dt0 is None and isinstance(self.inner, OwnController) else 0
         work = implicit.Work(*(jnp.full((), x) for x in (nf, 0, 0, 0)))
@@ -284,7 +278,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         inner: Any = self.inner
         if self.adaptive:
             # The infinite error of an infinite state would become NaN, and so would the next step.
-            usable = _finite(y1_candidate) & _finite(y_error)
+            usable = implicit.finite(y1_candidate) & implicit.finite(y_error)
             if isinstance(y_error, Estimates):
                 y_error = _largest(y_error, inner, y0, y1_candidate)
             y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
@@ -312,7 +306,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             lost = lost | (stuck & ~calm) | (failures >= step_size.MOST_FAILURES)
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
-            lost = lost | ~_finite(y1_candidate)
+            lost = lost | ~implicit.finite(y1_candidate)
             if self.dt is not None:
                 # (diffrax extends a step to an end of the span that is just beyond it.)
                 stretched = t1 - t0 > time.STRETCH * self.dt
@@ -372,16 +366,9 @@ def _parted(times: Any) -> Any:
 _ROOM = 4
 
 
-def _finite(y: Any) -> Any:
-    return _everywhere(jnp.isfinite, y)
-
-
 def _calm(y0: Any, y1: Any, atol: Any) -> Any:
     """Whether a step too short for time to resolve leaves the state practically unchanged, and
     finite."""
-    return _everywhere(lambda a, b: ~step_size.is_moved(atol, a, b), y0, y1)
-
-
-def _everywhere(test: Callable, *trees: Any) -> Any:
-    leaves = zip(*map(jtu.tree_leaves, trees), strict=True)
-    return functools.reduce(jnp.logical_and, [jnp.all(test(*x)) for x in leaves])
+    leaves = zip(jtu.tree_leaves(y0), jtu.tree_leaves(y1), strict=True)
+    calm = [jnp.all(~step_size.is_moved(atol, a, b)) for a, b in leaves]
+    return functools.reduce(jnp.logical_and, calm)

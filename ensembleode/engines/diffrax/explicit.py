@@ -33,14 +33,11 @@ _XP: Any = _Arithmetic()
 
 
 class Explicit(diffrax.AbstractSolver):
-    """An explicit method of this library.
-
-    - `method`: the method.
-    - `is_dense`: whether states within steps are asked for, for which some methods evaluate `f`
-        further times; `times`: at which times alone, in the direction of time. None for all.
-    """
+    """An explicit method of this library."""
 
     method: Method = eqx.field(static=True)
+    # Whether states within steps are asked for, for which some methods evaluate `f` further times;
+    # and at which times alone, in the direction of time (None for all).
     is_dense: bool = eqx.field(static=True, default=False)
     times: Any = None
 

@@ -75,7 +75,7 @@ class _StateUnits(optimistix.AbstractRootFinder):
             change = jtu.tree_map(lambda f: self.h * f, new.diff)
             size = self._size(change, self._reached(y))
         # With an infinite Jacobian an iteration changes nothing, which is not convergence.
-        size = jnp.where(_finite(state.linear_state), size, jnp.nan)
+        size = jnp.where(finite(state.linear_state), size, jnp.nan)
         return y, dataclasses.replace(new, diffsize=size.astype(state.diffsize.dtype)), aux
 
     def postprocess(self, fn, y, aux, args, options, state, tags, result):
@@ -152,8 +152,9 @@ def _ended(converged: Any, failed: Any, state: Any) -> tuple[Any, Any]:
     return converged | (result != results.successful), result
 
 
-def _finite(factors: Any) -> Any:
-    leaves = jtu.tree_leaves(eqx.filter(factors, eqx.is_inexact_array))
+def finite(tree: Any) -> Any:
+    """Whether all inexact numbers of a tree are finite."""
+    leaves = jtu.tree_leaves(eqx.filter(tree, eqx.is_inexact_array))
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in leaves])
 
 

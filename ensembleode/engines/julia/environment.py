@@ -89,16 +89,13 @@ class Julia:
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """The versions of Julia and of the packages that it would load in a project.
-
-    `packages`, and `gpu` for the packages for GPUs, map names to versions, without the packages
-    that are missing. `ensembleode` is the folder of an EnsembleODE in the project, if there is one.
-    """
+    """The versions of Julia and, by name, of the packages that it would load in a project, without
+    those that are missing."""
 
     julia: str
     packages: dict[str, str]
-    gpu: dict[str, str]
-    ensembleode: str | None = None
+    gpu: dict[str, str]  # the packages for GPUs
+    ensembleode: str | None = None  # the folder of an EnsembleODE in the project
 
 
 #

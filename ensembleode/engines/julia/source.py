@@ -30,16 +30,12 @@ TYPES = {
 
 
 class Definition(NamedTuple):
-    """A function in Julia: its name, its source, and the memory that it needs.
-
-    - `in_place`: whether it stores its result, `f(du, u, p, t)`, instead of returning it.
-    - `work`: the number of elements of scratch memory, by their Julia type.
-    """
+    """A function in Julia."""
 
     name: str
     source: str
-    in_place: bool
-    work: tuple[tuple[str, int], ...]
+    in_place: bool  # whether it stores its result, `f(du, u, p, t)`, instead of returning it
+    work: tuple[tuple[str, int], ...]  # the elements of scratch memory: Julia's type, and how many
 
     def as_table(self) -> dict[str, Any]:
         """The function's table in a request."""
