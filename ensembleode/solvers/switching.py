@@ -69,15 +69,12 @@ class Switching:
     that both methods carry. A method that carries nothing leaves them as they are, so they are
     recomputed on a switch. The `last` of an `Attempt` is the `stretches` of the method that made
     it.
-
-    - `is_stiff`: a mask, true where the Rosenbrock method makes the steps; None without a mode, in
-        which no steps can be made.
     """
 
     nonstiff: RungeKutta
     stiff: Rodas | ModifiedRosenbrock
     rule: Rule
-    is_stiff: Any = None
+    is_stiff: Any = None  # a mask, true where the Rosenbrock method makes the steps; or no mode
 
     remembers = False
     is_implicit = True
@@ -252,15 +249,11 @@ def _padded(states: tuple, size: int) -> tuple:
 
 class SwitchingController(AbstractController):
     """The step-size control of a `Switching`. Each of its methods has its own control with its own
-    memory, which doesn't change while the other method makes the steps.
-
-    - `nonstiff`, `stiff`: the controllers of the two methods.
-    - `is_stiff`: see `Switching`.
-    """
+    memory, which doesn't change while the other method makes the steps."""
 
     nonstiff: AbstractController
     stiff: AbstractController
-    is_stiff: Any = None
+    is_stiff: Any = None  # see `Switching`
 
     def in_mode(self, is_stiff: Any) -> SwitchingController:
         """See `Switching.in_mode`."""

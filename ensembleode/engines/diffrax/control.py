@@ -64,16 +64,12 @@ def _largest(estimates: Estimates, controller: Any, *states: Any) -> Any:
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
-    """One of this library's controllers.
-
-    - `order`: the order of the method, for the first step.
-    - `rtol`, `atol`, `norm`: named as diffrax's implicit methods look for them.
-    """
+    """One of this library's controllers."""
 
     controller: AbstractController = eqx.field(static=True)
     own_norm: AbstractNorm = eqx.field(static=True)
-    order: int = eqx.field(static=True)
-    rtol: Any
+    order: int = eqx.field(static=True)  # that of the method, for the first step
+    rtol: Any  # (These three are named as diffrax's implicit methods look for them.)
     atol: Any
     norm: Callable
     bounds: time.StepBounds

@@ -64,14 +64,10 @@ _PREFIX = "event_"
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Makes the tables of callbacks.
+    """Makes the tables of callbacks."""
 
-    **Arguments:** `inputs`: the layout of the parameters; `saves`: whether every step is saved, in
-    which case the states at events are saved, too.
-    """
-
-    inputs: Inputs
-    saves: bool
+    inputs: Inputs  # the layout of the parameters
+    saves: bool  # whether every step is saved, and so are the states at events
 
     def continuous(self, x: Continuous) -> dict[str, Any]:
         up, down = (jump and self.part(jump.part, "affect") for jump in (x.up, x.down))
