@@ -335,27 +335,21 @@ class Kvaerno5(Method, diffrax.Kvaerno5):
     pass
 
 
-class _KenCarp(Method):
-    """The implicit half of a KenCarp method, used for all of `f`."""
-
-    theirs: ClassVar[type]
-
-    def order(self, terms):
-        return self.theirs.order(self, terms)
+# Of the KenCarp methods, the implicit half is used for all of `f`.
 
 
-class KenCarp3(_KenCarp):
-    theirs = diffrax.KenCarp3
+class KenCarp3(Method):
+    order: ClassVar = diffrax.KenCarp3.order
     tableau: ClassVar = diffrax.KenCarp3.tableau.tableaus[1]
 
 
-class KenCarp4(_KenCarp):
-    theirs = diffrax.KenCarp4
+class KenCarp4(Method):
+    order: ClassVar = diffrax.KenCarp4.order
     tableau: ClassVar = diffrax.KenCarp4.tableau.tableaus[1]
 
 
-class KenCarp5(_KenCarp):
-    theirs = diffrax.KenCarp5
+class KenCarp5(Method):
+    order: ClassVar = diffrax.KenCarp5.order
     tableau: ClassVar = diffrax.KenCarp5.tableau.tableaus[1]
 
 
@@ -376,11 +370,8 @@ class ImplicitEuler(Method):
     def interpolation_cls(*, t0, t1, y0, y1, k0, k1):
         return diffrax.LocalLinearInterpolation(t0=t0, t1=t1, y0=y0, y1=y1)
 
-    def order(self, terms):
-        return 1
-
-    def error_order(self, terms):
-        return 2
+    order: ClassVar = diffrax.ImplicitEuler.order
+    error_order: ClassVar = diffrax.ImplicitEuler.error_order
 
 
 _METHODS: dict[str, Any] = {
