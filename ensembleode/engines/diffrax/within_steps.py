@@ -32,16 +32,17 @@ def keeps(plan: Plan) -> bool:
     return isinstance(interpolant(plan.method), int)
 
 
+# The highest degree of the polynomials by which diffrax's solvers interpolate, that of Dopri8.
+_HIGHEST = 6
+
+
 @dataclasses.dataclass(frozen=True)
 class _Steps:
     """The steps of an explicit diffrax solver, made one by one in the form of a `Method`."""
 
     solver: Static
     is_implicit = False
-
-    @property
-    def degree(self) -> int:
-        return _HIGHEST
+    degree = _HIGHEST
 
     def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
         return ()
@@ -79,9 +80,6 @@ def _degree(solver: diffrax.AbstractSolver) -> int:
     if isinstance(solver, Explicit):
         return solver.method.degree
     return 3 if isinstance(solver, implicit.Method) else _HIGHEST
-
-
-_HIGHEST = 6  # that of Dopri8
 
 
 def within_steps(plan: Plan, sol: Any, reached: Any) -> Any:
