@@ -83,11 +83,8 @@ def judge(
 def counted(
     xp: Arithmetic, verdict: Verdict, failures: Any, size: Any, span: Any
 ) -> tuple[Verdict, Any]:
-    """The verdict with failures in a row taken into account, and their new number. After too many
-    failures the trajectory is lost.
-
-    **Arguments:** `size`, `span`: see `count_failures`.
-    """
+    """The verdict with failures in a row taken into account, and their new number: after too many
+    the trajectory is lost. `size`, `span`: see `count_failures`."""
     failures = count_failures(xp, failures, verdict.failed, size, span)
     return verdict._replace(lost=verdict.lost | (failures >= MOST_FAILURES)), failures
 

@@ -215,7 +215,7 @@ class _Together:
             self._change.notify_all()
 
     def _is_over(self) -> bool:
-        """Whether none needs another any more."""
+        """Whether all processes are ready to end."""
         return len(self._heard["bye"]) == self._launch.processes
 
     def _after(self, seconds: float, does: Callable, *args: Any) -> None:
@@ -435,8 +435,8 @@ def needed() -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def peers(what_then: str) -> Iterator[None]:
-    """Turns errors that another process's loss causes into `ProcessLost`; `what_then` says what to
-    do about it."""
+    """Within this block, an error that the loss of another process causes becomes `ProcessLost`,
+    which says what to do: `what_then`."""
     try:
         with contextlib.nullcontext() if _together is None else _together.advised(what_then):
             yield

@@ -234,15 +234,14 @@ class InProcess(Session):
         self._handle = main.seval("EnsembleODE.handle")
 
     def _end_in_thread(self, lib: Any, main: Any) -> None:
-        """Have juliacall end Julia in the thread that started it, for which Julia would wait
-        otherwise."""
+        """Have juliacall end Julia in the thread that started Julia, as Julia would wait for that
+        thread otherwise."""
         end = lib.jl_atexit_hook
         end.argtypes, end.restype = [ctypes.c_int], None
 
         def finish(code: int) -> None:
-            # Python frees Julia's objects after this, too. The function that frees them may have to
-            # be compiled again, as packages were loaded since: now, by freeing one, because other
-            # threads would wait forever for the compiler of a Julia that has ended.
+            # Python frees Julia's objects after this, too, by a function that may have to be compiled
+            # again. Freeing one now compiles it: there is no compiler in a Julia that has ended.
             main.seval("Ref(0)")
             end(code)
 
