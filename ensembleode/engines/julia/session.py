@@ -240,8 +240,9 @@ class InProcess(Session):
         end.argtypes, end.restype = [ctypes.c_int], None
 
         def finish(code: int) -> None:
-            # Python frees Julia's objects after this, too, by a function that may have to be compiled
-            # again. Freeing one now compiles it: there is no compiler in a Julia that has ended.
+            # Python frees Julia's objects after this, too. The function that frees them may have to
+            # be compiled again: freeing one now compiles it. (Later, threads would wait for ever
+            # for the compiler of a Julia that has ended.)
             main.seval("Ref(0)")
             end(code)
 
