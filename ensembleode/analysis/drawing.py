@@ -1,5 +1,6 @@
 """The drawing of a plot: colours and line styles, lines, the view, the legend."""
 
+import itertools
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -72,8 +73,8 @@ def component_bar(plan: Drawn, color: Any) -> tuple[ScalarMappable, str] | None:
 def own_colors(
     plan: Drawn, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
 ) -> tuple[np.ndarray | None, tuple[ScalarMappable, str] | None]:
-    """The colours of the chosen trajectories if numbers determine them, and otherwise None; and the
-    colorbar. The entries of `line` for the colorbar are removed from it."""
+    """The colours of the chosen trajectories if numbers determine them, else None; and the
+    colorbar, whose entries are removed from `line`."""
     numbers = as_numbers(color, n, chosen)
     if numbers is None:
         return None, component_bar(plan, color)
@@ -141,13 +142,13 @@ def add_lines(
     if not curves:
         return
     collection = Line3DCollection if ax.name == "3d" else LineCollection
-    flat = [curve for several in curves for curve in several]
+    flat = list(itertools.chain(*curves))
     ax.add_collection(collection(flat, colors=each, **style), autolim=False)
     # A failed trajectory with one point has a cross instead of a dot.
     dots = np.array([len(several[0]) == 1 for several in curves]) & ~failed
     if dots.any():
         dots = np.repeat(dots, len(curves[0]))
-        points = np.concatenate([curve for curve, dot in zip(flat, dots, strict=True) if dot])
+        points = np.concatenate(list(itertools.compress(flat, dots)))
         ax.scatter(*points.T, s=16, c=each[dots], alpha=style["alpha"])
 
 
@@ -169,7 +170,7 @@ def set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_da
     become unreadable."""
     if not curves:
         return
-    points = np.concatenate([curve for several in curves for curve in several])
+    points = np.concatenate(list(itertools.chain(*curves)))
     if failed.any() and not failed.all():
         # The range of the others, together with the starts of the failed ones.
         each = zip(curves, failed, strict=True)

@@ -21,10 +21,7 @@ _MOST_MARKS = 20_000
 def marks_of(sol: Any, chosen: Any, components: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The places of event marks: rows of a time and the components, `[mark, 1 + component]`, with
     the state before the event and, if it is different, the state after it; and the callback of each
-    mark, `[mark]`.
-
-    **Arguments:** `chosen`: the indices of trajectories; None for a single solution.
-    """
+    mark, `[mark]`. `chosen`: the indices of trajectories; None for a single solution."""
     events = sol.events
     alone = chosen is None
     lead = 1 if alone else 2
@@ -48,11 +45,8 @@ def marks_of(sol: Any, chosen: Any, components: Sequence[int]) -> tuple[np.ndarr
 def add_marks(
     ax: Any, rows: np.ndarray, which: np.ndarray, columns: list[list[int]], names: Any, alpha: float
 ) -> None:
-    """Draw the marks, and name them in the legend.
-
-    **Arguments:** `columns`: for each curve, the columns of the rows that are its coordinates;
-    `names`: the names of the callbacks, or True for their numbers.
-    """
+    """Draw the marks, and name them in the legend. `columns`: for each curve, the columns of the
+    rows that are its coordinates; `names`: those of the callbacks, or True for their numbers."""
     if not len(rows):
         return
     kinds = np.unique(which)
@@ -72,8 +66,7 @@ def add_marks(
         }
         ax.add_artist(line(*points.T, alpha=alpha, zorder=2.5, **style))
         if label not in known:
-            empty = [[]] * points.shape[1]
-            ax.add_artist(line(*empty, label=label, **style))
+            ax.add_artist(line(*[[]] * points.shape[1], label=label, **style))
 
 
 def _labels(names: Any, kinds: np.ndarray) -> list[str]:

@@ -1,7 +1,8 @@
 """Solutions with named dimensions: xarray datasets, and pandas frames made from them."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TYPE_CHECKING
 
 import jax.tree_util as jtu
@@ -28,7 +29,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     trajectory = {"trajectory": np.arange(len(sim))}
     if sim.kind == "outputs":
         # An output may have the same name as a count, and then replaces it.
-        variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
+        variables = _counts(sim, ("trajectory",)) | _variables(sim.u, ("trajectory",), output_name)
         return xarray.Dataset(variables, _given(sim, variables) | trajectory, attrs)
     t = np.asarray(sim.t)
     time = (("trajectory", "step") if t.ndim == 2 else ("time",), t)
@@ -93,7 +94,7 @@ def outputs_frame(sim: "EnsembleSolution") -> Any:
     import pandas
 
     columns = {}
-    for name, (_, values) in _outputs(sim.u).items():
+    for name, (_, values) in _variables(sim.u, ("trajectory",), output_name).items():
         for index in np.ndindex(values.shape[1:]):
             label = f"{name}[{','.join(map(str, index))}]" if index else name
             columns[label] = values[:, *index]
@@ -198,10 +199,15 @@ def name_beside(what: str, path: tuple) -> str:
 
 
 def _beside(what: str, tree: Any, outer: tuple) -> dict:
-    """Values beside the states, row by row, with a variable for each leaf."""
+    """Values beside the states, row by row."""
+    return _variables(tree, outer, functools.partial(name_beside, what))
+
+
+def _variables(tree: Any, outer: tuple, name_of: Callable[[tuple], str]) -> dict:
+    """A variable for each leaf, whose first dimensions are `outer`."""
     variables = {}
     for path, leaf in jtu.tree_leaves_with_path(tree):
-        name = name_beside(what, path)
+        name = name_of(path)
         dims = (*outer, *inner_dims(name, np.ndim(leaf) - len(outer)))
         variables[name] = (dims, np.asarray(leaf))
     return variables
@@ -245,14 +251,4 @@ def _counts(sol: Any, dims: tuple) -> dict:
     for name, count in vars(sol.stats).items():
         if count is not None:
             variables[name] = (dims, np.asarray(count))
-    return variables
-
-
-def _outputs(tree: Any) -> dict:
-    """The outputs of an `output_func`, with a variable for each leaf."""
-    variables = {}
-    for path, leaf in jtu.tree_leaves_with_path(tree):
-        name = output_name(path)
-        dims = ("trajectory", *inner_dims(name, np.ndim(leaf) - 1))
-        variables[name] = (dims, np.asarray(leaf))
     return variables

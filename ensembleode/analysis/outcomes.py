@@ -31,10 +31,10 @@ def numbers_against(sim: Any, against: Any) -> tuple[np.ndarray, str]:
         return x, ""
     found = {}
     for path, x in jtu.tree_leaves_with_path({"u0": sim.u0, "p": sim.p}):
-        is_number = hasattr(x, "shape") and not is_key(x) and x.dtype.kind in "biuf"
+        if not hasattr(x, "shape") or is_key(x) or x.dtype.kind not in "biuf":
+            continue
         name = jtu.keystr(path, simple=True, separator=".")
-        shape = x.shape[1:] if is_number else ()
-        for index in np.ndindex(shape) if is_number else ():
+        for index in np.ndindex(x.shape[1:]):
             label = f"{name}[{','.join(map(str, index))}]" if index else name
             found[label] = (x, index)
     if against not in found:
@@ -72,11 +72,8 @@ def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
 def add_outcomes(
     ax: Any, x: np.ndarray, y: np.ndarray, looks: Any, numbers: Any, failed: np.ndarray, style: dict
 ) -> None:
-    """Draw a point for each trajectory and component; a red cross where the trajectory failed.
-
-    **Arguments:** `y`: `[trajectory, component]`; `numbers`: numbers by which trajectories are
-    coloured, or None.
-    """
+    """Draw a point for each trajectory and component of `y [trajectory, component]`, a red cross
+    where the trajectory failed. `numbers`: those by which trajectories are coloured, or None."""
     size = matplotlib.rcParams["lines.markersize"]
     dots = {"marker": "o", "markersize": 0.7 * size, "linestyle": "none"} | style
     for column, look in zip(y.T, looks, strict=True):

@@ -3,6 +3,7 @@
 The `plot` methods import this module when they are called, as matplotlib is optional.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -19,20 +20,7 @@ try:
     from matplotlib import colors
     from matplotlib.axes import Axes
 
-    from .drawing import (
-        add_crosses,
-        add_entry,
-        add_line,
-        add_lines,
-        add_spread,
-        axes_for,
-        component_bar,
-        density,
-        finish,
-        looks_of,
-        own_colors,
-        set_view,
-    )
+    from . import drawing
     from .event_marks import add_marks, marks_of
     from .outcomes import add_outcomes, drawn, numbers_against, outcomes_of
     from .plot_arguments import (
@@ -74,33 +62,33 @@ def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axe
     color, line = color_and_line(wanted.color, wanted.line)
     chosen = choose(wanted.trajectories, sim)
     rows, which = _marks(sim, chosen, plan.components, events)
-    own, bar = own_colors(plan, color, line, n, chosen)
+    own, bar = drawing.own_colors(plan, color, line, n, chosen)
     if own is not None:
         color = matplotlib.rcParams["text.color"]  # that of lines in the legend
-    looks = looks_of(plan, color, line)
+    looks = drawing.looks_of(plan, color, line)
     paths = _paths(sim, u, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
     failed = np.asarray(has_failed(np.asarray(sim.retcode)[chosen]))
 
-    ax = axes_for(plan, wanted.ax)
+    ax = drawing.axes_for(plan, wanted.ax)
     had_data = ax.has_data()
-    each = colors.to_rgba_array([add_entry(ax, plan, look, line) for look in looks])
+    each = colors.to_rgba_array([drawing.add_entry(ax, plan, look, line) for look in looks])
     each = np.tile(each, (len(paths), 1)) if own is None else np.repeat(own, len(looks), axis=0)
     # Below other artists, such as those of a summary.
-    style = {"zorder": 1.8} | density(len(paths), own is not None) | line
+    style = {"zorder": 1.8} | drawing.density(len(paths), own is not None) | line
     style["label"] = None
     if wanted.alpha is not None:
         style["alpha"] = wanted.alpha
     if looks[0].linestyle is not None:
         style["linestyle"] = [look.linestyle for look in looks]
-    add_lines(ax, curves, failed, each, style)
+    drawing.add_lines(ax, curves, failed, each, style)
     # Marks are on the lines, unless an event is between two saved times.
     marks = [[rows[:, columns] for columns in plan.columns]] if len(rows) else []
     none = np.zeros(len(marks), bool)
-    set_view(ax, [*curves, *marks], np.concatenate([failed, none]), had_data)
+    drawing.set_view(ax, [*curves, *marks], np.concatenate([failed, none]), had_data)
     add_marks(ax, rows, which, plan.columns, events, max(0.3, style["alpha"] or 1.0))
-    add_crosses(ax, plan, [several for several, bad in zip(curves, failed, strict=True) if bad])
-    finish(ax, plan, bar)
+    drawing.add_crosses(ax, plan, list(itertools.compress(curves, failed)))
+    drawing.finish(ax, plan, bar)
     return ax
 
 
@@ -116,15 +104,15 @@ def _plot_outcomes(sim: Any, wanted: Wanted, against: Any) -> Axes:
     color, line = color_and_line(wanted.color, wanted.line)
     every = wanted.trajectories is None
     chosen, failed = drawn(sim, np.arange(len(sim)) if every else choose(wanted.trajectories, sim))
-    own, bar = own_colors(plan, color, line, len(sim), chosen)
-    looks = looks_of(plan, color if own is None else None, line)
+    own, bar = drawing.own_colors(plan, color, line, len(sim), chosen)
+    looks = drawing.looks_of(plan, color if own is None else None, line)
     style = line | ({} if wanted.alpha is None else {"alpha": wanted.alpha})
 
-    ax = axes_for(plan, wanted.ax)
+    ax = drawing.axes_for(plan, wanted.ax)
     add_outcomes(ax, x[chosen], y[chosen][:, plan.components], looks, own, failed, style)
     if not ax.get_xlabel():
         ax.set_xlabel(label)
-    finish(ax, plan, bar)
+    drawing.finish(ax, plan, bar)
     return ax
 
 
@@ -143,7 +131,7 @@ def plot_solution(
     rows, *state = u.shape
     plan = plan_of(idxs, tuple(state), names or component_names(sol.u, 1, sol._order))
     color, line = color_and_line(color, line)
-    looks = looks_of(plan, as_color(color), line)
+    looks = drawing.looks_of(plan, as_color(color), line)
     retcode = int(sol.retcode)
     length = 0 if retcode == ReturnCode.Default else int(sol.length)
     u = np.asarray(u).reshape(rows, -1)
@@ -155,14 +143,14 @@ def plot_solution(
     if retcode == ReturnCode.Terminated:
         path = _to_end(path, np.append(sol.t[-1], u[-1, plan.components]))
 
-    ax = axes_for(plan, ax)
+    ax = drawing.axes_for(plan, ax)
     curves = [path[:, columns] for columns in plan.columns]
     for curve, look in zip(curves, looks, strict=True):
-        add_line(ax, curve, look, line)
+        drawing.add_line(ax, curve, look, line)
     add_marks(ax, *_marks(sol, None, plan.components, events), plan.columns, events, 1.0)
     if has_failed(retcode) and length:
-        add_crosses(ax, plan, [curves])
-    finish(ax, plan, component_bar(plan, color))
+        drawing.add_crosses(ax, plan, [curves])
+    drawing.finish(ax, plan, drawing.component_bar(plan, color))
     return ax
 
 
@@ -194,17 +182,17 @@ def plot_summary(
         what, spread = "mean", f" ± {_SEM:g} SEM"
     alone = plan.portrait or error_style == "none"
     what += "" if alone else spread
-    looks = looks_of(plan, as_color(color), line, label=what)
+    looks = drawing.looks_of(plan, as_color(color), line, label=what)
 
-    ax = axes_for(plan, ax)
+    ax = drawing.axes_for(plan, ax)
     if len(looks) > 1:  # the entries of the legend are the names
         ax.plot([], [], color="none", label=what)
     path = np.column_stack([t, middle])
     for i, (columns, look) in enumerate(zip(plan.columns, looks, strict=True)):
-        drawn = add_line(ax, path[:, columns], look, line)
+        drawn = drawing.add_line(ax, path[:, columns], look, line)
         for low, high in [] if alone else bands:
-            add_spread(ax, path[:, columns], low[:, i], high[:, i], drawn, error_style)
-    finish(ax, plan, component_bar(plan, color))
+            drawing.add_spread(ax, path[:, columns], low[:, i], high[:, i], drawn, error_style)
+    drawing.finish(ax, plan, drawing.component_bar(plan, color))
     return ax
 
 

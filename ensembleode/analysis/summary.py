@@ -421,7 +421,6 @@ def _of_batch(sol: Any, order: tuple[str, ...] | None, acts: bool) -> tuple:
 
 
 def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
-    del indices
     if any(map(is_tracer, data)):
         raise ValueError(
             "summarize works outside of jit, grad and vmap, where batches are joined on the host; "

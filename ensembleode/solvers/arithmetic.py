@@ -39,37 +39,29 @@ class Arithmetic(Protocol):
 
     def cast(self, x: Any, dtype: Any, /) -> Any:
         """The number converted to another dtype."""
-        ...
 
     def bitcast(self, x: Any, dtype: Any, /) -> Any:
         """The bits of the number as another dtype of the same size."""
-        ...
 
     def stopped(self, x: Any, /) -> Any:
         """The number itself, regarded as a constant by derivatives."""
-        ...
 
     def over(self, number: Any, component: Any, /) -> Any:
         """One number for each trajectory, in a shape that combines with a component of the
         state."""
-        ...
 
     def once(self, x: Any, /) -> Any:
         """The number itself, computed only once instead of for every use."""
-        ...
 
     def mean(self, components: Components, /) -> Any:
         """The mean of all components of a state, one number for each trajectory; NaN where one of
         them is NaN."""
-        ...
 
     def total(self, components: Components, /) -> Any:
         """The sum of all components, like `mean`."""
-        ...
 
     def largest(self, components: Components, /) -> Any:
         """The largest of all components, like `mean`."""
-        ...
 
 
 class PlainArithmetic:
@@ -80,7 +72,6 @@ class PlainArithmetic:
         return x
 
     def over(self, number: Any, component: Any) -> Any:
-        del component
         return number
 
     def once(self, x: Any) -> Any:

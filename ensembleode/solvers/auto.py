@@ -39,6 +39,7 @@ class AutoSwitch(ODESolver):
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
         cls.order, cls.stages = cls.nonstiff.order, cls.nonstiff.stages
+        cls.references = ("rackauckas2017", *cls.nonstiff.references)
 
     def __check_init__(self):
         name = type(self).__name__
@@ -107,7 +108,6 @@ class AutoTsit5(AutoSwitch):
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Tsit5()
     boundary: ClassVar[float] = 3.5068
-    references: ClassVar[tuple[str, ...]] = ("rackauckas2017", "tsitouras2011")
 
 
 class AutoVern6(AutoSwitch):
@@ -120,7 +120,6 @@ class AutoVern6(AutoSwitch):
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern6()
     boundary: ClassVar[float] = 4.8553
-    references: ClassVar[tuple[str, ...]] = ("rackauckas2017", "verner2010")
 
 
 class AutoVern7(AutoSwitch):
@@ -133,7 +132,6 @@ class AutoVern7(AutoSwitch):
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern7()
     boundary: ClassVar[float] = 4.64
-    references: ClassVar[tuple[str, ...]] = ("rackauckas2017", "verner2010")
 
 
 class AutoVern8(AutoSwitch):
@@ -146,7 +144,6 @@ class AutoVern8(AutoSwitch):
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern8()
     boundary: ClassVar[float] = 5.8641
-    references: ClassVar[tuple[str, ...]] = ("rackauckas2017", "verner2010")
 
 
 class AutoVern9(AutoSwitch):
@@ -159,4 +156,3 @@ class AutoVern9(AutoSwitch):
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern9()
     boundary: ClassVar[float] = 4.4762
-    references: ClassVar[tuple[str, ...]] = ("rackauckas2017", "verner2010")

@@ -77,14 +77,12 @@ class AbstractController(eqx.Module):
         **Arguments:** `xp`: the operations; `squared`: the square of the norm of the scaled error;
         `memory`: the memory of the steps before.
         """
-        del xp, memory
         return squared <= 1
 
     def for_method(self: _Controller, order: int | None, embedded_order: int | None) -> _Controller:
         """The controller with constants that depend on the `order` of the method, and on the
         `embedded_order` of the solution with which it is compared; either is None where it isn't
         known."""
-        del order, embedded_order
         return self
 
     def for_implicit(self: _Controller) -> _Controller:
@@ -140,24 +138,20 @@ class _Clipped(AbstractController):
 
     def for_implicit(self):
         """See [`AbstractController`][ensembleode.AbstractController.for_implicit]."""
-        return self if self.qsteady_max is not None else _replace(self, qsteady_max=_QSTEADY_MAX)
+        # (The constant is that of OrdinaryDiffEq.)
+        return self if self.qsteady_max is not None else _replace(self, qsteady_max=1.2)
 
     def clipped(self, xp: Arithmetic, power: Any, accepted: Any, is_first: Any) -> Any:
         """`gamma 2^power`, limited to between `qmin` and `qmax`; or one, for a step that keeps its
         size."""
         steady = self.qsteady_max or 1.0
-        holds = steady != 1
         factor = self.gamma * exp2(xp, power)
         most = xp.where(is_first, np.float32(self.qmax_first_step), np.float32(self.qmax))
         factor = xp.maximum(xp.minimum(factor, most), self.qmin)
-        if not holds:
+        if steady == 1:
             return factor
         is_steady = accepted & (factor <= 1.0) & (factor >= 1 / steady)
         return xp.where(is_steady, np.float32(1), factor)
-
-
-# The constant of OrdinaryDiffEq's implicit methods.
-_QSTEADY_MAX = 1.2
 
 
 class PIController(_Clipped):
@@ -195,7 +189,6 @@ class PIController(_Clipped):
 
     def for_method(self, order: int | None, embedded_order: int | None) -> "PIController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
-        del embedded_order
         if order is None:
             return self
         beta1 = 7 / (10 * order) if self.beta1 is None else self.beta1
@@ -241,7 +234,6 @@ class IController(_Clipped):
 
     def for_method(self, order: int | None, embedded_order: int | None) -> "IController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
-        del order
         if embedded_order is None:
             return self
         return _replace(self, exponent=1 / (embedded_order + 1))
@@ -252,7 +244,6 @@ class IController(_Clipped):
 
     def factor(self, xp, log_error, memory, accepted, is_first):
         """See [`AbstractController`][ensembleode.AbstractController.factor]."""
-        del memory
         assert self.exponent is not None
         return self.clipped(xp, -self.exponent * log_error, accepted, is_first), ()
 
@@ -303,7 +294,6 @@ class PIDController(AbstractController):
 
     def factor(self, xp, log_error, memory, accepted, is_first):
         """See [`AbstractController`][ensembleode.AbstractController.factor]."""
-        del accepted, is_first
         return self._limited(xp, log_error, memory), (log_error, memory[0])
 
     def accepts(self, xp, squared, memory):

@@ -87,7 +87,6 @@ class JuliaAlg(ODESolver):
     **Raises:** `ValueError` for any other text.
     """
 
-    adaptive: ClassVar[bool] = True
     engines: ClassVar[tuple[str, ...]] = ("julia",)
     # To be cited in addition to the references in its documentation in Julia.
     references: ClassVar[tuple[str, ...]] = ("rackauckas2017",)
@@ -100,7 +99,7 @@ class JuliaAlg(ODESolver):
                 "JuliaAlg takes the method as it is called in Julia, such as 'Rodas5P()', got "
                 f"{self.text!r}."
             )
-        self._read()
+        _ = self.description  # raises for a text that isn't understood
 
     @property
     def fixed_step(self) -> bool:
@@ -110,9 +109,6 @@ class JuliaAlg(ODESolver):
     @property
     def description(self) -> Description:
         """The request to Julia."""
-        return self._read()
-
-    def _read(self) -> Description:
         text = self.text.strip()
         if text.isidentifier():
             text += "()"

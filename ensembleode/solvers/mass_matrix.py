@@ -25,12 +25,10 @@ class MassMatrix:
 
     Rows of zeros are algebraic equations, and columns of zeros are algebraic components. There are
     as many of one as of the other, and the remaining matrix is not singular.
-
-    - `entries`: `(row, column, number)`, row by row.
     """
 
     size: int
-    entries: tuple[tuple[int, int, float], ...]
+    entries: tuple[tuple[int, int, float], ...]  # `(row, column, number)`, row by row
 
     @property
     def algebraic_rows(self) -> tuple[int, ...]:
@@ -81,10 +79,7 @@ class MassMatrix:
         return MassMatrix(size, tuple(x for x in self.entries if x[0] < size))
 
     def times(self, y: Components, zero: Callable[[Any], Any]) -> Components:
-        """The product with a state of as many components.
-
-        **Arguments:** `zero(x)`: a zero like the number `x`.
-        """
+        """The product with a state of as many components. `zero(x)`: a zero like the number `x`."""
         rows: list[Any] = [None] * self.size
         for i, j, x in self.entries:
             term = y[j] if x == 1 else x * y[j]
@@ -130,9 +125,8 @@ def rows_for_pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tup
 
     The equations are first assigned to components, see `pivots`. Where several algebraic components
     determine each other in a circle, each of their equations is replaced by a sum of all of them,
-    with fixed factors that have nothing to do with the problem. So it is a matter of chance, with
-    the probability zero, that a pivot vanishes; otherwise it might vanish always, as the second one
-    of `[[1, 1, 0], [1, 1, 1], [0, 1, 1]]` does, or at a state of zero. (The equations should be
+    with fixed factors that have nothing to do with the problem. Otherwise a pivot might always
+    vanish, as the second one of `[[1, 1, 0], [1, 1, 1], [0, 1, 1]]` does. (The equations should be
     divided by their sizes before they are summed up.)
 
     **Raises:** the error of `pivots`.

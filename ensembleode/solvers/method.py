@@ -202,15 +202,12 @@ class Method(Protocol):
 
     def evaluations(self, ntried: Any) -> Any:
         """The number of evaluations of the field in `ntried` steps, accepted or not."""
-        ...
 
     def linear_algebra(self, ntried: Any) -> LinearAlgebra | None:
         """The linear algebra of `ntried` steps, accepted or not; None for an explicit method."""
-        ...
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> Any:
         """The carry for the first step of a trajectory, which begins in `y` at `t`."""
-        ...
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: Any, t: Any, h: Any

@@ -17,7 +17,7 @@ def log2(xp: Arithmetic, x: Any) -> Any:
 
     Source: Goldberg, "Fast approximate logarithms, part III: the formulas" (2015), table 2.
     """
-    a, b, c = map(float, LOG2)
+    a, b, c = 0.338953, 2.198599, 1.523692
     bits = xp.bitcast(x, np.int32)
     exponent = (bits & 0x7F800000) >> 23
     upper_half = (bits & 0x00400000) > 0  # a significand of at least 1.5 is halved
@@ -35,7 +35,7 @@ def exp2(xp: Arithmetic, x: Any) -> Any:
     whole = xp.floor(x + 0.5)
     rest = x - whole
     # In pairs, and pairs of pairs, which don't have to wait for each other.
-    pairs = [b * rest + a for a, b in zip(TAYLOR[::2], TAYLOR[1::2], strict=True)]
+    pairs = [b * rest + a for a, b in zip(_TAYLOR[::2], _TAYLOR[1::2], strict=True)]
     square = rest * rest
     low, high = pairs[1] * square + pairs[0], pairs[3] * square + pairs[2]
     value = high * (square * square) + low
@@ -47,11 +47,7 @@ def exp2(xp: Arithmetic, x: Any) -> Any:
 
 # One unit in its last place is one, so a whole number that is added to it is in its last bits.
 _LARGE = 1.5 * 2.0**23
-
-
-# The constants of `log2` and `exp2`, for code that computes these elsewhere.
-LOG2 = (0.338953, 2.198599, 1.523692)
-TAYLOR = [math.log(2) ** k / math.factorial(k) for k in range(8)]
+_TAYLOR = [math.log(2) ** k / math.factorial(k) for k in range(8)]
 
 
 def arctan(xp: Arithmetic, x: Any) -> Any:

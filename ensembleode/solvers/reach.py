@@ -47,7 +47,7 @@ def reach(method: Method, points: Sequence[float], dtype: Any, *, has_errors: bo
     that one stage drops out: the one for which the weights of the others are least.
 
     **Arguments:** `points`: from zero to one; `dtype`: that of the state, whose rounding errors are
-        added; `has_errors`: whether the step has error estimates.
+    added; `has_errors`: whether the step has error estimates.
 
     **Returns:** None where nothing is known: for other methods, and where dense output takes
     evaluations of its own.

@@ -21,6 +21,10 @@ class _Linearised:
 
     remembers = False
     is_implicit = True
+    stages: int
+
+    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
+        return LinearAlgebra(ntried, ntried, ntried * self.stages)
 
     def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
         """The distances, component by component, between two states, which are all one, and bounds
@@ -29,7 +33,6 @@ class _Linearised:
 
         **Arguments:** `last`: see `Attempt`.
         """
-        del xp
         sums = equations.row_sums(last)
         # Ones that are numbers like the sums; NaN if the first sum is not finite.
         return (sums[0] * 0.0 + 1.0,) * len(sums), sums
@@ -68,17 +71,12 @@ class Rodas(_Linearised):
     def evaluations(self, ntried: Any) -> Any:
         return ntried * self.stages
 
-    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
-        return LinearAlgebra(ntried, ntried, ntried * self.stages)
-
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
-        del xp, equations, y, t
         return ()
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
-        del carry
         gamma_h = h * self.gamma
         jacobian, dfdt = equations.linearise(y, t)
         factors = equations.factorise(jacobian, gamma_h)
@@ -108,14 +106,12 @@ class Rodas(_Linearised):
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
-        del xp, equations, y, t, h
         y2, *ks = dense
         return (y2, *(_plus(None, row, ks) for row in self.within))
 
     def interpolate(
         self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
     ) -> Components:
-        del h
         left = 1.0 - theta
 
         def one(start: Any, end: Any, *within: Any) -> Any:
@@ -149,11 +145,7 @@ class ModifiedRosenbrock(_Linearised):
     def evaluations(self, ntried: Any) -> Any:
         return ntried * 2 + 1
 
-    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
-        return LinearAlgebra(ntried, ntried, ntried * 3)
-
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
-        del xp
         return (equations.f(y, t),)
 
     def step(
@@ -181,7 +173,6 @@ class ModifiedRosenbrock(_Linearised):
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
-        del xp, equations, y, t, h
         return dense
 
     def interpolate(

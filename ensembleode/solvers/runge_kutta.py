@@ -44,17 +44,15 @@ class RungeKutta:
 
     @property
     def degree(self) -> int:
-        """The degree of the polynomial that is the dense output of a step."""
         return self.tableau.interpolant.degree
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * (self.stages - 1) + 1 if self.tableau.fsal else ntried * self.stages
 
     def linear_algebra(self, ntried: Any) -> None:
-        del ntried
+        """None, as it is explicit."""
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
-        del xp
         return (equations.f(y, t),) if self.tableau.fsal else ()
 
     def step(
@@ -70,18 +68,19 @@ class RungeKutta:
         if not tableau.fsal:
             new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
         carry = (ks[-1],) if tableau.fsal else ()
-        error = tuple(_error(xp, weights, ks, h) for weights in tableau.errors)
+        # From the last stage to the first: an error that is all rounding then has the size that it
+        # has in OrdinaryDiffEq.
+        error = tuple(
+            tuple(xp.over(h, e) * e for e in weighted(xp, weights[::-1], ks[::-1]))
+            for weights in tableau.errors
+        )
         return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
 
     def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
-        """The distances, component by component, between two states at the end of the step, and
-        between their slopes: those of the last two stages. The ratio of the distances estimates the
-        absolute value of the largest eigenvalue of the Jacobian (Hairer and Wanner, "Solving
-        Ordinary Differential Equations II", IV.2).
-
-        **Arguments:** `last`: see `Attempt`.
-        """
-        del equations
+        """The distances, component by component, between the states of the last two stages, and
+        between their slopes. The ratio of the distances estimates the absolute value of the largest
+        eigenvalue of the Jacobian (Hairer and Wanner, "Solving Ordinary Differential Equations II",
+        IV.2). `last`: see `Attempt`."""
         k1, k2, y1, y2 = last
 
         def apart(a: Components, b: Components) -> Components:
@@ -104,15 +103,6 @@ class RungeKutta:
         weights = [polynomial(w, theta) for w in self.tableau.interpolant.weights]
         weights = [w if isinstance(w, float) else xp.once(w) for w in weights]
         return _once(xp, add_scaled(xp, y, h, weights, dense))
-
-
-def _error(
-    xp: Arithmetic, weights: Sequence[float], ks: Sequence[Components], h: Any
-) -> Components:
-    # From the last stage to the first: an error that is all rounding then has the size that it has
-    # in OrdinaryDiffEq.
-    total = weighted(xp, weights[::-1], ks[::-1])
-    return tuple(xp.over(h, e) * e for e in total)
 
 
 def polynomial(weights: tuple, theta: Any) -> Any:
@@ -152,15 +142,12 @@ def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -
 
 def _used(weights: Sequence[Any], ks: Sequence[Components]) -> list[tuple[Any, Components]]:
     """The pairs of a weight and a stage whose weight is not zero."""
-    return [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
+    pairs = zip(weights, ks, strict=True)
+    return [(w, k) for w, k in pairs if not (isinstance(w, float | int) and w == 0)]
 
 
 def _once(xp: Arithmetic, components: Components) -> Components:
     return tuple(map(xp.once, components))
-
-
-def _is_zero(weight: Any) -> bool:
-    return isinstance(weight, float | int) and weight == 0
 
 
 def _is_power_of_two(weight: Any) -> bool:

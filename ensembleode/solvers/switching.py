@@ -32,18 +32,8 @@ from .runge_kutta import RungeKutta
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """When to switch.
-
-    - `boundary`: the length of the explicit method's stability region on the negative real axis.
-    - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
-        that look stiff.
-    - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
-        that don't look stiff.
-    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the boundary on, while the
-        explicit method and while the Rosenbrock method makes the steps, respectively.
-    - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
-        divided by it on a switch back.
-    """
+    """When to switch: the length of the explicit method's stability region on the negative real
+    axis, its `boundary`, and the options of `AutoTsit5`."""
 
     boundary: float
     maxstiffstep: int
@@ -54,31 +44,20 @@ class Rule:
 
 
 class Tried(NamedTuple):
-    """Counts of steps that were tried, whether accepted or not.
+    """Counts of steps that were tried, whether accepted or not."""
 
-    - `all`: the steps of both methods.
-    - `stiff`: the steps of the Rosenbrock method.
-    - `switches`: how often the method was switched.
-    """
-
-    all: Any
-    stiff: Any = 0
-    switches: Any = 0
+    all: Any  # the steps of both methods
+    stiff: Any = 0  # the steps of the Rosenbrock method
+    switches: Any = 0  # how often the method was switched
 
 
 class Choice(NamedTuple):
-    """Which method makes the next attempt of each trajectory.
+    """Which method makes the next attempt of each trajectory."""
 
-    - `is_stiff`: whether it is the Rosenbrock method.
-    - `switched`: whether it isn't the method of the previous attempt.
-    - `count`: the number of attempts in a row that looked stiff; negative for attempts that didn't.
-    - `h`: the size of the attempt, positive.
-    """
-
-    is_stiff: Any
-    switched: Any
-    count: Any
-    h: Any
+    is_stiff: Any  # whether it is the Rosenbrock method
+    switched: Any  # whether it isn't the method of the previous attempt
+    count: Any  # how many attempts in a row looked stiff; negative for attempts that didn't
+    h: Any  # the size of the attempt, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +69,12 @@ class Switching:
     that both methods carry. A method that carries nothing leaves them as they are, so they are
     recomputed on a switch. The `last` of an `Attempt` is the `stretches` of the method that made
     it.
-
-    - `is_stiff`: a mask, true where the Rosenbrock method makes the steps; None without a mode, in
-        which no steps can be made.
     """
 
     nonstiff: RungeKutta
     stiff: Rodas | ModifiedRosenbrock
     rule: Rule
-    is_stiff: Any = None
+    is_stiff: Any = None  # a mask, true where the Rosenbrock method makes the steps; or no mode
 
     remembers = False
     is_implicit = True
@@ -169,38 +145,32 @@ class Switching:
         shapes = [_shape(x) for x in (self.nonstiff, self.stiff)]
         n_dense, n_errors = max(x.dense for x in shapes), max(x.errors for x in shapes)
 
-        def by(method: Any) -> Callable[[Equations], tuple]:
-            def made(equations: Equations) -> tuple:
-                own = carry if _carries(method) else ()
-                attempt = method.step(xp, equations, y, own, t, h)
-                assert attempt.failed is None
-                carried = attempt.carry or carry
-                # (Where a method has fewer estimates of the error than the other, its first one is
-                # repeated: only the largest counts.)
-                error = attempt.error + attempt.error[:1] * (n_errors - len(attempt.error))
-                dense = _padded(attempt.dense, n_dense)
-                stretches = method.stretches(xp, equations, attempt.last)
-                return attempt.y2, carried, error, dense, stretches
+        def made(method: Any, equations: Equations) -> tuple:
+            attempt = method.step(xp, equations, y, carry if _carries(method) else (), t, h)
+            assert attempt.failed is None
+            # (Of the estimates of the error, only the largest counts, so one may be repeated.)
+            error, dense = _padded(attempt.error, n_errors), _padded(attempt.dense, n_dense)
+            stretches = method.stretches(xp, equations, attempt.last)
+            return attempt.y2, attempt.carry or carry, error, dense, stretches
 
-            return made
-
-        made = equations.either(xp, self.is_stiff, by(self.stiff), by(self.nonstiff))
-        y2, carry, error, dense, stretches = made
-        return Attempt(y2, carry, error, dense, last=stretches)
+        *found, stretches = self._by_mode(xp, equations, made)
+        return Attempt(*found, last=stretches)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
         size = max(_shape(x).within for x in (self.nonstiff, self.stiff))
 
-        def by(method: Any) -> Callable[[Equations], tuple]:
-            def made(equations: Equations) -> tuple:
-                own = dense[: _shape(method).dense]
-                return _padded(method.dense(xp, equations, y, own, t, h), size)
+        def made(method: Any, equations: Equations) -> tuple:
+            own = dense[: _shape(method).dense]
+            return _padded(method.dense(xp, equations, y, own, t, h), size)
 
-            return made
+        return self._by_mode(xp, equations, made)
 
-        return equations.either(xp, self.is_stiff, by(self.stiff), by(self.nonstiff))
+    def _by_mode(self, xp: Arithmetic, equations: Equations, made: Callable) -> Any:
+        """`made(method, equations)` for the method that makes the steps."""
+        by = [functools.partial(made, method) for method in (self.stiff, self.nonstiff)]
+        return equations.either(xp, self.is_stiff, *by)
 
     def interpolate(
         self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
@@ -215,10 +185,8 @@ class Switching:
     def looks_stiff(self, xp: Arithmetic, stretches: tuple, h: Any) -> Any:
         """Whether stability limits the step after an attempt.
 
-        **Arguments:**
-
-        - `stretches`: those of the attempt, of the components that step-size control looks at.
-        - `h`: the size of the step.
+        **Arguments:** `stretches`: those of the attempt, of the components that step-size control
+        looks at; `h`: the size of the step.
         """
         rule = self.rule
         share = h * (1 / (rule.boundary * rule.nonstifftol))
@@ -231,12 +199,9 @@ class Switching:
     def choose(self, xp: Arithmetic, count: Any, looks_stiff: Any, h: Any, counts: Any) -> Choice:
         """Choose the method of the next attempt.
 
-        **Arguments:**
-
-        - `count`: the `count` of the choice before.
-        - `looks_stiff`: see the method of this name.
-        - `h`: the proposed size of the next attempt.
-        - `counts`: a mask, true where an attempt was made and another is to follow.
+        **Arguments:** `count`: that of the choice before; `looks_stiff`: see the method of this
+        name; `h`: the proposed size of the next attempt; `counts`: a mask, true where an attempt
+        was made and another is to follow.
         """
         rule, is_stiff = self.rule, self.is_stiff
         one_more = xp.where(count < 0, 1, count + 1)
@@ -249,15 +214,11 @@ class Switching:
 
 
 class _Shape(NamedTuple):
-    """Sizes of what a method returns.
+    """Sizes of what a method returns."""
 
-    - `dense`, `within`: the number of states of the dense output, before and after `Method.dense`.
-    - `errors`: the number of error estimates.
-    """
-
-    dense: int
-    within: int
-    errors: int
+    dense: int  # the number of states of the dense output
+    within: int  # the same after `Method.dense`
+    errors: int  # the number of error estimates
 
 
 @functools.cache
@@ -282,25 +243,20 @@ def _carries(method: Any) -> bool:
 
 
 def _padded(states: tuple, size: int) -> tuple:
-    """The states, with the first one repeated at the end to make up this number."""
+    """The elements, with the first one repeated at the end to make up this number."""
     return states + states[:1] * (size - len(states))
 
 
 class SwitchingController(AbstractController):
     """The step-size control of a `Switching`. Each of its methods has its own control with its own
-    memory, which doesn't change while the other method makes the steps.
-
-    - `nonstiff`, `stiff`: the controllers of the two methods.
-    - `is_stiff`: see `Switching`.
-    """
+    memory, which doesn't change while the other method makes the steps."""
 
     nonstiff: AbstractController
     stiff: AbstractController
-    is_stiff: Any = None
+    is_stiff: Any = None  # see `Switching`
 
     def in_mode(self, is_stiff: Any) -> SwitchingController:
-        """The same controllers in the mode in which the Rosenbrock method makes the steps where the
-        mask is true, and the explicit method elsewhere."""
+        """See `Switching.in_mode`."""
         return SwitchingController(self.nonstiff, self.stiff, is_stiff)
 
     def initial_memory(self) -> tuple[float, ...]:

@@ -133,7 +133,6 @@ def cubic_hermite(b: Row, *, order: int, fsal: bool) -> Interpolant:
     It is of order 3, or of the method's order if that is less. The slope at the end costs a stage
     unless `fsal`.
     """
-    b = tuple(map(float, b))
     weights = [[0.0, 3 * w, -2 * w] for w in b]
     if not fsal:
         weights.append([0.0, 0.0, 0.0])

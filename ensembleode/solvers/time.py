@@ -40,13 +40,12 @@ def rounding(t0: Any, t1: Any, dtype: Any, xp: Any = jnp) -> Any:
 def fixed_step(
     xp: Arithmetic, anchor: Any, stop: Any, t: Any, dt: Any, number: Any
 ) -> tuple[Any, Any]:
-    """The end of a fixed step, and whether time can't resolve the step. It is step `number` (from
-    0), of size `dt > 0`, of a stretch of time from `anchor` to `stop`.
+    """The end of step `number` (from 0), of size `dt > 0`, of a stretch of time from `anchor` to
+    `stop`; and whether time can't resolve the step.
 
-    The times are laid out as `anchor + n dt`, so that rounding errors don't accumulate: there are
-    as many steps as for the same stretch at zero. A step can't be resolved if rounding makes it
-    zero, or longer by half (so a step of two spacings of floating-point numbers is always
-    resolved).
+    The times are `anchor + n dt`, so that rounding errors don't accumulate. A step can't be
+    resolved if rounding makes it zero, or longer by half (so a step of two spacings of
+    floating-point numbers is always resolved).
     """
     direction = xp.sign(stop - anchor)
     t2 = anchor + direction * (dt * xp.cast(number + 1, dt.dtype))

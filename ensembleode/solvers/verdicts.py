@@ -34,30 +34,22 @@ PROBE = 5
 
 
 class Verdict(NamedTuple):
-    """The decision about a trajectory after a step.
+    """The decision about a trajectory after a step."""
 
-    - `accepted`: whether the trajectory goes on from the end of the step.
-    - `failed`: whether the step was infinite or NaN; for a fixed step, only if time resolved it.
-    - `lost`: whether there is no next step.
-    - `next_h`: the size of the next step, positive; zero for a fixed step that time can't resolve.
-    - `memory`: the controller's memory; None with a fixed step.
-    """
-
-    accepted: Any
-    failed: Any
-    lost: Any
-    next_h: Any
-    memory: Any = None
+    accepted: Any  # whether the trajectory goes on from the end of the step
+    failed: Any  # whether the step was infinite or NaN; for a fixed step, only if time resolved it
+    lost: Any  # whether there is no next step
+    next_h: Any  # the size of the next step, positive; zero for a fixed step too short for time
+    memory: Any = None  # the controller's memory; None with a fixed step
 
 
 class Times(NamedTuple):
-    """The times of a step: its start `t` and its end `t2`; `stop`, the end of the current stretch
-    of time, which no step passes; and the `span` of the whole solve, `t1 - t0`."""
+    """The times of a step."""
 
-    t: Any
-    t2: Any
-    stop: Any
-    span: Any
+    t: Any  # its start
+    t2: Any  # its end
+    stop: Any  # the end of the current stretch of time, which no step passes
+    span: Any  # that of the whole solve, `t1 - t0`
 
 
 def judge(
@@ -73,13 +65,10 @@ def judge(
 ) -> Verdict:
     """The verdict on an adaptive step.
 
-    **Arguments:**
-
-    - `size`: the nominal size of the step, positive; at most what is left of the stretch of time.
-    - `squared`: the square of the norm of its scaled error.
-    - `memory`: the controller's memory of the steps before.
-    - `going`: whether the trajectory goes on; otherwise no step of it is accepted.
-    - `is_first`: whether no step has been accepted before.
+    **Arguments:** `size`: the nominal size of the step, positive, at most what is left of the
+    stretch of time; `squared`: the square of the norm of its scaled error; `memory`: the
+    controller's memory of the steps before; `going`: whether the trajectory goes on (otherwise no
+    step of it is accepted); `is_first`: whether no step has been accepted before.
     """
     squared = xp.once(squared)
     accepted = controller.accepts(xp, squared, memory) & going
@@ -94,11 +83,8 @@ def judge(
 def counted(
     xp: Arithmetic, verdict: Verdict, failures: Any, size: Any, span: Any
 ) -> tuple[Verdict, Any]:
-    """The verdict with failures in a row taken into account, and their new number. After too many
-    failures the trajectory is lost.
-
-    **Arguments:** `size`, `span`: see `count_failures`.
-    """
+    """The verdict with failures in a row taken into account, and their new number: after too many
+    the trajectory is lost. `size`, `span`: see `count_failures`."""
     failures = count_failures(xp, failures, verdict.failed, size, span)
     return verdict._replace(lost=verdict.lost | (failures >= MOST_FAILURES)), failures
 
@@ -112,11 +98,6 @@ def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any)
     accepted = sound & going
     lost = going & ~accepted
     return Verdict(accepted, lost & ~unresolved, lost, xp.where(unresolved, 0.0, h))
-
-
-#
-# Return codes
-#
 
 
 def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: Any) -> Any:

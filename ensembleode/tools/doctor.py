@@ -1,7 +1,6 @@
 """Reports which parts of this installation work, which don't, and what to do about it."""
 
 import collections
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -10,6 +9,7 @@ from typing import Any
 import jax
 
 from ..engines.compiled import launch
+from ..engines.julia import environment
 from ..ground import cpu_devices
 from ..ground.placement import platform_of
 
@@ -38,22 +38,20 @@ def report() -> dict[str, Any]:
         problems.append({"problem": what, "remedy": remedy})
 
     return {
-        "versions": {"Python": platform.python_version()} | {n: _version(n) for n in PACKAGES},
+        "versions": {"Python": platform.python_version()}
+        | {name: environment.version_of(name) or "missing" for name in PACKAGES},
         "devices": _devices(problem),
         "threads": _threads(),
         "x64": bool(jax.config.read("jax_enable_x64")),
-        "extras": _extras(),
+        # (It is no problem if they aren't installed: one installs only those that one needs.)
+        "extras": {
+            name: {"for": what, "missing": [m for m in modules if not _importable(m)]}
+            for name, (what, modules) in EXTRAS.items()
+        },
         "julia": _julia(),
         "gpu": _gpu(problem),
         "problems": problems,
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "missing"
 
 
 def _devices(problem: Any) -> list[str]:
@@ -77,15 +75,6 @@ def _threads() -> dict[str, int]:
     return {"devices": there, "threads": cpu_devices.threads(), "cores": cpu_devices.cores()}
 
 
-def _extras() -> dict[str, dict[str, Any]]:
-    """The extras. It is no problem if they aren't installed: one installs only those that one
-    needs."""
-    return {
-        name: {"for": what, "missing": [m for m in modules if not _importable(m)]}
-        for name, (what, modules) in EXTRAS.items()
-    }
-
-
 def _importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -95,8 +84,6 @@ def _importable(module: str) -> bool:
 
 def _julia() -> dict[str, str | None]:
     """The Julia engine. It is no problem if it isn't installed: few need it."""
-    from ..engines.julia import environment
-
     status = environment.status()
     if status["problems"]:
         first = status["problems"][0]

@@ -79,11 +79,7 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a fit goes on from: a pytree of `state`, `best` and `losses`.
-
-    - `run`: the properties that must not change: the number of items, the key, the loss and the
-        data.
-    """
+    """What a fit goes on from: a pytree of `state`, `best` and `losses`."""
 
     state: Any
     best: Any
@@ -91,7 +87,7 @@ class Saved:
     losses: np.ndarray
     step: int
     position: Position
-    run: dict[str, Any]
+    run: dict[str, Any]  # what must not change: the number of items, the key, the loss and the data
 
 
 jtu.register_dataclass(Saved, ["state", "best", "losses"], ["best_loss", "step", "position", "run"])

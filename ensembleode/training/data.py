@@ -21,13 +21,12 @@ from .step import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A batch on its devices, its number of items, whether it is the last of a pass, and the
-    indices of its items in arrays."""
+    """A batch on its devices."""
 
     batch: Batch | None
-    count: int
-    last: bool
-    items: np.ndarray | None = None
+    count: int  # of its items
+    last: bool  # of a pass
+    items: np.ndarray | None = None  # the indices of its items in arrays
 
 
 class Arrays:
@@ -51,13 +50,9 @@ class Arrays:
             piece = self._piece(np.arange(self.items), True)
             while True:
                 yield piece
-        first = begin.items
-        for epoch in itertools.count(begin.epoch):
-            order = self._order(epoch, key)
-            for i in range(first, self.items, self.size):
-                rows = order[i : i + self.size]
-                yield self._piece(rows, i + len(rows) == self.items)
-            first = 0
+        yield from self._pass(self._order(begin.epoch, key), begin.items)
+        for epoch in itertools.count(begin.epoch + 1):
+            yield from self._pass(self._order(epoch, key))
 
     def identity(self) -> dict[str, str]:
         """A digest of each array by its name, by which the data are recognised."""
@@ -70,8 +65,11 @@ class Arrays:
 
     def in_order(self) -> Iterator[Piece]:
         """The batches of one pass, in the order of the items."""
-        for i in range(0, self.items, self.size):
-            rows = np.arange(i, min(i + self.size, self.items))
+        return self._pass(np.arange(self.items))
+
+    def _pass(self, order: np.ndarray, first: int = 0) -> Iterator[Piece]:
+        for i in range(first, self.items, self.size):
+            rows = order[i : i + self.size]
             yield self._piece(rows, i + len(rows) == self.items)
 
     def _order(self, epoch: int, key: Any) -> np.ndarray:
@@ -107,7 +105,6 @@ class Batches:
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
         """Pass after pass from this position on; a single pass if the iterable can't be
         repeated."""
-        del key
         start = begin.pieces
         while True:
             some = False

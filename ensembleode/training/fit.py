@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..core.progress import bar
 from ..options import check_count
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
 from .data import ahead, Piece, source_of
 from .ending import sigterm_raises, Terminated
 from .identity import of_loss, of_optimizer
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
-from .log import Bar, Log
+from .log import Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import on_their_devices, Placement, placement
 from .processes import from_first, is_first, needed, peers
@@ -77,14 +78,13 @@ class FitResult:
     def __repr__(self) -> str:
         shapes = eqx.tree_pformat(self.params, short_arrays=True, width=60).splitlines()
         lost = "" if not len(self.losses) else f"{self.losses[0]:.4g} to {self.losses[-1]:.4g}, "
-        lines = [
-            f"FitResult: {self.stopped} after {self.steps} steps, {self.epochs} epochs",
-            f"  why      {self.message}",
-            f"  loss     {lost}best {self.best_loss:.4g}",
-            f"  params   {shapes[0]}{' ...' if len(shapes) > 1 else ''}",
-            f"  elapsed  {self.elapsed:.3g} s",
-        ]
-        return "\n".join(lines)
+        return (
+            f"FitResult: {self.stopped} after {self.steps} steps, {self.epochs} epochs\n"
+            f"  why      {self.message}\n"
+            f"  loss     {lost}best {self.best_loss:.4g}\n"
+            f"  params   {shapes[0]}{' ...' if len(shapes) > 1 else ''}\n"
+            f"  elapsed  {self.elapsed:.3g} s"
+        )
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """Plot the loss of each step on a logarithmic axis, with matplotlib (the extra `plot`).
@@ -272,8 +272,9 @@ def fit(
             with peers(_advice(folder)):
                 begin, changed = folder.beginning(begin, resume, placed, identity)
             begin = loop.with_changes(begin, changed)
-        with Log(log, begin.step) as lines, Bar(progress, loop.steps, begin.step) as bar:
-            result = loop.run(begin, folder, lines, bar)
+        silent = {"disable": not (progress and is_first())}
+        with Log(log, begin.step) as lines, bar(loop.steps, "step", begin.step, **silent) as shown:
+            result = loop.run(begin, folder, lines, shown)
     except OSError as e:  # the last lines of the log can't be written
         if result is not None:
             e.result = result  # pyright: ignore
@@ -287,11 +288,11 @@ def fit(
 def _with_arrays(params: Any) -> Any:
     """The parameters with arrays for Python's floats, except for those in Equinox modules, where
     floats are constants."""
-
-    def as_array(x):
-        return jnp.asarray(x) if isinstance(x, float | complex) else x
-
-    return jax.tree.map(as_array, params, is_leaf=lambda x: isinstance(x, eqx.Module))
+    return jax.tree.map(
+        lambda x: jnp.asarray(x) if isinstance(x, float | complex) else x,
+        params,
+        is_leaf=lambda x: isinstance(x, eqx.Module),
+    )
 
 
 def _advice(folder: Folder | None) -> str:
@@ -301,48 +302,46 @@ def _advice(folder: Folder | None) -> str:
     return "start it again, and it goes on from its last checkpoint, with any number of processes"
 
 
+@dataclasses.dataclass
 class _Loop:
     """The steps of a fit."""
 
-    def __init__(
-        self,
-        step: Step,
-        source: Any,
-        key: Any,
-        epochs: Any,
-        maxiters: int | None,
-        callback: Callable | None,
-        automatic: bool,
-        started: float,
-    ):
-        self._step, self._source, self._epochs, self._maxiters = step, source, epochs, maxiters
-        self._placed, self._static = step.placement, step.static
-        self._some_static = bool(jax.tree.leaves(step.static))  # combining takes time
-        self._callback, self._automatic, self._started = callback, automatic, started
-        self._order, key = jax.random.split(key)
-        self._key = self._placed.everywhere(key)
+    step: Step
+    source: Any
+    key: Any
+    epochs: Any
+    maxiters: int | None
+    callback: Callable | None
+    automatic: bool  # whether the microbatch is to be found
+    started: float
+
+    def __post_init__(self):
+        self._placed, self._static = self.step.placement, self.step.static
+        self._some_static = bool(jax.tree.leaves(self._static))  # combining takes time
+        self._order, key = jax.random.split(self.key)
+        self.key = self._placed.everywhere(key)
         self._losses: list[float] = []
         self._number: Any = None  # the number of the step, on the devices
 
     @property
     def steps(self) -> int | None:
         """The number of steps that there will be, as far as it is known."""
-        each = None if self._source is None else self._source.steps
-        return self._maxiters or (each and each * self._epochs)
+        each = None if self.source is None else self.source.steps
+        return self.maxiters or (each and each * self.epochs)
 
     def beginning(self, trained: Any) -> Saved:
-        optimizer = self._step.optimizer.init(trained)
+        optimizer = self.step.optimizer.init(trained)
         state = self._placed.everywhere(State(trained, optimizer))
-        items = None if self._source is None else self._source.items
+        items = None if self.source is None else self.source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
         return Saved(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
 
     def _is_done(self, now: Saved) -> bool:
-        if self._maxiters is not None:
-            return now.step >= self._maxiters
-        return now.position.epoch >= self._epochs
+        if self.maxiters is not None:
+            return now.step >= self.maxiters
+        return now.position.epoch >= self.epochs
 
-    def run(self, begin: Saved, folder: Folder | None, lines: Log, bar: Bar) -> FitResult:
+    def run(self, begin: Saved, folder: Folder | None, lines: Log, shown: Any) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
@@ -361,7 +360,9 @@ class _Loop:
                     good, now = now.state.params, self._after(now, piece, state, loss)
                     seconds = time.perf_counter() - began
                     lines.write(now.step, now.position.epoch, loss, seconds, piece.count)
-                    bar.update(loss)
+                    if not shown.disable:
+                        shown.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+                        shown.update()
                     if self._wants_stop(now, piece, loss, good):
                         stopped = "callback"
                         break
@@ -394,7 +395,7 @@ class _Loop:
             now.position.epoch,
             stopped,
             message,
-            time.perf_counter() - self._started,
+            time.perf_counter() - self.started,
         )
 
     def _save(self, now: Saved, folder: Folder, lines: Log) -> None:
@@ -433,41 +434,41 @@ class _Loop:
         )
 
     def _pieces(self, position: Position) -> Any:
-        if self._source is None:
+        if self.source is None:
             return contextlib.nullcontext(itertools.repeat(Piece(None, 0, True)))
-        pieces = self._source.batches(position, self._order)
-        return contextlib.closing(pieces if self._source.repeats else ahead(pieces))
+        pieces = self.source.batches(position, self._order)
+        return contextlib.closing(pieces if self.source.repeats else ahead(pieces))
 
     def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float]:
         state = now.state
-        if self._step.dtype is None:
-            dtype, mesh = traced(self._step, state.params, piece.batch, self._key)
-            self._step = dataclasses.replace(self._step, dtype=dtype)
+        if self.step.dtype is None:
+            dtype, mesh = traced(self.step, state.params, piece.batch, self.key)
+            self.step = dataclasses.replace(self.step, dtype=dtype)
             state, self._number = self._placed.onto(mesh, (state, self._number))
-            if self._automatic:
-                self._step = that_fits(self._step, state, piece.batch, self._key, self._number)
+            if self.automatic:
+                self.step = that_fits(self.step, state, piece.batch, self.key, self._number)
         while True:
             try:
-                compiled = self._step.compiled
+                compiled = self.step.compiled
                 with needed():
-                    new, number, loss = compiled(state, piece.batch, self._key, self._number)
+                    new, number, loss = compiled(state, piece.batch, self.key, self._number)
                     loss = float(loss)
                 self._number = number
                 return new, loss
             except jax.errors.JaxRuntimeError as e:
                 if not out_of_memory(e) or piece.batch is None:
                     raise
-                if not self._automatic:
+                if not self.automatic:
                     e.add_note("ensembleode: give microbatch='auto', or a smaller number.")
                     raise
-                self._step = smaller(self._step, piece.batch, e)
+                self.step = smaller(self.step, piece.batch, e)
 
     def _after(self, now: Saved, piece: Piece, state: State, loss: float) -> Saved:
         self._losses.append(loss)
         epoch, pieces, items, total = now.position
         pieces, items, total = pieces + 1, items + piece.count, total + loss * piece.count
         best, best_loss = now.best, now.best_loss
-        if self._source is None or self._source.repeats:
+        if self.source is None or self.source.repeats:
             if loss < best_loss:
                 best, best_loss = now.state.params, loss
         elif piece.last and total / items < best_loss:
@@ -494,11 +495,11 @@ class _Loop:
 
     def _culprits(self, now: Saved, piece: Piece | None) -> str:
         """The items whose loss isn't finite, as a text, where they can be found quickly."""
-        if piece is None or piece.batch is None or self._step.microbatch or jax.process_count() > 1:
+        if piece is None or piece.batch is None or self.step.microbatch or jax.process_count() > 1:
             return ""
-        key = jax.random.fold_in(self._key, now.step)
+        key = jax.random.fold_in(self.key, now.step)
         losses = self._placed.mapped(
-            lambda shared, split: self._step.losses(shared[0], *split, shared[1])
+            lambda shared, split: self.step.losses(shared[0], *split, shared[1])
         )
         values = jax.jit(losses)((now.state.params, key), (piece.batch.rows, piece.batch.place))
         bad = np.flatnonzero(~np.isfinite(values[: piece.count]))
@@ -508,14 +509,14 @@ class _Loop:
         return f" (the loss of {len(bad)} of {piece.count} items{which})"
 
     def _wants_stop(self, now: Saved, piece: Piece, loss: float, params: Any) -> bool:
-        if self._callback is None:
+        if self.callback is None:
             return False
         stop = False
         if is_first():
-            elapsed = time.perf_counter() - self._started
+            elapsed = time.perf_counter() - self.started
             epoch, whole = now.position.epoch, self._whole(params)
             state = FitState(now.step, epoch, loss, whole, piece.count, elapsed)
-            stop = bool(self._callback(state))
+            stop = bool(self.callback(state))
         return from_first(bytes([stop])) == b"\x01"
 
 

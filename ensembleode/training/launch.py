@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -20,18 +20,12 @@ _HERE = "127.0.0.1"
 
 
 class Launch(NamedTuple):
-    """One process of several.
+    """One process of several."""
 
-    - `by`: what launched it: `"JAX"` (the variables of that name, or arguments), `"torchrun"`,
-        `"Open MPI"`, `"MPICH"` (and Intel MPI), or `"Slurm"`.
-    - `processes`, `process`: the number of processes, and the number of this one, from 0.
-    - `host`, `port`: where process 0 can be reached.
-    """
-
-    by: str
+    by: str  # what launched it; "JAX" for the variables of that name, and for arguments
     processes: int
-    process: int
-    host: str
+    process: int  # the number of this one, from 0
+    host: str  # with `port`: where process 0 can be reached
     port: int
 
 
@@ -189,17 +183,12 @@ def _several_nodes(launcher: str, option: str) -> str:
 
 def _proxy() -> int:
     """The process that MPICH has on each node to launch processes; scripts may be in between."""
-    for pid in _ancestors():
-        if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("hydra"):
-            return pid
-    return os.getppid()
-
-
-def _ancestors() -> Iterator[int]:
     pid = os.getppid()
     while pid > 1 and (stat := pathlib.Path(f"/proc/{pid}/stat")).exists():
-        yield pid
+        if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("hydra"):
+            return pid
         pid = int(stat.read_text().rpartition(")")[2].split()[1])
+    return os.getppid()
 
 
 def _port(job: str) -> int:

@@ -83,7 +83,7 @@ class Damping(NamedTuple):
 
 
 class _Tried(NamedTuple):
-    """What a step has come to, by so many tries."""
+    """The parameters and the damping after `count` tries of a step."""
 
     params: Any
     damping: Any
@@ -103,8 +103,8 @@ _MATRICES = 5
 
 
 def check_params(params: Any, device: jax.Device) -> None:
-    """**Raises:** `TypeError` for complex parameters, and `ValueError` for more than the memory has
-    room for matrices of."""
+    """**Raises:** `TypeError` for complex parameters, and `ValueError` where the memory has no room
+    for the matrices."""
     if any(jnp.iscomplexobj(x) for x in jax.tree.leaves(params)):
         raise TypeError(
             f"with {_NAME}, params must be real: give the real and the imaginary parts apart."
@@ -274,7 +274,7 @@ def _count(params: Any) -> int:
 
 
 def _dtype_of(params: Any) -> Any:
-    """That of the matrices, which LAPACK doesn't factorise in less than 32 bits."""
+    """The dtype of the matrices. It has 32 bits at least, as LAPACK factorises no shorter ones."""
     return np.result_type(np.float32, *(x.dtype for x in jax.tree.leaves(params)))
 
 

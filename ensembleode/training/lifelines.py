@@ -26,11 +26,8 @@ _LIMIT = 2**26  # bytes of a line
 
 
 class Door:
-    """The door of process 0.
-
-    **Arguments:** `processes`: how many have a lifeline; `service`: the port on this computer on
-    which JAX's service listens; `patience`: see `Lifeline`.
-    """
+    """The door of process 0, for the lifelines of so many `processes`. JAX's `service` listens on
+    this port of this computer; `patience`: see `Lifeline`."""
 
     def __init__(self, processes: int, service: int, patience: float):
         self._processes, self._service, self._patience = processes, service, patience
@@ -83,11 +80,9 @@ class Door:
 class Lifeline:
     """The lifeline of this process, and the port at which its client of JAX connects.
 
-    **Arguments:**
-
-    - `hear`: called with each word and the number of the process that it is about.
-    - `patience`: the number of seconds for which another computer may not answer. (What is closed
-        by its system, as where a process is killed, is heard of at once.)
+    **Arguments:** `hear`: called with each word and the number of the process that it is about;
+    `patience`: the number of seconds for which another computer may not answer. (What is closed by
+    its system, as where a process is killed, is heard of at once.)
     """
 
     def __init__(self, hear: Callable[[str, int], None], patience: float):
@@ -100,11 +95,11 @@ class Lifeline:
         self._thread.start()
 
     def open_door(self, processes: int, port: int, host: str | None) -> int:
-        """In process 0: open the door.
-
-        **Returns:** the port on which JAX's service is to listen, on this computer only.
-        """
-        service = _free_port()
+        """In process 0: open the door. Returns the port on which JAX's service is to listen, on
+        this computer only."""
+        with contextlib.closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            service = free.getsockname()[1]
         door = Door(processes, service, self._patience)
         self._wait(door.open(host, port))
         self._open.append(door)
@@ -237,9 +232,3 @@ def _kept_alive(writer: asyncio.StreamWriter, patience: float) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # (not on all systems)
             of.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The output of a running fit: a progress bar, and a file with a line for each step."""
+"""The log of a running fit: a file with a line for each step."""
 
 import contextlib
 import errno
@@ -8,7 +8,6 @@ import pathlib
 import time
 from typing import Any
 
-from ..core.progress import bar
 from ..ground.files import naming, written_whole
 from .processes import is_first
 
@@ -81,18 +80,3 @@ def _is_done(line: str, step: int) -> bool:
         return False
     # A run that begins anew has no lines to remove.
     return line.endswith("\n") and (step == 0 or done <= step)
-
-
-class Bar(contextlib.AbstractContextManager):
-    """A progress bar over the steps, with the loss."""
-
-    def __init__(self, shown: bool, steps: int | None, begin: int):
-        self._bar = bar(steps, "step", begin, disable=not (shown and is_first()))
-
-    def update(self, loss: float) -> None:
-        if not self._bar.disable:
-            self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
-            self._bar.update()
-
-    def __exit__(self, *exception):
-        self._bar.close()

@@ -331,9 +331,9 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
     if starts is not None:
         u0 = _as_starts(starts, u0, several)
         target = jnp.concatenate([u0[:, 1:], target[:, -1:]], axis=1)
-    alike = (np.broadcast_to(x, (len(data), *x.shape)) for x in (inside, counted))
-    has_next = np.broadcast_to(has_next, (len(data), *has_next.shape))
-    groups = ShootingGroups(ts[:, index], pieces, *alike, u0, target, has_next)
+    masks = (np.broadcast_to(x, (len(data), *x.shape)) for x in (inside, counted, has_next))
+    inside, counted, has_next = masks
+    groups = ShootingGroups(ts[:, index], pieces, inside, counted, u0, target, has_next)
     groups = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups)
     return jax.tree.map(jnp.asarray, groups)._replace(ts=groups.ts)
 
@@ -347,11 +347,8 @@ def _as_data(data: Any, state: tuple, dtype: Any) -> Any:
             f"data must be [time, *state] or [trajectory, time, *state], with the shape of a state "
             f"as in prob.u0, {state}; its shape is {data.shape}."
         )
-    check_finite(
-        "data has a value",
-        data,
-        "leave such times out, or fill them in (eo.collocate_data estimates values at any time)",
-    )
+    how = "leave such times out, or fill them in (eo.collocate_data estimates values at any time)"
+    check_finite("data has a value", data, how)
     return _cast("data", data, dtype)
 
 

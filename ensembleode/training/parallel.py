@@ -75,9 +75,8 @@ class Placement:
         return jax.tree.map(put, tree)
 
     def onto(self, mesh: Mesh | None, tree: Any) -> Any:
-        """Arrays placed as a step on that mesh returns them, so that the step compiles only
-        once."""
-        # A loss may solve on several devices although the batch is on one.
+        """Arrays placed as a step on that mesh returns them, so that the step compiles once. (A
+        loss may solve on several devices although the batch is on one.)"""
         if self.mesh is not None or mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))

@@ -170,10 +170,7 @@ class _Together:
         place = [x["process"] for x in here].index(launch.process)
         alike = [x["process"] for x in here if x["cores"] == here[place]["cores"]]
         cpu_devices.share(alike.index(launch.process), len(alike))
-        if self._service is None:
-            port = self._line.relay(launch.host, launch.port)
-        else:
-            port = self._service
+        port = self._service or self._line.relay(launch.host, launch.port)
         # As JAX does under the launchers that it knows: each has one GPU.
         by_launcher = launch.by != "JAX" and len(here) > 1
         local = [place] if by_launcher and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
@@ -218,7 +215,7 @@ class _Together:
             self._change.notify_all()
 
     def _is_over(self) -> bool:
-        """Whether none needs another any more."""
+        """Whether all processes are ready to end."""
         return len(self._heard["bye"]) == self._launch.processes
 
     def _after(self, seconds: float, does: Callable, *args: Any) -> None:
@@ -428,20 +425,18 @@ def from_first(value: bytes) -> bytes:
         return np.asarray(multihost_utils.broadcast_one_to_all(room)).tobytes()
 
 
-@contextlib.contextmanager
-def needed() -> Iterator[None]:
+def needed() -> contextlib.AbstractContextManager:
     """Within this block, all processes are needed for a computation.
 
     **Raises:** `ProcessLost` where one is gone already.
     """
-    with contextlib.nullcontext() if _together is None else _together.needed():
-        yield
+    return contextlib.nullcontext() if _together is None else _together.needed()
 
 
 @contextlib.contextmanager
 def peers(what_then: str) -> Iterator[None]:
-    """Turns errors that another process's loss causes into `ProcessLost`; `what_then` says what to
-    do about it."""
+    """Within this block, an error that the loss of another process causes becomes `ProcessLost`,
+    which says what to do: `what_then`."""
     try:
         with contextlib.nullcontext() if _together is None else _together.advised(what_then):
             yield

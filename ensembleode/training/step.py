@@ -36,9 +36,6 @@ class State(NamedTuple):
 class Step:
     """`compiled(state, batch, key, number)` returns the next state, the next number, and the loss.
     The loss is NaN where it or its gradient isn't finite, so that there is one number to wait for.
-
-    - `repeats`: whether every step has the same loss function, so that what a line search found out
-        in one step holds in the next.
     """
 
     loss: Callable  # of the parameters alone without data; else of the items of a batch
@@ -46,7 +43,7 @@ class Step:
     optimizer: Any
     placement: Placement
     has_data: bool
-    repeats: bool
+    repeats: bool  # whether all steps have the same loss, so that what a line search found holds
     microbatch: int | None = None  # how many rows a device computes with at a time; None for all
     dtype: Any = None  # that of the loss
 

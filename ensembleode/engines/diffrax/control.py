@@ -19,27 +19,10 @@ import optimistix
 from ...core.known_times import differing
 from ...core.lane import Lane
 from ...core.plan import Plan
+from ...solvers import step_size, time
 from ...solvers.arithmetic import ARRAYS, Components
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
-from ...solvers.step_size import (
-    count_failures,
-    initial_step,
-    is_moved,
-    MOST_FAILURES,
-    power_of_ten,
-    scaled,
-    Tolerances,
-)
-from ...solvers.time import (
-    end_of_stretch,
-    fixed_step,
-    min_step,
-    next_time,
-    StepBounds,
-    STRETCH,
-    underflows,
-)
 from ..compiled.stopping import stopped
 from . import implicit
 
@@ -81,46 +64,20 @@ def _largest(estimates: Estimates, controller: Any, *states: Any) -> Any:
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
-    """One of this library's controllers.
-
-    - `order`: the order of the method, for the first step.
-    - `rtol`, `atol`, `norm`: named as diffrax's implicit methods look for them.
-    """
+    """One of this library's controllers."""
 
     controller: AbstractController = eqx.field(static=True)
     own_norm: AbstractNorm = eqx.field(static=True)
-    order: int = eqx.field(static=True)
-    rtol: Any
+    order: int = eqx.field(static=True)  # that of the method, for the first step
+    rtol: Any  # (These three are named as diffrax's implicit methods look for them.)
     atol: Any
     norm: Callable
-    bounds: StepBounds
-
-    @classmethod
-    def of(
-        cls,
-        controller: AbstractController,
-        norm: AbstractNorm | None,
-        order: int,
-        tol: Tolerances,
-        bounds: StepBounds,
-    ) -> "OwnController":
-        norm = norm or RMSNorm()
-        return cls(
-            rtol=tol.reltol,
-            atol=tol.abstol,
-            norm=norm_of_tree(norm),
-            controller=controller,
-            own_norm=norm,
-            order=order,
-            bounds=bounds,
-        )
+    bounds: time.StepBounds
 
     def wrap(self, direction):
-        del direction  # sizes are positive
-        return self
+        return self  # sizes are positive
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
-        del error_order
         h, span = dt0, jnp.asarray(t1 - t0)
         if h is None:
             structure = jtu.tree_structure(y0)
@@ -138,7 +95,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
             at = t0, y, field(y, t0), span, self._tol, self.order, self.bounds.dtmax
             # (Complex states are divided by tolerances, which jax may be told to refuse.)
             with jax.numpy_dtype_promotion("standard"):
-                h = initial_step(ARRAYS, norm, power_of_ten, field, *at)
+                h = step_size.initial_step(ARRAYS, norm, step_size.power_of_ten, field, *at)
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
         h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
@@ -147,49 +104,43 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
-        del args, error_order
         memory, is_first, end, span = controller_state
         at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
         with jax.numpy_dtype_promotion("standard"):
-            squared = self.own_norm.squared(ARRAYS, _sizes(scaled(ARRAYS, self._tol, *at)))
+            error = _sizes(step_size.scaled(ARRAYS, self._tol, *at))
+            squared = self.own_norm.squared(ARRAYS, error)
         accepted = self.controller.accepts(ARRAYS, squared, memory)
         size = jax.lax.stop_gradient(t1 - t0)
         next_h, memory = self.controller.next_step(
             ARRAYS, size, squared, memory, accepted, is_first
         )
         next_t0 = jnp.where(accepted, t1, t0)
-        short = underflows(ARRAYS, self.bounds, next_h, next_t0, end, span, accepted)
+        short = time.underflows(ARRAYS, self.bounds, next_h, next_t0, end, span, accepted)
         short = short & (next_t0 < end)
-        result = diffrax.RESULTS.where(
-            short, diffrax.RESULTS.dt_min_reached, diffrax.RESULTS.successful
-        )
+        results: Any = diffrax.RESULTS
+        result = results.where(short, results.dt_min_reached, results.successful)
         next_t1 = next_t0 + self.bounds.bounded(ARRAYS, next_h)
         state = (memory, is_first & ~accepted, end, span)
         return accepted, next_t0, next_t1, jnp.array(False), state, result
 
     @property
-    def _tol(self) -> Tolerances:
-        return Tolerances(self.atol, self.rtol)
+    def _tol(self) -> step_size.Tolerances:
+        return step_size.Tolerances(self.atol, self.rtol)
 
 
 class FixedSteps(diffrax.AbstractStepSizeController):
-    """Fixed steps to known times, which are laid out anew from each of these.
+    """Fixed steps to known times, which are laid out anew from each of these."""
 
-    - `tstops`, `jumps`: the known times, and those at which `f` jumps, `[time]`; None for none.
-    """
-
-    tstops: Any
-    jumps: Any
+    tstops: Any  # the known times, `[time]`; None for none
+    jumps: Any  # those at which `f` jumps, `[time]`; None for none
 
     def wrap(self, direction):
-        return FixedSteps(
-            *(None if x is None else x * direction for x in (self.tstops, self.jumps))
-        )
+        return jax.tree.map(lambda x: x * direction, self)
 
     def _beside(self, direction: int) -> Any:
         """The times just after or before the jumps, with which they move."""
         fixed = jax.lax.stop_gradient(self.jumps)
-        return self.jumps + (next_time(ARRAYS, fixed, direction) - fixed)
+        return self.jumps + (time.next_time(ARRAYS, fixed, direction) - fixed)
 
     def _end(self, t: Any, anchor: Any, number: Any, end: Any, dt: Any) -> tuple[Any, Any]:
         """The end of a step from `t`, and that of the stretch of time, from `anchor`."""
@@ -198,11 +149,10 @@ class FixedSteps(diffrax.AbstractStepSizeController):
             # (A step ends before a jump.)
             tables.append(self._beside(-1))
         ahead = [jnp.min(jnp.where(x > t, x, end)) for x in tables]
-        stop = end_of_stretch(ARRAYS, ahead, end, 1)
-        return fixed_step(ARRAYS, anchor, stop, t, dt, number)[0], stop
+        stop = time.end_of_stretch(ARRAYS, ahead, end, 1)
+        return time.fixed_step(ARRAYS, anchor, stop, t, dt, number)[0], stop
 
     def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
-        del terms, y0, args, func, error_order
         number = jnp.zeros((), jnp.int32)
         first, stop = self._end(t0, t0, number, t1, dt0)
         return first, (t0, number, stop, t1, dt0)
@@ -210,7 +160,6 @@ class FixedSteps(diffrax.AbstractStepSizeController):
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
-        del t0, y0, y1_candidate, args, y_error, error_order
         anchor, number, stop, end, dt = controller_state
         arrived, jumped, t = t1 >= stop, jnp.array(False), t1
         if self.jumps is not None:
@@ -223,20 +172,12 @@ class FixedSteps(diffrax.AbstractStepSizeController):
         return jnp.array(True), t, next_t1, jumped, state, diffrax.RESULTS.successful
 
 
-#
-# The components that are controlled
-#
-
-
 @dataclasses.dataclass(frozen=True)
 class Controlled:
-    """The components of a state that step-size control looks at, which are the first ones.
+    """The components of a state that step-size control looks at, which are the first ones."""
 
-    - `shape`: the shape of these as a state; `whole`: that of the state with all components.
-    """
-
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
+    shape: tuple[int, ...]  # of these as a state
+    whole: tuple[int, ...]  # of the state with all components
 
     @classmethod
     def of(cls, plan: Plan) -> "Controlled | None":
@@ -282,11 +223,6 @@ def _of_user(plan: Plan, norm: Callable) -> Callable:
     return lambda tree: norm(jtu.tree_map(components, tree))
 
 
-#
-# Any controller
-#
-
-
 NONFINITE: Any = diffrax.RESULTS.nonfinite_input
 # A result of diffrax's that has no other use here.
 STOPPED: Any = diffrax.RESULTS.event_occurred
@@ -295,11 +231,8 @@ STOPPED: Any = diffrax.RESULTS.event_occurred
 class Controller(diffrax.AbstractAdaptiveStepSizeController):
     """Any step-size controller, with a return code when the trajectory can't go on.
 
-    It is always of diffrax's adaptive kind, so that implicit solvers find their tolerances in it
-    even when the step is fixed.
-
-    - `rtol`, `atol`, `norm`: for the iterations of implicit methods.
-    - `controlled`: the components that it looks at; None for all.
+    It is always of diffrax's adaptive kind, as implicit solvers look there for their tolerances,
+    `rtol`, `atol` and `norm`. `controlled`: the components that it looks at; None for all.
     """
 
     inner: diffrax.AbstractStepSizeController
@@ -321,7 +254,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             y0, func = self.controlled.first(y0), self.controlled.of_field(func)
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of length zero stands for a trajectory that can't begin.
-        usable = jnp.isfinite(first) & _finite(y0)
+        usable = jnp.isfinite(first) & implicit.finite(y0)
         # Of the controllers that get here, only this library's evaluate `f` for the first step.
         nf = 2 if dt0 is None and isinstance(self.inner, OwnController) else 0
         work = implicit.Work(*(jnp.full((), x) for x in (nf, 0, 0, 0)))
@@ -341,7 +274,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         inner: Any = self.inner
         if self.adaptive:
             # The infinite error of an infinite state would become NaN, and so would the next step.
-            usable = _finite(y1_candidate) & _finite(y_error)
+            usable = implicit.finite(y1_candidate) & implicit.finite(y_error)
             if isinstance(y_error, Estimates):
                 y_error = _largest(y_error, inner, y0, y1_candidate)
             y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
@@ -355,25 +288,24 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             # shorter until time can't resolve it, or rounding makes it no shorter. Near zero,
             # diffrax's controllers go on until the numbers underflow; ours end before.
             is_ours = isinstance(self.inner, OwnController)
-            spacing = min_step(ARRAYS, next_t0, span if is_ours else 0.0)
+            spacing = time.min_step(ARRAYS, next_t0, span if is_ours else 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
-            failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
-            # Computed only when it is needed, as it takes a tenth of the time of a small step.
+            failures = step_size.count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
+            # Computed only when it is needed.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
                 lambda: _calm(y0, y1_candidate, inner.atol),
                 lambda: jnp.ones_like(stuck),
             )
             calm = calm & usable
-            lost = lost | (stuck & ~calm) | (failures >= MOST_FAILURES)
+            lost = lost | (stuck & ~calm) | (failures >= step_size.MOST_FAILURES)
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
-            lost = lost | ~_finite(y1_candidate)
+            lost = lost | ~implicit.finite(y1_candidate)
             if self.dt is not None:
-                # diffrax goes to the end of the span if that is only a hundred roundings beyond a
-                # step.
-                stretched = t1 - t0 > STRETCH * self.dt
+                # (diffrax extends a step to an end of the span that is just beyond it.)
+                stretched = t1 - t0 > time.STRETCH * self.dt
                 keep = keep & ~stretched
                 result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
         keep = keep & ~lost
@@ -391,15 +323,15 @@ def controller_for(plan: Plan, lane: Lane) -> Any:
     rtol, atol = whole = lane.reltol, lane.abstol
     if controlled is not None:
         rtol, atol = map(controlled.tolerance, whole)
-    norm: Any = optimistix.rms_norm
-    if method.norm is not None:
-        norm = norm_of_tree(method.norm)
+    norm: Any = optimistix.rms_norm if method.norm is None else norm_of_tree(method.norm)
     if inner is None and method.adaptive:
         bounds = {"dtmin": lane.dtmin, "dtmax": lane.dtmax, "force_dtmin": lane.dtmin is None}
         inner = diffrax.PIDController(rtol=rtol, atol=atol, norm=norm, **bounds)
     elif isinstance(inner, AbstractController):
-        tol, bounds = Tolerances(atol, rtol), StepBounds(lane.dtmin, lane.dtmax)
-        inner = OwnController.of(inner, method.norm, method.order, tol, bounds)
+        own = method.norm or RMSNorm()
+        control = {"controller": inner, "own_norm": own, "order": method.order}
+        control |= {"rtol": rtol, "atol": atol, "norm": norm_of_tree(own)}
+        inner = OwnController(**control, bounds=time.StepBounds(lane.dtmin, lane.dtmax))
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
@@ -430,18 +362,9 @@ def _parted(times: Any) -> Any:
 _ROOM = 4
 
 
-def _finite(y: Any) -> Any:
-    return _everywhere(jnp.isfinite, y)
-
-
 def _calm(y0: Any, y1: Any, atol: Any) -> Any:
-    """Whether a step too short for time to resolve leaves the state practically unchanged.
-
-    False for a state that is not finite.
-    """
-    return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
-
-
-def _everywhere(test: Callable, *trees: Any) -> Any:
-    leaves = zip(*map(jtu.tree_leaves, trees), strict=True)
-    return functools.reduce(jnp.logical_and, [jnp.all(test(*x)) for x in leaves])
+    """Whether a step too short for time to resolve leaves the state practically unchanged, and
+    finite."""
+    leaves = zip(jtu.tree_leaves(y0), jtu.tree_leaves(y1), strict=True)
+    calm = [jnp.all(~step_size.is_moved(atol, a, b)) for a, b in leaves]
+    return functools.reduce(jnp.logical_and, calm)

@@ -33,14 +33,11 @@ _XP: Any = _Arithmetic()
 
 
 class Explicit(diffrax.AbstractSolver):
-    """An explicit method of this library.
-
-    - `method`: the method.
-    - `is_dense`: whether states within steps are asked for, for which some methods evaluate `f`
-        further times; `times`: at which times alone, in the direction of time. None for all.
-    """
+    """An explicit method of this library."""
 
     method: Method = eqx.field(static=True)
+    # Whether states within steps are asked for, for which some methods evaluate `f` further times;
+    # and at which times alone, in the direction of time (None for all).
     is_dense: bool = eqx.field(static=True, default=False)
     times: Any = None
 
@@ -51,16 +48,13 @@ class Explicit(diffrax.AbstractSolver):
         return functools.partial(_Within, method=self.method)
 
     def order(self, terms: Any) -> int:
-        del terms
         return self.method.order
 
     def error_order(self, terms: Any) -> int:
-        del terms
         order = self.method.order
         return 1 + min(order, self.method.embedded_order or order - 1)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any) -> Any:
-        del t1
         return _kept(self.method.init(_XP, _equations(terms, y0, args), _components(y0), t0))
 
     def func(self, terms: Any, t0: Any, y0: Any, args: Any) -> Any:
@@ -74,9 +68,7 @@ class Explicit(diffrax.AbstractSolver):
         within = size_within(_XP, *jax.lax.stop_gradient((t0, t1)), 1)
         h = t1 - t0
         h = h + jax.lax.stop_gradient(within - h)
-        carry = solver_state
-        if carry is None:
-            carry = self.method.init(_XP, equations, y, t0)
+        carry = self.method.init(_XP, equations, y, t0) if solver_state is None else solver_state
         carry = self._renewed(equations, y, t0, carry, made_jump)
         tried = self.method.step(_XP, equations, y, carry, t0, h)
         errors = tuple(_like(y0, e) for e in tried.error)
@@ -106,7 +98,9 @@ class Explicit(diffrax.AbstractSolver):
 
         if not self.is_dense:
             return tried.dense
-        if self.times is None or not _adds_stages(self.method):
+        method = self.method
+        adds_stages = isinstance(method, RungeKutta) and method.tableau.interpolant.extra_c
+        if self.times is None or not adds_stages:
             return made()
         n, shapes = len(tried.dense), jax.eval_shape(made)
         none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[n:])
@@ -126,22 +120,14 @@ class _Within(diffrax.AbstractLocalInterpolation):
     method: Method = eqx.field(static=True)
 
     def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
-        del left
         if t1 is not None:
             return jtu.tree_map(jnp.subtract, self.evaluate(t1), self.evaluate(t0))
         # A trajectory that can't begin, or has ended, takes steps without length.
         is_empty = self.t0 == self.t1
         h = jnp.where(is_empty, 1, self.t1 - self.t0)
         theta = jnp.where(is_empty, 0, t0 - self.t0) / h
-        return _like(
-            self.y0,
-            self.method.interpolate(_XP, _components(self.y0), self.dense, h, theta),
-        )
-
-
-def _adds_stages(method: Method) -> bool:
-    """Whether the solution within a step takes further evaluations of `f`."""
-    return isinstance(method, RungeKutta) and bool(method.tableau.interpolant.extra_c)
+        y = self.method.interpolate(_XP, _components(self.y0), self.dense, h, theta)
+        return _like(self.y0, y)
 
 
 def _equations(terms: Any, like: Any, args: Any) -> Equations:

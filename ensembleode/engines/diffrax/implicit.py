@@ -41,11 +41,9 @@ def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
 
     The steps of diffrax's Runge-Kutta methods can already: their error is infinite then.
     """
-    if not isinstance(solver, diffrax.AbstractImplicitSolver):
-        return solver
-    if issubclass(type(solver), diffrax.AbstractRungeKutta):
-        return solver
-    return _Retried(solver)
+    is_retried = isinstance(solver, diffrax.AbstractRungeKutta)
+    is_implicit = isinstance(solver, diffrax.AbstractImplicitSolver)
+    return _Retried(solver) if is_implicit and not is_retried else solver
 
 
 def before_jumps(solver: diffrax.AbstractSolver, jumps: Any) -> diffrax.AbstractSolver:
@@ -77,7 +75,7 @@ class _StateUnits(optimistix.AbstractRootFinder):
             change = jtu.tree_map(lambda f: self.h * f, new.diff)
             size = self._size(change, self._reached(y))
         # With an infinite Jacobian an iteration changes nothing, which is not convergence.
-        size = jnp.where(_finite(state.linear_state), size, jnp.nan)
+        size = jnp.where(finite(state.linear_state), size, jnp.nan)
         return y, dataclasses.replace(new, diffsize=size.astype(state.diffsize.dtype)), aux
 
     def postprocess(self, fn, y, aux, args, options, state, tags, result):
@@ -154,8 +152,9 @@ def _ended(converged: Any, failed: Any, state: Any) -> tuple[Any, Any]:
     return converged | (result != results.successful), result
 
 
-def _finite(factors: Any) -> Any:
-    leaves = jtu.tree_leaves(eqx.filter(factors, eqx.is_inexact_array))
+def finite(tree: Any) -> Any:
+    """Whether all inexact numbers of a tree are finite."""
+    leaves = jtu.tree_leaves(eqx.filter(tree, eqx.is_inexact_array))
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in leaves])
 
 
@@ -181,33 +180,25 @@ class Counted(NamedTuple):
 
 
 class _Stages(NamedTuple):
-    """A step up to stage `i`.
-
-    - `f`: the derivative at the last stage; `fs`: the derivatives at all stages.
-    - `factors`: the factors of the Jacobian; `result`: the result of the root finder.
-    - `nf`: how often the field was evaluated; `nsolve`: how often linear equations were solved, in
-        implicit stages.
-    """
+    """A step up to stage `i`."""
 
     i: Any
-    f: Any
-    factors: Any
-    fs: Any
-    result: Any
-    nf: Any
-    nsolve: Any
+    f: Any  # the derivative at the last stage
+    factors: Any  # of the Jacobian
+    fs: Any  # the derivatives at all stages
+    result: Any  # of the root finder
+    nf: Any  # how often the field was evaluated
+    nsolve: Any  # how often linear equations were solved, in implicit stages
 
 
 class Method(diffrax.AbstractESDIRK):
     """diffrax's step, operation by operation. In addition, it counts evaluations of `f`, and tells
     the root finder which step it is for.
 
-    Between steps, the solution is the cubic polynomial of the states and slopes at both ends, as in
+    Within a step, the solution is the cubic polynomial of the states and slopes at both ends, as in
     OrdinaryDiffEq. The slopes are those that the iterations found, because `f` of a state that is
-    off by one tolerance would be off by as many tolerances as the problem is stiff. Interpolants of
-    all stages, such as diffrax's for the KenCarp methods, lose orders on stiff problems: for
-    KenCarp4 at tolerances of 1e-3 to 1e-7, on a forced oscillation that is stiff by 100 to 1e6,
-    they are 14 to 18 tolerances off where the cubic is 3 to 9 off.
+    off by one tolerance would be off by as many tolerances as the problem is stiff. (Interpolants
+    of all stages, such as diffrax's for the KenCarp methods, lose orders on stiff problems.)
     """
 
     root_finder: Any = diffrax.with_stepsize_controller_tols(SimplifiedNewton)()
@@ -280,10 +271,8 @@ class Method(diffrax.AbstractESDIRK):
         shapes = jax.eval_shape(of_explicit_stage)
         none = jtu.tree_map(jnp.zeros_like, shapes)
         factors = jax.lax.cond(anew, of_explicit_stage, lambda: none)
-        nothing = jnp.array(0)
-        begin = _Stages(
-            jnp.where(anew, 0, 1), f0, factors, fs, results.successful, nothing, nothing
-        )
+        nothing, start = jnp.array(0), jnp.where(anew, 0, 1)
+        begin = _Stages(start, f0, factors, fs, results.successful, nothing, nothing)
         _, f1, _, fs, result, nf, nsolve = eqxi.while_loop(
             lambda now: now.i < stages,
             stage,
@@ -346,27 +335,21 @@ class Kvaerno5(Method, diffrax.Kvaerno5):
     pass
 
 
-class _KenCarp(Method):
-    """The implicit half of a KenCarp method, used for all of `f`."""
-
-    theirs: ClassVar[type]
-
-    def order(self, terms):
-        return self.theirs.order(self, terms)
+# Of the KenCarp methods, the implicit half is used for all of `f`.
 
 
-class KenCarp3(_KenCarp):
-    theirs = diffrax.KenCarp3
+class KenCarp3(Method):
+    order: ClassVar = diffrax.KenCarp3.order
     tableau: ClassVar = diffrax.KenCarp3.tableau.tableaus[1]
 
 
-class KenCarp4(_KenCarp):
-    theirs = diffrax.KenCarp4
+class KenCarp4(Method):
+    order: ClassVar = diffrax.KenCarp4.order
     tableau: ClassVar = diffrax.KenCarp4.tableau.tableaus[1]
 
 
-class KenCarp5(_KenCarp):
-    theirs = diffrax.KenCarp5
+class KenCarp5(Method):
+    order: ClassVar = diffrax.KenCarp5.order
     tableau: ClassVar = diffrax.KenCarp5.tableau.tableaus[1]
 
 
@@ -385,16 +368,10 @@ class ImplicitEuler(Method):
 
     @staticmethod
     def interpolation_cls(*, t0, t1, y0, y1, k0, k1):
-        del k0, k1
         return diffrax.LocalLinearInterpolation(t0=t0, t1=t1, y0=y0, y1=y1)
 
-    def order(self, terms):
-        del terms
-        return 1
-
-    def error_order(self, terms):
-        del terms
-        return 2
+    order: ClassVar = diffrax.ImplicitEuler.order
+    error_order: ClassVar = diffrax.ImplicitEuler.error_order
 
 
 _METHODS: dict[str, Any] = {

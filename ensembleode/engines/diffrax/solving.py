@@ -8,7 +8,6 @@ callback.
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable
 from typing import Any, get_origin
 
@@ -17,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ... import sensitivity
+from ... import sensitivity, solvers
 from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
@@ -25,18 +24,7 @@ from ...fields.jacobian import is_reverse_only
 from ...fields.transposes import effects_of
 from ...ground.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
-from ...solvers import (
-    Bosh3,
-    Dopri5,
-    Dopri8,
-    Euler,
-    ExplicitRungeKutta,
-    Heun,
-    Midpoint,
-    ODESolver,
-    Ralston,
-    Tsit5,
-)
+from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
@@ -78,23 +66,16 @@ class _Method(eqx.Module):
 def unfit(alg: Any) -> str | None:
     """Why this engine can't run `alg`; None when it can."""
     if isinstance(alg, ODESolver):
-        if "diffrax" in alg.engines:
-            return None
-        return f"it runs on {', '.join(alg.engines)}."
+        return None if "diffrax" in alg.engines else f"it runs on {', '.join(alg.engines)}."
     if not isinstance(alg, diffrax.AbstractSolver):
         return "it is neither an ensembleode solver nor a diffrax one."
-    if isinstance(alg, _IMEX) or _structure(alg) is diffrax.AbstractTerm:
+    structure = get_origin(alg.term_structure) or alg.term_structure
+    if isinstance(alg, _IMEX) or structure is diffrax.AbstractTerm:
         return None
     return (
         f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
         "solver, such as Tsit5()."
     )
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that do the arithmetic."""
-    packages = ("diffrax", "equinox", "lineax", "optimistix")
-    return {package: importlib.metadata.version(package) for package in packages}
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -137,15 +118,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     order, embedded_order = _orders(alg, solver)
     if isinstance(controller, AbstractController):
         controller = controller.for_method(order, embedded_order)
-    norm = options["internalnorm"]
-    counted = (stages, fsal)
+    norm, by_default = options["internalnorm"], options["sensealg"] is None
     is_made_again = type(alg) in AS_OURS or (made_here and not alg.method.remembers)
-    return Static(
-        _Method(
-            solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction,
-            options["sensealg"] is None, alg.method if is_made_again else None,
-        )
-    )  # fmt: skip
+    again = alg.method if is_made_again else None
+    steps = solver, controller, norm, order, adjoint, adaptive, imex, stages, fsal
+    return Static(_Method(*steps, direction, by_default, again))
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
@@ -163,8 +140,7 @@ def closes(plan: Plan) -> bool:
     """See [`Engine.closes`][ensembleode.engines.engine.Engine.closes]. It is so without an adjoint
     that is asked for, where nothing but the saved states and times has derivatives."""
     is_kept = plan.saving.mode == "steps" and keeps(plan)
-    field: Any = plan.field
-    field = getattr(field, "field", field)  # of the columns of a matrix
+    field: Any = getattr(plan.field, "field", plan.field)  # of the columns of a matrix
     return plan.method.value.by_default and not is_kept and not effects_of(field)
 
 
@@ -246,11 +222,6 @@ def factorises(plan: Plan) -> bool:
     return isinstance(plan.method.value.solver, diffrax.AbstractImplicitSolver)
 
 
-#
-# Gradients of failed trajectories
-#
-
-
 @eqx.filter_custom_vjp
 def _isolated(lane: Lane, plan: Plan) -> Result:
     """`_integrate` with gradients that are zero, and never NaN, for a trajectory that failed.
@@ -282,7 +253,6 @@ def _(perturbed, lane, plan):
 
 @_isolated.def_bwd
 def _(residuals, cotangents, perturbed, lane, plan):
-    del perturbed, lane, plan
     pullback, inexact, retcode = residuals
     # diffrax promotes types where it solves backwards, which jax may be told to refuse.
     with jax.numpy_dtype_promotion("standard"):
@@ -373,13 +343,7 @@ class _Field(eqx.Module):
 
 
 def _zero(t: Any, u: Any, args: Any) -> Any:
-    del t, args
     return jnp.zeros_like(u)
-
-
-def _structure(solver: diffrax.AbstractSolver) -> Any:
-    structure = solver.term_structure
-    return get_origin(structure) or structure
 
 
 def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
@@ -403,19 +367,15 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
 
 
 # The methods that are diffrax's own; it has no other explicit ones of ours.
-_THEIRS = (Bosh3, Dopri5, Dopri8, Euler, Heun, Midpoint, Ralston, Tsit5)
+_NAMES = "Bosh3 Dopri5 Dopri8 Euler Heun Midpoint Ralston Tsit5"
+_THEIRS = {getattr(solvers, name): getattr(diffrax, name)() for name in _NAMES.split()}
 
 
 def _solver(alg: Any, adaptive: bool) -> Any:
     """The diffrax solver for one of this library's methods."""
     if alg.implicit:
         return implicit.solver(type(alg).__name__, adaptive)
-    return _theirs(type(alg)) if type(alg) in _THEIRS else Explicit(alg.method)
-
-
-@functools.cache
-def _theirs(cls: type) -> Any:
-    return getattr(diffrax, cls.__name__)()
+    return _THEIRS[type(alg)] if type(alg) in _THEIRS else Explicit(alg.method)
 
 
 def _cost(solver: Any) -> tuple[int | None, bool]:
@@ -433,17 +393,13 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
 
 
 class _SaveTimes(diffrax.AbstractAdjoint):
-    """An adjoint that saves at given times.
-
-    `diffeqsolve(saveat=SaveAt(ts=...))` checks traced times by a host callback. Here the times are
-    put in place after that check; concrete times have been checked by then.
-    """
+    """An adjoint that saves at given times, which are put in place after `diffeqsolve` has checked
+    those of its own: it checks traced times by a host callback."""
 
     inner: diffrax.AbstractAdjoint
     ts: Any
 
     def loop(self, *, saveat, init_state, **kwargs):
-        del saveat
         rows = self.ts.shape[0]
 
         def buffers(state):
@@ -455,9 +411,8 @@ class _SaveTimes(diffrax.AbstractAdjoint):
         if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # it takes no function
             # An interpolant may have a higher precision than the state.
             saveat = diffrax.SaveAt(ts=self.ts, fn=lambda t, y, args: y.astype(ys.dtype))
-        return self.inner.loop(
-            saveat=saveat, init_state=eqx.tree_at(buffers, init_state, (ts, ys)), **kwargs
-        )
+        init_state = eqx.tree_at(buffers, init_state, (ts, ys))
+        return self.inner.loop(saveat=saveat, init_state=init_state, **kwargs)
 
 
 _CODES = (
@@ -467,14 +422,6 @@ _CODES = (
     (NONFINITE, ReturnCode.Unstable),
     (STOPPED, ReturnCode.Default),
 )
-
-
-def _evaluations(method: _Method, steps: Any) -> Any:
-    """The number of evaluations of `f` in so many steps."""
-    if isinstance(method.solver, Explicit):
-        return method.solver.method.evaluations(steps)
-    assert method.stages is not None
-    return steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
 
 
 def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
@@ -491,8 +438,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
         reached = jnp.ones(saving.rows, bool).at[-1].set(retcode == ReturnCode.Success.value)
         t = jnp.stack([lane.t0, lane.t1][-saving.rows :])
     else:
-        reached = jnp.isfinite(sol.ts)
-        t = sol.ts
+        reached, t = jnp.isfinite(sol.ts), sol.ts
         if lane.d_discontinuities is not None:
             # For a step that ends before a jump, this is the time after the jump, from which it
             # goes on.
@@ -515,13 +461,11 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     u = jnp.where(rows, ys, jnp.nan)
     # What failed has no derivatives.
     u = jnp.where(retcode == ReturnCode.Success.value, u, jax.lax.stop_gradient(u))
-    inner = None
-    if saving.mode == "steps" and keeps(plan):
-        inner = within_steps(plan, sol, reached)
+    has_inner = saving.mode == "steps" and keeps(plan)
+    inner = within_steps(plan, sol, reached) if has_inner else None
     t = jnp.where(reached, t, jnp.nan) if plan.own_times else None
-    steps, naccept = (
-        jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
-    )
+    numbers = (sol.stats["num_steps"], sol.stats["num_accepted_steps"])
+    steps, naccept = (jnp.asarray(x, jnp.int32) for x in numbers)
     nf, of_matrices = None, {}
     if isinstance(method.solver, implicit.Method):
         # With known times, this state is nested in that of the controller that handles these times.
@@ -529,7 +473,10 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
         counted = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), state[-1])
         nf, of_matrices = counted.nf, {x: getattr(counted, x) for x in _OF_MATRICES}
     elif method.stages is not None:
-        nf = _evaluations(method, steps)
+        if isinstance(method.solver, Explicit):
+            nf = method.solver.method.evaluations(steps)
+        else:
+            nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic choice of the first step
         if method.fsal and (jumps := getattr(sol.controller_state, "jump_info", None)):
@@ -540,5 +487,4 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
             here = jnp.arange(len(times), dtype=jnp.int32) < jnp.asarray(passed, jnp.int32)
             nf = nf + jnp.sum((times > before) & here, dtype=jnp.int32)
     length = jnp.sum(reached, dtype=jnp.int32)
-    nreject = steps - naccept
-    return Result(u, t, inner, length, retcode, naccept, nreject, nf, **of_matrices)
+    return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf, **of_matrices)

@@ -32,29 +32,27 @@ def keeps(plan: Plan) -> bool:
     return isinstance(interpolant(plan.method), int)
 
 
+# The highest degree of the polynomials by which diffrax's solvers interpolate, that of Dopri8.
+_HIGHEST = 6
+
+
 @dataclasses.dataclass(frozen=True)
 class _Steps:
     """The steps of an explicit diffrax solver, made one by one in the form of a `Method`."""
 
     solver: Static
     is_implicit = False
-
-    @property
-    def degree(self) -> int:
-        return _HIGHEST
+    degree = _HIGHEST
 
     def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
-        del xp, equations, y, t
         return ()
 
     def step(
         self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
-        del xp
         (start,), solver = y, self.solver.value
 
         def f(t, u, args):
-            del args
             return equations.f((u,), t)[0]
 
         # diffrax differentiates by its arguments, and not by the arrays that they close over.
@@ -66,11 +64,9 @@ class _Steps:
     def dense(
         self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
     ) -> Any:
-        del xp, equations, y, t, h
         return dense
 
     def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
-        del xp
         (start,) = y
         return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
 
@@ -84,9 +80,6 @@ def _degree(solver: diffrax.AbstractSolver) -> int:
     if isinstance(solver, Explicit):
         return solver.method.degree
     return 3 if isinstance(solver, implicit.Method) else _HIGHEST
-
-
-_HIGHEST = 6  # that of Dopri8
 
 
 def within_steps(plan: Plan, sol: Any, reached: Any) -> Any:

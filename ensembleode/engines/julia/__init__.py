@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
+from ...ensemble import EnsembleColumns
 from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
@@ -26,7 +27,7 @@ from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
 from ..checks import check_controller, check_steps
 from ..engine import Engine
-from . import environment, gradients as gradients, methods as methods
+from . import environment, gradients as gradients, methods as methods, session
 
 
 class Method(NamedTuple):
@@ -64,22 +65,19 @@ class Julia(Engine):
             adaptive = can_adapt
         if adaptive is not None:
             check_steps(label, can_adapt, bool(adaptive), has_dt)
+            adaptive = bool(adaptive)
         sensealg = options["sensealg"]
         chosen = None if sensealg is None else type(sensealg).__name__
-        # A method that is known by its name only may need the derivatives.
-        implicit = alg.implicit or known_by_name
-        description = methods.description(alg)
-        adaptive = None if adaptive is None else bool(adaptive)
         controller = options["stepsize_controller"]
         if isinstance(controller, PIController) and not known_by_name:
             controller = controller.for_method(alg.order, None)
         ours = getattr(alg, "method", None)
         if isinstance(controller, AbstractController) and ours is not None and ours.is_implicit:
             controller = controller.for_implicit()
-        norm = options["internalnorm"]
-        stages = alg.stages or 8
-        how = (description, adaptive, implicit, stages, chosen, controller, norm)
-        return Static(Method(*how, method=ours))
+        # A method that is known by its name only may need the derivatives.
+        implicit, stages = alg.implicit or known_by_name, alg.stages or 8
+        how = (methods.description(alg), adaptive, implicit, stages, chosen, controller)
+        return Static(Method(*how, options["internalnorm"], method=ours))
 
     def reads_form(self, method: Static) -> bool:
         """Whether the method needs derivatives of `f`. It may, if it is known by its name only."""
@@ -91,15 +89,14 @@ class Julia(Engine):
         **Raises:** [`JuliaError`][] where there is no Julia.
         """
         there = environment.inspected(environment.find())
-        others = {*environment.METHODS, *environment.requirements(), "PythonCall"}
-        others = {name for name in others if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
+        known = {*environment.METHODS, *environment.requirements(), "PythonCall"}
+        others = {name for name in known if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
         others -= methods.packages(method.value.description)
         packages = {name: v for name, v in there.packages.items() if name not in others}
         return {"Julia": there.julia, **packages, **there.gpu}
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, inside a compiled program."""
-        del mask
         return gradients.differentiable(plan, lanes, n)
 
     def executor(self, ensemblealg: Any) -> Any:
@@ -108,9 +105,11 @@ class Julia(Engine):
 
         **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
         """
-        from .ensembles import executor_for
+        from .ensembles import InJulia
 
-        return executor_for(ensemblealg)
+        if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
+            return None
+        return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
 
 
 ENGINE = Julia()

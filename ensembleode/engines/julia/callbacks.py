@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.events import Continuous, Discrete, Jump, Limit, Part
+from ...core.events import Continuous, Discrete, Limit, Part
 from ...core.plan import Happened, Plan
 from ...fields import Inputs, lower, UntranslatableError
 from .source import Definition, julia_source
@@ -19,10 +19,7 @@ def callbacks_as_table(plan: Plan, inputs: Inputs) -> dict[str, Any] | None:
     """The tables of the callbacks in a request, in the order in which the callbacks act; None if
     there are no callbacks.
 
-    **Arguments:** `inputs`: the layout of the parameters.
-
-    **Raises:** `ValueError` for a function that can't be translated, naming the primitive and its
-    place.
+    **Raises:** `ValueError` that names a primitive that can't be translated, and its place.
     """
     events = plan.events
     if events is None:
@@ -67,17 +64,13 @@ _PREFIX = "event_"
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """Makes the tables of callbacks.
+    """Makes the tables of callbacks."""
 
-    **Arguments:** `inputs`: the layout of the parameters; `saves`: whether every step is saved, in
-    which case the states at events are saved, too.
-    """
-
-    inputs: Inputs
-    saves: bool
+    inputs: Inputs  # the layout of the parameters
+    saves: bool  # whether every step is saved, and so are the states at events
 
     def continuous(self, x: Continuous) -> dict[str, Any]:
-        up, down = (None if jump is None else self.jump(jump) for jump in (x.up, x.down))
+        up, down = (jump and self.part(jump.part, "affect") for jump in (x.up, x.down))
         return {
             **self.common(x),
             "condition": self.part(x.conditions, "condition"),
@@ -95,7 +88,7 @@ class _Table:
         return {
             **self.common(x),
             "condition": self.part(x.condition, "condition"),
-            "affect": self.jump(x.jump),
+            "affect": self.part(x.jump.part, "affect"),
             "limit": None if x.limit is None else self.limit(x.limit),
         }
 
@@ -106,9 +99,6 @@ class _Table:
     def limit(self, x: Limit) -> dict[str, Any]:
         tolerance = None if x.tolerance is None else self.part(x.tolerance, "abstol")
         return {"tolerance": tolerance, "scalefactor": x.scalefactor}
-
-    def jump(self, x: Jump) -> dict[str, Any]:
-        return self.part(x.part, "affect")
 
     def part(self, part: Part, what: str) -> dict[str, Any]:
         return _translated(part, self.inputs, what).as_table()

@@ -9,10 +9,9 @@ import numpy as np
 from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, solve_lanes
 from ...core.plan import Outcome
-from ...ensemble import EnsembleColumns
 from ...ground.recent import jit_recent
 from ...tracing.program import Static
-from . import methods, session
+from . import methods
 from .numbers import result_of
 from .solving import solve_on_host
 
@@ -34,13 +33,6 @@ class InJulia(Executor):
         n = len(indices)
         written = solve_on_host(plan, jax.tree.map(np.asarray, lanes), n)
         return _finish(plan, written, *numbers)
-
-
-def executor_for(ensemblealg: Any) -> InJulia | None:
-    """**Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have."""
-    if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
-        return None
-    return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
 
 
 _solve = jit_recent(solve_lanes)

@@ -3,13 +3,12 @@
 Nothing here starts Julia inside of Python, downloads anything or changes a project; `installing.py`
 does that. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and
 `PYTHON_JULIACALL_PROJECT` name an executable and a project, otherwise juliapkg has installed both.
-But juliapkg resolves again whenever the `juliapkg.json` of any Python package has changed, which
-needs the internet and a lock. This module only reads the last resolution, and `check` says whether
-it is still good enough.
+Of juliapkg, only its last resolution is read (a new one needs the internet and a lock), and `check`
+says whether that is still good enough.
 
-The project holds the dependencies of EnsembleODE, our own Julia package, but not EnsembleODE
-itself, which comes with this Python package and is loaded from `package_root` (see `loading`). So
-the versions of the Julia and the Python package match, even after an upgrade of ensembleode.
+The project holds the dependencies of EnsembleODE, our own Julia package. EnsembleODE itself comes
+with this Python package, and is loaded from `package_root` (see `loading`), so that the versions of
+both match.
 """
 
 import dataclasses
@@ -90,16 +89,13 @@ class Julia:
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """The versions of Julia and of the packages that it would load in a project.
-
-    `packages`, and `gpu` for the packages for GPUs, map names to versions, without the packages
-    that are missing. `ensembleode` is the folder of an EnsembleODE in the project, if there is one.
-    """
+    """The versions of Julia and, by name, of the packages that it would load in a project, without
+    those that are missing."""
 
     julia: str
     packages: dict[str, str]
-    gpu: dict[str, str]
-    ensembleode: str | None = None
+    gpu: dict[str, str]  # the packages for GPUs
+    ensembleode: str | None = None  # the folder of an EnsembleODE in the project
 
 
 #
@@ -169,9 +165,8 @@ def find() -> Julia:
 
 
 def _from_juliapkg() -> Julia:
-    # The public functions of juliapkg resolve first. Even a dry run waits for a lock in the
-    # project's folder, for which all jobs of a cluster would queue, and the folder may be
-    # read-only.
+    # The public functions of juliapkg resolve first, which takes a lock in the project's folder.
+    # All jobs of a cluster would queue for it, and the folder may be read-only.
     try:
         from juliapkg.deps import load_meta
         from juliapkg.state import STATE
@@ -253,7 +248,7 @@ end
 
 
 def inspect(julia: Julia) -> Versions:
-    """Ask Julia for its version and those of the packages. Takes a fraction of a second.
+    """Ask Julia for its version and those of the packages.
 
     **Raises:** `JuliaError` when Julia can't be run.
     """
@@ -374,10 +369,11 @@ def project_toml() -> dict[str, Any]:
 
 def juliacall() -> str | None:
     """The version of juliacall; None where it is not installed."""
-    return _version("juliacall")
+    return version_of("juliacall")
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed Python package; None where there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -393,7 +389,7 @@ def status() -> dict[str, Any]:
     report: dict[str, Any] = {
         "python": platform.python_version(),
         "juliacall": juliacall(),
-        "juliapkg": _version("juliapkg"),
+        "juliapkg": version_of("juliapkg"),
         "offline": offline(),
         **dict.fromkeys(("threads", "executable", "project", "how", "julia")),
         "packages": {},
@@ -422,11 +418,6 @@ def status() -> dict[str, Any]:
     return report
 
 
-#
-# Running
-#
-
-
 def run(
     julia: Julia,
     source: str,
@@ -450,11 +441,6 @@ def run(
         timeout=timeout,
         env=environment,
     )
-
-
-#
-# Remedies
-#
 
 
 def no_juliacall() -> JuliaError:

@@ -37,12 +37,9 @@ class Field(NamedTuple):
 
     def as_table(self) -> dict[str, Any]:
         """The field's table in a request."""
-        table: dict[str, Any] = {"in_place": self.in_place}
-        for role in ("f", "jac", "tgrad"):
-            definition: Definition | None = getattr(self, role)
-            if definition is not None:
-                table[role] = definition.as_table()
-        return table
+        functions = {"f": self.f, "jac": self.jac, "tgrad": self.tgrad}
+        tables = {role: x.as_table() for role, x in functions.items() if x is not None}
+        return {"in_place": self.in_place, **tables}
 
 
 def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) -> Inputs:

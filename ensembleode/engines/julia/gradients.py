@@ -6,6 +6,7 @@ tolerances; they are not the exact derivatives of the steps taken.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,16 +28,12 @@ from ...numbers import of_kind
 from ...tracing.program import Program, trace
 from ..capabilities import CALLBACKS, MASS, no_derivative, STOPS
 from ..rates import rates
+from ..results import each
 from . import methods, session
 from .fields import translate
 from .numbers import read_arrays
 from .requests import Request
-from .solving import (
-    field_of,
-    NO_DERIVATIVE,
-    options_of,
-    solve_in_program,
-)
+from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
 
 
 # With more parameters the adjoint is cheaper.
@@ -94,10 +91,9 @@ def _parameters(plan: Plan, wanted: Any) -> Parameters:
     """The constants and parameters of the program that are wanted, with the shapes they have for
     one trajectory."""
     avals = parameters_of(plan.field)
-    where = tuple(
-        bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
-    )
-    return Parameters(tuple(a for a, w in zip(avals, where, strict=True) if w), where)
+    pairs = zip(wanted, avals, strict=True)
+    where = tuple(bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in pairs)
+    return Parameters(tuple(itertools.compress(avals, where)), where)
 
 
 def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
@@ -113,8 +109,7 @@ def _rates_at_start(plan: Plan, lanes: Lane, n: int) -> Any:
 
 
 def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
-    u0 = jnp.asarray(lanes.u0)
-    return u0 if plan.batched.u0 else jnp.broadcast_to(u0, (n, *u0.shape))
+    return each(lanes.u0, bool(plan.batched.u0), n)
 
 
 def _dot(a: Any, b: Any) -> Any:
@@ -143,10 +138,9 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
             out = plan.field(every[:n_consts], u.reshape(shape), tuple(every[n_consts:]), t)
             return out.reshape(-1)
 
-        diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
-        unit = jnp.concatenate(
-            [jnp.zeros((d, parameters.size), dtype), jnp.eye(parameters.size, dtype=dtype)]
-        )
+        diff = list(itertools.compress(numbers, parameters.where))
+        zeros, eye = jnp.zeros((d, parameters.size), dtype), jnp.eye(parameters.size, dtype=dtype)
+        unit = jnp.concatenate([zeros, eye])
 
         def column(s, e):
             return jax.jvp(f, (u, diff), (s, parameters.split(e)))[1]
@@ -207,8 +201,7 @@ def _(primals, tangents):
     plan, lanes, n = primals
     _, dot, _ = tangents
     _check_moving(dot.d_discontinuities is not None)
-    wanted = [x is not None for x in dot.parameters]
-    parameters = _parameters(plan, wanted)
+    parameters = _parameters(plan, [x is not None for x in dot.parameters])
     s, result = _sensitivities(plan, lanes, n, parameters)
     d = math.prod(plan.state.shape)
     rows = s.shape[1]
@@ -236,9 +229,8 @@ def _(primals, tangents):
         du = du + moving * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
     reached = jnp.isfinite(result.u)
     zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, result)
-    t = zeros.t
-    if t is not None and dt is not None and result.t.ndim == dt.ndim:
-        t = dt
+    moves = zeros.t is not None and dt is not None and result.t.ndim == dt.ndim
+    t = dt if moves else zeros.t
     return result, zeros._replace(u=jnp.where(reached, du, 0), t=t)
 
 
@@ -270,7 +262,6 @@ def _reverse(lanes: Lane, plan: Plan, n: int) -> Result:
 
 @_reverse.def_fwd
 def _(perturbed, lanes, plan, n):
-    del perturbed
     result = solve_in_program(plan, lanes, n)
     return result, result
 
@@ -278,16 +269,13 @@ def _(perturbed, lanes, plan, n):
 @_reverse.def_bwd
 def _(result, cotangents, perturbed, lanes, plan, n):
     _check_moving(perturbed.d_discontinuities)
-    ct = cotangents.u
-    if ct is None:
-        ct = jnp.zeros_like(result.u)
+    ct = jnp.zeros_like(result.u) if cotangents.u is None else cotangents.u
     # A failed trajectory has a gradient of zero: a loss can mask it.
     good = result.retcode == ReturnCode.Success.value
     rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
     keep = (good[:, None] & rows).reshape(n, -1, *(1,) * len(plan.state.shape))
     ct = jnp.where(keep, ct, 0)
-    wanted = [w is not None and w for w in perturbed.parameters]
-    parameters = _parameters(plan, wanted)
+    parameters = _parameters(plan, perturbed.parameters)
     d = math.prod(plan.state.shape)
     chosen = plan.method.value.sensealg
     few = d + parameters.size <= _MOST_SENSITIVITIES or methods.is_gpu(plan.method.value.place)
@@ -306,28 +294,24 @@ def _(result, cotangents, perturbed, lanes, plan, n):
 
 def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:
     """The gradient of each leaf, from the `gradient` `[trajectory, number]`."""
-    d = math.prod(plan.state.shape)
     state = plan.state.shape
-    at_start, rest = gradient[:, :d], gradient[:, d:]
-    leaves = iter(parameters.split(rest))
+    d = math.prod(state)
+    at_start, leaves = gradient[:, :d], iter(parameters.split(gradient[:, d:]))
     flat = []
     for b, w in zip(plan.batched.parameters, parameters.where, strict=True):
         g = next(leaves) if w else None
         flat.append(g if g is None or b else jnp.sum(g, axis=0))
 
-    def of_times(name: str, g: Any) -> Any:
+    def summed(name: str, g: Any) -> Any:
         if not getattr(perturbed, name):
             return None
         return g if getattr(plan.batched, name) else jnp.sum(g, axis=0)
 
-    u0 = None
-    if perturbed.u0:
-        u0 = at_start.reshape(n, *state)
-        u0 = u0 if plan.batched.u0 else jnp.sum(u0, axis=0)
+    u0 = summed("u0", at_start.reshape(n, *state))
     t0 = t1 = saveat = None
     if perturbed.t0:
         moving = _rates_at_start(plan, lanes, n)
-        t0 = of_times("t0", -_dot(at_start.reshape(n, *state), moving))
+        t0 = summed("t0", -_dot(at_start.reshape(n, *state), moving))
         if plan.saving.mode == "ends" and plan.saving.start:
             # The saved initial state stays the same when its time changes.
             t0_row = _dot(ct[:, 0], moving)
@@ -338,10 +322,9 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         moving = rates(plan, lanes, safe, times)
         moved = jnp.sum((ct * moving).reshape(n, ct.shape[1], -1), axis=-1)
         if plan.saving.mode == "times":
-            saveat = of_times("saveat", moved) if perturbed.saveat else None
-        t1 = of_times(
-            "t1", moved[:, -1] if plan.saving.mode == "ends" else jnp.zeros_like(moved[:, -1])
-        )
+            saveat = summed("saveat", moved)
+        last = moved[:, -1]
+        t1 = summed("t1", last if plan.saving.mode == "ends" else jnp.zeros_like(last))
     # The gradients with respect to all other numbers are zero.
     zero = jax.tree.map(lambda w, x: jnp.zeros_like(x) if w else None, perturbed, lanes)
     return zero.with_parameters(flat)._replace(u0=u0, t0=t0, t1=t1, saveat=saveat)
@@ -355,7 +338,7 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
 
     def field(z, numbers, t):
         *numbers, u = numbers
-        diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
+        diff = list(itertools.compress(numbers, parameters.where))
 
         def f(u, diff):
             every = _with(numbers, parameters.where, diff)
@@ -363,8 +346,7 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
 
         _, pull = jax.vjp(f, u, diff)
         du, dp = pull(z[:d].reshape(shape))
-        parts = [du, *dp]
-        return -jnp.concatenate([x.reshape(-1).astype(z.dtype) for x in parts])
+        return -jnp.concatenate([x.reshape(-1).astype(z.dtype) for x in (du, *dp)])
 
     z = jax.ShapeDtypeStruct((d + parameters.size,), plan.state.dtype)
     return _traced(plan, field, z, plan.state)
@@ -403,8 +385,7 @@ def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
     total = math.prod(plan.state.shape) + parameters.size
     program = _adjoint_program(plan, parameters)
     rows = _row_times(plan, lanes, result, n)
-    operands = (lanes, rows, ct)
-    leaves, structure = jtu.tree_flatten(operands)
+    leaves, structure = jtu.tree_flatten((lanes, rows, ct))
     call = _AdjointCall(plan, program, n, total, structure)
     room = jax.ShapeDtypeStruct((n, total), plan.state.dtype)
     (gradient,) = host_call(call, [room], *leaves, no_derivative=NO_DERIVATIVE)
@@ -434,11 +415,10 @@ def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
     numbers = numbers._replace(
         saveat=None, count=None, abstol=jnp.min(numbers.abstol), reltol=jnp.min(numbers.reltol)
     )
-    u0 = _starts(plan, lanes, n)
     t0 = jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))
     times = jnp.concatenate([t0[:, None], _row_times(plan, lanes, result, n)], axis=1)
-    us = jnp.concatenate([u0[:, None], jnp.where(jnp.isfinite(result.u), result.u, 0)], axis=1)
-    us, cts = us.reshape(n, -1, d), ct.reshape(n, -1, d)
+    us = [_starts(plan, lanes, n)[:, None], jnp.where(jnp.isfinite(result.u), result.u, 0)]
+    us, cts = (x.reshape(n, -1, d) for x in (jnp.concatenate(us, axis=1), ct))
 
     def back(carry, row):
         adjoint, good = carry
@@ -453,6 +433,5 @@ def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
     rows = (times[:, 1:].T, times[:, :-1].T, us[:, 1:].swapaxes(0, 1), cts.swapaxes(0, 1))
     start = (jnp.zeros((n, d + parameters.size), dtype), jnp.ones(n, bool))
     (adjoint, good), _ = jax.lax.scan(back, start, rows, reverse=True)
-    succeeded = result.retcode == ReturnCode.Success.value
     adjoint = jnp.where(good[:, None], adjoint, jnp.nan)
-    return jnp.where(succeeded[:, None], adjoint, 0)
+    return jnp.where((result.retcode == ReturnCode.Success.value)[:, None], adjoint, 0)

@@ -3,15 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ...ensemble import (
-    EnsembleAlgorithm,
-    EnsembleDistributed,
-    EnsembleGPUArray,
-    EnsembleGPUKernel,
-    EnsembleSerial,
-    EnsembleSplitThreads,
-    EnsembleThreads,
-)
+from ... import ensemble
 from ...ground import cpu_devices
 from ...solvers import JuliaAlg, ODESolver
 from ...solvers.auto import AutoSwitch
@@ -74,7 +66,7 @@ def packages(method: Description) -> set[str]:
     return {x.package for x in among(method)}
 
 
-def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
+def place(ensemblealg: ensemble.EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
     """The place where Julia runs an ensemble.
 
     **Arguments:** `threads()`: the number of Julia's threads. It starts Julia, so it is only called
@@ -83,9 +75,9 @@ def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
     **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
     """
     match ensemblealg:
-        case EnsembleSerial():
+        case ensemble.EnsembleSerial():
             return SERIAL
-        case EnsembleThreads(n=n):
+        case ensemble.EnsembleThreads(n=n):
             if n == 1:
                 return SERIAL
             have = threads()
@@ -96,21 +88,21 @@ def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
                     f"PYTHON_JULIACALL_THREADS={n}."
                 )
             return ("EnsembleThreads", ()) if have > 1 else SERIAL
-        case EnsembleDistributed(workers=workers):
+        case ensemble.EnsembleDistributed(workers=workers):
             workers = workers or cpu_devices.cores()
             return "EnsembleDistributed", (("workers", workers), ("threads", 1))
-        case EnsembleSplitThreads(workers=workers, threads=each):
+        case ensemble.EnsembleSplitThreads(workers=workers, threads=each):
             workers = workers or 2
             each = each or max(1, cpu_devices.cores() // workers)
             return "EnsembleSplitThreads", (("workers", workers), ("threads", each))
-        case EnsembleGPUArray(devices=devices, backend=backend):
+        case ensemble.EnsembleGPUArray(devices=devices, backend=backend):
             if devices is not None:
                 raise ValueError(
                     "EnsembleGPUArray(devices=...) are devices of JAX; with engine='julia' say "
                     "backend='CUDA'."
                 )
             return _on_gpu("EnsembleGPUArray", backend)
-        case EnsembleGPUKernel(backend=backend):
+        case ensemble.EnsembleGPUKernel(backend=backend):
             return _on_gpu("EnsembleGPUKernel", backend)
     raise ValueError(f"{type(ensemblealg).__name__} does not run with engine='julia'.")
 

@@ -73,8 +73,7 @@ def _parameters(
 def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The arrays in which Julia writes the solutions."""
     dtype, rows = plan.state.dtype, plan.saving.rows
-    size = math.prod(plan.state.shape)
-    arrays = {"u": jax.ShapeDtypeStruct((n, rows, size), dtype)}
+    arrays = {"u": jax.ShapeDtypeStruct((n, rows, math.prod(plan.state.shape)), dtype)}
     if plan.saving.mode == "steps":
         arrays["t"] = jax.ShapeDtypeStruct((n, rows), dtype)
     for name in ("lengths", "codes", *plan.engine.counts(plan.method)):

@@ -1,5 +1,6 @@
 """Requests to Julia: a TOML text, in which arrays are given by their addresses."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -62,7 +63,7 @@ def toml(table: Mapping[str, Any]) -> str:
 
 def _value(x: Any) -> str:
     if isinstance(x, str):
-        return _string(x)
+        return json.dumps(x, ensure_ascii=False)  # (which TOML reads, too)
     if isinstance(x, bool | np.bool_):
         return "true" if x else "false"
     if isinstance(x, int | np.integer):
@@ -73,8 +74,3 @@ def _value(x: Any) -> str:
         inner = ", ".join(f"{k} = {_value(v)}" for k, v in x.items() if v is not None)
         return f"{{{inner}}}"
     return f"[{', '.join(map(_value, x))}]"
-
-
-def _string(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'

@@ -234,15 +234,15 @@ class InProcess(Session):
         self._handle = main.seval("EnsembleODE.handle")
 
     def _end_in_thread(self, lib: Any, main: Any) -> None:
-        """Have juliacall end Julia in the thread that started it, for which Julia would wait
-        otherwise."""
+        """Have juliacall end Julia in the thread that started Julia, as Julia would wait for that
+        thread otherwise."""
         end = lib.jl_atexit_hook
         end.argtypes, end.restype = [ctypes.c_int], None
 
         def finish(code: int) -> None:
             # Python frees Julia's objects after this, too. The function that frees them may have to
-            # be compiled again, as packages were loaded since: now, by freeing one, because other
-            # threads would wait forever for the compiler of a Julia that has ended.
+            # be compiled again: freeing one now compiles it. (Later, threads would wait for ever
+            # for the compiler of a Julia that has ended.)
             main.seval("Ref(0)")
             end(code)
 
@@ -262,16 +262,10 @@ class OwnProcess(Session):
         folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
         self._memory = _shared_file(folder)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [
-            julia.executable,
-            f"--project={julia.project}",
-            f"--threads={self.threads}",
-            "--startup-file=no",
-            "-e",
-            environment.loading() + "; EnsembleODE.serve()",
-        ]
+        options = [f"--project={julia.project}", f"--threads={self.threads}", "--startup-file=no"]
+        source = environment.loading() + "; EnsembleODE.serve()"
         self._process = subprocess.Popen(
-            command,
+            [julia.executable, *options, "-e", source],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -293,7 +287,14 @@ class OwnProcess(Session):
         ends = np.cumsum([-(-x.nbytes // 64) * 64 for x in request.arrays.values()])
         starts = dict(zip(request.arrays, (0, *map(int, ends)), strict=False))
         size = max(64, int(ends[-1]))
-        self._have_room(size)
+        # In a file on disk if there is no room in memory for files.
+        if os.fstat(self._memory.fileno()).st_size < size:
+            try:
+                _reserve(self._memory, size)
+            except OSError:
+                self._memory.close()
+                self._memory = _shared_file(None)
+                _reserve(self._memory, size)
         shared = np.memmap(self._memory.name, np.uint8, "r+", shape=(size,))
         views = {}
         for name, x in request.arrays.items():
@@ -322,18 +323,6 @@ class OwnProcess(Session):
                 x[...] = views[name]
         return answer
 
-    def _have_room(self, size: int) -> None:
-        """Have memory for `size` bytes; in a file on disk if there is no room in memory for
-        files."""
-        if os.fstat(self._memory.fileno()).st_size >= size:
-            return
-        try:
-            _reserve(self._memory, size)
-        except OSError:
-            self._memory.close()
-            self._memory = _shared_file(None)
-            _reserve(self._memory, size)
-
     def _last_words(self) -> str:
         code = self._process.wait()
         self._log.seek(0)
@@ -352,11 +341,6 @@ def _reserve(file: Any, size: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
     else:
         os.ftruncate(file.fileno(), size)
-
-
-#
-# The one that runs
-#
 
 
 _running: Session | None = None
@@ -388,10 +372,9 @@ def start(*, threads: int | None = None, process: bool | None = None) -> Session
             session = _running = kind(threads or environment.threads())
             asked = threads = None
     session.ready()
-    same = threads in (None, session.threads)
-    same &= asked in (None, isinstance(session, OwnProcess))
-    if not same:
-        where = "a process of its own" if isinstance(session, OwnProcess) else "this process"
+    own = isinstance(session, OwnProcess)
+    if threads not in (None, session.threads) or asked not in (None, own):
+        where = "a process of its own" if own else "this process"
         raise ValueError(
             f"Julia runs already, with {session.threads} threads in {where}: call "
             "ensembleode.julia.start before the first solve, and once."

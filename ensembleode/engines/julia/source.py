@@ -7,7 +7,7 @@ functions of the module `Primitives` (`julia/src/primitives.jl`).
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,16 +30,12 @@ TYPES = {
 
 
 class Definition(NamedTuple):
-    """A function in Julia: its name, its source, and the memory that it needs.
-
-    - `in_place`: whether it stores its result, `f(du, u, p, t)`, instead of returning it.
-    - `work`: the number of elements of scratch memory, by their Julia type.
-    """
+    """A function in Julia."""
 
     name: str
     source: str
-    in_place: bool
-    work: tuple[tuple[str, int], ...]
+    in_place: bool  # whether it stores its result, `f(du, u, p, t)`, instead of returning it
+    work: tuple[tuple[str, int], ...]  # the elements of scratch memory: Julia's type, and how many
 
     def as_table(self) -> dict[str, Any]:
         """The function's table in a request."""
@@ -54,12 +50,9 @@ class Definition(NamedTuple):
 def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     """The source of a function; equal functions have equal names.
 
-    **Arguments:**
-
-    - `role`: the use that a solver makes of the function. A Jacobian is given transposed, because
-        its row-major order then is Julia's column-major order. A `part` of a callback has the
-        further arguments `EXTRAS`, and always returns its result; as it is called rarely, it
-        allocates its memory itself.
+    **Arguments:** `role`: the use that a solver makes of the function. A Jacobian is given
+    transposed, because its row-major order then is Julia's column-major order. A `part` of a
+    callback has the further arguments `EXTRAS`, returns its result, and allocates its memory.
     """
     body = list(_body(fn, role))
     digest = hashlib.sha256("\n".join([*body, *map(str, fn.tables)]).encode()).hexdigest()[:16]
@@ -69,10 +62,8 @@ def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     arguments = ", ".join([*(["out"] if in_place else []), "u", "p", "t", *extras])
     lines = [f"const TABLE_{name} = Int64[{', '.join(map(str, fn.tables))}]"] if fn.tables else []
     lines += [f"function {name}({arguments})"]
-    if fn.tables:
-        lines += [f"    table = TABLE_{name}"]
-    lines += [f"    {line}" for line in body]
-    lines += ["end"]
+    lines += [f"    table = TABLE_{name}"] if fn.tables else []
+    lines += [*_indented(body), "end"]
     work = tuple((TYPES[dtype.name], size) for dtype, size in fn.work)
     return Definition(name, "\n".join(lines) + "\n", in_place, () if role == "part" else work)
 
@@ -110,9 +101,8 @@ def _body(fn: ir.Function, role: Role) -> Iterator[str]:
         yield f"return {'out' if role == 'part' else 'nothing'}"
 
 
-def _indented(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield "    " + line
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"    {line}" for line in lines)
 
 
 class _Printer:
@@ -212,8 +202,7 @@ class _Printer:
         """An expression without parentheses around it."""
         text = self.expr(expr)
         is_infix = isinstance(expr, ir.Op) and expr.name in (*_INFIX, "neg")
-        around = text.startswith("(") and is_infix
-        return text[1:-1] if around else text
+        return text[1:-1] if text.startswith("(") and is_infix else text
 
     def op(self, name: str, args: tuple[ir.Expr, ...], dtype: np.dtype, param: Any) -> str:
         xs = list(map(self.expr, args))
