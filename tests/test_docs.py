@@ -186,6 +186,7 @@ def run_examples(modules, directory):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_examples_in_docstrings(tmp_path):
     paths = [path for path in (ROOT / "ensembleode").rglob("*.py") if ">>> " in path.read_text()]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]

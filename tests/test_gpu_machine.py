@@ -10,6 +10,7 @@ import pytest
 
 from . import gpu_machine
 from .marks import slow_unless
+from .on_gpus import test_around, test_solves
 from .test_docs import blocks_of, has_python, PAGES, script_of
 from .test_examples import CASES as EXAMPLES, EXAMPLES as FOLDER
 
@@ -33,8 +34,20 @@ def run(*command, folder=ROOT, gpus=0):
     return done.stdout
 
 
-def test_solves():
-    said = run("-m", "pytest", "-q", "-n", "0", "-m", "", "tests/on_gpus", gpus=2)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param(("tests/on_gpus", "-m", "not slow"), id="quick"),
+        *(
+            pytest.param((f"{module.__file__}::{name}", "-m", ""), marks=pytest.mark.slow, id=name)
+            for module in (test_around, test_solves)
+            for name in vars(module)
+            if name.startswith("test_")
+        ),
+    ],
+)
+def test_what_runs_on_gpus(tests):
+    said = run("-m", "pytest", "-q", "-n", "0", *tests, gpus=2)
     assert "passed" in said
     assert "skipped" not in said
 
@@ -50,6 +63,7 @@ def test_page(name, tmp_path):
     run(gpu_machine.__file__, script, folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

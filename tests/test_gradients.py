@@ -98,9 +98,10 @@ def expected():
     return jax.jit(jax.grad(loss))(x)
 
 
-@pytest.mark.parametrize("name", [slow_unless(name == "threads", name) for name in ALGORITHMS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(
-    "sensealg", [slow_unless(False, eo.DirectAdjoint()), eo.BacksolveAdjoint()]
+    "sensealg", [eo.DirectAdjoint(), eo.BacksolveAdjoint()]
 )
 def test_adjoints_agree(name, sensealg, expected):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)

@@ -33,7 +33,7 @@ FIRST = {"jvp": jax.jacfwd, "grad": jax.grad}
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        slow_unless((name, way) in (("BS5", "hessian"), ("Tsit5", "jvp")), name, way)
+        slow_unless((name, way) == ("Tsit5", "jvp"), name, way)
         for name in METHODS
         for way in (FIRST | WAYS)
     ],
@@ -98,7 +98,7 @@ def jumped(p, when):
     return -1 + (at + 1) * jnp.exp(when - 2)
 
 
-@pytest.mark.parametrize("mode", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("mode", [jax.jacfwd, slow_unless(False, jax.jacrev)])
 def test_by_the_times_of_jumps(mode):
     p = jnp.array([2.0, np.pi / 3])
     found = mode(lambda p: jumping(p, p[1]))(p)

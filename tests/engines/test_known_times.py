@@ -623,9 +623,10 @@ def test_what_schedules_can_not_be():
         eo.solve(prob, callback=ends)
 
 
-@pytest.mark.parametrize("alg", [eo.Kvaerno5(), slow_unless(False, eo.Kvaerno4())])
-@pytest.mark.parametrize("theirs", [False, slow_unless(False, True)])
-@pytest.mark.parametrize("direction", [1, slow_unless(False, -1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("alg", [eo.Kvaerno5(), eo.Kvaerno4()])
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("direction", [1, -1])
 def test_no_stage_is_behind_a_jump(alg, theirs, direction):
     """These methods have a stage past the end of the step."""
     solver = getattr(diffrax, type(alg).__name__)() if theirs else alg

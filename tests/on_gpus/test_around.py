@@ -12,6 +12,7 @@ from ensembleode.serve.registry import Entry
 from ensembleode.serve.solving import Solver
 from ensembleode.tools import doctor
 
+from ..marks import slow_unless
 from .test_solves import pytestmark as there_are_gpus
 
 
@@ -38,6 +39,7 @@ def loss(rate, batch):
     return (decayed(rate, batch["starts"]) - batch["ends"]) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_fit_and_predict(way):
     data = {"starts": STARTS, "ends": STARTS[:, 0] * np.exp(-2.0)}
@@ -52,7 +54,10 @@ def test_fit_and_predict(way):
     np.testing.assert_allclose(ends, STARTS[:, 0] * np.exp(-2.0), rtol=1e-7)
 
 
-@pytest.mark.parametrize("ensemblealg", [None, eo.EnsembleThreads(), eo.EnsembleGPUArray()])
+@pytest.mark.parametrize(
+    "ensemblealg",
+    [slow_unless(x is None, x) for x in (None, eo.EnsembleThreads(), eo.EnsembleGPUArray())],
+)
 def test_a_service(ensemblealg):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(1), (0.0, 1.0), jnp.ones(1))
     registry = eo.serve.Registry()

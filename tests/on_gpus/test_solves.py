@@ -13,6 +13,7 @@ import ensembleode as eo
 from ensembleode.engines.compiled import launch
 from ensembleode.ground import placement
 
+from ..marks import slow_unless
 from ..problems import lorenz
 
 
@@ -72,7 +73,11 @@ def loss_of(ensemblealg):
     return lambda x: jnp.mean(solved(x, ensemblealg, saveat=0.25, maxiters=512).u ** 2)
 
 
-@pytest.mark.parametrize("ensemblealg", [*ON_CPU, *ON_GPUS], ids=str)
+@pytest.mark.parametrize(
+    "ensemblealg",
+    [slow_unless(x in (eo.EnsembleGPUKernel(), None), x) for x in [*ON_CPU, *ON_GPUS]],
+    ids=str,
+)
 def test_the_same_everywhere(ensemblealg, expected):
     u, slope, curvature = expected
     x, loss = jnp.asarray(1.1), loss_of(ensemblealg)
@@ -90,8 +95,12 @@ def test_the_same_everywhere(ensemblealg, expected):
     np.testing.assert_allclose(several, loss(x), rtol=1e-12)
 
 
-@pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(), eo.EnsembleSerial(), None], ids=str)
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "ensemblealg",
+    [slow_unless(x is None, x) for x in (eo.EnsembleThreads(), eo.EnsembleSerial(), None)],
+    ids=str,
+)
+@pytest.mark.parametrize("which", [slow_unless(False, 0), 1])
 def test_numbers_that_are_committed_to_a_gpu(ensemblealg, which, expected):
     device = jax.devices()[which]
     x, loss = jax.device_put(1.1, device), loss_of(ensemblealg)
@@ -107,6 +116,7 @@ def test_the_default_is_a_kernel_and_says_so():
     assert sim.engine.reason.endswith("in one kernel")
 
 
+@pytest.mark.slow
 def test_arrays_where_there_is_no_kernel():
     """All trajectories at once, without a loop over chunks."""
     sim = solved(1.0, None, rotating)
@@ -126,6 +136,7 @@ def test_arrays_where_there_is_no_kernel():
     assert "128xf64" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "engine"), [(14, "compiled"), (15, "diffrax")])
 def test_networks_with_many_shared_weights_are_arrays(width, engine):
     """Their gradients would take long to compile as kernels: 2-14-14-2 has 282 weights, 2-15-15-2
@@ -144,6 +155,7 @@ def test_networks_with_many_shared_weights_are_arrays(width, engine):
     np.testing.assert_allclose(asked.u, sim.u, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_several_gpus_do_not_wait_for_each_other():
     def ends(x):
         arrays = eo.EnsembleGPUArray(devices=2)
@@ -170,6 +182,7 @@ def test_the_cpu_where_there_are_neither(monkeypatch):
         eo.solve(ensemble_of(1.0), eo.Rodas5P(), eo.EnsembleGPUKernel(), trajectories=N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(), eo.EnsembleSerial()], ids=str)
 def test_programs_of_arrays_on_the_cpu(ensemblealg):
     """They run there by themselves; a program for GPUs can't have them."""
@@ -205,6 +218,7 @@ def test_a_single_problem():
     assert is_home(other.u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(), None], ids=str)
 def test_all_that_an_ensemble_has(ensemblealg, tmp_path):
     """Events, integrals, outputs with keys, reductions, steps, batches, stores."""
@@ -259,6 +273,7 @@ def test_results_that_the_gpu_has_no_room_for(monkeypatch):
     assert sim.u.devices() == {jax.devices("cpu")[0]}
 
 
+@pytest.mark.slow
 def test_workers():
     alg = eo.EnsembleDistributed(workers=1)
     with alg, placement.on_cpu():

@@ -65,10 +65,8 @@ def alone(tmp_path_factory):
     return losses(script.parent)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [slow_unless(x == "torchrun", x) for x in ("JAX", "torchrun", "Open MPI", "MPICH", "Slurm")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["JAX", "torchrun", "Open MPI", "MPICH", "Slurm"])
 def test_what_a_launcher_sets(launcher, tmp_path, alone):
     script = page_script(tmp_path / "page")
     processes = several.start(script, 2, launcher=launcher, devices=None, cwd=script.parent)

@@ -201,6 +201,7 @@ def test_failures_change_nothing(alg, steps, mode, bad):
             np.testing.assert_array_equal(found[name][np.array(failing)], 0, err_msg=name)
 
 
+@pytest.mark.slow
 def test_every_step():
     """The gradient of what is saved at every step, steps being constants, is that of
     diffrax, which takes the same steps."""
@@ -264,6 +265,7 @@ def test_many_arrays_that_trajectories_share():
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_arrays_without_numbers():
     """A parameter may be empty, of each trajectory or of all."""
 
