@@ -100,9 +100,7 @@ def expected():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize(
-    "sensealg", [eo.DirectAdjoint(), eo.BacksolveAdjoint()]
-)
+@pytest.mark.parametrize("sensealg", [eo.DirectAdjoint(), eo.BacksolveAdjoint()])
 def test_adjoints_agree(name, sensealg, expected):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)
     got = jax.jit(jax.grad(loss))(x)

@@ -254,7 +254,11 @@ def loss(x, alg, engine, sensealg=None, **options):
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [slow_unless((name, way) == ("RK4", "direct, forward"), name, way) for name in OURS for way in WAYS],
+    [
+        slow_unless((name, way) == ("RK4", "direct, forward"), name, way)
+        for name in OURS
+        for way in WAYS
+    ],
 )
 def test_derivatives_are_those_of_the_compiled_engine(name, way):
     alg, (mode, sensealg), x = OURS[name], WAYS[way], (jnp.asarray(P), jnp.asarray(U0))
