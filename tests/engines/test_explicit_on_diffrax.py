@@ -273,20 +273,3 @@ def test_derivatives_are_those_of_the_compiled_engine(name, way):
 def test_backsolve_is_refused(alg):
     with pytest.raises(ValueError, match=r"BacksolveAdjoint\(\) can't be used with .*leave it out"):
         solved(alg, "diffrax", sensealg=eo.BacksolveAdjoint())
-
-
-def test_an_f_that_only_diffrax_runs():
-    """Vern7 on it, beside the same by an `f` that is compiled."""
-    k = np.arange(5.0)
-    u0 = jnp.cos(2 * np.pi * np.arange(8) / 8) + 0.1
-
-    def by_fft(u, p, t):
-        return jnp.fft.irfft(jnp.asarray(-p * k, complex) * jnp.fft.rfft(u), 8)
-
-    matrix = jax.jacfwd(lambda u: by_fft(u, 1.0, 0.0))(u0)
-    ours = eo.solve(problem(0.7, u0, f=by_fft), eo.Vern7(), engine="diffrax", saveat=TIMES)
-    theirs = eo.solve(
-        problem(0.7, u0, f=lambda u, p, t: p * (matrix @ u)), eo.Vern7(), engine="compiled",
-        saveat=TIMES,
-    )  # fmt: skip
-    agree(ours, theirs, rtol=1e-8)

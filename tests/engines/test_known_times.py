@@ -246,11 +246,6 @@ def test_gradients_of_a_method_that_remembers(saving):
     np.testing.assert_allclose(pushed, found @ x, rtol=1e-11)
 
 
-def moving(p, **options):
-    prob = eo.ODEProblem(pulse, [1.0], (0.0, 10.0), P | p)
-    return eo.solve(prob, d_discontinuities=[p["on"], p["off"]], **TIGHT, **options).u[-1, 0]
-
-
 X = jnp.array([3.0, 3.5, 10.0, 0.5])
 
 

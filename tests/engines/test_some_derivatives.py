@@ -171,17 +171,6 @@ def test_frozen_layers(engine):
     same(jax.grad(last_alone)(p), expected, rtol=1e-11)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", "diffrax"])
-def test_each_layer(engine):
-    u0, p = of_network()
-    to_u0, to_p = jax.grad(loss_of_network, argnums=(0, 1))(u0, p, engine)
-    same(jax.grad(loss_of_network)(u0, p, engine), to_u0, rtol=1e-12)
-    for i, layer in enumerate(p):
-        found = jax.grad(lambda x, i=i: loss_of_network(u0, [*p[:i], x, *p[i + 1 :]], engine))
-        same(found(layer), to_p[i], rtol=1e-11)
-
-
 def pulled(fn, *args):
     """The equation that pulls back in the program of `fn`."""
     (eqn,) = (x for x in equations(jax.make_jaxpr(fn)(*args).jaxpr) if x.primitive is pull_p)

@@ -222,44 +222,6 @@ def test_a_failing_neighbour_changes_nothing():
         assert sims[1].retcode[i] == eo.ReturnCode.Success
 
 
-@slow
-@pytest.mark.parametrize(
-    "where",
-    [eo.EnsembleSerial(), eo.EnsembleThreads(), eo.EnsembleDistributed(workers=2)],
-    ids=lambda x: type(x).__name__,
-)
-def test_every_executor_has_the_same_bits(where):
-    u0, p = numbers(60, n=9)
-
-    def run(where):
-        def loss(u0, p):
-            u = ensemble(u0, p, where=where, saveat=0.2, **ADAPTIVE).u
-            return jnp.sum(u**2), u
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
-    for x, y in zip(*map(jax.tree.leaves, (run(eo.EnsembleThreads(1)), run(where))), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
-@slow
-@pytest.mark.parametrize("size", [50, 300])
-def test_values_and_gradients_are_those_of_diffrax(size):
-    u0, p = numbers(size, n=3)
-
-    def run(engine):
-        def loss(u0, p):
-            sim = ensemble(
-                u0, p, engine=engine, saveat=0.2, stepsize_controller=eo.PIController(), **ADAPTIVE
-            )
-            return jnp.sum(sim.u**2), (sim.u, sim.stats.naccept)
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
-    for x, y in zip(*(jax.tree.leaves(run(x)) for x in ("compiled", "diffrax")), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-8)
-
-
 def test_as_many_steps_as_can_be_counted():
     """The memory for checkpoints of a gradient doesn't grow with the largest number of steps."""
     u0, p = numbers(50)

@@ -224,7 +224,11 @@ def differences(fn, x, along, h=1e-5):
 
 
 @pytest.mark.parametrize(
-    "name", [slow_unless(x in ("discrete at the event", "ends, times"), x) for x in CASES]
+    "name",
+    [
+        slow_unless(x in ("discrete at the event", "ends, times", "condition on p"), x)
+        for x in CASES
+    ],
 )
 def test_gradients_are_those_of_differences(name):
     """In reverse, and in forward mode exactly the same."""

@@ -181,51 +181,6 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
         np.testing.assert_allclose(found["shared"], expected["shared"], rtol=1e-13)
 
 
-@names
-@pytest.mark.parametrize("mode", [pytest.param("ends", marks=slow), "times"])
-@pytest.mark.parametrize(
-    "bad", [np.nan, pytest.param(np.inf, marks=slow), pytest.param(1e200, marks=slow)]
-)
-def test_failures_change_nothing(alg, steps, mode, bad):
-    """A trajectory that fails contributes zero, and changes no bit of another's gradient."""
-    x = numbers()
-    expected = jax.grad(lambda x: loss(x, alg, mode, **steps))(x)
-    failing = [2, 9]
-    spoilt = {**x, "u0": x["u0"].at[jnp.array(failing)].set(bad)}
-    found = jax.grad(lambda x: loss(x, alg, mode, **steps))(spoilt)
-    rest = np.setdiff1d(np.arange(N), failing)
-    assert np.isfinite(found["shared"])
-    for name in ("u0", "own", "t0", "t1"):
-        np.testing.assert_array_equal(found[name][rest], expected[name][rest], err_msg=name)
-        if name != "u0" or mode == "times":
-            np.testing.assert_array_equal(found[name][np.array(failing)], 0, err_msg=name)
-
-
-@pytest.mark.slow
-def test_every_step():
-    """The gradient of what is saved at every step, steps being constants, is that of
-    diffrax, which takes the same steps."""
-    x = numbers()
-
-    def of(engine):
-        def value(u0):
-            prob = eo.ODEProblem(field, u0, (0.0, 2.0), (x["own"][0], x["shared"]))
-            sim = eo.solve(
-                prob,
-                eo.Tsit5(),
-                engine=engine,
-                save_everystep=True,
-                maxiters=64,
-                stepsize_controller=eo.PIController(),
-                **ADAPTIVE,
-            )
-            return jnp.sum(jnp.where(jnp.isfinite(sim.u), sim.u, 0) ** 2)
-
-        return jax.grad(value)(x["u0"][0])
-
-    np.testing.assert_allclose(of("compiled"), of("diffrax"), rtol=1e-6)
-
-
 def test_vmap_of_gradients():
     """Of several parameters that all trajectories share: the sum over those of each."""
     x = numbers()

@@ -2,7 +2,6 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
@@ -14,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 import ensembleode as eo
 
 from ...marks import slow_unless
-from ...problems import lotka_volterra, mlp, network
+from ...problems import lotka_volterra
 from .test_convergence import METHODS
 
 
@@ -154,13 +153,6 @@ def reference(saving, span=(0.0, 1.0)):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saving", ["times", "end", "own times"])
-def test_the_gradient_is_that_of_diffrax(saving):
-    gradient = jax.jit(jax.grad(lambda x: weighed(solve(x, SAVING[saving], **TIGHT).u)))(X)
-    assert_close(gradient, reference(saving), 1e-8)
-
-
-@pytest.mark.slow
 def test_gradient_through_every_step():
     """Of the last one, wherever it is in the room for all, and through output_func."""
 
@@ -200,51 +192,7 @@ def test_rejected_steps():
 #
 
 
-@jax.jit
-def network_gradient(params, u0s, wanted):
-    """Of the masked loss of an ensemble of one network, some of whose trajectories fail."""
-
-    def loss(params):
-        static = eqx.filter(network(), eqx.is_array, inverse=True)
-        net = eqx.combine(params, static)
-
-        def f(u, p, t):
-            # Where u is large, it becomes NaN on the way, or from the start.
-            lost = (jnp.abs(u[0]) > 50) & (t > jnp.where(jnp.abs(u[0]) > 500, -1.0, 0.3))
-            return mlp(u, p, t) + jnp.where(lost, jnp.nan, 0.0)
-
-        prob = eo.ODEProblem(f, jnp.zeros(2), (0.0, 1.0), net)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
-        sim = eo.solve(ens, trajectories=len(u0s), saveat=TIMES, engine="compiled", **TIGHT)
-        good = sim.retcode == eo.ReturnCode.Success.value
-        # All that is left of a failed one is masked.
-        u = jnp.where((good & wanted)[:, None, None], sim.u, 0.0)
-        return jnp.sum(jnp.sin(u) * jnp.cos(jnp.arange(6.0))[None, :, None]), good
-
-    return jax.grad(loss, has_aux=True)(params)
-
-
-PARAMS = eqx.filter(network(), eqx.is_array)
 GOOD = jnp.array([[1.0, -0.5], [0.3, 0.2], [-1.0, 0.8], [0.5, 0.5]])
-
-
-@pytest.mark.slow
-def test_failures_leave_the_gradient_of_shared_weights_alone():
-    bad = jnp.array([[100.0, 0.0], [1000.0, 0.0], [jnp.nan, 0.0], [jnp.inf, 1.0]])
-    every = jnp.ones(8, bool)
-    mixed = jnp.stack([GOOD, bad], axis=1).reshape(8, 2)
-    gradient, good = network_gradient(PARAMS, mixed, every)
-    np.testing.assert_array_equal(good, [True, False] * 4)
-    without, good = network_gradient(PARAMS, jnp.concatenate([GOOD, GOOD]), jnp.arange(8) < 4)
-    assert np.all(good)
-    assert max(np.abs(x).max() for x in jax.tree.leaves(without)) > 0.01
-    assert_close(gradient, without, 1e-13)
-
-
-def test_only_failures_have_a_zero_gradient():
-    gradient, good = network_gradient(PARAMS, jnp.full((8, 2), 1000.0), jnp.ones(8, bool))
-    assert not np.any(good)
-    assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(gradient))
 
 
 def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
@@ -269,51 +217,9 @@ def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
     assert_close(jax.jit(jax.grad(loss, (0, 1)))(u0s, one, False), (masked, by_p))
 
 
-@pytest.mark.slow
-def test_network_weights_against_differences():
-    def loss(params):
-        net = eqx.combine(params, eqx.filter(network(), eqx.is_array, inverse=True))
-        prob = eo.ODEProblem(mlp, GOOD[0], (0.0, 1.0), net)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=GOOD[ctx.index]))
-        how = {"saveat": TIMES, "dt": 1 / 8, "adaptive": False, "engine": "compiled"}
-        return weighed(eo.solve(ens, trajectories=4, **how).u)
-
-    both = jax.jit(jax.value_and_grad(loss))
-    check(lambda x: both(x)[0], both(PARAMS)[1], PARAMS)
-
-
 #
 # Times
 #
-
-
-def time_loss(x, engine):
-    """Of spans and times that are all varied: one solve for the ends, one for times within."""
-
-    def f(u, p, t):
-        return lotka_volterra(u, X["p"], t) + jnp.array([0.3, -0.2]) * jnp.sin(3 * t)
-
-    prob = eo.ODEProblem(f, X["u0"], (x["t0"], x["t1"]))
-    how = {"engine": engine, **TIGHT}
-    if engine == "diffrax":
-        how |= {"sensealg": eo.DirectAdjoint(), "maxiters": 200}
-        how["alg"] = eo.Dopri8()
-    ends = eo.solve(prob, **how).u
-    within = eo.solve(prob, saveat=x["times"], **how).u
-    return weighed(ends) + weighed(within)
-
-
-TIME_X = {"t0": jnp.array(0.1), "t1": jnp.array(1.2), "times": jnp.array([0.3, 0.5, 0.55, 1.0])}
-
-
-@pytest.mark.slow
-def test_times():
-    """Those of the solution itself, and so to the tolerances."""
-    both = jax.jit(jax.value_and_grad(functools.partial(time_loss, engine="compiled")))
-    gradient = both(TIME_X)[1]
-    for name, part in gradient.items():
-        assert np.all(np.abs(part) > 1e-3), name
-    check(lambda x: both(x)[0], gradient, TIME_X, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -401,25 +307,6 @@ def small(x, **options):
     return solve(x, SAVING["times"], abstol=1e-9, reltol=1e-9, **options).u
 
 
-@pytest.mark.slow
-def test_forward_mode_has_the_jacobian_of_reverse_mode():
-    forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
-
-    def some(fun):
-        return lambda x: fun(x)[:, 4:].sum(axis=-1)
-
-    rows = jax.jit(jax.jacrev(some(small)))(X)
-    columns = jax.jit(jax.jacfwd(some(forward)))(X)
-    assert_close(columns, rows, 1e-12)
-    (v,) = directions(X, 1)
-    tangent = jax.jit(lambda x, v: jax.jvp(some(forward), (x,), (v,))[1])(X, v)
-    expected = sum(
-        jnp.tensordot(row, part, part.ndim)
-        for row, part in zip(jax.tree.leaves(rows), jax.tree.leaves(v), strict=True)
-    )
-    assert_close(tangent, expected, 1e-12)
-
-
 @pytest.mark.parametrize("wrap", [slow_unless(False, lambda f: f, id="eager"), jax.jit])
 def test_the_other_mode_is_an_error_with_the_remedy(wrap):
     continuous = functools.partial(small, sensealg=eo.GaussAdjoint())
@@ -430,30 +317,6 @@ def test_the_other_mode_is_an_error_with_the_remedy(wrap):
     forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
     with pytest.raises(TypeError, match="Leave sensealg out for reverse mode"):
         jax.grad(lambda x: wrap(forward)(x).sum())(X)
-
-
-@pytest.mark.slow
-def test_eager_and_compiled_gradients_are_equal():
-    gradient = jax.grad(lambda x: weighed(small(x)))
-    assert_close(gradient(X), jax.jit(gradient)(X), 1e-14)
-
-
-@pytest.mark.slow
-def test_vmap():
-    """Of the solve, of its gradient, and the gradient of what is mapped."""
-    many = jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), X)
-
-    def loss(x):
-        return weighed(small(x))
-
-    one = jax.jit(jax.value_and_grad(loss))
-    alone = [one(jax.tree.map(lambda a, i=i: a[i], many)) for i in range(2)]
-    values = np.stack([value for value, _ in alone])
-    gradients = jax.tree.map(lambda *g: jnp.stack(g), *(g for _, g in alone))
-    mapped = jax.jit(jax.vmap(jax.value_and_grad(loss)))(many)
-    assert_close(mapped, (values, gradients), 1e-12)
-    of_mapped = jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(loss)(x))))(many)
-    assert_close(of_mapped, gradients, 1e-12)
 
 
 @jax.jit

@@ -284,26 +284,6 @@ def test_gradient(sensealg, place):
     close(gradient(POINT), jax.grad(lotka_loss)(POINT, None, engine="compiled"))
 
 
-@pytest.mark.parametrize("sensealg", ["default", "interpolating"])
-def test_gradient_against_differences(sensealg):
-    def of(x):
-        chosen = SENSEALGS[sensealg]
-        return lotka_loss(x, PLACES["serial"], engine="julia", sensealg=chosen)
-
-    gradient = jax.grad(of)(POINT)
-    for name, direction in (
-        ("p", jnp.array([0.3, -1.0, 0.2, 0.5])),
-        ("u0", jnp.array([1.0, -2.0])),
-    ):
-        h = 1e-4
-
-        def at(k, name=name, direction=direction, h=h):
-            return of({**POINT, name: POINT[name] + k * h * direction})
-
-        difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h)
-        np.testing.assert_allclose(gradient[name] @ direction, difference, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "options", [{"saveat": None}, {"saveat": None, "save_start": False}], ids=str
 )
