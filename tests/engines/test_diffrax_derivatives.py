@@ -78,11 +78,6 @@ def test_of_complex_states(way):
     np.testing.assert_allclose((FIRST | WAYS)[way](found)(x), expected, rtol=1e-8, atol=1e-9)
 
 
-#
-# Times at which f jumps
-#
-
-
 def driven(u, p, t):
     return jnp.where(t < p[1], p[0], -1.0) - u
 
@@ -115,11 +110,6 @@ def test_second_derivatives_where_f_jumps():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     with pytest.raises(NotImplementedError, match=r"engine='compiled', which has"):
         jax.hessian(lambda p: jumping(p, p[1]))(p)
-
-
-#
-# Limits
-#
 
 
 @pytest.mark.slow

@@ -195,11 +195,6 @@ class OfTableau(eo.ExplicitRK):
         pass
 
 
-#
-# Counts of work
-#
-
-
 def counting(calls):
     def count(u):
         calls.append(1)
@@ -230,10 +225,6 @@ def test_evaluations_are_those_that_are_counted(alg):
     extra = len(interpolant.extra_c) if interpolant else 0
     assert len(calls) == sol.stats.nf + 2 * extra
 
-
-#
-# Derivatives
-#
 
 WAYS = {
     "default": (jax.jacrev, None),

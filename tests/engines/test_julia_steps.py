@@ -13,7 +13,6 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import ensembleode as eo
@@ -21,7 +20,6 @@ import ensembleode as eo
 from ..julia_powers import JuliasController
 from ..marks import slow_unless
 from ..problems import lorenz, lotka_volterra
-from ..test_tutorial import loss, PUBLISHED
 
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -246,29 +244,6 @@ def test_the_larger_of_two_error_estimates():
     assert int(sol.stats.nreject) == rejected > 0
     np.testing.assert_allclose(sol.t[: len(t)], t, rtol=1e-4)
     assert np.isnan(sol.t[len(t) : -1]).all()
-
-
-def test_tutorial():
-    """SciML's training, at its default tolerances: the published parameters, loss by loss."""
-    published = recorded("tutorial")
-    theta = jnp.array(published["theta0"])
-    np.testing.assert_allclose(published["theta_after_99_default"], PUBLISHED, rtol=0, atol=2e-7)
-    optimizer = optax.adam(0.1)
-    state = optimizer.init(theta)
-
-    @jax.jit
-    def update(theta, state):
-        value, gradient = jax.value_and_grad(loss)(theta, eo.EnsembleGPUArray())
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(theta, updates), state, value
-
-    losses = []
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-        for _ in range(99):
-            theta, state, value = update(theta, state)
-            losses.append(value)
-    np.testing.assert_allclose(theta, PUBLISHED, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(losses, published["loss_trace"], rtol=1e-6)
 
 
 def test_tutorial_ensemble():

@@ -345,26 +345,6 @@ def test_moving_jumps_with_events(direction, also):
     np.testing.assert_allclose(got, np.stack(differences, axis=1), rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_moving_jumps_of_a_method_that_remembers():
-    def loss(x):
-        when = x[4]
-
-        def f(u, p, t):
-            rate = p[0] * jnp.sin(u[0]) * (1 + p[1] * jnp.where(t > p[2], t, 0.0))
-            return jnp.stack([u[1], -rate])
-
-        prob = eo.ODEProblem(f, x[:2], (0.0, 1.0), x[2:])
-        options = {"adaptive": False, "dt": 0.0002, "d_discontinuities": when}
-        return jnp.sum(eo.solve(prob, Lags(), engine="compiled", **options).u[-1] ** 2)
-
-    x, step = jnp.array([1.0, 0.5, 2.0, 1.0, 0.25]), 1e-4
-    found, value = jax.jit(jax.grad(loss))(x), jax.jit(loss)
-    expected = [(value(x + d) - value(x - d)) / (2 * step) for d in step * np.eye(len(x))]
-    # (In differences the times of steps move, too, and with them the solution's error.)
-    np.testing.assert_allclose(found, expected, rtol=3e-3)
-
-
 #
 # Many, none and failures
 #
@@ -404,11 +384,6 @@ def test_a_trajectory_that_fails(engine):
     assert [x.name for x in map(eo.ReturnCode, sim.retcode)] == ["Unstable", "Unstable", "Success"]
     assert np.isnan(sim.u[:2, -1]).all()
     np.testing.assert_allclose(sim.u[2, -1], np.exp(-1), rtol=1e-8)
-
-
-#
-# What is refused
-#
 
 
 def stopped(**options):
@@ -548,25 +523,6 @@ def test_gradients_by_a_lag_of_doses():
     by_lag, by_amount = jax.jit(jax.grad(left, argnums=(0, 1)))(0.25, 10.0)
     shares = np.exp(-0.1 * (47.75 - np.asarray(doses)[np.isfinite(doses)])).sum()
     np.testing.assert_allclose([by_lag, by_amount], [0.1 * 10 * shares, shares], rtol=1e-7)
-
-
-def test_doses_and_jumps_at_the_same_time():
-    """And a discrete callback that comes after, in the order in which they are given."""
-
-    def doubled(integrator):
-        return eo.remake(integrator, u=2 * integrator.u)
-
-    def f(u, p, t):
-        return jnp.where(t > 1, 3.0, 0.0) * jnp.ones(1)
-
-    both = eo.CallbackSet(
-        eo.PresetTimeCallback([1.0], ten_more), eo.PresetTimeCallback([1.0, 1.5], doubled)
-    )
-    prob = eo.ODEProblem(f, [1.0], (0.0, 2.0), callback=both, d_discontinuities=[1.0])
-    sol = eo.solve(prob, tstops=[1.0, 0.3])
-    assert sol.events.t.tolist() == [1.0, 1.0, 1.5]
-    assert sol.events.which.tolist() == [0, 1, 1]
-    np.testing.assert_allclose(sol.u[-1], 2 * (22 + 1.5) + 1.5, rtol=1e-12)
 
 
 def test_a_schedule_that_ends_the_trajectory():

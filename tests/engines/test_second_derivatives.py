@@ -333,11 +333,6 @@ def test_every_step():
     np.testing.assert_allclose(twice(*found), twice(*expected), rtol=1e-12)
 
 
-#
-# Under transformations
-#
-
-
 @pytest.mark.parametrize("differentiated", [False, slow_unless(False, True)])
 def test_under_vmap(differentiated):
     loss, flat = flat_loss(ensemble, of_ensemble())
@@ -427,11 +422,6 @@ def test_f_without_a_forward_derivative():
             derivative(u0)
 
 
-#
-# Trajectories that fail, and several devices
-#
-
-
 BAD = (np.nan, np.inf)
 HOW = {"ours": {}, "gauss": {"sensealg": eo.GaussAdjoint()}, "diffrax": {"engine": "diffrax"}}
 CAUSES = [(name, bad) for name in ("u0", "own", "shared", "t0", "t1", "times") for bad in BAD]
@@ -485,22 +475,3 @@ def test_derivatives_of_what_failed_are_zero(how, mode, engine):
             for found in spoilt:
                 assert np.all(np.asarray(found[name])[[1, 3]] == 0)
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(spoilt)), (name, bad)
-
-
-@pytest.mark.slow
-def test_on_several_devices(engine):
-    """What one gives, and no more than rounding apart."""
-    x = of_ensemble()
-    x = {k: jnp.concatenate([a] * 5) if a.ndim else a for k, a in x.items()}
-    several, alone = (
-        flat_loss(functools.partial(ensemble, engine=engine, ensemblealg=how), x)
-        for how in (eo.EnsembleThreads(2), eo.EnsembleSerial())
-    )
-    v = jnp.cos(jnp.arange(len(several[1]), dtype=several[1].dtype))
-    for way in (
-        lambda f: lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1],
-        lambda f: jax.grad(lambda at: jax.grad(f)(at) @ v),
-        lambda f: jax.grad(lambda at: jax.jvp(f, (at,), (v,))[1]),
-    ):
-        found, expected = (jax.jit(way(loss))(start) for loss, start in (several, alone))
-        np.testing.assert_allclose(found, expected, atol=1e-11 * np.abs(expected).max())

@@ -1,7 +1,6 @@
 """Derivatives by some of the numbers: those by the others are not computed."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from ensembleode.engines.primitives import pull_p
 from ensembleode.tracing.program import equations
 
 from ..marks import slow_unless
+from .compiled.test_networks import network, states, weights
 
 
 N = 3
@@ -129,25 +129,8 @@ def test_transformations(engine):
     same(each(lambda x: solved(x, engine=engine)), each(exact), rtol=1e-6)
 
 
-#
-# Networks
-#
-
-
-def network(u, p, t):
-    for w, b in p[:-1]:
-        u = jnp.tanh(w @ u + b)
-    w, b = p[-1]
-    return w @ u + b
-
-
 def of_network():
-    rng = np.random.default_rng(0)
-    p = [
-        tuple(jnp.asarray(rng.normal(size=shape) / n**0.5) for shape in ((m, n), (m,)))
-        for n, m in itertools.pairwise((2, 11, 13, 2))
-    ]
-    return jnp.asarray(rng.normal(size=(5, 2))), p
+    return states(5), weights(2, 11, 13, 2)
 
 
 def loss_of_network(u0, p, engine):

@@ -31,11 +31,6 @@ NET = eqx.nn.MLP(2, 2, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
 TIMES = jnp.linspace(0.0, 1.0, 5)
 
 
-#
-# The fields
-#
-
-
 def matrix(u, p):
     return jnp.eye(2) * (3 + p) + jnp.outer(u, u)
 
@@ -195,11 +190,6 @@ NOT_DIFFERENTIABLE = {
 # The derivative that JAX has of a reduction forgets its initial value.
 REFERENCES = {"reduced": lambda u, p, t: -u * (5.0 + jnp.sum(p * u)) / 9}
 QUICK = {"callback in turn"}
-
-
-#
-# What they come to
-#
 
 
 def by_diffrax(field, starts):
@@ -431,11 +421,6 @@ def test_a_check_that_fails_in_one_trajectory_raises():
         eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N, engine="diffrax")
     fine = eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N - 1, engine="diffrax")
     assert fine.successful.all()
-
-
-#
-# Reductions
-#
 
 
 def test_jax_forgets_the_initial_value_in_the_derivative():

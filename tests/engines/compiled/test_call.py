@@ -145,29 +145,6 @@ def test_operands_keep_their_bits():
         scaled(jnp.ones(3))
 
 
-def test_no_derivative():
-    with pytest.raises(TypeError, match="'axpy' has no derivative"):
-        jax.grad(lambda x: scaled(x)[1])(numbers())
-    with pytest.raises(TypeError, match="'axpy' has no derivative"):
-        jax.jvp(scaled, (numbers(),), (numbers(),))
-
-
-def test_a_derivative_that_is_given():
-    @jax.custom_vjp
-    def f(x):
-        return scaled(x)[0]
-
-    f.defvjp(lambda x: (f(x), None), lambda _, ct: (2 * ct,))
-    value, pull_back = jax.vjp(jax.jit(f), numbers())
-    np.testing.assert_array_equal(value, 2 * numbers() + 1)
-    np.testing.assert_array_equal(pull_back(numbers())[0], 2 * numbers())
-
-
-def test_no_batching():
-    with pytest.raises(TypeError, match="'axpy' has no batching rule"):
-        jax.vmap(scaled)(jnp.ones((2, N)))
-
-
 def test_errors_of_llvm():
     """And what to do then."""
     with pytest.raises(compiler.CompileError, match=r'(?s)frobnicate.*engine="diffrax"'):

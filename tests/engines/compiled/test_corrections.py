@@ -221,11 +221,6 @@ def test_gradients_with_positive_domains():
     np.testing.assert_allclose(slope, difference, rtol=1e-2)
 
 
-#
-# What they can't be
-#
-
-
 @pytest.mark.parametrize(
     ("error", "match", "make"),
     [

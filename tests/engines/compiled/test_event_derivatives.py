@@ -253,11 +253,6 @@ def test_second_derivatives_are_those_of_differences(name):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * largest)
 
 
-#
-# Known times
-#
-
-
 @pytest.mark.parametrize("also", [slow_unless(x, x) for x in (False, True)])
 def test_doses_in_closed_form(also):
     """By the times of doses, their amount and the rate of elimination, of first and second order:
@@ -294,11 +289,6 @@ def test_doses_in_closed_form(also):
 
     for a, b in zip(derivatives(found), derivatives(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
-
-
-#
-# The rest
-#
 
 
 @pytest.mark.slow

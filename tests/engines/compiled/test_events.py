@@ -327,11 +327,6 @@ def test_ended_by_a_callback_and_still_asking_for_a_rerun():
     assert sim.retcode.tolist() == [eo.ReturnCode.Terminated, eo.ReturnCode.Failure]
 
 
-#
-# Cases in closed form
-#
-
-
 def test_an_affect_that_stays_on_the_root():
     """The event is one, and the next one is where the condition comes back to zero."""
     nothing = eo.ContinuousCallback(lambda u, t, i: u[0], lambda i: i)

@@ -13,7 +13,6 @@ from jax import lax
 
 from ensembleode.engines.compiled.functions import FUNCTIONS
 from ensembleode.engines.compiled.operations import OPERATIONS
-from ensembleode.fields import UntranslatableError
 from ensembleode.fields.equations import ELEMENTWISE
 
 from ...fields.test_primitives import ALONE, BOTH, CASES
@@ -427,24 +426,6 @@ def test_transposed_fields():
     narrow = results(fields, 1)
     assert_close(narrow, dict(zip(FIELDS, expected_of(references), strict=True)))
     assert_same(results(fields, 4, "apart"), narrow)
-
-
-@pytest.mark.parametrize(
-    ("fn", "u", "what"),
-    [
-        (lambda u, p, t: jax.scipy.special.zeta(u + 2, 1.0), SMALL, "zeta"),
-        (lambda u, p, t: u * 2, SMALL.astype(np.float16), "float16"),
-    ],
-)
-def test_what_can_not_be_translated(fn, u, what):
-    field = lowered(Case(fn, u, (), np.asarray(0, u.dtype)))
-    with pytest.raises(UntranslatableError, match=what):
-        Kernels([field], 4)
-
-
-#
-# At random
-#
 
 
 # (Small whole numbers and halves, of which sums and products are exact.)

@@ -303,11 +303,6 @@ def test_it_is_linear_in_the_cotangents():
     assert gradient(0.0) == 0.0
 
 
-#
-# Failures and refusals
-#
-
-
 @pytest.mark.parametrize("sensealg", [GAUSS, REPLAY], ids=str)
 def test_neighbours_that_fail_have_no_derivative_and_change_none(sensealg):
     def solved(p):

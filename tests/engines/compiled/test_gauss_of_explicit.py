@@ -52,11 +52,6 @@ def distance(tree, other):
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-#
-# Against the exact adjoint of the steps, and differences
-#
-
-
 @pytest.mark.parametrize(
     "saving", [slow_unless(s == "ends", s) for s in ("ends", "end", "times", "own times")]
 )
@@ -87,11 +82,6 @@ def test_every_adaptive_method(alg):
     expected = replayed("times", alg, **options)(X, SPANS[0])[1]
     got = compiled(GAUSS, "times", alg, **options)(X, SPANS[0])[1]
     assert_close(got, expected, 1e3 * tol)
-
-
-#
-# Fields that are networks or arrays
-#
 
 
 @pytest.mark.slow
@@ -134,11 +124,6 @@ def test_an_array_state():
         return weighed(eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=n, **how).u)
 
     assert_as_replayed(loss, x, 1e-8)
-
-
-#
-# Where rows lie
-#
 
 
 @pytest.mark.slow
@@ -197,11 +182,6 @@ def test_times_have_gradients():
     assert_as_replayed(loss, x, 1e-8)
 
 
-#
-# Failures
-#
-
-
 @pytest.mark.parametrize("saving", [slow_unless(False, {}), {"saveat": np.array([0.4, 1.0])}])
 def test_a_failed_trajectory_pulls_back_nothing(saving):
     """Though its cotangent is NaN; what others have, their own and shared, is as without it."""
@@ -219,11 +199,6 @@ def test_a_failed_trajectory_pulls_back_nothing(saving):
     np.testing.assert_array_equal(codes == eo.ReturnCode.Success, [1, 0, 1, 0, 0])
     np.testing.assert_allclose(by_u0, [1 / 0.5**2, 0, 1 / 0.3**2, 0, 0], rtol=1e-8)
     np.testing.assert_allclose(by_p, np.sum(good**2 / (1 - good) ** 2), rtol=1e-8)
-
-
-#
-# Every way of running it
-#
 
 
 @pytest.mark.slow

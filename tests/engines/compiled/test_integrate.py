@@ -51,11 +51,6 @@ def solve(ens, n=3, alg=None, where=None, **options):
     return eo.solve(ens, alg, where, trajectories=n, engine="compiled", **options)
 
 
-#
-# Failures
-#
-
-
 def troubled(u, p, t):
     """By `p[0]`: 0 all is well; 1 it becomes NaN; 2 it blows up; 3 (see below); 4 it turns so fast
     that it takes many steps."""
@@ -218,27 +213,6 @@ def test_a_fixed_step_is_taken_as_often_as_it_fits(tspan, steps):
     sim = solve(ensemble(tspan), dt=1 / steps, adaptive=False)
     assert (sim.retcode == SUCCESS).all()
     assert (sim.stats.naccept == steps).all()
-
-
-@pytest.mark.parametrize("start", [True, slow_unless(False, False)])
-def test_every_step(start):
-    ens = ensemble(reltol=lambda i: 10.0 ** (-4 - 2 * i), abstol=lambda i: 1e-9)
-    sim = solve(ens, save_everystep=True, save_start=start)
-    np.testing.assert_array_equal(sim.lengths, sim.stats.naccept + start)
-    assert len(set(sim.lengths.tolist())) == 3
-    for i in range(3):
-        t, u = sim[i].t, sim[i].u
-        assert np.all(np.diff(t) > 0)
-        assert t[-1] == 1.0
-        assert (t[0] == 0.0) == start
-        expected = np.stack([turned(START, 1 + i / 10, x) for x in np.asarray(t)])
-        np.testing.assert_allclose(u, expected, atol=100 * 10.0 ** (-4 - 2 * i))
-        assert np.isnan(sim.u[i, sim.lengths[i] :]).all()
-
-
-#
-# Times
-#
 
 
 def test_traced_times():

@@ -1,6 +1,5 @@
 """Systems whose matrices are too large for a stack, and whose code is too long for a compiler."""
 
-import itertools
 import subprocess
 import sys
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
 from ensembleode.engines import compiled
@@ -118,42 +116,6 @@ def test_lanes_are_fewer_where_a_stack_is_small(lanes, monkeypatch):
 
 def test_the_stack_of_a_thread_is_known():
     assert 2**16 <= machine.stack_bytes() <= 2**33
-
-
-#
-# What takes too long to compile
-#
-
-
-def sparse(n, entries):
-    """A program with at least so many entries in its Jacobian, and the diagonal."""
-    rows, columns = np.unravel_index(np.arange(min(entries, n * n - 1)), (n, n))
-
-    def f(u, p, t):
-        return (-u).at[rows].add(u[columns] ** 2)
-
-    return trace(f, jnp.ones(n), 1.0, 0.0)[0]
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.integers(2, 30),
-    st.integers(0, 5),
-    st.integers(1, 200),
-    st.integers(0, 50),
-    st.integers(500, 20_000),
-)
-def test_what_is_more_is_not_shorter(n, more, entries, further, most):
-    def is_long(alg, *shape):
-        return compiled.ENGINE.too_long(alg.method, sparse(*shape)) is not None
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "_MOST_LINES", most)
-        for few, many in itertools.pairwise(METHODS):
-            assert is_long(few, n, entries) <= is_long(many, n, entries)
-        method = METHODS[-1]
-        assert is_long(method, n, entries) <= is_long(method, n, entries + further)
-        assert is_long(method, n, entries) <= is_long(method, n + more, entries)
 
 
 @pytest.mark.parametrize("alg", [METHODS[-1], eo.AutoTsit5(METHODS[0])])

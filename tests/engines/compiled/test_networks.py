@@ -254,11 +254,6 @@ def test_vmap_of_gradients():
         )
 
 
-#
-# Networks at random
-#
-
-
 def dense(rng, size, width, activation):
     w, b = rng.normal(size=(width, size)) / size**0.5, rng.normal(size=width)
     return (w, b), lambda x, p: activation(p[0] @ x + p[1]), width

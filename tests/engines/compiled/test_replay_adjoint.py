@@ -136,11 +136,6 @@ def test_every_kind_of_saving(saving):
         check_fixed(eo.Tsit5, saving, np.array(span))
 
 
-#
-# Against diffrax: adaptive steps, of which some are rejected
-#
-
-
 @functools.cache
 def reference(saving, span=(0.0, 1.0)):
     """The gradient by diffrax' own adjoint."""
@@ -187,11 +182,6 @@ def test_rejected_steps():
     assert_close(gradient, reference("times"), 1e-6)
 
 
-#
-# Networks, and trajectories that fail
-#
-
-
 GOOD = jnp.array([[1.0, -0.5], [0.3, 0.2], [-1.0, 0.8], [0.5, 0.5]])
 
 
@@ -215,11 +205,6 @@ def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
     np.testing.assert_allclose(masked, [1 / (1 - 0.5) ** 2, 0, 1 / (1 - 0.7) ** 2], rtol=1e-9)
     np.testing.assert_allclose(by_p, np.sum(good**2 / (1 - good) ** 2), rtol=1e-9)
     assert_close(jax.jit(jax.grad(loss, (0, 1)))(u0s, one, False), (masked, by_p))
-
-
-#
-# Times
-#
 
 
 @pytest.mark.slow
@@ -296,11 +281,6 @@ def test_steps_are_constants_in_both_modes():
 
     assert jax.grad(end)(0.1, eo.ReplayAdjoint()) == 0
     assert jax.jacfwd(end)(0.1, eo.ForwardDiffSensitivity()) == 0
-
-
-#
-# Every transformation
-#
 
 
 def small(x, **options):

@@ -54,11 +54,6 @@ def following(u, p, t):
     return -p * (u**3 - jnp.cos(t) ** 3) - jnp.sin(t)
 
 
-#
-# Steps
-#
-
-
 @pytest.mark.parametrize("engine", ["compiled", on_julia("julia")])
 @pytest.mark.parametrize("problem", FIELDS)
 @methods()
@@ -117,11 +112,6 @@ def test_a_step_that_is_hardly_shorter_is_as_long(alg):
     assert held[1.0] == 0
 
 
-#
-# What else a solve has
-#
-
-
 @few()
 def test_dense_output_is_what_is_saved(alg):
     prob, times = robertsons(), np.array([1e-3, 1.3, 1e2, 7e4])
@@ -167,11 +157,6 @@ def test_single_precision(alg):
     assert single.u.dtype == np.float32
     assert single.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(single.u[-1], exact.u[-1], rtol=1e-3)
-
-
-#
-# What goes wrong
-#
 
 
 def test_a_singular_matrix_is_no_step():
@@ -267,11 +252,6 @@ def test_diffrax_says_that_rules_backwards_alone_are_not_enough():
     prob = eo.ODEProblem(lambda u, p, t: -f(u), jnp.ones(2), (0.0, 1.0))
     with pytest.raises(TypeError, match=r"alg=Kvaerno5\(\).*custom_vjp.*custom_jvp.*eo\.Rodas5P"):
         eo.solve(prob, eo.Kvaerno5())
-
-
-#
-# Who runs them
-#
 
 
 def test_diffrax_says_what_to_take():

@@ -509,11 +509,6 @@ def test_install_by_juliapkg_that_fails(monkeypatch):
         installing.install()
 
 
-#
-# With Julia
-#
-
-
 @pytest.mark.julia
 def test_real_julia():
     try:

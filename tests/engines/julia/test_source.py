@@ -281,11 +281,6 @@ def test_simd_of_what_a_turn_leaves_to_the_next():
     assert not is_simd(Let(k, Const(INT.type(0))), Store(out, Index().plus((k, 1)), one))
 
 
-#
-# Matrix products
-#
-
-
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 5), (3, 4, 1), (1, 4, 1), (3, 1, 5)])
 def test_products_in_every_orientation(shape, transposed):
@@ -321,11 +316,6 @@ def test_products_that_users_write(letters):
     x, y = (rng.normal(size=[size[c] for c in names]) for names in operands)
     *_, source = agree(lambda u, p, t: jnp.einsum(letters, u, p), x, y)
     assert ("mul!" in source) == ("b" not in letters and "ljk" not in letters)
-
-
-#
-# Names
-#
 
 
 def test_names_are_those_of_what_is_computed():
