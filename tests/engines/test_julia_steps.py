@@ -154,21 +154,6 @@ def test_most_times_agree_to_single_precision():
     assert set(NOISE) | set(NOISY_END) <= set(with_times)
 
 
-@pytest.mark.parametrize("name", ["Tsit5_lotka_volterra_0.001", "Vern9_lotka_volterra_1.0e-9"])
-def test_an_ensemble_takes_the_same_steps(name):
-    """Together with others, and far from the first of them."""
-    case = CASES[name]
-    prob = eo.ODEProblem(
-        lotka_volterra, jnp.array(case["u0"]), tuple(case["tspan"]), jnp.array(case["p"])
-    )
-    ens = eo.EnsembleProblem(
-        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + jnp.abs(ctx.index - 3) / 10))
-    )
-    alg = getattr(eo, case["alg"])()
-    sim = eo.solve(ens, alg, trajectories=5, engine="compiled", **case["options"])
-    check_counts(sim[3], {**case, "dtype": "Float64"})
-
-
 # With errors that are far larger than the roundings of the sum that they are. (At 1e-9 these are a
 # part in 1e5 of a step's error, in Julia as here.)
 LARGE_ERRORS = [

@@ -39,6 +39,20 @@ def numbers(size, dtype=np.float64, n=N):
     return jnp.asarray(u0, dtype), jnp.asarray(rng.uniform(5, 8, n), dtype)
 
 
+def with_gradients(u0, p, **options):
+    """Of the limit on steps: solutions, counts and gradients."""
+
+    def run(maxiters):
+        def loss(u0, p):
+            sim = ensemble(u0, p, maxiters=maxiters, **options)
+            u = jnp.nan_to_num(sim.u[:, :100])
+            return jnp.sum(u**2), (u, sim.stats.naccept, sim.stats.nreject)
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
+
+    return run
+
+
 def written_out_and_in_memory(run, monkeypatch):
     """The leaves of `run(maxiters)` with a variable for each component, and with an array of them.
     Fields are functions of their own in both. The limits on steps differ, as JAX would not trace
@@ -76,18 +90,10 @@ CASES = {
     "name", [pytest.param(x, marks=() if x == "times" else slow) for x in CASES]
 )
 def test_the_bits_of_code_that_is_written_out(name, monkeypatch):
-    """Solutions, counts and gradients, as the order of operations is the same."""
-    options = CASES[name]
-    u0, p = numbers(5, np.float32 if name == "float32" else np.float64)
-
-    def run(maxiters):
-        def loss(u0, p):
-            sim = ensemble(u0, p, maxiters=maxiters, **options)
-            u = jnp.nan_to_num(sim.u[:, :100])
-            return jnp.sum(u**2), (u, sim.stats.naccept, sim.stats.nreject)
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
+    """As the order of operations is the same."""
+    run = with_gradients(
+        *numbers(5, np.float32 if name == "float32" else np.float64), **CASES[name]
+    )
     apart, together = written_out_and_in_memory(run, monkeypatch)
     for x, y in zip(apart, together, strict=True):
         np.testing.assert_array_equal(x, y)
@@ -110,15 +116,8 @@ def test_any_size_and_method_has_the_bits_of_code_that_is_written_out(
     u0, p = numbers(size, dtype)
     steps = {"abstol": 1e-5, "reltol": 1e-5} if adaptive else FIXED
     options = {**steps, "alg": alg, **({"saveat": 0.2} if saves else {})}
+    run = with_gradients(u0, p, **options)
     with pytest.MonkeyPatch.context() as monkeypatch:
-
-        def run(maxiters):
-            def loss(u0, p):
-                u = ensemble(u0, p, maxiters=maxiters, **options).u
-                return jnp.sum(jnp.nan_to_num(u) ** 2), u
-
-            return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
         for x, y in zip(*written_out_and_in_memory(run, monkeypatch), strict=True):
             np.testing.assert_array_equal(x, y)
 

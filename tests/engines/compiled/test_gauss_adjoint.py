@@ -34,6 +34,21 @@ def of_forced(x, alg=None, sensealg=GAUSS, tol=1e-9, tspan=(0.0, 2.0), **options
     return weighed(eo.solve(prob, alg or eo.Rodas5P(), sensealg=sensealg, **options).u)
 
 
+def of_test_set(name, absolute=1e-4):
+    """A function of the logarithms of the constants: the sum of all components at the end, each in
+    parts of its size. And where these are zero."""
+    problem = of_benchmarks("common.ivp_test_set").PROBLEMS[name]
+    weights = jnp.cos(jnp.arange(len(problem.u0))) / jnp.asarray(problem.published)
+
+    def loss(logarithms, sensealg=None, tol=1e-9):
+        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
+        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
+        options = {"reltol": tol, "abstol": tol * (1e-10 if name == "ROBER" else absolute)}
+        return weights @ eo.solve(prob, eo.Rodas5P(), sensealg=sensealg, **options).u[-1]
+
+    return loss, jnp.zeros(len(problem.constants))
+
+
 OF_FORCED = jnp.array([1.0, 0.5]), jnp.array([50.0, 3.0, 1.0])
 
 
@@ -81,16 +96,7 @@ def test_where_the_adjoint_lasts_a_millionth_of_the_time(alg, tol, accuracy):
     [("HIRES", 1e-9, 1e-5), ("OREGO", 1e-9, 1e-5), ("POLLU", 1e-9, 1e-5), ("ROBER", 1e-9, 1e-5)],
 )
 def test_of_the_test_set_by_its_constants(name, tol, accuracy):
-    problem = of_benchmarks("common.ivp_test_set").PROBLEMS[name]
-    weights = jnp.cos(jnp.arange(len(problem.u0))) / jnp.asarray(problem.published)
-
-    def loss(logarithms, sensealg, tol):
-        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
-        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
-        options = {"reltol": tol, "abstol": tol * (1e-10 if name == "ROBER" else 1e-4)}
-        return weights @ eo.solve(prob, eo.Rodas5P(), sensealg=sensealg, **options).u[-1]
-
-    at = jnp.zeros(len(problem.constants))
+    loss, at = of_test_set(name)
     close(jax.grad(loss)(at, GAUSS, tol), jax.grad(loss)(at, REPLAY, 1e-11), accuracy)
 
 
@@ -101,16 +107,7 @@ def test_no_step_back_passes_over_a_jump(monkeypatch, below):
     are, and so where they end, none misses one."""
     monkeypatch.setattr(gauss_adjoint, "_BELOW", below)
     jax.clear_caches()
-    problem = of_benchmarks("common.ivp_test_set").PROBLEMS["OREGO"]
-    weights = jnp.cos(jnp.arange(3)) / jnp.asarray(problem.published)
-
-    def loss(logarithms, sensealg, tol):
-        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
-        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
-        options = {"reltol": tol, "abstol": tol * 1e-2, "sensealg": sensealg}
-        return weights @ eo.solve(prob, eo.Rodas5P(), **options).u[-1]
-
-    at = jnp.zeros(len(problem.constants))
+    loss, at = of_test_set("OREGO", 1e-2)
     close(jax.grad(loss)(at, GAUSS, 1e-4), jax.grad(loss)(at, REPLAY, 1e-10), 1e-2)
 
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import ensembleode as eo
@@ -148,28 +147,6 @@ def reference(saving, span=(0.0, 1.0)):
 
 
 @pytest.mark.slow
-def test_gradient_through_every_step():
-    """Of the last one, wherever it is in the room for all, and through output_func."""
-
-    def last(sol, ctx):
-        return sol.u[sol.length - 1][None], False
-
-    def loss(x):
-        saving = {"save_everystep": True, "maxiters": 512}
-        if "output" in x:
-            saving["output_func"] = last
-            return weighed(solve(x, saving, **TIGHT).u)
-        sim = solve(x, saving, **TIGHT)
-        return weighed(jax.vmap(lambda u, n: u[n - 1][None])(sim.u, sim.lengths))
-
-    expected = reference("end")
-    assert_close(jax.jit(jax.grad(loss))(X), expected, 1e-8)
-    through = jax.jit(jax.grad(loss))({**X, "output": jnp.zeros(())})
-    del through["output"]
-    assert_close(through, expected, 1e-8)
-
-
-@pytest.mark.slow
 def test_rejected_steps():
     """They are run again in reverse, and count for nothing."""
 
@@ -208,30 +185,20 @@ def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
 
 
 @pytest.mark.slow
-def test_times_at_the_ends_move_with_them():
-    """A grid over a span that is varied: its first state stays u0, its last is that at t1."""
+@pytest.mark.parametrize("saving", ["times", "steps"])
+def test_what_ends_at_t1_moves_with_it(saving):
+    """A grid over a span that is varied: its first state stays u0, its last is that at t1. So is the
+    last step's end, where every step is saved."""
 
     @jax.jit
     @jax.value_and_grad
     def loss(x):
         prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
-        times = jnp.linspace(x["t0"], x["t1"], 5)
-        return weighed(eo.solve(prob, saveat=times, engine="compiled", **TIGHT).u)
-
-    x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2)}
-    check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_last_step_ends_at_t1():
-    """And moves with it, where every step is saved."""
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(x):
-        prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
-        sol = eo.solve(prob, save_everystep=True, maxiters=256, engine="compiled", **TIGHT)
-        return weighed(sol.u[sol.length - 1])
+        how = {"saveat": jnp.linspace(x["t0"], x["t1"], 5)}
+        if saving == "steps":
+            how = {"save_everystep": True, "maxiters": 256}
+        sol = eo.solve(prob, engine="compiled", **how, **TIGHT)
+        return weighed(sol.u if saving == "times" else sol.u[sol.length - 1])
 
     x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2)}
     check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
@@ -297,41 +264,3 @@ def test_the_other_mode_is_an_error_with_the_remedy(wrap):
     forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
     with pytest.raises(TypeError, match="Leave sensealg out for reverse mode"):
         jax.grad(lambda x: wrap(forward)(x).sum())(X)
-
-
-@jax.jit
-def linear_gradient(a, u0, weights):
-    """Of weights * u(1) for u' = a u."""
-
-    def end(a, u0):
-        prob = eo.ODEProblem(lambda u, p, t: p @ u, u0, (0.0, 1.0), a)
-        how = {"dt": 1 / 64, "adaptive": False, "engine": "compiled"}
-        return jnp.vdot(weights, eo.solve(prob, eo.Vern7(), **how).u[-1])
-
-    return jax.grad(end, (0, 1))(a, u0)
-
-
-@jax.jit
-def expm_gradient(a, u0, weights):
-    return jax.grad(lambda a, u0: jnp.vdot(weights, jax.scipy.linalg.expm(a) @ u0), (0, 1))(a, u0)
-
-
-numbers = st.floats(-2, 2, width=32)
-
-
-@settings(max_examples=20, deadline=None)
-@given(*(st.lists(numbers, min_size=n, max_size=n) for n in (9, 3, 3, 3)))
-@pytest.mark.slow
-def test_pull_backs_of_linear_systems(a, u0, first, second):
-    """They are those of the matrix exponential, and linear in the cotangent."""
-    a = jnp.array(a).reshape(3, 3)
-    u0, first, second = map(jnp.array, (u0, first, second))
-    by_first, by_second, by_both = (
-        linear_gradient(a, u0, w) for w in (first, second, first - 3 * second)
-    )
-    size = np.exp(np.linalg.norm(a)) * (1 + np.linalg.norm(u0)) * (1 + np.linalg.norm(first))
-    for got, expected in zip(by_first, expm_gradient(a, u0, first), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10 * size)
-    for x, y, both in zip(by_first, by_second, by_both, strict=True):
-        scale = 1e-30 + np.abs(x).max() + np.abs(y).max()
-        np.testing.assert_allclose(both, x - 3 * y, rtol=0, atol=1e-13 * scale)

@@ -1,6 +1,8 @@
 """Derivatives through Rosenbrock steps of the compiled engine, compared with each other and with
 finite differences at tight tolerances."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,8 @@ import pytest
 
 import ensembleode as eo
 
-from ...problems import forced, of_benchmarks, ROBERTSON, robertson
-from .test_gauss_adjoint import square
+from ...problems import forced, ROBERTSON, robertson
+from .test_gauss_adjoint import of_test_set, square
 
 
 SCALE = jnp.array([1.0, 1e3, 0.5])
@@ -66,17 +68,8 @@ def test_of_robertson_by_its_rates(alg, tol, accuracy):
     ],
 )
 def test_of_the_test_set_by_its_constants(name, tol, h):
-    """By their logarithms, of a sum of all components at the end, each in parts of its size."""
-    problem = of_benchmarks("common.ivp_test_set").PROBLEMS[name]
-    weights = jnp.cos(jnp.arange(len(problem.u0))) / jnp.asarray(problem.published)
-
-    def loss(logarithms):
-        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
-        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
-        options = {"reltol": tol, "abstol": tol * (1e-10 if name == "ROBER" else 1e-4)}
-        return weights @ eo.solve(prob, eo.Rodas5P(), **options).u[-1]
-
-    logarithms = jnp.zeros(len(problem.constants))
+    of, logarithms = of_test_set(name)
+    loss = functools.partial(of, tol=tol)
     found = jax.jit(jax.grad(loss))(logarithms)
     expected = by_differences(jax.jit(loss), logarithms, h)
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.max(np.abs(expected)), rtol=0)
