@@ -290,22 +290,6 @@ def test_a_trial_step_to_infinity_is_tried_shorter():
     np.testing.assert_allclose(sol.u[-1], (2e80) ** -0.5, rtol=0.1)
 
 
-def test_tolerance_by_component():
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0, 1e6]), (0.0, 1.0))
-    loose = solve(prob, abstol=jnp.array([1e-3, 1e3]), reltol=0.0)
-    tight = solve(prob, abstol=jnp.array([1e-9, 1e3]), reltol=0.0)
-    assert abs(loose.u[-1, 0] - np.exp(-1)) > 1e-6
-    assert abs(tight.u[-1, 0] - np.exp(-1)) < 1e-8
-
-
-@pytest.mark.parametrize("alg", [alg for alg, _ in EXPLICIT[1:]], ids=ids)
-def test_stages_are_those_of_the_tableau(alg):
-    tableau = getattr(diffrax, type(alg).__name__).tableau
-    assert (alg.stages, alg.fsal) == (tableau.num_stages, tableau.fsal)
-    assert alg.adaptive
-    assert "diffrax" in alg.engines
-
-
 @pytest.mark.parametrize("end", [0, 1])
 def test_backsolve_by_the_ends_of_time_names_a_remedy(end):
     def loss(t):

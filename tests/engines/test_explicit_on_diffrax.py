@@ -104,14 +104,6 @@ def test_our_control_is_the_default(alg):
     agree(ours, theirs, rtol=1e-5)
 
 
-@pytest.mark.parametrize("alg", by_name(OURS, ("Vern7",)))
-def test_between_saved_steps(alg):
-    sol = solved(alg, "diffrax", save_everystep=True, maxiters=400)
-    at = np.linspace(0.0, 4.0, 37)
-    expected = solved(alg, "diffrax", saveat=at)
-    np.testing.assert_allclose(sol(at), expected.u, rtol=1e-10, atol=1e-12)
-
-
 @pytest.mark.parametrize("alg", by_name(OURS, ("Vern9",)))
 def test_an_ensemble(alg):
     """Each trajectory has steps of its own; also in single precision."""
@@ -264,3 +256,51 @@ def test_derivatives_are_those_of_the_compiled_engine(name, way):
 def test_backsolve_is_refused(alg):
     with pytest.raises(ValueError, match=r"BacksolveAdjoint\(\) can't be used with .*leave it out"):
         solved(alg, "diffrax", sensealg=eo.BacksolveAdjoint())
+
+
+def bending(u, p, t):
+    return -p * u + jnp.sin(t)
+
+
+def jumping(u, p, t):
+    return -p * u + jnp.where(t >= 0.7, 3.0, 0.0)
+
+
+KNOWN = {
+    "tstops": (bending, {"tstops": [0.33, 0.7]}),
+    "jumps": (jumping, {"d_discontinuities": [0.7]}),
+    "both": (jumping, {"d_discontinuities": [0.7], "tstops": [0.33, 0.7]}),
+    "none": (bending, {}),
+}
+SAVINGS = {"ends": {}, "steps": {"save_everystep": True}, "times": {"saveat": 0.25}}
+
+
+@pytest.mark.parametrize(
+    "alg", [eo.RK4(), slow_unless(False, eo.Tsit5()), slow_unless(False, eo.Vern7())]
+)
+@pytest.mark.parametrize("saved", ["steps", *(slow_unless(False, x) for x in ("ends", "times"))])
+@pytest.mark.parametrize("span", [(0.0, 1.0), slow_unless(False, (1.0, 0.0))])
+@pytest.mark.parametrize("known", KNOWN)
+def test_fixed_steps_to_known_times(known, span, saved, alg):
+    f, times = KNOWN[known]
+    prob = eo.ODEProblem(f, jnp.array([1.0, 2.0]), span, 1.3)
+    options = {"adaptive": False, "dt": 0.04, **times, **SAVINGS[saved]}
+    expected, got = (eo.solve(prob, alg, engine=x, **options) for x in ("compiled", "diffrax"))
+    assert got.retcode == expected.retcode == eo.ReturnCode.Success
+    assert got.stats.naccept == expected.stats.naccept
+    np.testing.assert_allclose(got.t, expected.t, rtol=1e-14)
+    np.testing.assert_allclose(got.u, expected.u, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "diffrax"])
+def test_the_derivative_by_the_time_of_a_jump(engine):
+    def f(u, p, t):
+        return -u + jnp.where(t >= p, 3.0, 0.0)
+
+    def end(jump):
+        prob = eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0), jump)
+        at = {"adaptive": False, "dt": 0.01, "d_discontinuities": jnp.stack([jump])}
+        return eo.solve(prob, eo.RK4(), engine=engine, **at).u[-1, 0]
+
+    # u(1) = exp(-1) + 3 (1 - exp(jump - 1))
+    np.testing.assert_allclose(jax.grad(end)(0.7), -3 * np.exp(-0.3), rtol=1e-8)

@@ -69,11 +69,6 @@ def test_the_steps_of_julia(engine, case):
     np.testing.assert_allclose(sol.u, recorded["u"], rtol=0, atol=1e-6)
 
 
-#
-# Exact solutions
-#
-
-
 N, SIZE = 4, 5
 
 
@@ -345,11 +340,6 @@ def test_moving_jumps_with_events(direction, also):
     np.testing.assert_allclose(got, np.stack(differences, axis=1), rtol=1e-7, atol=1e-7)
 
 
-#
-# Many, none and failures
-#
-
-
 def test_a_thousand():
     times = np.random.default_rng(0).permutation(1000) / 1000
     prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0))
@@ -419,11 +409,6 @@ def test_rows_must_be_of_one_length():
     ens = eo.EnsembleProblem(eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0)), prob_func)
     with pytest.raises(ValueError, match=r"how many times there are in tstops \(fill up with inf"):
         eo.solve(ens, trajectories=2)
-
-
-#
-# What happens at them
-#
 
 
 def ten_more(integrator):
@@ -503,26 +488,6 @@ def test_bolus_doses_by_a_schedule_of_each(mode):
         happened = sorted({x for x in doses if 0 < x <= 48})
         assert int(sim.events.count[i]) == len(happened)
         assert np.asarray(sim.events.t)[i, : len(happened)].tolist() == happened
-
-
-def test_gradients_by_a_lag_of_doses():
-    """That is estimated: later doses leave more at the end."""
-    doses = jnp.array([[0.5, 12.0, 24.0], [6.0, 30.0, jnp.inf]])
-
-    def left(lag, amount):
-        def prob_func(prob, ctx):
-            def dosed(integrator):
-                return eo.remake(integrator, u=integrator.u + amount)
-
-            times = doses[ctx.index] + lag
-            return eo.remake(prob, callback=eo.PresetTimeCallback(times, dosed))
-
-        prob = eo.ODEProblem(lambda u, p, t: -p * u, [0.0], (0.0, 48.0), 0.1)
-        return eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=2, **TIGHT).u[:, -1].sum()
-
-    by_lag, by_amount = jax.jit(jax.grad(left, argnums=(0, 1)))(0.25, 10.0)
-    shares = np.exp(-0.1 * (47.75 - np.asarray(doses)[np.isfinite(doses)])).sum()
-    np.testing.assert_allclose([by_lag, by_amount], [0.1 * 10 * shares, shares], rtol=1e-7)
 
 
 def test_a_schedule_that_ends_the_trajectory():

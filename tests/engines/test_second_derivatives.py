@@ -18,11 +18,7 @@ from ..problems import lorenz, lotka_volterra
 TIGHT = {"abstol": 1e-11, "reltol": 1e-11, "engine": "compiled"}
 
 # What is of one engine.
-OF_COMPILED = (
-    "test_every_step",
-    "test_forward_mode_by_default",
-    "test_nothing_of_the_second_order",
-)
+OF_COMPILED = ("test_every_step", "test_nothing_of_the_second_order")
 
 
 def pytest_generate_tests(metafunc):
@@ -70,11 +66,6 @@ def differences(f, x, h=1e-3):
     at = jax.jit(jax.vmap(lambda k, step: f(x + k * step), (None, 0)))
     first, second = (at(k, steps) - at(-k, steps) for k in (1.0, 2.0))
     return (8 * first - second) / (12 * h)
-
-
-#
-# Closed forms
-#
 
 
 def decay(u, p, t):
@@ -158,22 +149,9 @@ def test_third_order(way):
     np.testing.assert_allclose(jax.jit(THIRD[way](loss))(flat), expected, rtol=1e-6, atol=1e-7)
 
 
-#
-# Differences
-#
-
-
-def pendulum(u, p, t):
-    return jnp.stack([u[1], -p[0] / p[1] * jnp.sin(u[0])])
-
-
 def perceptron(u, p, t):
     inner, bias, outer = p
     return outer @ jnp.tanh(inner @ u + bias)
-
-
-def forced(u, p, t):
-    return jnp.stack([u[1], -p[0] * u[0] - p[1] * u[1] + jnp.cos(p[2] * t)])
 
 
 def random(*shape):
@@ -184,14 +162,12 @@ def random(*shape):
 PROBLEMS = {
     "lotka_volterra": (lotka_volterra, jnp.ones(2), jnp.array([1.5, 1.0, 3.0, 1.0]), 2.0),
     "lorenz": (lorenz, jnp.array([1.0, 0.5, 0.2]), jnp.array([10.0, 28.0, 8 / 3]), 0.3),
-    "pendulum": (pendulum, jnp.array([1.0, 0.0]), jnp.array([9.8, 1.0]), 1.0),
     "perceptron": (
         perceptron,
         jnp.array([1.0, -0.5]),
         (random(3, 2), random(3), random(2, 3)),
         1.0,
     ),
-    "forced": (forced, jnp.array([0.5, 0.0]), jnp.array([2.0, 0.3, 1.7]), 2.0),
 }
 
 
@@ -371,22 +347,6 @@ def test_failures_change_nothing(bad):
         np.testing.assert_allclose(found[name][rest], expected[name][rest], rtol=1e-13)
     assert np.isfinite(found["shared"])
     assert np.isfinite(found["closed_over"])
-
-
-def test_forward_mode_by_default():
-    """With the values that `ForwardDiffSensitivity` gives, and those of reverse mode."""
-    x = of_ensemble()
-    loss, flat = flat_loss(ensemble, x)
-    forward, _ = flat_loss(functools.partial(ensemble, sensealg=eo.ForwardDiffSensitivity()), x)
-    v = jnp.cos(jnp.arange(len(flat), dtype=flat.dtype))
-
-    @jax.jit
-    def along(x):
-        return *(jax.jvp(f, (x,), (v,))[1] for f in (loss, forward)), jax.grad(loss)(x) @ v
-
-    found, expected, reverse = along(flat)
-    assert found == expected
-    np.testing.assert_allclose(found, reverse, rtol=1e-11)
 
 
 def test_nothing_of_the_second_order_is_made_before(monkeypatch):

@@ -309,9 +309,8 @@ def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
 def main():
     parts = []
     for name, fit in FITS.items():
-        rows = []
-        for interval in filter(None, (fit.doubles, fit.singles)):
-            rows.append(polynomial(fit.function, *interval))
+        intervals = filter(None, (fit.doubles, fit.singles))
+        rows = [polynomial(fit.function, *interval) for interval in intervals]
         parts.append(_written(name, rows))
     above, below = tanh_quotient()
     parts += [_written("TANH_ABOVE", [[], above]), _written("TANH_BELOW", [[], below])]

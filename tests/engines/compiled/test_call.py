@@ -51,28 +51,6 @@ def test_it_is_dead_code_where_nothing_uses_it():
     assert jax.jit(f)(1.0) == 2.0
 
 
-def test_in_control_flow():
-    x = numbers()
-
-    def step(x, a):
-        y, s = scaled(x, a)
-        return y, s
-
-    factors = jnp.array([2.0, 3.0, 0.5])
-    last, sums = jax.jit(lambda x: jax.lax.scan(step, x, factors))(x)
-    expected, expected_sums = np.asarray(x), []
-    for a in (2.0, 3.0, 0.5):
-        expected_sums.append(expected.sum())
-        expected = a * expected + 1
-    np.testing.assert_array_equal(last, expected)
-    np.testing.assert_array_equal(sums, expected_sums)
-
-    y = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, x: scaled(x, 1.0)[0], x))(x)
-    np.testing.assert_array_equal(y, x + 5)
-    y = jax.jit(lambda x: jax.lax.cond(x[0] > 0, lambda x: x, lambda x: scaled(x)[0], x))(x)
-    np.testing.assert_array_equal(y, 2 * x + 1)
-
-
 # Adds to one entry of an array, which the caller hands over in place.
 TOUCH = """
 define void @touch(ptr %i, ptr %before, ptr %x, ptr %old) {
@@ -132,12 +110,6 @@ def test_row_major():
     np.testing.assert_array_equal(y, 2 * x.T + 1)
     np.testing.assert_array_equal(product, (2 * x + 1) @ x.T)
     np.testing.assert_array_equal(flat, (2 * x.T + 1).ravel())
-
-
-def test_nothing_to_do():
-    y, s = jax.jit(scaled)(numbers(0))
-    assert y.shape == (0,)
-    assert s == 0
 
 
 def test_operands_keep_their_bits():
@@ -300,11 +272,6 @@ def test_which_kernels_a_program_calls():
     found = kernels_in(jax.jit(f).trace(numbers()).jaxpr)
     assert sorted(k.text for k in found) == sorted(axpy(4, add) for add in (2.0, 3.0, 4.0))
     assert kernels_in(jax.make_jaxpr(jnp.sin)(1.0)) == ()
-
-
-#
-# Other processes
-#
 
 
 RUN = """

@@ -44,11 +44,6 @@ def run(code, n=1001):
     assert s[0] == x.sum()
 
 
-#
-# Machines
-#
-
-
 def test_this_machine():
     here = machine.host()
     assert machine.current() is here
@@ -122,11 +117,6 @@ def test_no_such_gpu():
         ptx(axpy(1, is_gpu=True), "gfx90a")
 
 
-#
-# What can't be compiled
-#
-
-
 def function(body, *declarations):
     return "\n".join([*declarations, "define void @f(ptr %x) {", body, "  ret void", "}"])
 
@@ -190,11 +180,6 @@ def test_a_gpu_has_no_libm(name):
     np.testing.assert_allclose(x[0], numpys(0.5), rtol=1e-15)
 
 
-def test_no_such_function():
-    with pytest.raises(KeyError, match="another"):
-        compiled(axpy(2)).address("another")
-
-
 def test_without_llvmlite():
     """What would have been compiled is solved by diffrax, which is said once."""
     said = fresh(
@@ -226,11 +211,6 @@ def test_an_old_llvm(monkeypatch):
         assert "LLVM 15, and 20 or later" in compiler.available()
     finally:
         compiler.available.cache_clear()
-
-
-#
-# Kept
-#
 
 
 def test_compiled_once(forget):

@@ -28,11 +28,6 @@ def ensemble(callback, f=turns, u0=(0.0, 1.0), end=20.0, scale=1.0, **options):
     return eo.solve(ens, eo.Tsit5(), trajectories=N, engine="compiled", **options)
 
 
-#
-# On a manifold
-#
-
-
 def circle(radius):
     return eo.ManifoldProjection(lambda u, p, t: jnp.sum(u**2) - radius**2)
 
@@ -116,11 +111,6 @@ def test_single_precision():
     sol = eo.solve(eo.remake(prob, callback=circle(1.0)))
     assert sol.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(jnp.sum(sol.u[-1] ** 2), 1.0, rtol=3e-6)
-
-
-#
-# Not below zero
-#
 
 
 def decays(u, p, t):

@@ -31,11 +31,6 @@ def of_all(sim):
     return sum(map(weighted, (sim.u, events.t, events.u_before, events.u_after)))
 
 
-#
-# A ball that bounces once, in closed form
-#
-
-
 def bounce(i):
     return eo.remake(i, u=jnp.stack([0.0 * i.u[0], -i.p[1] * i.u[1]]))
 
@@ -112,11 +107,6 @@ def test_a_saved_time_that_is_the_event():
     np.testing.assert_allclose(
         jacobian[1], jax.jacfwd(lambda x: closed(x, 1.4)[0][0])(X), rtol=1e-9
     )
-
-
-#
-# Against differences
-#
 
 
 def swing(u, p, t):

@@ -69,11 +69,6 @@ def test_primitives(apart):
         np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-14, err_msg=name)
 
 
-#
-# What is not a number, or outside of something
-#
-
-
 def special_cases() -> dict[str, Case]:
     """Of every function of one or two numbers, at all pairs of special ones."""
     found = {}
@@ -341,11 +336,6 @@ def test_lanes_that_do_not_count():
         found = results(fields, width, way, masks)
         for name, x in expected.items():
             np.testing.assert_allclose(found[name][count], x[count], rtol=1e-12, err_msg=name)
-
-
-#
-# Fields, and what pulls back through them
-#
 
 
 def network(width, dtype=np.float64, seed=0):

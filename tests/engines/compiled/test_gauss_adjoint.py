@@ -10,6 +10,7 @@ import ensembleode as eo
 from ensembleode.engines.compiled import gauss_adjoint
 
 from ...problems import forced, of_benchmarks, ROBERTSON, robertson
+from .test_replay_adjoint import assert_close
 
 
 slow = pytest.mark.slow
@@ -52,18 +53,6 @@ def of_test_set(name, absolute=1e-4):
 OF_FORCED = jnp.array([1.0, 0.5]), jnp.array([50.0, 3.0, 1.0])
 
 
-def close(found, expected, rtol, atol=0.0):
-    """That each leaf is close to the expected one, in parts of the largest number of that leaf."""
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    for x, y in pairs:
-        np.testing.assert_allclose(x, y, rtol=0, atol=atol + rtol * np.max(np.abs(y)))
-
-
-#
-# Accuracy
-#
-
-
 @pytest.mark.parametrize(
     ("alg", "tol", "accuracy"),
     [
@@ -97,7 +86,7 @@ def test_where_the_adjoint_lasts_a_millionth_of_the_time(alg, tol, accuracy):
 )
 def test_of_the_test_set_by_its_constants(name, tol, accuracy):
     loss, at = of_test_set(name)
-    close(jax.grad(loss)(at, GAUSS, tol), jax.grad(loss)(at, REPLAY, 1e-11), accuracy)
+    assert_close(jax.grad(loss)(at, GAUSS, tol), jax.grad(loss)(at, REPLAY, 1e-11), accuracy)
 
 
 @slow
@@ -108,7 +97,7 @@ def test_no_step_back_passes_over_a_jump(monkeypatch, below):
     monkeypatch.setattr(gauss_adjoint, "_BELOW", below)
     jax.clear_caches()
     loss, at = of_test_set("OREGO", 1e-2)
-    close(jax.grad(loss)(at, GAUSS, 1e-4), jax.grad(loss)(at, REPLAY, 1e-10), 1e-2)
+    assert_close(jax.grad(loss)(at, GAUSS, 1e-4), jax.grad(loss)(at, REPLAY, 1e-10), 1e-2)
 
 
 @slow
@@ -124,11 +113,6 @@ def test_it_converges_with_the_tolerance(alg, order):
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
         errors.append(max(np.max(np.abs(x - y)) for x, y in pairs))
     assert errors[1] < errors[0] * 1e-3**order, errors
-
-
-#
-# What it is asked for
-#
 
 
 @slow
@@ -158,7 +142,7 @@ def test_is_that_of_the_steps(options):
     tol = 1e-9
     reference = 1e-9 if "save_everystep" in options else 1e-11
     expected = jax.grad(loss)(OF_FORCED, REPLAY, reference)
-    close(jax.grad(loss)(OF_FORCED, GAUSS, tol), expected, 1e-5, 1e-12)
+    assert_close(jax.grad(loss)(OF_FORCED, GAUSS, tol), expected, 1e-5)
 
 
 @slow
@@ -188,7 +172,7 @@ def test_by_the_times():
         return weighed(ends.u) + weighed(eo.solve(prob, eo.Rodas5P(), saveat=times, **options).u)
 
     x = jnp.array(0.1), jnp.array(2.0), jnp.array([0.3, 1.1])
-    close(jax.grad(loss)(x, GAUSS), jax.grad(loss)(x, REPLAY), 1e-6)
+    assert_close(jax.grad(loss)(x, GAUSS), jax.grad(loss)(x, REPLAY), 1e-6)
 
 
 def of_ensemble(x, n, sensealg, ensemblealg=None, **options):
@@ -219,8 +203,8 @@ def ensemble(n):
 def test_of_ensembles(ensemblealg):
     x = ensemble(11)
     expected = jax.grad(of_ensemble)(x, 11, REPLAY, eo.EnsembleThreads(1))
-    close(jax.grad(of_ensemble)(x, 11, GAUSS, ensemblealg), expected, 1e-5)
-    close(jax.grad(of_ensemble)(x, 11, GAUSS, ensemblealg, batch_size=4), expected, 1e-5)
+    assert_close(jax.grad(of_ensemble)(x, 11, GAUSS, ensemblealg), expected, 1e-5)
+    assert_close(jax.grad(of_ensemble)(x, 11, GAUSS, ensemblealg, batch_size=4), expected, 1e-5)
 
 
 @slow
@@ -231,7 +215,7 @@ def test_in_parts(monkeypatch):
     monkeypatch.setattr(gauss_adjoint, "_ROOM", 0)
     monkeypatch.setattr(gauss_adjoint, "_LEAST", 4)
     found = jax.jit(lambda x: jax.grad(of_ensemble)(x, n, GAUSS, eo.EnsembleThreads(1)))(x)
-    close(found, expected, 1e-9)
+    assert_close(found, expected, 1e-9)
 
 
 @slow
@@ -243,14 +227,14 @@ def test_under_vmap():
 
     together = jax.jit(jax.vmap(gradient))(factors)
     for i, factor in enumerate(factors):
-        close(jax.tree.map(lambda x, i=i: x[i], together), gradient(factor), 1e-7)
+        assert_close(jax.tree.map(lambda x, i=i: x[i], together), gradient(factor), 1e-7)
 
     def ends(p, sensealg):
         prob = eo.ODEProblem(forced, OF_FORCED[0], (0.0, 2.0), p)
         return eo.solve(prob, eo.Rodas5P(), reltol=1e-9, abstol=1e-9, sensealg=sensealg).u[-1]
 
     rows = (jax.jacrev(ends)(OF_FORCED[1], x) for x in (GAUSS, REPLAY))
-    close(*rows, 1e-6)
+    assert_close(*rows, 1e-6)
 
 
 @slow
@@ -258,7 +242,7 @@ def test_in_single_precision():
     u0, p = (x.astype(jnp.float32) for x in OF_FORCED)
     found = jax.grad(of_forced)((u0, p), tol=1e-4, saveat=[0.5, 2.0])
     assert {x.dtype for x in found} == {jnp.dtype("float32")}
-    close(found, jax.grad(of_forced)(OF_FORCED, sensealg=REPLAY, saveat=[0.5, 2.0]), 1e-3)
+    assert_close(found, jax.grad(of_forced)(OF_FORCED, sensealg=REPLAY, saveat=[0.5, 2.0]), 1e-3)
 
 
 @jax.custom_vjp

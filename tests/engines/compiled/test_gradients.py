@@ -181,30 +181,6 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
         np.testing.assert_allclose(found["shared"], expected["shared"], rtol=1e-13)
 
 
-def test_vmap_of_gradients():
-    """Of several parameters that all trajectories share: the sum over those of each."""
-    x = numbers()
-    alg = eo.Tsit5()
-
-    def gradient(shared):
-        return jax.grad(lambda s: loss({**x, "shared": s}, alg, "times", **ADAPTIVE))(shared)
-
-    shared = jnp.array([0.9, 1.1, 1.2])
-    wide = jax.jit(jax.vmap(gradient))(shared)
-    np.testing.assert_allclose(wide, [gradient(s) for s in shared], rtol=1e-13)
-
-
-def test_nothing_to_differentiate_by():
-    """A field without parameters."""
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
-
-    def value(u0):
-        sim = eo.solve(eo.remake(prob, u0=u0), eo.Tsit5(), engine="compiled", **ADAPTIVE)
-        return jnp.sum(sim.u[-1])
-
-    np.testing.assert_allclose(jax.grad(value)(jnp.ones(2)), np.exp(-1), rtol=1e-7)
-
-
 def test_many_arrays_that_trajectories_share():
     """More than LLVM takes as so many loops in one function."""
     p = {str(i): jnp.array(0.01 * (i % 7)) for i in range(120)}

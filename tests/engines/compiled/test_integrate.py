@@ -111,33 +111,6 @@ def test_a_failed_trajectory_is_alone(saving):
         np.testing.assert_allclose(sim.u[i, :1], [[1.0, 0.5]])
 
 
-def test_a_trajectory_that_becomes_nan_is_unstable():
-    """Wherever on the last steps before."""
-    n = 40
-    sim = solve(troubled_ensemble(np.ones(n, int)), n, maxiters=400)
-    assert (sim.retcode == eo.ReturnCode.Unstable).all()
-
-
-def test_where_it_ends_no_step_is_taken():
-    """t0 == t1 in a trajectory, with and without a fixed step, forwards on either side of it."""
-    ends = jnp.array([1.0, 0.25, 0.5])
-    ens = ensemble(lambda i: (0.25, ends[i]))
-    for options in ({}, {"dt": 0.0625, "adaptive": False}):
-        for saving in ({}, {"saveat": np.array([0.25, 0.25])}):
-            sim = solve(ens, **options, **saving)
-            assert (sim.retcode == SUCCESS).all()
-            assert sim.stats.naccept[1] == 0
-            assert (sim.stats.naccept[[0, 2]] > 0).all()
-            np.testing.assert_array_equal(sim.u[1], [START] * 2)
-            if not saving:
-                np.testing.assert_allclose(sim.u[2, 1], turned(START, 1.2, 0.5, 0.25), rtol=1e-3)
-
-
-#
-# What is saved
-#
-
-
 def exact(times, n=3, t0=0.0):
     return np.stack([turned(START, rate, np.asarray(times), t0) for rate in rates(n)])
 

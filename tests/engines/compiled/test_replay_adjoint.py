@@ -96,11 +96,6 @@ def assert_close(tree, other, rtol=1e-9):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * (1e-30 + np.abs(b).max()))
 
 
-#
-# Against finite differences: the steps are fixed, and so the derivative exact
-#
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def fixed(alg, saving, x, span):
     options = {"dt": 1 / 16, "adaptive": False}
@@ -187,8 +182,8 @@ def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
 @pytest.mark.slow
 @pytest.mark.parametrize("saving", ["times", "steps"])
 def test_what_ends_at_t1_moves_with_it(saving):
-    """A grid over a span that is varied: its first state stays u0, its last is that at t1. So is the
-    last step's end, where every step is saved."""
+    """A grid over a span that is varied: its first state stays u0, its last is that at t1. So is
+    the end of the last step, where every step is saved."""
 
     @jax.jit
     @jax.value_and_grad

@@ -234,11 +234,6 @@ def test_versions_are_part_of_a_store(tmp_path, monkeypatch):
         solve()
 
 
-#
-# Gradients
-#
-
-
 def lotka_loss(x, place, **options):
     prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 2.0), x["p"])
 
@@ -414,11 +409,6 @@ def test_what_a_gpu_kernel_refuses():
         eo.solve(eo.EnsembleProblem(large), None, kernel, trajectories=2, engine="julia")
     with pytest.raises(JuliaError, match="Kvaerno4"):
         eo.solve(sweep(LORENZ), eo.Kvaerno4(), kernel, trajectories=2, engine="julia")
-
-
-#
-# Errors, interrupts and processes
-#
 
 
 def test_nothing_is_lost_by_an_error():

@@ -178,11 +178,6 @@ def test_no_ptxas(monkeypatch):
         eo.kernel_report(decay(), eo.Tsit5(), arch="sm_75")
 
 
-#
-# Whole solves
-#
-
-
 @pytest.fixture
 def as_if_on_gpu(monkeypatch):
     """What is traced is for a GPU."""
@@ -287,11 +282,6 @@ def compiled_kernels(fn, x, mesh) -> list[str]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compile(for_mesh, name):
     assert all(".target sm_90\n" in x for x in compiled_kernels(PROGRAMS[name], P, for_mesh))
-
-
-#
-# Every kind of kernel
-#
 
 
 def every(alg=None, derivative=jax.grad, ens=None, **options):

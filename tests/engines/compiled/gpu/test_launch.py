@@ -74,35 +74,6 @@ def abstract(*shape, sharding=None):
     return jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
 
 
-#
-# Lowered
-#
-
-
-def test_the_program_has_the_custom_call(monkeypatch):
-    monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
-    text = lowered(saxpy, abstract(), abstract(BATCH))
-    (call,) = re.findall(r"stablehlo\.custom_call @.*", text)
-    assert call.startswith("stablehlo.custom_call @__gpu$xla.gpu.ptx(%arg0, %arg1)")
-    # All that XLA reads: with these types, none else.
-    assert 'name = "saxpy_entry"' in call
-    assert 'kernel_type = "ptx"' in call
-    assert r'kernel_data = "//' in call
-    assert ".visible .entry saxpy_entry(" in call
-    for name, number in {
-        "grid_x": 8,
-        "grid_y": 1,
-        "grid_z": 1,
-        "block_x": 128,
-        "block_y": 1,
-        "block_z": 1,
-        "shared_mem_bytes": 0,
-    }.items():
-        assert f"{name} = {number} : i32" in call
-    assert "output_indices = [2 : i32, 3 : i32]" in call
-    assert "(tensor<f32>, tensor<1000xf32>) -> (tensor<1000xf32>, tensor<1000xf32>)" in call
-
-
 def test_no_threads_are_a_block_all_the_same(monkeypatch):
     monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
     assert "grid_x = 1 : i32" in lowered(saxpy, abstract(), abstract(0))
@@ -182,11 +153,6 @@ def test_every_known_architecture_compiles():
     for n in launch._KNOWN:
         assert f".target sm_{n}" in launch.ptx_of(KERNEL, f"sm_{n}")
     assert launch._BASELINE in launch._KNOWN
-
-
-#
-# Compiled
-#
 
 
 @pytest.fixture(params=["custom_call", "triton_call"])

@@ -52,11 +52,6 @@ def arch(request, monkeypatch, on_ptx):
     jax.clear_caches()
 
 
-#
-# Solves
-#
-
-
 def rising(prob, ctx):
     which = ctx.index % 7
     return eo.remake(prob, p=prob.p.at[1].set(which * 3.0), u0=prob.u0 + 0.1 * which)
@@ -336,11 +331,6 @@ def test_architectures(on_ptx, arch):
         p = ens.prob.p
         same(*by_ptx(lambda *a, p=p, solve=solve, **k: numbers(solve(p, *a, **k))))
         same(*by_ptx(lambda *a, p=p, loss=loss, **k: eqx.filter_grad(loss)(p, *a, **k)))
-
-
-#
-# Gradients
-#
 
 
 X = test_gradients.X | {"t1": jnp.array(0.5)}
