@@ -1,6 +1,8 @@
 """EnsembleColumns in compiled code: the steps of the oracle on the matrix, their derivatives, and
 the same bits by any number of threads."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.columns import solves
+from ensembleode.engines.compiled import machine
 from ensembleode.ground import cpu_devices
 
 from .. import oracle
@@ -224,3 +227,66 @@ def test_others_are_left_to_diffrax():
     sim = solved(eo.EnsembleProblem(large), 2, engine="auto")
     assert sim.engine.name == "diffrax"
     assert solved(columns_of(2), 2, engine="auto").engine.name == "compiled"
+
+
+MODES = {
+    "ends": {},
+    "times": {"saveat": jnp.array([0.1, 0.45, 0.5])},
+    "every fixed step": {"adaptive": False, "dt": 0.05, "save_everystep": True},
+    "known times": {"tstops": [0.21]},
+}
+
+
+def of_size(n, dtype, ensemblealg, **options):
+    """The solutions as a function of a scale of the initial states and of a shared number."""
+
+    def f(u, p, t):
+        return p * jnp.roll(u, 1) - u * u * (1 + t)
+
+    def at(x):
+        prob = eo.ODEProblem(f, jnp.linspace(0.5, 1.0, n, dtype=dtype), (0.0, 0.5), x[1])
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, u0=prob.u0 * x[0] * (1 + ctx.index.astype(dtype) / 10))
+
+        ens = eo.EnsembleProblem(prob, prob_func)
+        return eo.solve(ens, eo.Tsit5(), ensemblealg, trajectories=3, maxiters=256, **options).u
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("n", "registers", "mode", "dtype"),
+    [
+        slow_unless(
+            case in [(16, 16, "times"), (32, 32, "times")] and dtype == "float64", *case, dtype
+        )
+        for n in (1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 130)
+        for registers in (16, 32)
+        for mode in MODES
+        for case in [(n, registers, mode)]
+        for dtype in ("float32", "float64")
+    ],
+)
+def test_every_number_of_components(n, registers, mode, dtype):
+    """The values and gradients of trajectories by themselves. From some numbers on, states are in
+    memory instead of in registers, of which there are few or many."""
+    tolerance, rtol = (1e-5, 5e-5) if dtype == "float32" else (1e-9, 1e-7)
+    options = {"reltol": tolerance, "abstol": tolerance, **MODES[mode]}
+    x = jnp.array([1.0, 0.7], dtype)
+    with machine.using(dataclasses.replace(machine.host(), registers=registers)):
+        jax.clear_caches()
+        columns, threads = (
+            of_size(n, jnp.dtype(dtype), alg, **options)
+            for alg in (eo.EnsembleColumns(), eo.EnsembleThreads())
+        )
+        np.testing.assert_allclose(columns(x), threads(x), rtol=rtol)
+
+        def slopes(of):
+            return jax.jit(jax.grad(lambda x: jnp.nansum(of(x) ** 2)))(x)
+
+        np.testing.assert_allclose(slopes(columns), slopes(threads), rtol=10 * rtol)
+        several = jnp.stack([x, 1.1 * x])
+        each = jnp.stack([jax.jit(columns)(x) for x in several])
+        np.testing.assert_allclose(jax.vmap(columns)(several), each, rtol=rtol)
+    jax.clear_caches()

@@ -104,6 +104,14 @@ def test_our_control_is_the_default(alg):
     agree(ours, theirs, rtol=1e-5)
 
 
+@pytest.mark.parametrize("alg", by_name(OURS, ("Vern7",)))
+def test_between_saved_steps(alg):
+    sol = solved(alg, "diffrax", save_everystep=True, maxiters=400)
+    at = np.linspace(0.0, 4.0, 37)
+    expected = solved(alg, "diffrax", saveat=at)
+    np.testing.assert_allclose(sol(at), expected.u, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("alg", by_name(OURS, ("Vern9",)))
 def test_an_ensemble(alg):
     """Each trajectory has steps of its own; also in single precision."""

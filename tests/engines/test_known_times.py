@@ -380,6 +380,14 @@ def stopped(**options):
     return lambda: eo.solve(eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0)), **options)
 
 
+def preset(times):
+    return lambda: eo.PresetTimeCallback(times, ten_more)
+
+
+def periodic(dt, **options):
+    return lambda: eo.PeriodicCallback(ten_more, dt, **options)
+
+
 @pytest.mark.parametrize(
     ("error", "match", "call"),
     [
@@ -395,6 +403,11 @@ def stopped(**options):
         ),
         (TypeError, "it is called tstops", stopped(step_ts=0.5)),
         (TypeError, "it is called d_discontinuities", stopped(jump_ts=0.5)),
+        (ValueError, "times of PresetTimeCallback has a time that is NaN", preset([np.nan])),
+        (ValueError, "let prob_func pick a row", preset([[1.0], [2.0]])),
+        (TypeError, "times of PresetTimeCallback must be a time", preset("noon")),
+        (ValueError, "dt of PeriodicCallback must be a positive number", periodic(0.0)),
+        (ValueError, "phase of PeriodicCallback must be zero", periodic(1.0, phase=-1.0)),
     ],
 )
 def test_bad_input(error, match, call):
@@ -496,31 +509,6 @@ def test_a_schedule_that_ends_the_trajectory():
     sol = eo.solve(prob, **TIGHT)
     assert sol.retcode == eo.ReturnCode.Terminated
     np.testing.assert_allclose(sol.u[-1, 0], np.cos(0.5), rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "make"),
-    [
-        (ValueError, "times of PresetTimeCallback has a time that is NaN", lambda: ([np.nan],)),
-        (ValueError, "let prob_func pick a row", lambda: ([[1.0], [2.0]],)),
-        (TypeError, "times of PresetTimeCallback must be a time", lambda: ("noon",)),
-    ],
-)
-def test_bad_times(error, match, make):
-    with pytest.raises(error, match=match):
-        eo.PresetTimeCallback(*make(), ten_more)
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "options"),
-    [
-        (ValueError, "dt of PeriodicCallback must be a positive number", {"dt": 0.0}),
-        (ValueError, "phase of PeriodicCallback must be zero", {"dt": 1.0, "phase": -1.0}),
-    ],
-)
-def test_bad_periods(error, match, options):
-    with pytest.raises(error, match=match):
-        eo.PeriodicCallback(ten_more, **options)
 
 
 def test_what_schedules_can_not_be():

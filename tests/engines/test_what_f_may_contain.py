@@ -305,11 +305,6 @@ def test_on_devices_of_a_mesh(devices):
     assert_close(both(P, eo.EnsembleGPUArray(devices=devices)), both(P, eo.EnsembleSerial()))
 
 
-#
-# What compiled code can't do
-#
-
-
 def printing(u, p, t):
     jax.debug.callback(lambda x: None, u)
     return -p * u

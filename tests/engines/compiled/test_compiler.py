@@ -30,7 +30,6 @@ def directory(monkeypatch, tmp_path):
 
 @pytest.fixture
 def forget(monkeypatch):
-    """Forget what this process has compiled."""
     return lambda: monkeypatch.setattr(compiler, "_codes", {})
 
 

@@ -202,6 +202,25 @@ def test_the_code_does_not_grow_with_the_state(monkeypatch):
         assert len(make(large)[0]) < 1.05 * len(make(small)[0])
 
 
+def test_a_failing_neighbour_changes_nothing():
+    """The other lanes of a trajectory that leaves every bound have the bits that they have without
+    it."""
+    size = 60
+
+    def field(u, p, t):
+        return p * u**2 - jnp.roll(u, 1)
+
+    u0 = jnp.asarray(np.linspace(0.5, 1.0, 5)[:, None] * np.ones(size))
+    good = jnp.full(5, -0.3)
+    sims = [
+        ensemble(u0, p, field, 2.0, saveat=0.5, **ADAPTIVE) for p in (good, good.at[2].set(9.0))
+    ]
+    assert sims[1].retcode[2] != sims[0].retcode[2]
+    for i in (0, 1, 3, 4):
+        np.testing.assert_array_equal(sims[0].u[i], sims[1].u[i])
+        assert sims[1].retcode[i] == eo.ReturnCode.Success
+
+
 def test_as_many_steps_as_can_be_counted():
     """The memory for checkpoints of a gradient doesn't grow with the largest number of steps."""
     u0, p = numbers(50)

@@ -106,11 +106,6 @@ def test_special_numbers():
             assert not where.any(), (name, got[there][where], want[there][where])
 
 
-#
-# Branches, loops and indices, other ones in each lane
-#
-
-
 rng = np.random.default_rng(0)
 SMALL, LARGE = rng.normal(size=(LANES, 3)), rng.normal(size=(LANES, 30))
 WHICH = np.arange(LANES) * 7 % 5 - 1

@@ -188,6 +188,22 @@ def test_a_fixed_step_is_taken_as_often_as_it_fits(tspan, steps):
     assert (sim.stats.naccept == steps).all()
 
 
+@pytest.mark.slow
+def test_tolerances_of_each_component():
+    """An array weighs the components of the error: infinite, it leaves one out."""
+    ens = ensemble()
+    same = solve(ens, abstol=1e-8, reltol=1e-8)
+    arrays = solve(ens, abstol=jnp.full(2, 1e-8), reltol=jnp.full(2, 1e-8))
+    np.testing.assert_array_equal(same.u, arrays.u)
+    loose = solve(ens, abstol=jnp.array([1e-8, 1e3]), reltol=1e-8)
+    tight = solve(ens, abstol=jnp.array([1e-11, 1e3]), reltol=0.0)
+    assert (loose.stats.naccept < same.stats.naccept).all()
+    assert (tight.stats.naccept > same.stats.naccept).all()
+    each = solve(ensemble(abstol=lambda i: jnp.array([1e-8, 1e3]) * 10.0**-i), reltol=1e-8)
+    np.testing.assert_array_equal(each.u[0], loose.u[0])
+    assert each.stats.naccept[2] > loose.stats.naccept[2]
+
+
 def test_traced_times():
     """Rounding at the end is forgiven; times outside of the span or out of order are not."""
 

@@ -66,7 +66,6 @@ def lowered(name, what, **options):
 
 
 def by_model(program, u, p=(), t=0.25):
-    """The result of the Julia source."""
     fn = program.function
     definition = julia_source(fn)
     work = [np.full(size, 77).astype(dtype) for dtype, size in fn.work]

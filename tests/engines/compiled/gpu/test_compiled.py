@@ -40,8 +40,6 @@ def reported(ens, alg, **options):
 
 
 def as_single(ens):
-    """In single precision."""
-
     def cast(x):
         return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
 
@@ -107,7 +105,6 @@ def test_every_architecture(arch, fixed):
 
 
 def ptx_of(ens, arch, **options):
-    """The code of each kernel."""
     every = (
         "saveat save_start save_everystep abstol reltol dt adaptive maxiters stepsize_controller "
         "sensealg"
@@ -180,7 +177,6 @@ def test_no_ptxas(monkeypatch):
 
 @pytest.fixture
 def as_if_on_gpu(monkeypatch):
-    """What is traced is for a GPU."""
     monkeypatch.setattr(executor, "computes_on_nvidia", lambda: True)
     monkeypatch.setattr(launch, "check", lambda: None)
     monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
@@ -210,12 +206,10 @@ P = jax.ShapeDtypeStruct((3,), np.float64)
 
 
 def calls_in(text) -> list[str]:
-    """The launches of a lowered program."""
     return [line for line in text.splitlines() if "custom_call @__gpu$xla.gpu.ptx" in line]
 
 
 def code_in(call) -> str:
-    """The PTX of a launch."""
     code = re.search(r'kernel_data = "((?:\\.|[^"\\])*)"', call)[1]
     return re.sub(r"\\([0-9A-F]{2})", lambda x: chr(int(x[1], 16)), code)
 
@@ -262,7 +256,6 @@ def test_the_call_fits_the_kernel(as_if_on_gpu, name):
 
 @pytest.fixture
 def for_mesh(as_if_on_gpu, monkeypatch, mesh):
-    """Kernels are made for the mesh's GPU."""
     monkeypatch.setattr(launch, "cuda_devices", lambda: list(mesh.devices.flat))
     return mesh
 

@@ -47,7 +47,6 @@ class Device(NamedTuple):
 
 
 def saxpy(a, x):
-    """`a x` and `a + x`."""
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     return launch.launch(KERNEL, x.size, [a, x], [like, like])
 
@@ -113,11 +112,6 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
     with pytest.raises(launch.KernelError, match=r"compiler.*jax\[cuda13\].*libcuda\.so\.1"):
         lowered(saxpy, abstract(), abstract(BATCH))
-
-
-def test_nothing_is_missing(monkeypatch):
-    monkeypatch.setattr(launch, "cuda_devices", lambda: [object()])
-    launch.check()
 
 
 def test_no_gpu_in_spite_of_plugin_and_driver(monkeypatch):

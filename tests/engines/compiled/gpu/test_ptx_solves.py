@@ -45,7 +45,6 @@ def numbers(sim):
 
 @pytest.fixture
 def arch(request, monkeypatch, on_ptx):
-    """What the kernels are compiled for."""
     monkeypatch.setattr(launch, "arch_here", lambda: request.param)
     jax.clear_caches()
     yield request.param

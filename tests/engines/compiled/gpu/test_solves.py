@@ -32,7 +32,6 @@ def ensemble(tspan=(0.0, 1.0), prob_func=rising):
 
 @pytest.fixture
 def launched(on_host, monkeypatch):
-    """The kernels that are traced, in order."""
     found = []
     host = launch.launcher()
 
