@@ -140,7 +140,6 @@ PROBLEMS = {
 
 
 def ensemble(problem):
-    """Three trajectories of it."""
     arrays = eqx.is_array if problem.f is mlp else lambda x: True
     p, static = eqx.partition(problem.p, arrays)
     p = jax.tree.map(jnp.asarray, p)

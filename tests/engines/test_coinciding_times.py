@@ -176,11 +176,6 @@ def test_derivatives_where_steps_move():
     assert np.isnan(found(apart.at[1].set(1.0))[:2]).all()
 
 
-#
-# Jumps
-#
-
-
 @pytest.mark.parametrize("name", [slow_unless(x in ("Tsit5", "Rodas5P"), x) for x in ALGS])
 def test_a_jump_is_right_in_either_way_of_writing(name):
     """No stage before it sees what is behind it: no step is rejected."""
@@ -260,11 +255,6 @@ def test_more_comparisons_than_are_gone_through_at_once():
         at = jnp.where(jnp.arange(n) < count, 1.0, 1.5 + jnp.arange(n) / 13)
         wanted = -np.arange(1.0, 1 + n) * np.exp(-(3 - at))
         np.testing.assert_allclose(found(at), wanted, rtol=1e-8)
-
-
-#
-# Ends
-#
 
 
 @pytest.mark.parametrize(

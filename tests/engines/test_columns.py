@@ -166,15 +166,6 @@ def test_gradients(begin, end):
 
 
 @pytest.mark.slow
-def test_gradients_are_those_of_diffrax_and_of_forward_mode():
-    loss, of_diffrax = (loss_of(0.0, 1.0, engine) for engine in ("compiled", "diffrax"))
-    found = jax.grad(loss)(SHIFTS)
-    np.testing.assert_allclose(found, jax.grad(of_diffrax)(SHIFTS), rtol=1e-6)
-    along = jax.jvp(loss, (SHIFTS,), (jnp.ones(5),))[1]
-    np.testing.assert_allclose(along, found.sum(), rtol=1e-10)
-
-
-@pytest.mark.slow
 def test_second_derivatives_and_vmap():
     def loss(x):
         prob = eo.ODEProblem(lorenz, jnp.ones(3) * x[0], (0.0, 0.5), (10.0, x[1], 8 / 3))
@@ -238,11 +229,6 @@ def test_others_are_left_to_diffrax():
     assert solved(columns_of(2), 2, engine="auto").engine.name == "compiled"
 
 
-#
-# Every number of components. From some numbers on, states are in memory instead of in registers,
-# and columns are left to another engine.
-#
-
 MODES = {
     "ends": {},
     "times": {"saveat": jnp.array([0.1, 0.45, 0.5])},
@@ -283,7 +269,8 @@ def of_size(n, dtype, ensemblealg, **options):
     ],
 )
 def test_every_number_of_components(n, registers, mode, dtype):
-    """With few registers and with many, the values and gradients of trajectories by themselves."""
+    """The values and gradients of trajectories by themselves. From some numbers on, states are in
+    memory instead of in registers, of which there are few or many."""
     tolerance, rtol = (1e-5, 5e-5) if dtype == "float32" else (1e-9, 1e-7)
     options = {"reltol": tolerance, "abstol": tolerance, **MODES[mode]}
     x = jnp.array([1.0, 0.7], dtype)

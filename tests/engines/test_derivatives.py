@@ -124,11 +124,6 @@ def test_only_the_branch_that_is_taken_is_differentiated(name, way):
         np.testing.assert_allclose(gradient(p, trajectories), exact, rtol=1e-6)
 
 
-#
-# Of what compiled code has
-#
-
-
 REAL_CASES = [
     (name, fn, args)
     for name, cases in sorted(PRIMITIVES.items())

@@ -82,7 +82,6 @@ STEPS = {
 
 @pytest.mark.parametrize(("alg", "order"), cases("order", EXPLICIT + IMPLICIT), ids=ids)
 def test_order(alg, order):
-    """The order of convergence with a fixed step."""
     assert alg.order == order
     problem, *numbers = STEPS[order]
     prob, expected = problem()
@@ -99,28 +98,11 @@ def test_order(alg, order):
 
 @pytest.mark.parametrize(("alg", "order"), cases("tolerance", EXPLICIT[1:] + IMPLICIT), ids=ids)
 def test_tolerance_is_met(alg, order):
-    prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
+    prob, exact = growth()
     tol = 1e-4 if order < 3 else 1e-7
     sol = solve(prob, alg, abstol=tol, reltol=tol)
     assert sol.retcode == eo.ReturnCode.Success
-    assert abs(float(sol.u[-1, 0]) - np.exp(np.sin(2.0))) < 300 * tol
-
-
-@pytest.mark.parametrize(("alg", "order"), cases("stiff", IMPLICIT[1:]), ids=ids)
-def test_stiff(alg, order):
-    """Robertson's problem; its solution at t = 40 after Hairer and Wanner."""
-
-    def robertson(u, p, t):
-        a, b, c = p[0] * u[0], p[1] * u[1] ** 2, p[2] * u[1] * u[2]
-        return jnp.array([-a + c, a - b - c, b])
-
-    p = jnp.array([0.04, 3e7, 1e4])
-    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 40.0), p)
-    sol = solve(prob, alg, abstol=1e-10, reltol=1e-6, maxiters=5000)
-    assert sol.retcode == eo.ReturnCode.Success
-    reference = [0.7158270688, 9.185534765e-6, 0.2841637457]
-    np.testing.assert_allclose(sol.u[-1], reference, rtol=2e-4)
-    assert sol.stats.nf > 2 * (sol.stats.naccept + sol.stats.nreject)
+    assert abs(float(sol.u[-1, 0] - exact[0])) < 300 * tol
 
 
 @pytest.mark.parametrize(
@@ -136,22 +118,6 @@ def test_stiff_in_single_precision(alg, order, stiffness):
     assert sol.retcode == eo.ReturnCode.Success
     exact = (stiffness * np.cos(5.0) + np.sin(5.0)) * stiffness / (stiffness**2 + 1)
     np.testing.assert_allclose(sol.u[-1], exact, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "alg", [slow_unless(isinstance(a, eo.Kvaerno5), a) for a, _ in IMPLICIT[1:]], ids=ids
-)
-def test_very_stiff_oscillations(alg):
-    """Van der Pol, mu = 100, over a jump; the end after Radau IIA of order 5 at 1e-12."""
-    mu = 100.0
-
-    def van_der_pol(u, p, t):
-        return jnp.array([u[1], mu * (1 - u[0] ** 2) * u[1] - u[0]])
-
-    prob = eo.ODEProblem(van_der_pol, jnp.array([2.0, 0.0]), (0.0, 2 * mu))
-    sol = solve(prob, alg, abstol=1e-6, reltol=1e-6)
-    assert sol.retcode == eo.ReturnCode.Success
-    np.testing.assert_allclose(sol.u[-1], [1.71858721, -0.00879682], rtol=1e-3)
 
 
 def robertson(u, p, t):
@@ -321,39 +287,6 @@ def test_a_trial_step_to_infinity_is_tried_shorter():
     sol = solve(prob, eo.Heun(), dt=1e80, abstol=1e-50, reltol=1e-3)
     assert sol.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(sol.u[-1], (2e80) ** -0.5, rtol=0.1)
-
-
-def test_implicit_failure_is_a_return_code():
-    """A fixed step that Newton's method can't solve."""
-    prob = eo.ODEProblem(lambda u, p, t: jnp.exp(u), jnp.array([2.0]), (0.0, 1.0))
-    sol = solve(prob, eo.ImplicitEuler(), dt=0.5, adaptive=False)
-    assert sol.retcode in (eo.ReturnCode.Failure, eo.ReturnCode.Unstable)
-    assert np.isnan(sol.u[-1]).all()
-
-
-@pytest.mark.slow
-def test_float32():
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0], jnp.float32), (0.0, 1.0))
-    sol = solve(prob, saveat=0.1)
-    assert sol.u.dtype == sol.t.dtype == jnp.float32
-    assert len(sol) == 11
-    np.testing.assert_allclose(sol.u[-1], np.exp(-1), rtol=1e-3)
-
-
-def test_tolerance_by_component():
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0, 1e6]), (0.0, 1.0))
-    loose = solve(prob, abstol=jnp.array([1e-3, 1e3]), reltol=0.0)
-    tight = solve(prob, abstol=jnp.array([1e-9, 1e3]), reltol=0.0)
-    assert abs(loose.u[-1, 0] - np.exp(-1)) > 1e-6
-    assert abs(tight.u[-1, 0] - np.exp(-1)) < 1e-8
-
-
-@pytest.mark.parametrize("alg", [alg for alg, _ in EXPLICIT[1:]], ids=ids)
-def test_stages_are_those_of_the_tableau(alg):
-    tableau = getattr(diffrax, type(alg).__name__).tableau
-    assert (alg.stages, alg.fsal) == (tableau.num_stages, tableau.fsal)
-    assert alg.adaptive
-    assert "diffrax" in alg.engines
 
 
 @pytest.mark.parametrize("end", [0, 1])

@@ -78,11 +78,6 @@ def test_of_complex_states(way):
     np.testing.assert_allclose((FIRST | WAYS)[way](found)(x), expected, rtol=1e-8, atol=1e-9)
 
 
-#
-# Times at which f jumps
-#
-
-
 def driven(u, p, t):
     return jnp.where(t < p[1], p[0], -1.0) - u
 
@@ -115,11 +110,6 @@ def test_second_derivatives_where_f_jumps():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     with pytest.raises(NotImplementedError, match=r"engine='compiled', which has"):
         jax.hessian(lambda p: jumping(p, p[1]))(p)
-
-
-#
-# Limits
-#
 
 
 @pytest.mark.slow
@@ -165,20 +155,4 @@ def test_of_an_f_with_effects(capfd):
     jax.effects_barrier()
     assert "evaluated" in capfd.readouterr().out
     with pytest.raises(TypeError, match="not with effects in f"):
-        jax.jvp(end, (0.7,), (1.0,))
-
-
-def test_an_f_with_a_rule_for_reverse_mode_only():
-    @jax.custom_vjp
-    def decayed(p, u):
-        return -p * u
-
-    decayed.defvjp(lambda p, u: (-p * u, (p, u)), lambda kept, c: (-c @ kept[1], -kept[0] * c))
-
-    def end(p):
-        prob = eo.ODEProblem(lambda u, p, t: decayed(p, u), [1.0], (0.0, 1.0), p)
-        return eo.solve(prob, engine="diffrax", reltol=1e-8, abstol=1e-8).u[-1, 0]
-
-    np.testing.assert_allclose(jax.grad(end)(0.7), -np.exp(-0.7), rtol=1e-6)
-    with pytest.raises(TypeError, match=r"jax\.custom_jvp"):
         jax.jvp(end, (0.7,), (1.0,))

@@ -195,11 +195,6 @@ class OfTableau(eo.ExplicitRK):
         pass
 
 
-#
-# Counts of work
-#
-
-
 def counting(calls):
     def count(u):
         calls.append(1)
@@ -230,10 +225,6 @@ def test_evaluations_are_those_that_are_counted(alg):
     extra = len(interpolant.extra_c) if interpolant else 0
     assert len(calls) == sol.stats.nf + 2 * extra
 
-
-#
-# Derivatives
-#
 
 WAYS = {
     "default": (jax.jacrev, None),
@@ -275,18 +266,49 @@ def test_backsolve_is_refused(alg):
         solved(alg, "diffrax", sensealg=eo.BacksolveAdjoint())
 
 
-def test_an_f_that_only_diffrax_runs():
-    """Vern7 on it, beside the same by an `f` that is compiled."""
-    k = np.arange(5.0)
-    u0 = jnp.cos(2 * np.pi * np.arange(8) / 8) + 0.1
+def bending(u, p, t):
+    return -p * u + jnp.sin(t)
 
-    def by_fft(u, p, t):
-        return jnp.fft.irfft(jnp.asarray(-p * k, complex) * jnp.fft.rfft(u), 8)
 
-    matrix = jax.jacfwd(lambda u: by_fft(u, 1.0, 0.0))(u0)
-    ours = eo.solve(problem(0.7, u0, f=by_fft), eo.Vern7(), engine="diffrax", saveat=TIMES)
-    theirs = eo.solve(
-        problem(0.7, u0, f=lambda u, p, t: p * (matrix @ u)), eo.Vern7(), engine="compiled",
-        saveat=TIMES,
-    )  # fmt: skip
-    agree(ours, theirs, rtol=1e-8)
+def jumping(u, p, t):
+    return -p * u + jnp.where(t >= 0.7, 3.0, 0.0)
+
+
+KNOWN = {
+    "tstops": (bending, {"tstops": [0.33, 0.7]}),
+    "jumps": (jumping, {"d_discontinuities": [0.7]}),
+    "both": (jumping, {"d_discontinuities": [0.7], "tstops": [0.33, 0.7]}),
+    "none": (bending, {}),
+}
+SAVINGS = {"ends": {}, "steps": {"save_everystep": True}, "times": {"saveat": 0.25}}
+
+
+@pytest.mark.parametrize(
+    "alg", [eo.RK4(), slow_unless(False, eo.Tsit5()), slow_unless(False, eo.Vern7())]
+)
+@pytest.mark.parametrize("saved", ["steps", *(slow_unless(False, x) for x in ("ends", "times"))])
+@pytest.mark.parametrize("span", [(0.0, 1.0), slow_unless(False, (1.0, 0.0))])
+@pytest.mark.parametrize("known", KNOWN)
+def test_fixed_steps_to_known_times(known, span, saved, alg):
+    f, times = KNOWN[known]
+    prob = eo.ODEProblem(f, jnp.array([1.0, 2.0]), span, 1.3)
+    options = {"adaptive": False, "dt": 0.04, **times, **SAVINGS[saved]}
+    expected, got = (eo.solve(prob, alg, engine=x, **options) for x in ("compiled", "diffrax"))
+    assert got.retcode == expected.retcode == eo.ReturnCode.Success
+    assert got.stats.naccept == expected.stats.naccept
+    np.testing.assert_allclose(got.t, expected.t, rtol=1e-14)
+    np.testing.assert_allclose(got.u, expected.u, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "diffrax"])
+def test_the_derivative_by_the_time_of_a_jump(engine):
+    def f(u, p, t):
+        return -u + jnp.where(t >= p, 3.0, 0.0)
+
+    def end(jump):
+        prob = eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0), jump)
+        at = {"adaptive": False, "dt": 0.01, "d_discontinuities": jnp.stack([jump])}
+        return eo.solve(prob, eo.RK4(), engine=engine, **at).u[-1, 0]
+
+    # u(1) = exp(-1) + 3 (1 - exp(jump - 1))
+    np.testing.assert_allclose(jax.grad(end)(0.7), -3 * np.exp(-0.3), rtol=1e-8)

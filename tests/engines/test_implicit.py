@@ -11,21 +11,13 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.diffrax.implicit import SimplifiedNewton
-from ensembleode.stats import COUNTS
 
 from ..marks import slow_unless
-from ..problems import of_benchmarks
+from ..problems import of_benchmarks, ROBERTSON, robertson
+from .test_diffrax import IMPLICIT
 
 
-METHODS = [
-    eo.ImplicitEuler(),
-    eo.Kvaerno3(),
-    eo.Kvaerno4(),
-    eo.Kvaerno5(),
-    eo.KenCarp3(),
-    eo.KenCarp4(),
-    eo.KenCarp5(),
-]
+METHODS = [method for method, _ in IMPLICIT]
 THEIRS = [
     diffrax.ImplicitEuler(),
     diffrax.HalfSolver(diffrax.ImplicitEuler()),
@@ -39,11 +31,6 @@ THEIRS = [
 def ids(case):
     inner = getattr(case, "solver", None)
     return type(case).__module__.split(".")[0][0] + type(inner or case).__name__ + "2" * bool(inner)
-
-
-#
-# Stiff problems
-#
 
 
 QUICK = {("ROBER", "KenCarp4")}
@@ -75,64 +62,6 @@ def test_ensembles_of_stiff_problems(name, method):
             error = np.abs(ends[0] - exact) / (np.abs(exact) + abstol)
             # (Order one loses the phase of an oscillation.)
             assert error.max() < (2.0 if method == "ImplicitEuler" else 100 * reltol**0.75)
-
-
-#
-# When the iteration for a stage ends
-#
-
-
-def test_iterations_end_by_how_fast_they_converge():
-    """Linear equations with a wrong Jacobian: the changes fall by a factor known beforehand."""
-    tol, kappa = 1e-6, SimplifiedNewton.kappa
-
-    def iterate(rate, size):
-        """Find zero, from where the first change has that size in units of the tolerance."""
-        h = 1e-3
-        finder = SimplifiedNewton(0.0, tol, optimistix.rms_norm, y0=jnp.zeros(2), h=h)
-        start = jnp.full(2, size * tol / h) / (1 - rate)
-        exact = finder.init(lambda x, _: (x, None), start, None, {}, start, None, frozenset())
-        found = optimistix.root_find(
-            lambda x, _: (1 - rate) * x,
-            finder,
-            start,
-            options={"init_state": exact},
-            max_steps=SimplifiedNewton.iterations,
-            throw=False,
-        )
-        well = found.result == optimistix.RESULTS.successful
-        return found.value, found.stats["num_steps"], well
-
-    rates, sizes = map(
-        np.ravel, np.meshgrid([-0.9, 0.01, 0.1, 0.5, 0.7, 0.9, 1.5], [1e-5, 0.3, 10, 1e3, 1e9])
-    )
-    values, numbers, succeeded = jax.jit(jax.vmap(iterate))(rates, sizes)
-    seen = set()
-    for i, (rate, size) in enumerate(zip(np.abs(rates), sizes, strict=True)):
-        expected = None
-        for k in range(1, SimplifiedNewton.iterations + 1):
-            change = size * rate ** (k - 1)
-            rest = rate / (1 - rate) * change if rate < 1 else np.inf
-            if change < 1e-3 * kappa or (k > 1 and rest < kappa):
-                expected = (k, True)
-            elif k > 1 and rest * rate ** (SimplifiedNewton.iterations - k) >= kappa:
-                expected = (k, False)
-            if expected:
-                break
-        assert (int(numbers[i]), bool(succeeded[i])) == expected
-        seen.add(expected)
-        if expected[1]:
-            assert np.abs(values[i]).max() * 1e-3 < 2 * kappa * tol
-        else:
-            np.testing.assert_array_equal(values[i], 0.0)
-    # What two iterations could not have found, and what fails before the last one.
-    assert {(1, True), (2, True), (2, False)} < seen
-    assert max(k for k, well in seen if well) > 5
-
-
-#
-# A failure is a shorter step
-#
 
 
 def no_root(u, p, t):
@@ -224,11 +153,6 @@ def test_return_codes_of_failures():
     assert sol.stats.nreject >= 1
 
 
-#
-# Evaluations of f
-#
-
-
 def counting(f):
     """A field that is `f`, and two lists: to one each evaluation adds an item, to the other each
     evaluation of its derivative."""
@@ -309,36 +233,6 @@ def test_nf_backwards_and_of_every_step():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "ensemblealg",
-    [
-        eo.EnsembleThreads(),
-        eo.EnsembleGPUArray(devices=2),
-        eo.EnsembleDistributed(workers=2),
-        eo.EnsembleSplitThreads(workers=2, threads=2),
-    ],
-    ids=lambda alg: type(alg).__name__,
-)
-def test_counts_of_ensembles(ensemblealg, tmp_path):
-    """They are those of each trajectory alone, in whatever batches, and in a store."""
-    options = {"trajectories": 4, "dt": 1e-4, "reltol": 1e-5, "abstol": 1e-5}
-    ens = ensemble_without_roots()
-    alone = eo.solve(ens, eo.KenCarp3(), eo.EnsembleSerial(), **options).stats
-    assert len(set(alone.nf.tolist())) == 4
-    where = {"batch_size": 3, "store": tmp_path / "store.zarr"}
-    sim = eo.solve(ens, eo.KenCarp3(), ensemblealg, **options, **where)
-    labelled = sim.to_xarray()
-    for name in COUNTS:
-        expected = getattr(alone, name)
-        np.testing.assert_array_equal(getattr(sim.stats, name), expected)
-        np.testing.assert_array_equal(labelled[name], expected)
-    added = {"output_func": lambda sol, ctx: (sol.u[-1], False), "reduction": eo.sum_reduction}
-    total = eo.solve(eo.EnsembleProblem(ens.prob, ens.prob_func, **added), eo.KenCarp3(), **options)
-    # (Another program, which rounds otherwise.)
-    np.testing.assert_allclose(total.stats.nsolve, alone.nsolve.sum(), rtol=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     "sensealg",
     [None, eo.DirectAdjoint(), eo.BacksolveAdjoint(), eo.ForwardDiffSensitivity()],
     ids=lambda sensealg: type(sensealg).__name__,
@@ -356,11 +250,6 @@ def test_nf_beside_gradients(sensealg):
     gradient, counts = derivative(end, has_aux=True)(1.0)
     assert np.isfinite(gradient)
     np.testing.assert_array_equal(counts, expected)
-
-
-#
-# Precision, gradients, diffrax itself
-#
 
 
 @pytest.mark.slow
@@ -395,12 +284,8 @@ def test_gradients_of_a_stiff_problem(method, forward):
     differences are exact for the steps taken. It begins where the second component is no longer
     zero: from zero, the third stage of Kvaerno5 has no solution with steps this long."""
 
-    def robertson(u, p, t):
-        a, b = p[0] * u[0] - p[2] * u[1] * u[2], p[1] * u[1] ** 2
-        return jnp.stack([-a, a - b, b])
-
     def ends(x, sensealg=None):
-        p, u0 = jnp.array([0.04, 3e7, 1e4]) * jnp.exp(x), jnp.array([0.98517, 3.3864e-5, 0.014796])
+        p, u0 = ROBERTSON * jnp.exp(x), jnp.array([0.98517, 3.3864e-5, 0.014796])
         prob = eo.ODEProblem(robertson, u0, (0.0, 1.0), p)
         options = {"dt": 0.05, "adaptive": False, "reltol": 1e-11, "abstol": 1e-15, "maxiters": 30}
         sol = eo.solve(prob, method, sensealg=sensealg, saveat=[0.5, 1.0], **options)

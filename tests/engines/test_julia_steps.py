@@ -13,7 +13,6 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import ensembleode as eo
@@ -21,7 +20,6 @@ import ensembleode as eo
 from ..julia_powers import JuliasController
 from ..marks import slow_unless
 from ..problems import lorenz, lotka_volterra
-from ..test_tutorial import loss, PUBLISHED
 
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
@@ -156,21 +154,6 @@ def test_most_times_agree_to_single_precision():
     assert set(NOISE) | set(NOISY_END) <= set(with_times)
 
 
-@pytest.mark.parametrize("name", ["Tsit5_lotka_volterra_0.001", "Vern9_lotka_volterra_1.0e-9"])
-def test_an_ensemble_takes_the_same_steps(name):
-    """Together with others, and far from the first of them."""
-    case = CASES[name]
-    prob = eo.ODEProblem(
-        lotka_volterra, jnp.array(case["u0"]), tuple(case["tspan"]), jnp.array(case["p"])
-    )
-    ens = eo.EnsembleProblem(
-        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + jnp.abs(ctx.index - 3) / 10))
-    )
-    alg = getattr(eo, case["alg"])()
-    sim = eo.solve(ens, alg, trajectories=5, engine="compiled", **case["options"])
-    check_counts(sim[3], {**case, "dtype": "Float64"})
-
-
 # With errors that are far larger than the roundings of the sum that they are. (At 1e-9 these are a
 # part in 1e5 of a step's error, in Julia as here.)
 LARGE_ERRORS = [
@@ -248,29 +231,6 @@ def test_the_larger_of_two_error_estimates():
     assert np.isnan(sol.t[len(t) : -1]).all()
 
 
-def test_tutorial():
-    """SciML's training, at its default tolerances: the published parameters, loss by loss."""
-    published = recorded("tutorial")
-    theta = jnp.array(published["theta0"])
-    np.testing.assert_allclose(published["theta_after_99_default"], PUBLISHED, rtol=0, atol=2e-7)
-    optimizer = optax.adam(0.1)
-    state = optimizer.init(theta)
-
-    @jax.jit
-    def update(theta, state):
-        value, gradient = jax.value_and_grad(loss)(theta, eo.EnsembleGPUArray())
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(theta, updates), state, value
-
-    losses = []
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-        for _ in range(99):
-            theta, state, value = update(theta, state)
-            losses.append(value)
-    np.testing.assert_allclose(theta, PUBLISHED, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(losses, published["loss_trace"], rtol=1e-6)
-
-
 def test_tutorial_ensemble():
     """All 100 x 11 values at [3, 1], and at default tolerances."""
     prob = eo.ODEProblem(FIELDS["linear"], jnp.array([3.0]), (0.0, 1.0), jnp.array([1.0]))
@@ -282,7 +242,7 @@ def test_tutorial_ensemble():
 
 
 def test_lorenz64():
-    """The steps of 64 trajectories, their ends and their summary statistics by time."""
+    """The steps of 64 trajectories, and their ends."""
     expected = recorded("lorenz64")
     prob = eo.ODEProblem(
         lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 10.0), jnp.array([10.0, 0.0, 8 / 3])
@@ -294,15 +254,4 @@ def test_lorenz64():
     sim = eo.solve(ens, eo.Tsit5(), trajectories=64, **options)
     np.testing.assert_array_equal(sim.stats.naccept, expected["naccept"])
     np.testing.assert_array_equal(sim.stats.nf, expected["nf"])
-    u = np.asarray(sim.u)
-    low, median, high = np.quantile(u, [0.05, 0.5, 0.95], axis=0)
-    summary = {
-        "mean": u.mean(axis=0),
-        "var": u.var(axis=0, ddof=1),
-        "med": median,
-        "qlow": low,
-        "qhigh": high,
-        "u_end": u[:, -1],
-    }
-    for name, got in summary.items():
-        np.testing.assert_allclose(got, expected[name], rtol=1e-9, atol=1e-9, err_msg=name)
+    np.testing.assert_allclose(sim.u[:, -1], expected["u_end"], rtol=1e-9, atol=1e-9)

@@ -69,11 +69,6 @@ def test_the_steps_of_julia(engine, case):
     np.testing.assert_allclose(sol.u, recorded["u"], rtol=0, atol=1e-6)
 
 
-#
-# Exact solutions
-#
-
-
 N, SIZE = 4, 5
 
 
@@ -246,11 +241,6 @@ def test_gradients_of_a_method_that_remembers(saving):
     np.testing.assert_allclose(pushed, found @ x, rtol=1e-11)
 
 
-def moving(p, **options):
-    prob = eo.ODEProblem(pulse, [1.0], (0.0, 10.0), P | p)
-    return eo.solve(prob, d_discontinuities=[p["on"], p["off"]], **TIGHT, **options).u[-1, 0]
-
-
 X = jnp.array([3.0, 3.5, 10.0, 0.5])
 
 
@@ -350,31 +340,6 @@ def test_moving_jumps_with_events(direction, also):
     np.testing.assert_allclose(got, np.stack(differences, axis=1), rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_moving_jumps_of_a_method_that_remembers():
-    def loss(x):
-        when = x[4]
-
-        def f(u, p, t):
-            rate = p[0] * jnp.sin(u[0]) * (1 + p[1] * jnp.where(t > p[2], t, 0.0))
-            return jnp.stack([u[1], -rate])
-
-        prob = eo.ODEProblem(f, x[:2], (0.0, 1.0), x[2:])
-        options = {"adaptive": False, "dt": 0.0002, "d_discontinuities": when}
-        return jnp.sum(eo.solve(prob, Lags(), engine="compiled", **options).u[-1] ** 2)
-
-    x, step = jnp.array([1.0, 0.5, 2.0, 1.0, 0.25]), 1e-4
-    found, value = jax.jit(jax.grad(loss))(x), jax.jit(loss)
-    expected = [(value(x + d) - value(x - d)) / (2 * step) for d in step * np.eye(len(x))]
-    # (In differences the times of steps move, too, and with them the solution's error.)
-    np.testing.assert_allclose(found, expected, rtol=3e-3)
-
-
-#
-# Many, none and failures
-#
-
-
 def test_a_thousand():
     times = np.random.default_rng(0).permutation(1000) / 1000
     prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0))
@@ -411,13 +376,16 @@ def test_a_trajectory_that_fails(engine):
     np.testing.assert_allclose(sim.u[2, -1], np.exp(-1), rtol=1e-8)
 
 
-#
-# What is refused
-#
-
-
 def stopped(**options):
     return lambda: eo.solve(eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0)), **options)
+
+
+def preset(times):
+    return lambda: eo.PresetTimeCallback(times, ten_more)
+
+
+def periodic(dt, **options):
+    return lambda: eo.PeriodicCallback(ten_more, dt, **options)
 
 
 @pytest.mark.parametrize(
@@ -435,6 +403,11 @@ def stopped(**options):
         ),
         (TypeError, "it is called tstops", stopped(step_ts=0.5)),
         (TypeError, "it is called d_discontinuities", stopped(jump_ts=0.5)),
+        (ValueError, "times of PresetTimeCallback has a time that is NaN", preset([np.nan])),
+        (ValueError, "let prob_func pick a row", preset([[1.0], [2.0]])),
+        (TypeError, "times of PresetTimeCallback must be a time", preset("noon")),
+        (ValueError, "dt of PeriodicCallback must be a positive number", periodic(0.0)),
+        (ValueError, "phase of PeriodicCallback must be zero", periodic(1.0, phase=-1.0)),
     ],
 )
 def test_bad_input(error, match, call):
@@ -449,11 +422,6 @@ def test_rows_must_be_of_one_length():
     ens = eo.EnsembleProblem(eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0)), prob_func)
     with pytest.raises(ValueError, match=r"how many times there are in tstops \(fill up with inf"):
         eo.solve(ens, trajectories=2)
-
-
-#
-# What happens at them
-#
 
 
 def ten_more(integrator):
@@ -535,76 +503,12 @@ def test_bolus_doses_by_a_schedule_of_each(mode):
         assert np.asarray(sim.events.t)[i, : len(happened)].tolist() == happened
 
 
-def test_gradients_by_a_lag_of_doses():
-    """That is estimated: later doses leave more at the end."""
-    doses = jnp.array([[0.5, 12.0, 24.0], [6.0, 30.0, jnp.inf]])
-
-    def left(lag, amount):
-        def prob_func(prob, ctx):
-            def dosed(integrator):
-                return eo.remake(integrator, u=integrator.u + amount)
-
-            times = doses[ctx.index] + lag
-            return eo.remake(prob, callback=eo.PresetTimeCallback(times, dosed))
-
-        prob = eo.ODEProblem(lambda u, p, t: -p * u, [0.0], (0.0, 48.0), 0.1)
-        return eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=2, **TIGHT).u[:, -1].sum()
-
-    by_lag, by_amount = jax.jit(jax.grad(left, argnums=(0, 1)))(0.25, 10.0)
-    shares = np.exp(-0.1 * (47.75 - np.asarray(doses)[np.isfinite(doses)])).sum()
-    np.testing.assert_allclose([by_lag, by_amount], [0.1 * 10 * shares, shares], rtol=1e-7)
-
-
-def test_doses_and_jumps_at_the_same_time():
-    """And a discrete callback that comes after, in the order in which they are given."""
-
-    def doubled(integrator):
-        return eo.remake(integrator, u=2 * integrator.u)
-
-    def f(u, p, t):
-        return jnp.where(t > 1, 3.0, 0.0) * jnp.ones(1)
-
-    both = eo.CallbackSet(
-        eo.PresetTimeCallback([1.0], ten_more), eo.PresetTimeCallback([1.0, 1.5], doubled)
-    )
-    prob = eo.ODEProblem(f, [1.0], (0.0, 2.0), callback=both, d_discontinuities=[1.0])
-    sol = eo.solve(prob, tstops=[1.0, 0.3])
-    assert sol.events.t.tolist() == [1.0, 1.0, 1.5]
-    assert sol.events.which.tolist() == [0, 1, 1]
-    np.testing.assert_allclose(sol.u[-1], 2 * (22 + 1.5) + 1.5, rtol=1e-12)
-
-
 def test_a_schedule_that_ends_the_trajectory():
     ends = eo.PresetTimeCallback([0.5], eo.terminate)
     prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0), callback=ends)
     sol = eo.solve(prob, **TIGHT)
     assert sol.retcode == eo.ReturnCode.Terminated
     np.testing.assert_allclose(sol.u[-1, 0], np.cos(0.5), rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "make"),
-    [
-        (ValueError, "times of PresetTimeCallback has a time that is NaN", lambda: ([np.nan],)),
-        (ValueError, "let prob_func pick a row", lambda: ([[1.0], [2.0]],)),
-        (TypeError, "times of PresetTimeCallback must be a time", lambda: ("noon",)),
-    ],
-)
-def test_bad_times(error, match, make):
-    with pytest.raises(error, match=match):
-        eo.PresetTimeCallback(*make(), ten_more)
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "options"),
-    [
-        (ValueError, "dt of PeriodicCallback must be a positive number", {"dt": 0.0}),
-        (ValueError, "phase of PeriodicCallback must be zero", {"dt": 1.0, "phase": -1.0}),
-    ],
-)
-def test_bad_periods(error, match, options):
-    with pytest.raises(error, match=match):
-        eo.PeriodicCallback(ten_more, **options)
 
 
 def test_what_schedules_can_not_be():

@@ -182,12 +182,3 @@ def test_an_affect_that_solves_a_system(derivative):
     np.testing.assert_allclose(end(masses), exact(masses), rtol=1e-8)
     if derivative:
         np.testing.assert_allclose(jax.jacrev(end)(masses), jax.jacfwd(exact)(masses), 1e-7)
-
-
-def test_diffrax_agrees():
-    ps = 3.0 + 0.2 * jnp.arange(float(N))
-    ends = [
-        eo.solve(ensemble(FIELDS["solve"], 3, ps), trajectories=N, **OPTIONS | {"engine": e}).u
-        for e in ("compiled", "diffrax")
-    ]
-    np.testing.assert_allclose(*ends, rtol=1e-8)

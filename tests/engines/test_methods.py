@@ -88,11 +88,6 @@ def test_the_steps_are_those_of_its_formulas(alg, options):
     oracle.assert_same_steps(solved(alg, "compiled", **options), expected, rtol=1e-6, atol=1e-6)
 
 
-SAVED = {
-    "end": {"save_start": False},
-    "dense": {"saveat": [0.0, 0.3, 0.77, END]},
-    "steps": {"save_everystep": True, "maxiters": 300},
-}
 FIXED = {"adaptive": False, "dt": 0.02}
 
 
@@ -120,15 +115,6 @@ def differences(fn, x):
 def test_gradients_of_fixed_steps(alg, engine, saveat):
     fn = loss(alg, engine, {**FIXED, "saveat": saveat})
     np.testing.assert_allclose(jax.grad(fn)(X), differences(fn, X), rtol=1e-7)
-
-
-@pytest.mark.slow
-@by_solver
-@pytest.mark.parametrize("saved", [slow_unless(k == "dense", SAVED[k], id=k) for k in SAVED])
-def test_gradients_of_the_engines_agree(alg, saved):
-    how = {**saved, "abstol": 1e-5, "reltol": 1e-5, "stepsize_controller": eo.PIController()}
-    one, other = (jax.grad(loss(alg, engine, how))(X) for engine in ENGINES)
-    np.testing.assert_allclose(one, other, rtol=1e-7)
 
 
 @pytest.mark.parametrize("alg", [slow_unless(k == "Taylor", SOLVERS[k], id=k) for k in SOLVERS])

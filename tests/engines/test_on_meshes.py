@@ -168,11 +168,6 @@ def test_gradient_inside_of_the_map():
     assert_close(inside(WAYS["compiled"]), inside(exact))
 
 
-#
-# Explicit axes
-#
-
-
 ON_EXPLICIT = {
     "alone": one_by_one,
     "one state": lambda starts, rate: eo.solve(

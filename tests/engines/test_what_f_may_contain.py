@@ -31,11 +31,6 @@ NET = eqx.nn.MLP(2, 2, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
 TIMES = jnp.linspace(0.0, 1.0, 5)
 
 
-#
-# The fields
-#
-
-
 def matrix(u, p):
     return jnp.eye(2) * (3 + p) + jnp.outer(u, u)
 
@@ -169,11 +164,8 @@ RUN = {
     "callback of all": callback("broadcast_all"),
     "callback with a rule": lambda u, p, t: -p * called_back(u),
     "solve": lambda u, p, t: -jnp.linalg.solve(matrix(u, p), u),
-    "inverse": lambda u, p, t: -jnp.linalg.inv(matrix(u, p)) @ u,
-    "determinant": lambda u, p, t: -u * jnp.linalg.det(matrix(u, p)) / 30,
     "eigenvalues": lambda u, p, t: -u * jnp.linalg.eigh(matrix(u, p))[0] / 9,
     "singular values": lambda u, p, t: -u * jnp.linalg.svd(matrix(u, p))[1] / 9,
-    "exponential": lambda u, p, t: -jax.scipy.linalg.expm(matrix(u, p) / 9) @ u / 9,
     "interpolated": interpolated,
     "nested maps": nested_maps,
     "reverse rule": lambda u, p, t: -with_reverse_rule(u, p),
@@ -195,11 +187,6 @@ NOT_DIFFERENTIABLE = {
 # The derivative that JAX has of a reduction forgets its initial value.
 REFERENCES = {"reduced": lambda u, p, t: -u * (5.0 + jnp.sum(p * u)) / 9}
 QUICK = {"callback in turn"}
-
-
-#
-# What they come to
-#
 
 
 def by_diffrax(field, starts):
@@ -318,11 +305,6 @@ def test_on_devices_of_a_mesh(devices):
     assert_close(both(P, eo.EnsembleGPUArray(devices=devices)), both(P, eo.EnsembleSerial()))
 
 
-#
-# What compiled code can't do
-#
-
-
 def printing(u, p, t):
     jax.debug.callback(lambda x: None, u)
     return -p * u
@@ -431,11 +413,6 @@ def test_a_check_that_fails_in_one_trajectory_raises():
         eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N, engine="diffrax")
     fine = eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N - 1, engine="diffrax")
     assert fine.successful.all()
-
-
-#
-# Reductions
-#
 
 
 def test_jax_forgets_the_initial_value_in_the_derivative():

@@ -71,7 +71,6 @@ class Case(NamedTuple):
         return struct(u, self.u), p, struct(t, self.t)
 
     def mapped(self, u: Any, p: Any, t: Any) -> Any:
-        """By JAX."""
         return jax.vmap(self.fn, in_axes=self.axes)(u, p, t)
 
 
@@ -144,11 +143,6 @@ def flat_pull(fn: Callable, u: Any, p: Any, cotangent: Any) -> Any:
 
     pulled = jax.vjp(of_chosen, u, [leaves[i] for i in chosen])[1](cotangent)
     return jnp.concatenate([x.reshape(-1).astype(u.dtype) for x in jtu.tree_leaves(pulled)])
-
-
-#
-# Compiled
-#
 
 
 def _machine() -> Any:

@@ -1,61 +1,18 @@
-"""Compiles IR, and wraps it as functions of NumPy arrays."""
+"""Functions of the builder as functions of NumPy arrays."""
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import llvmlite.binding as llvm
 import numpy as np
 
+from ensembleode.engines.compiled import compiler
 from ensembleode.engines.compiled.builder import BOOL, Buffer, I64, Value
+from ensembleode.engines.compiled.machine import host
 from ensembleode.engines.compiled.module import Module
 
 
-llvm.initialize_native_target()
-llvm.initialize_native_asmprinter()
-
-
-def host_features() -> str:
-    return llvm.get_host_cpu_features().flatten()
-
-
-class Compiled:
-    """The function `run(pointers..., n)` of a module of IR; keeps its code alive."""
-
-    def __init__(self, text: str, pointers: int, features: str | None = None):
-        parsed = llvm.parse_assembly(text)
-        parsed.verify()
-        target = llvm.Target.from_default_triple()
-        self._machine = target.create_target_machine(
-            cpu=llvm.get_host_cpu_name(),
-            features=host_features() if features is None else features,
-            opt=2,
-            jit=True,
-        )
-        options = llvm.create_pipeline_tuning_options(speed_level=2)
-        llvm.create_pass_builder(self._machine, options).getModulePassManager().run(
-            parsed, llvm.create_pass_builder(self._machine, options)
-        )
-        self._parsed = parsed
-        self._engine = llvm.create_mcjit_compiler(parsed, self._machine)
-        self._engine.finalize_object()
-        address = self._engine.get_function_address("run")
-        kinds = [ctypes.c_void_p] * pointers + [ctypes.c_int64]
-        self._run = ctypes.CFUNCTYPE(None, *kinds)(address)
-
-    @property
-    def assembly(self) -> str:
-        return self._machine.emit_assembly(self._parsed)
-
-    def run(self, arrays: list[np.ndarray], n: int) -> None:
-        self._run(*(x.ctypes.data for x in arrays), n)
-
-
-def compiled(text: str, pointers: int, features: str | None = None) -> Compiled:
-    return Compiled(text, pointers, features)
-
-
-def loop_text(function, dtype, arity: int, width: int, has_fma: bool = True, returns=None) -> str:
+def loop_text(function, dtype, arity: int, width: int, has_fma: bool) -> str:
     """A module that applies `function(b, *args)` to arrays, a vector after the other; the last
     pointer is the result's.
     """
@@ -64,7 +21,7 @@ def loop_text(function, dtype, arity: int, width: int, has_fma: bool = True, ret
     names = [f"ptr noalias %x{i}" for i in range(arity)] + ["ptr noalias %y", "i64 %n"]
     with module.function("run", names, linkage="external") as b:
         inputs = [Buffer(b, f"%x{i}", dtype) for i in range(arity)]
-        output = Buffer(b, "%y", np.dtype(returns or dtype))
+        output = Buffer(b, "%y", dtype)
         n = b.parameter("%n", I64)
         at = b.variable(I64, 0, of_lanes=False)
 
@@ -88,9 +45,14 @@ def loop_text(function, dtype, arity: int, width: int, has_fma: bool = True, ret
 class OnArrays:
     """`function(b, *args)` as a function of arrays of any length."""
 
-    def __init__(self, function, dtype, arity=1, width=8, has_fma=True, features=None):
-        self.dtype, self.width = np.dtype(dtype), width
-        self.code = compiled(loop_text(function, dtype, arity, width, has_fma), arity + 1, features)
+    def __init__(self, function, dtype, arity=1, width=8, machine=None):
+        self.dtype, self.width, self.machine = np.dtype(dtype), width, machine or host()
+        self.text = loop_text(function, dtype, arity, width, self.machine.has_fma)
+        self.run = run_of(self.text, arity + 1, self.machine)
+
+    @property
+    def assembly(self):
+        return compiler.assembly(self.text, self.machine)
 
     def __call__(self, *args):
         n = len(args[0])
@@ -99,8 +61,17 @@ class OnArrays:
         for array, x in zip(arrays, args, strict=True):
             array[:n] = x
         found = np.zeros(padded, self.dtype)
-        self.code.run([*arrays, found], padded)
+        self.run(*arrays, found, padded)
         return found[:n]
+
+
+def run_of(text, pointers, machine=None):
+    """The function `run(pointers..., n)` of a module of IR, of arrays."""
+    kinds = [ctypes.c_void_p] * pointers + [ctypes.c_int64]
+    code = compiler.compiled(text, machine)
+    run = ctypes.CFUNCTYPE(None, *kinds)(code.address("run"))
+    run.code = code  # (which is kept as long)
+    return lambda *args: run(*(x.ctypes.data for x in args[:-1]), args[-1])
 
 
 _CONTROL = """
@@ -118,10 +89,10 @@ _FLUSH = 0x8040  # FTZ and DAZ
 @contextmanager
 def flushed() -> Iterator[None]:
     """Subnormal numbers are zeros, in this thread, as within XLA's."""
-    control = Compiled(_CONTROL, 2)
+    control = run_of(_CONTROL, 2)
     before, after = np.zeros(1, np.uint32), np.full(1, 0x1F80 | _FLUSH, np.uint32)
-    control.run([before, after], 0)
+    control(before, after, 0)
     try:
         yield
     finally:
-        control.run([after, before], 0)
+        control(after, before, 0)

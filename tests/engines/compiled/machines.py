@@ -47,23 +47,3 @@ def limited(level: str) -> Machine:
     if here.architecture != "x86_64" or lesser.vector_bytes > here.vector_bytes:
         raise ValueError(f"{here.name} ({here.architecture}) can't run code for {level}.")
     return lesser
-
-
-def masked(machine: Machine, *features: str) -> Machine:
-    """A machine of x86 without some of its features, and without those that need them: `"avx512f"`,
-    `"fma"`, `"avx"`."""
-    flags = [x for x in machine.features.split(",") if x and x[1:] not in features]
-    size = machine.vector_bytes
-    if "avx" in features:
-        size = 16
-    elif "avx512f" in features:
-        size = min(size, 32)
-    return dataclasses.replace(
-        machine,
-        name=f"{machine.name} without {', '.join(features)}",
-        features=",".join([*flags, *(f"-{x}" for x in features)]),
-        vector_bytes=size,
-        registers=32 if size == 64 else 16,
-        has_fma=machine.has_fma and not {"avx", "fma"} & set(features),
-        has_range=machine.has_range and size == 64,
-    )

@@ -33,14 +33,6 @@ def numbers(n=N):
     return jnp.arange(n, dtype=jnp.float64)
 
 
-def test_values():
-    x = numbers()
-    for run in (scaled, jax.jit(scaled)):
-        y, s = run(x)
-        np.testing.assert_array_equal(y, 2 * x + 1)
-        assert s == x.sum()
-
-
 def test_it_is_dead_code_where_nothing_uses_it():
     """A failing kernel that nobody needs is never compiled."""
 
@@ -49,28 +41,6 @@ def test_it_is_dead_code_where_nothing_uses_it():
         return x + 1
 
     assert jax.jit(f)(1.0) == 2.0
-
-
-def test_in_control_flow():
-    x = numbers()
-
-    def step(x, a):
-        y, s = scaled(x, a)
-        return y, s
-
-    factors = jnp.array([2.0, 3.0, 0.5])
-    last, sums = jax.jit(lambda x: jax.lax.scan(step, x, factors))(x)
-    expected, expected_sums = np.asarray(x), []
-    for a in (2.0, 3.0, 0.5):
-        expected_sums.append(expected.sum())
-        expected = a * expected + 1
-    np.testing.assert_array_equal(last, expected)
-    np.testing.assert_array_equal(sums, expected_sums)
-
-    y = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, x: scaled(x, 1.0)[0], x))(x)
-    np.testing.assert_array_equal(y, x + 5)
-    y = jax.jit(lambda x: jax.lax.cond(x[0] > 0, lambda x: x, lambda x: scaled(x)[0], x))(x)
-    np.testing.assert_array_equal(y, 2 * x + 1)
 
 
 # Adds to one entry of an array, which the caller hands over in place.
@@ -134,38 +104,9 @@ def test_row_major():
     np.testing.assert_array_equal(flat, (2 * x.T + 1).ravel())
 
 
-def test_nothing_to_do():
-    y, s = jax.jit(scaled)(numbers(0))
-    assert y.shape == (0,)
-    assert s == 0
-
-
 def test_operands_keep_their_bits():
     with jax.enable_x64(False), pytest.raises(TypeError, match=r"reads int64, .* int32"):
         scaled(jnp.ones(3))
-
-
-def test_no_derivative():
-    with pytest.raises(TypeError, match="'axpy' has no derivative"):
-        jax.grad(lambda x: scaled(x)[1])(numbers())
-    with pytest.raises(TypeError, match="'axpy' has no derivative"):
-        jax.jvp(scaled, (numbers(),), (numbers(),))
-
-
-def test_a_derivative_that_is_given():
-    @jax.custom_vjp
-    def f(x):
-        return scaled(x)[0]
-
-    f.defvjp(lambda x: (f(x), None), lambda _, ct: (2 * ct,))
-    value, pull_back = jax.vjp(jax.jit(f), numbers())
-    np.testing.assert_array_equal(value, 2 * numbers() + 1)
-    np.testing.assert_array_equal(pull_back(numbers())[0], 2 * numbers())
-
-
-def test_no_batching():
-    with pytest.raises(TypeError, match="'axpy' has no batching rule"):
-        jax.vmap(scaled)(jnp.ones((2, N)))
 
 
 def test_errors_of_llvm():
@@ -323,11 +264,6 @@ def test_which_kernels_a_program_calls():
     found = kernels_in(jax.jit(f).trace(numbers()).jaxpr)
     assert sorted(k.text for k in found) == sorted(axpy(4, add) for add in (2.0, 3.0, 4.0))
     assert kernels_in(jax.make_jaxpr(jnp.sin)(1.0)) == ()
-
-
-#
-# Other processes
-#
 
 
 RUN = """

@@ -39,6 +39,20 @@ def numbers(size, dtype=np.float64, n=N):
     return jnp.asarray(u0, dtype), jnp.asarray(rng.uniform(5, 8, n), dtype)
 
 
+def with_gradients(u0, p, **options):
+    """Of the limit on steps: solutions, counts and gradients."""
+
+    def run(maxiters):
+        def loss(u0, p):
+            sim = ensemble(u0, p, maxiters=maxiters, **options)
+            u = jnp.nan_to_num(sim.u[:, :100])
+            return jnp.sum(u**2), (u, sim.stats.naccept, sim.stats.nreject)
+
+        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
+
+    return run
+
+
 def written_out_and_in_memory(run, monkeypatch):
     """The leaves of `run(maxiters)` with a variable for each component, and with an array of them.
     Fields are functions of their own in both. The limits on steps differ, as JAX would not trace
@@ -76,18 +90,10 @@ CASES = {
     "name", [pytest.param(x, marks=() if x == "times" else slow) for x in CASES]
 )
 def test_the_bits_of_code_that_is_written_out(name, monkeypatch):
-    """Solutions, counts and gradients, as the order of operations is the same."""
-    options = CASES[name]
-    u0, p = numbers(5, np.float32 if name == "float32" else np.float64)
-
-    def run(maxiters):
-        def loss(u0, p):
-            sim = ensemble(u0, p, maxiters=maxiters, **options)
-            u = jnp.nan_to_num(sim.u[:, :100])
-            return jnp.sum(u**2), (u, sim.stats.naccept, sim.stats.nreject)
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
+    """As the order of operations is the same."""
+    run = with_gradients(
+        *numbers(5, np.float32 if name == "float32" else np.float64), **CASES[name]
+    )
     apart, together = written_out_and_in_memory(run, monkeypatch)
     for x, y in zip(apart, together, strict=True):
         np.testing.assert_array_equal(x, y)
@@ -110,15 +116,8 @@ def test_any_size_and_method_has_the_bits_of_code_that_is_written_out(
     u0, p = numbers(size, dtype)
     steps = {"abstol": 1e-5, "reltol": 1e-5} if adaptive else FIXED
     options = {**steps, "alg": alg, **({"saveat": 0.2} if saves else {})}
+    run = with_gradients(u0, p, **options)
     with pytest.MonkeyPatch.context() as monkeypatch:
-
-        def run(maxiters):
-            def loss(u0, p):
-                u = ensemble(u0, p, maxiters=maxiters, **options).u
-                return jnp.sum(jnp.nan_to_num(u) ** 2), u
-
-            return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
         for x, y in zip(*written_out_and_in_memory(run, monkeypatch), strict=True):
             np.testing.assert_array_equal(x, y)
 
@@ -220,44 +219,6 @@ def test_a_failing_neighbour_changes_nothing():
     for i in (0, 1, 3, 4):
         np.testing.assert_array_equal(sims[0].u[i], sims[1].u[i])
         assert sims[1].retcode[i] == eo.ReturnCode.Success
-
-
-@slow
-@pytest.mark.parametrize(
-    "where",
-    [eo.EnsembleSerial(), eo.EnsembleThreads(), eo.EnsembleDistributed(workers=2)],
-    ids=lambda x: type(x).__name__,
-)
-def test_every_executor_has_the_same_bits(where):
-    u0, p = numbers(60, n=9)
-
-    def run(where):
-        def loss(u0, p):
-            u = ensemble(u0, p, where=where, saveat=0.2, **ADAPTIVE).u
-            return jnp.sum(u**2), u
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
-    for x, y in zip(*map(jax.tree.leaves, (run(eo.EnsembleThreads(1)), run(where))), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
-@slow
-@pytest.mark.parametrize("size", [50, 300])
-def test_values_and_gradients_are_those_of_diffrax(size):
-    u0, p = numbers(size, n=3)
-
-    def run(engine):
-        def loss(u0, p):
-            sim = ensemble(
-                u0, p, engine=engine, saveat=0.2, stepsize_controller=eo.PIController(), **ADAPTIVE
-            )
-            return jnp.sum(sim.u**2), (sim.u, sim.stats.naccept)
-
-        return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(u0, p)
-
-    for x, y in zip(*(jax.tree.leaves(run(x)) for x in ("compiled", "diffrax")), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-8)
 
 
 def test_as_many_steps_as_can_be_counted():

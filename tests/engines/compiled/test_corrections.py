@@ -28,11 +28,6 @@ def ensemble(callback, f=turns, u0=(0.0, 1.0), end=20.0, scale=1.0, **options):
     return eo.solve(ens, eo.Tsit5(), trajectories=N, engine="compiled", **options)
 
 
-#
-# On a manifold
-#
-
-
 def circle(radius):
     return eo.ManifoldProjection(lambda u, p, t: jnp.sum(u**2) - radius**2)
 
@@ -116,11 +111,6 @@ def test_single_precision():
     sol = eo.solve(eo.remake(prob, callback=circle(1.0)))
     assert sol.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(jnp.sum(sol.u[-1] ** 2), 1.0, rtol=3e-6)
-
-
-#
-# Not below zero
-#
 
 
 def decays(u, p, t):
@@ -221,36 +211,29 @@ def test_gradients_with_positive_domains():
     np.testing.assert_allclose(slope, difference, rtol=1e-2)
 
 
-#
-# What they can't be
-#
+def projection(residual):
+    return lambda: eo.ManifoldProjection(residual)
+
+
+def domain(**options):
+    return lambda: eo.PositiveDomain(**options)
 
 
 @pytest.mark.parametrize(
     ("error", "match", "make"),
     [
-        (TypeError, "residual of ManifoldProjection must be a function", lambda: (1.0,)),
-        (ValueError, "fewer numbers than the 2", lambda: (lambda u, p, t: u,)),
-        (ValueError, "it returned 0. .Is a `return`", lambda: (lambda u, p, t: None,)),
-        (TypeError, "must return real numbers, got str", lambda: (lambda u, p, t: "no",)),
-        (TypeError, "dtype of the state", lambda: (lambda u, p, t: jnp.asarray(1, "int32"),)),
-        (TypeError, "residual must take the state, the parameters", lambda: (lambda u: u[0],)),
+        (TypeError, "residual of ManifoldProjection must be a function", projection(1.0)),
+        (ValueError, "fewer numbers than the 2", projection(lambda u, p, t: u)),
+        (ValueError, "it returned 0. .Is a `return`", projection(lambda u, p, t: None)),
+        (TypeError, "must return real numbers, got str", projection(lambda u, p, t: "no")),
+        (TypeError, "dtype of the state", projection(lambda u, p, t: jnp.asarray(1, "int32"))),
+        (TypeError, "residual must take the state, the parameters", projection(lambda u: u[0])),
+        (ValueError, "scalefactor of PositiveDomain must be between", domain(scalefactor=1.0)),
+        (ValueError, "abstol of PositiveDomain must be zero or positive", domain(abstol=-1.0)),
+        (TypeError, "abstol of PositiveDomain must be zero or positive", domain(abstol="none")),
+        (ValueError, r"abstol of callback 0, a PositiveDomain.* \(3,\)", domain(abstol=np.ones(3))),
     ],
 )
-def test_bad_residuals(error, match, make):
+def test_what_they_can_not_be(error, match, make):
     with pytest.raises(error, match=match):
-        ensemble(eo.ManifoldProjection(*make()))
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "options"),
-    [
-        (ValueError, "scalefactor of PositiveDomain must be between", {"scalefactor": 1.0}),
-        (ValueError, "abstol of PositiveDomain must be zero or positive", {"abstol": -1.0}),
-        (TypeError, "abstol of PositiveDomain must be zero or positive", {"abstol": "none"}),
-        (ValueError, r"abstol of callback 0, a PositiveDomain.* \(3,\)", {"abstol": np.ones(3)}),
-    ],
-)
-def test_bad_domains(error, match, options):
-    with pytest.raises(error, match=match):
-        ensemble(eo.PositiveDomain(**options), **LOOSE)
+        ensemble(make(), **LOOSE)

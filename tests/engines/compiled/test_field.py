@@ -11,17 +11,9 @@ import pytest
 from hypothesis import given, Phase, settings, strategies as st
 from jax import lax
 
-from ensembleode.engines.compiled import field
-from ensembleode.engines.compiled.builder import Buffer, F64
-from ensembleode.engines.compiled.field import evaluate_apart
 from ensembleode.engines.compiled.functions import FUNCTIONS
-from ensembleode.engines.compiled.module import Module
 from ensembleode.engines.compiled.operations import OPERATIONS
-from ensembleode.engines.compiled.reading import Memory, Numbers
-from ensembleode.fields import Inputs, parameters_of, UntranslatableError
 from ensembleode.fields.equations import ELEMENTWISE
-from ensembleode.fields.ir import For
-from ensembleode.tracing.program import trace
 
 from ...fields.test_primitives import ALONE, BOTH, CASES
 from ...marks import slow_unless
@@ -77,11 +69,6 @@ def test_primitives(apart):
         np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-14, err_msg=name)
 
 
-#
-# What is not a number, or outside of something
-#
-
-
 def special_cases() -> dict[str, Case]:
     """Of every function of one or two numbers, at all pairs of special ones."""
     found = {}
@@ -117,11 +104,6 @@ def test_special_numbers():
             there = ~np.isnan(want)
             where = np.signbit(got)[there] != np.signbit(want)[there]
             assert not where.any(), (name, got[there][where], want[there][where])
-
-
-#
-# Branches, loops and indices, other ones in each lane
-#
 
 
 rng = np.random.default_rng(0)
@@ -190,6 +172,10 @@ def wandering(u, p, t):
     return lax.while_loop(lambda c: c[2] < p, step, (u, p % u.shape[0], 0))[0]
 
 
+def turned(i, x):
+    return x[::-1] + jnp.sin(x)
+
+
 def branch_of_loops(u, p, t):
     def total(x):
         return lax.fori_loop(0, 70, lambda i, s: s + jnp.sin(s + i), x)
@@ -245,6 +231,11 @@ CONTROL = {
         np.int64(5),
         1.5,
         (True,),
+    ),
+    # (Computed in place, but for the array that all share.)
+    "turned": Case(lambda u, p, t: lax.fori_loop(0, 3, turned, u), LARGE),
+    "turned array of all": Case(
+        lambda u, p, t: u + lax.fori_loop(0, 3, turned, p), LARGE, LARGE[0], 0.0, (True,)
     ),
     "permuted": Case(
         lambda u, p, t: u[np.random.default_rng(1).permutation(30)] * jnp.arange(30.0), LARGE
@@ -342,11 +333,6 @@ def test_lanes_that_do_not_count():
             np.testing.assert_allclose(found[name][count], x[count], rtol=1e-12, err_msg=name)
 
 
-#
-# Fields, and what pulls back through them
-#
-
-
 def network(width, dtype=np.float64, seed=0):
     g = np.random.default_rng(seed)
     w, b, v = g.normal(size=(width, 2)), g.normal(size=width), g.normal(size=(2, width))
@@ -425,102 +411,6 @@ def test_transposed_fields():
     narrow = results(fields, 1)
     assert_close(narrow, dict(zip(FIELDS, expected_of(references), strict=True)))
     assert_same(results(fields, 4, "apart"), narrow)
-
-
-def test_many_functions_stay_a_loop():
-    def loops(case):
-        program, consts = trace(case.fn, *case.one())
-        groups = ["shared"] * len(consts) + ["own"] * (len(program.jaxpr.invars) - 2)
-        inputs = Inputs.laid_out(parameters_of(program), groups)
-        fn = field.lowered(program.jaxpr, inputs, 100)
-        return [s for s in fn.body if isinstance(s, For)]
-
-    assert loops(FIELDS["network"])
-    assert not loops(FIELDS["lorenz 96"])
-
-
-class Given(Numbers):
-    """A state in registers, and what all share in memory."""
-
-    def __init__(self, u, shared):
-        self.u, self.shared = u, shared
-
-    def load(self, group, dtype, index):
-        return self.u[index] if group == "u" else self.shared.load(index)
-
-    def memory(self, group, dtype, start, end):
-        return None if group == "u" else self.shared
-
-
-def test_a_function_apart_is_written_once():
-    deep = lowered(FIELDS["deep"])
-    module = Module(4)
-    with module.function("twice", ["ptr %u", "ptr %numbers"], linkage="external") as b:
-        u, shared = Buffer(b, "%u", F64), Memory(Buffer(b, "%numbers", F64))
-        for start in (0, 30):
-            values = [u.load_lanes(4 * (start + i)) for i in range(30)]
-            numbers = Given(values, shared)
-            evaluate_apart(b, deep.function, "f", numbers, b.constant(0, F64))
-        b.return_()
-    assert module.text.count("define internal void @f(") == 1
-    assert module.text.count("call void @f(") == 2
-    # (Weights are passed as they lie.)
-    assert len(module.text.split("call void @f(")[1].split(")")[0].split("ptr")) == 5
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_result_is_computed_in_its_place(shared):
-    """An array that is the result isn't copied; but one that lanes share is, once for each."""
-
-    def fn(u, p, t):
-        x = p if shared else u
-        return lax.fori_loop(0, 3, lambda i, x: x[::-1] + jnp.sin(x), x)
-
-    u = np.tile(SMALL, 20)
-    case = Case(fn, u, u[0], 0.5, (True,))
-    found = {"": lowered(case, apart=False)}
-    assert_close(results(found, 4, "apart"), {"": expected_of([case])[0]})
-    text = Kernels(list(found.values()), 4, "apart").module.text
-    (function,) = (x for x in text.split("define ") if "@field0(ptr noalias %out" in x)
-    (size,) = u.shape[1:]
-    arrays = [line for line in function.splitlines() if f"alloca [{size * 4} x" in line]
-    # (The loop computes from one array into another.)
-    assert len(arrays) == (0 if shared else 1)
-    assert len([x for x in function.splitlines() if f"alloca [{size} x" in x]) == 2 * shared
-
-
-def test_what_lanes_share_is_computed_once():
-    field = lowered(
-        Case(
-            lambda u, p, t: u * jnp.sum(lax.fori_loop(0, 90, lambda i, x: x / p + t, jnp.ones(3))),
-            SMALL,
-            2.0,
-            0.5,
-            (True,),
-        )
-    )
-    kernels = Kernels([field], 8)
-    divisions = [line for line in kernels.module.text.splitlines() if " fdiv " in line]
-    assert divisions
-    assert not any("<8 x" in line for line in divisions)
-
-
-@pytest.mark.parametrize(
-    ("fn", "u", "what"),
-    [
-        (lambda u, p, t: jax.scipy.special.zeta(u + 2, 1.0), SMALL, "zeta"),
-        (lambda u, p, t: u * 2, SMALL.astype(np.float16), "float16"),
-    ],
-)
-def test_what_can_not_be_translated(fn, u, what):
-    field = lowered(Case(fn, u, (), np.asarray(0, u.dtype)))
-    with pytest.raises(UntranslatableError, match=what):
-        Kernels([field], 4)
-
-
-#
-# At random
-#
 
 
 # (Small whole numbers and halves, of which sums and products are exact.)

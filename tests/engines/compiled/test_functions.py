@@ -1,5 +1,6 @@
 """Elementary functions: their accuracy, their special values, and the independence of lanes."""
 
+import dataclasses
 import functools
 import platform
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.engines.compiled.builder import Buffer, I64
+from ensembleode.engines.compiled.builder import Buffer
 from ensembleode.engines.compiled.functions import (
     coefficients,
     constants,
@@ -24,7 +25,7 @@ from ensembleode.engines.compiled.module import Module
 
 from ...marks import slow_unless
 from . import fits
-from .harness import compiled, flushed, host_features, OnArrays
+from .harness import flushed, OnArrays
 from .references import errors, NAMES, OF_TWO, points
 
 
@@ -49,8 +50,11 @@ def arity(name: str) -> int:
 
 @functools.cache
 def on_arrays(name: str, dtype: np.dtype, width: int = 8, has_fma: bool = True) -> OnArrays:
-    features = None if has_fma else host_features() + ",-fma,-fma4,-avx512f"
-    return OnArrays(FUNCTIONS[name], dtype, arity(name), width, has_fma, features)
+    machine = host()
+    if not has_fma:
+        features = machine.features + ",-fma,-fma4,-avx512f"
+        machine = dataclasses.replace(machine, features=features, has_fma=False)
+    return OnArrays(FUNCTIONS[name], dtype, arity(name), width, machine)
 
 
 def assert_accurate(name, args, found, limit=None):
@@ -59,21 +63,14 @@ def assert_accurate(name, args, found, limit=None):
     assert error[worst] <= limit, (name, [float(x[worst]) for x in args], found[worst])
 
 
+@pytest.mark.parametrize("many", [False, slow_unless(False, True)])
 @DTYPES
 @EVERY
-def test_results_are_within_two_units_in_the_last_place(name, dtype):
-    args = points(name, dtype, 2_000)
-    assert len(args[0]) > 1_000
-    assert_accurate(name, args, on_arrays(name, dtype)(*args))
-
-
-@pytest.mark.slow
-@DTYPES
-@EVERY
-def test_many_results_are_within_two_units_in_the_last_place(name, dtype):
+def test_results_are_within_two_units_in_the_last_place(name, dtype, many):
     # (mpmath takes as long for fewer of these.)
-    many = 5_000 if name in ("erf", "erfc", "erf_inv", "lgamma", "digamma") else 200_000
-    args = points(name, dtype, many, seed=1)
+    most = 5_000 if name in ("erf", "erfc", "erf_inv", "lgamma", "digamma") else 200_000
+    args = points(name, dtype, most if many else 2_000, seed=int(many))
+    assert len(args[0]) > 1_000
     assert_accurate(name, args, on_arrays(name, dtype)(*args))
 
 
@@ -92,25 +89,17 @@ def test_the_largest_magnitude(dtype, width):
     function = OnArrays(largest, dtype, 3, width)
     np.testing.assert_array_equal(function(*xs), np.abs(xs).max(0))
     uses = host().has_range and width * dtype.itemsize >= 64
-    assert ("vrange" in function.code.assembly) == uses
+    assert ("vrange" in function.assembly) == uses
 
 
 @ON_X86
+@DTYPES
 @EVERY
-def test_results_are_as_good_without_fused_operations(name):
-    dtype = DOUBLE
+def test_results_are_as_good_without_fused_operations(name, dtype):
     function = on_arrays(name, dtype, has_fma=False)
-    assert "vfmadd" not in function.code.assembly
-    args = points(name, dtype, 400, seed=2)
+    assert "vfmadd" not in function.assembly
+    args = points(name, dtype, 400 if dtype == DOUBLE else 20_000, seed=2)
     assert_accurate(name, args, function(*args))
-
-
-@ON_X86
-@pytest.mark.slow
-@EVERY
-def test_single_results_are_as_good_without_fused_operations(name):
-    args = points(name, SINGLE, 20_000, seed=2)
-    assert_accurate(name, args, on_arrays(name, SINGLE, has_fma=False)(*args))
 
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
@@ -167,7 +156,7 @@ def test_derivatives_of_digamma(order, dtype):
     def of_order(b, x):
         return FUNCTIONS["polygamma"](b, b.constant(order, x.dtype), x)
 
-    polygamma = OnArrays(of_order, dtype, 1, 8, True, None)
+    polygamma = OnArrays(of_order, dtype)
     rng = np.random.default_rng(order)
     size = 2.0 ** rng.uniform(-20, 20, 30)
     x = np.concatenate([rng.uniform(0, 2, 20), rng.uniform(2, 40, 20), size, -size[:10]])
@@ -253,37 +242,6 @@ def test_normal_results_are_the_same_where_subnormal_numbers_are_flushed(name, d
     np.testing.assert_array_equal(found[is_far], expected[is_far])
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"),
-    [
-        ("exp", -700, 700),
-        ("exp2", -1000, 1000),
-        ("expm1", -30, 30),
-        ("log", 1e-3, 100),
-        ("log1p", -0.999, 10),
-        ("tanh", -8, 8),
-        ("sinh", -20, 20),
-        ("asinh", -20, 20),
-        ("atan", -20, 20),
-        ("asin", -1, 1),
-        ("cbrt", -20, 20),
-        ("erf", -5, 5),
-        ("logistic", -30, 30),
-        ("erf_inv", -0.9999, 0.9999),
-        ("lgamma", 1.47, 50),
-    ],
-)
-def test_increasing_functions_increase(name, low, high):
-    x = np.linspace(low, high, 5_000)
-    assert np.all(np.diff(on_arrays(name, DOUBLE)(x)) > 0)
-    # Neighbours may differ by a unit in the wrong direction, but by no more.
-    centres = np.random.default_rng(7).uniform(low, high, 200)
-    steps = centres[:, None] + np.arange(20) * np.spacing(abs(centres))[:, None]
-    steps = np.clip(steps, low, high)
-    found = on_arrays(name, DOUBLE)(steps.ravel()).reshape(steps.shape)
-    assert np.all(np.diff(found) >= -2 * np.spacing(abs(found[:, 1:])))
-
-
 @DTYPES
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 10, -1, -2, -5])
 def test_integer_powers_are_those_of_jax(n, dtype):
@@ -338,12 +296,6 @@ def test_nothing_of_a_library_is_called_and_gpus_can_run_it():
     assert ".extern" not in ptx
 
 
-def test_the_slow_reduction_is_in_a_module_once():
-    module = gpu_module()
-    assert module.text.count("define internal void @reduce_large_angle") == 1
-    assert module.text.count("noinline") == 1
-
-
 @pytest.mark.parametrize("name", list(fits.FITS))
 def test_coefficients_are_what_is_said_of_them(name):
     fit, rows = fits.FITS[name], getattr(coefficients, name)
@@ -364,14 +316,3 @@ def test_the_quotient_for_tanh_is_what_is_said_of_it():
 def test_constants_are_what_is_said_of_them(name):
     bits = fits.bits_of(name)
     assert getattr(constants, name) * 2**bits == fits.constant(name, bits)
-
-
-def test_compiled_code_is_what_the_module_says():
-    """(of the harness: it runs what it is given)"""
-    module = Module(1)
-    with module.function("run", ["ptr %x", "i64 %n"], linkage="external") as b:
-        Buffer(b, "%x", I64).store(0, b.parameter("%n", I64) * 2)
-        b.return_()
-    place = np.zeros(1, np.int64)
-    compiled(module.text, 1).run([place], 21)
-    assert place[0] == 42

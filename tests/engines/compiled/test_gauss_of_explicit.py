@@ -13,7 +13,7 @@ import ensembleode as eo
 from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network
 from .test_convergence import METHODS
-from .test_replay_adjoint import assert_close, check, GOOD, N, SAVING, solve, weighed, X
+from .test_replay_adjoint import assert_close, GOOD, SAVING, solve, weighed, X
 
 
 GAUSS = eo.GaussAdjoint()
@@ -52,11 +52,6 @@ def distance(tree, other):
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-#
-# Against the exact adjoint of the steps, and differences
-#
-
-
 @pytest.mark.parametrize(
     "saving", [slow_unless(s == "ends", s) for s in ("ends", "end", "times", "own times")]
 )
@@ -79,31 +74,6 @@ def test_the_gradient_through_every_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saving", ["end", "times", "own times"])
-def test_differences(saving):
-    both = compiled(GAUSS, saving, abstol=1e-12, reltol=1e-12)
-    for span in SPANS:
-        gradient = both(X, span)[1]
-        check(lambda x, span=span: both(x, span)[0], gradient, X)
-        for name, part in gradient.items():
-            assert np.all(np.abs(part) > 1e-6), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("saving", ["end", "times"])
-def test_it_tends_to_that_of_the_steps(saving):
-    """They differ, as the two are not the same computation, less at tighter tolerances."""
-    apart = []
-    for tol in (1e-3, 1e-6, 1e-9):
-        options = {"abstol": tol, "reltol": tol}
-        expected = replayed(saving, **options)(X, SPANS[0])[1]
-        apart.append(distance(compiled(GAUSS, saving, **options)(X, SPANS[0])[1], expected))
-    assert 1e-5 < apart[0] < 1e-1
-    assert apart[1] < apart[0] / 50
-    assert apart[2] < apart[1] / 50
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("alg", ADAPTIVE, ids=lambda cls: cls.__name__)
 def test_every_adaptive_method(alg):
     """To the tolerances, which those of low order meet in many steps."""
@@ -112,11 +82,6 @@ def test_every_adaptive_method(alg):
     expected = replayed("times", alg, **options)(X, SPANS[0])[1]
     got = compiled(GAUSS, "times", alg, **options)(X, SPANS[0])[1]
     assert_close(got, expected, 1e3 * tol)
-
-
-#
-# Fields that are networks or arrays
-#
 
 
 @pytest.mark.slow
@@ -159,11 +124,6 @@ def test_an_array_state():
         return weighed(eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=n, **how).u)
 
     assert_as_replayed(loss, x, 1e-8)
-
-
-#
-# Where rows lie
-#
 
 
 @pytest.mark.slow
@@ -222,11 +182,6 @@ def test_times_have_gradients():
     assert_as_replayed(loss, x, 1e-8)
 
 
-#
-# Failures
-#
-
-
 @pytest.mark.parametrize("saving", [slow_unless(False, {}), {"saveat": np.array([0.4, 1.0])}])
 def test_a_failed_trajectory_pulls_back_nothing(saving):
     """Though its cotangent is NaN; what others have, their own and shared, is as without it."""
@@ -244,42 +199,6 @@ def test_a_failed_trajectory_pulls_back_nothing(saving):
     np.testing.assert_array_equal(codes == eo.ReturnCode.Success, [1, 0, 1, 0, 0])
     np.testing.assert_allclose(by_u0, [1 / 0.5**2, 0, 1 / 0.3**2, 0, 0], rtol=1e-8)
     np.testing.assert_allclose(by_p, np.sum(good**2 / (1 - good) ** 2), rtol=1e-8)
-
-
-@pytest.mark.slow
-def test_only_failures_have_a_zero_gradient():
-    def loss(p):
-        prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.full(1, 5.0), (0.0, 1.0), p)
-        how = {"engine": "compiled", "sensealg": GAUSS}
-        return sum(jnp.sum(eo.solve(prob, **how, **s).u) for s in ({}, {"saveat": 0.5}))
-
-    assert float(jax.jit(jax.grad(loss))(jnp.array(1.0))) == 0
-
-
-#
-# Every way of running it
-#
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(1), eo.EnsembleThreads(2)])
-def test_eager_compiled_and_threads(ensemblealg):
-    def loss(x):
-        def f(u, p, t):
-            return lotka_volterra(u, p, t)
-
-        prob = eo.ODEProblem(f, x["u0"], (0.0, 1.0), x["p"])
-        own = 1 + jnp.arange(N) / 10
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=prob.p * own[ctx.index]))
-        how = {"saveat": 0.25, "sensealg": GAUSS, **TOL}
-        return weighed(eo.solve(ens, eo.Tsit5(), ensemblealg, trajectories=N, **how).u)
-
-    x = {"u0": X["u0"], "p": X["p"]}
-    eager, jitted = jax.grad(loss)(x), jax.jit(jax.grad(loss))(x)
-    assert_close(eager, jitted, 1e-12)
-    mapped = jax.jit(jax.vmap(jax.grad(loss)))(jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), x))
-    assert_close(jax.tree.map(lambda a: a[0], mapped), jitted, 1e-12)
-    check(jax.jit(loss), jitted, x, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -303,12 +222,3 @@ def test_which_engine_runs_it():
         eo.solve(prob, eo.Kvaerno5(), sensealg=GAUSS)
     with pytest.raises(ValueError, match=r"can't run Tsit5: sensealg=GaussAdjoint\(\)"):
         eo.solve(prob, engine="diffrax", sensealg=GAUSS)
-
-
-def test_forward_mode_is_an_error_with_the_remedy():
-    def end(p):
-        prob = eo.ODEProblem(lotka_volterra, X["u0"], (0.0, 1.0), p)
-        return eo.solve(prob, sensealg=GAUSS).u
-
-    with pytest.raises(TypeError, match=r"sensealg=GaussAdjoint\(\) is for\s+reverse mode only"):
-        jax.jvp(end, (X["p"],), (X["p"],))

@@ -25,14 +25,6 @@ def arrays():
     return np.zeros(1, np.int64), np.zeros(2, np.int64)
 
 
-def test_pointers_are_passed_on(arrays):
-    x, y = arrays
-    runtime = where()
-    assert runtime.call(runtime.frame(x, results=[y])) is None
-    assert y.tolist() == [x.ctypes.data, y.ctypes.data]
-    assert runtime.errors == []
-
-
 @pytest.mark.parametrize("minor", [1, 3, 7])
 def test_it_says_what_it_is(arrays, minor):
     """The version of whoever asks, and nothing special."""
@@ -55,13 +47,6 @@ def test_unknown_extensions_are_left_alone(arrays):
     frame.extension = ctypes.addressof(extension)
     assert runtime.call(frame) is None
     assert arrays[1].all()
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_other_stages_do_nothing(arrays, stage):
-    runtime = where()
-    assert runtime.call(runtime.frame(arrays[0], results=[arrays[1]], stage=stage)) is None
-    assert not arrays[1].any()
 
 
 def test_programs_are_counted(arrays):

@@ -51,11 +51,6 @@ def solve(ens, n=3, alg=None, where=None, **options):
     return eo.solve(ens, alg, where, trajectories=n, engine="compiled", **options)
 
 
-#
-# Failures
-#
-
-
 def troubled(u, p, t):
     """By `p[0]`: 0 all is well; 1 it becomes NaN; 2 it blows up; 3 (see below); 4 it turns so fast
     that it takes many steps."""
@@ -114,33 +109,6 @@ def test_a_failed_trajectory_is_alone(saving):
         assert np.isfinite(sim.u[i, :length]).all()
         assert np.isnan(sim.u[i, length:]).all()
         np.testing.assert_allclose(sim.u[i, :1], [[1.0, 0.5]])
-
-
-def test_a_trajectory_that_becomes_nan_is_unstable():
-    """Wherever on the last steps before."""
-    n = 40
-    sim = solve(troubled_ensemble(np.ones(n, int)), n, maxiters=400)
-    assert (sim.retcode == eo.ReturnCode.Unstable).all()
-
-
-def test_where_it_ends_no_step_is_taken():
-    """t0 == t1 in a trajectory, with and without a fixed step, forwards on either side of it."""
-    ends = jnp.array([1.0, 0.25, 0.5])
-    ens = ensemble(lambda i: (0.25, ends[i]))
-    for options in ({}, {"dt": 0.0625, "adaptive": False}):
-        for saving in ({}, {"saveat": np.array([0.25, 0.25])}):
-            sim = solve(ens, **options, **saving)
-            assert (sim.retcode == SUCCESS).all()
-            assert sim.stats.naccept[1] == 0
-            assert (sim.stats.naccept[[0, 2]] > 0).all()
-            np.testing.assert_array_equal(sim.u[1], [START] * 2)
-            if not saving:
-                np.testing.assert_allclose(sim.u[2, 1], turned(START, 1.2, 0.5, 0.25), rtol=1e-3)
-
-
-#
-# What is saved
-#
 
 
 def exact(times, n=3, t0=0.0):
@@ -220,50 +188,6 @@ def test_a_fixed_step_is_taken_as_often_as_it_fits(tspan, steps):
     assert (sim.stats.naccept == steps).all()
 
 
-@pytest.mark.parametrize("start", [True, slow_unless(False, False)])
-def test_every_step(start):
-    ens = ensemble(reltol=lambda i: 10.0 ** (-4 - 2 * i), abstol=lambda i: 1e-9)
-    sim = solve(ens, save_everystep=True, save_start=start)
-    np.testing.assert_array_equal(sim.lengths, sim.stats.naccept + start)
-    assert len(set(sim.lengths.tolist())) == 3
-    for i in range(3):
-        t, u = sim[i].t, sim[i].u
-        assert np.all(np.diff(t) > 0)
-        assert t[-1] == 1.0
-        assert (t[0] == 0.0) == start
-        expected = np.stack([turned(START, 1 + i / 10, x) for x in np.asarray(t)])
-        np.testing.assert_allclose(u, expected, atol=100 * 10.0 ** (-4 - 2 * i))
-        assert np.isnan(sim.u[i, sim.lengths[i] :]).all()
-
-
-@pytest.mark.slow
-def test_numbers_of_each():
-    """tspan, tolerances and dt of each trajectory: each as if it were alone."""
-    starts, ends = jnp.array([0.0, 0.2, 1.0]), jnp.array([1.0, -0.5, 1.5])
-    tol = jnp.array([1e-4, 1e-6, 1e-8])
-    dt = jnp.array([0.1, 0.01, 0.05])
-    ens = ensemble(
-        lambda i: (starts[i], ends[i]),
-        abstol=lambda i: tol[i],
-        reltol=lambda i: 10 * tol[i],
-        dt=lambda i: dt[i],
-    )
-    for options in ({}, {"adaptive": False}):
-        sim = solve(ens, **options)
-        for i in range(3):
-            prob = eo.ODEProblem(
-                rotation, jnp.array([1.0, 0.5]), (starts[i], ends[i]), jnp.array(1 + i / 10)
-            )
-            numbers = {"dt": dt[i], **options}
-            if not options:
-                numbers |= {"abstol": tol[i], "reltol": 10 * tol[i]}
-            alone = eo.solve(prob, engine="compiled", **numbers)
-            np.testing.assert_allclose(sim.u[i], alone.u, rtol=1e-13)
-            np.testing.assert_array_equal(sim.t[i], alone.t)
-            counts = jax.tree.map(lambda x, i=i: int(x[i]), sim.stats)
-            assert jax.tree.leaves(counts) == jax.tree.leaves(alone.stats)
-
-
 @pytest.mark.slow
 def test_tolerances_of_each_component():
     """An array weighs the components of the error: infinite, it leaves one out."""
@@ -278,70 +202,6 @@ def test_tolerances_of_each_component():
     each = solve(ensemble(abstol=lambda i: jnp.array([1e-8, 1e3]) * 10.0**-i), reltol=1e-8)
     np.testing.assert_array_equal(each.u[0], loose.u[0])
     assert each.stats.naccept[2] > loose.stats.naccept[2]
-
-
-#
-# States
-#
-
-
-STATES = {
-    "scalar": jnp.array(2.0),
-    "one": jnp.array([2.0]),
-    "matrix": jnp.arange(1.0, 7.0).reshape(2, 3),
-    "three axes": jnp.arange(1.0, 9.0).reshape(2, 2, 2),
-    "large": jnp.arange(1.0, 41.0).reshape(5, 8),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        slow_unless(dtype is np.float64 and name != "scalar", name, dtype)
-        for name in STATES
-        for dtype in (np.float64, np.float32)
-    ],
-)
-def test_states(name, dtype):
-    u0 = STATES[name].astype(dtype)
-    prob = eo.ODEProblem(lambda u, p, t: p * u, u0, (0.0, 1.0), jnp.array(-1.0, dtype))
-    ens = eo.EnsembleProblem(
-        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * jnp.asarray(ctx.sim_id, dtype))
-    )
-    tol = 1e-9 if dtype == np.float64 else 1e-6
-    sim = solve(ens, saveat=0.5, abstol=tol, reltol=tol)
-    assert sim.u.dtype == dtype
-    assert sim.t.dtype == dtype
-    assert (sim.retcode == SUCCESS).all()
-    scale = np.arange(1, 4).reshape(3, 1, *(1,) * u0.ndim)
-    decay = np.exp([0, -0.5, -1]).reshape(1, 3, *(1,) * u0.ndim)
-    expected = scale * decay * np.asarray(u0)[None, None]
-    np.testing.assert_allclose(sim.u, expected, rtol=30 * tol)
-
-
-#
-# Times
-#
-
-
-@pytest.mark.slow
-def test_spans_of_either_direction_and_any_length():
-    """Fewer rows than another trajectory has, forwards and backwards."""
-    ends = jnp.array([0.0, 0.5, 1.0, 1.8])
-    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (1.0, 0.0), 0.5)
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, tspan=(1.0, ends[ctx.index])))
-
-    def run(p, engine="compiled"):
-        ens_p = eo.EnsembleProblem(eo.remake(prob, p=p), ens.prob_func)
-        sim = eo.solve(ens_p, trajectories=4, saveat=0.25, engine=engine)
-        return jnp.nansum(sim.u, axis=(1, 2)), sim
-
-    (ours, sim), (theirs, _) = run(0.5), run(0.5, "diffrax")
-    assert (sim.retcode == eo.ReturnCode.Success).all()
-    assert sim.lengths.tolist() == [5, 3, 1, 5]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
-    slopes = [np.nansum((1 - t) * np.exp((1 - t) / 2)) for t in sim.t]
-    np.testing.assert_allclose(jax.jacrev(lambda p: run(p)[0])(0.5), slopes, rtol=1e-3)
 
 
 def test_traced_times():

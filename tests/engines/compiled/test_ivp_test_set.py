@@ -1,5 +1,5 @@
 """Rosenbrock methods on the "Test Set for IVP Solvers": the published solutions at the end, and
-ensembles of copies whose constants differ by about 10%."""
+ensembles of copies whose constants differ by about 10%. An explicit one on standard problems."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +9,7 @@ import ensembleode as eo
 
 from ...marks import slow_unless
 from ...problems import of_benchmarks
+from ..standard_problems import ensemble, PROBLEMS as STANDARD
 
 
 PROBLEMS = of_benchmarks("common.ivp_test_set").PROBLEMS
@@ -59,3 +60,21 @@ def test_published_ends_and_copies(name, alg):
     tight = ends(name, alg, 1e-7, 64)
     assert in_tolerances(tight[0], PROBLEMS[name].published, name, 1e-7) < most
     assert np.median(in_tolerances(loose, tight, name, 1e-5)) < 4 * most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STANDARD)
+def test_the_standard_problems_by_an_explicit_method(name):
+    """Compared with diffrax at tight tolerances."""
+    problem = STANDARD[name]
+    ens = ensemble(problem)
+    times = np.linspace(0, problem.end, 6)[1:]
+    options = {"trajectories": 3, "saveat": times}
+    ours = eo.solve(ens, eo.Tsit5(), engine="compiled", abstol=1e-13, reltol=1e-13, **options)
+    theirs = eo.solve(ens, eo.Dopri8(), engine="diffrax", abstol=1e-14, reltol=1e-14, **options)
+    assert (ours.engine.name, theirs.engine.name) == ("compiled", "diffrax")
+    assert (ours.retcode == eo.ReturnCode.Success).all()
+    size = np.abs(theirs.u).max()
+    np.testing.assert_allclose(ours.u, theirs.u, rtol=0, atol=problem.close * size)
+    if problem.vary:
+        assert np.abs(ours.u[0] - ours.u[2]).max() > 1e-3 * size

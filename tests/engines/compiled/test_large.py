@@ -1,14 +1,11 @@
 """Systems whose matrices are too large for a stack, and whose code is too long for a compiler."""
 
-import itertools
 import subprocess
 import sys
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
 from ensembleode.engines import compiled
@@ -40,32 +37,6 @@ def ensemble(prob):
         return eo.remake(prob, u0=prob.u0 * (1 + ctx.index / 10))
 
     return eo.EnsembleProblem(prob, prob_func=prob_func)
-
-
-#
-# Arrays on the stack, and in memory that is handed in
-#
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("alg", [METHODS[0], METHODS[-1]])
-def test_wherever_arrays_are_the_bits_are_the_same(alg, monkeypatch):
-    prob = dense(14)
-
-    def found(most, maxiters):
-        monkeypatch.setattr(heap, "MOST_ON_STACK", most)
-        kernel.solving.cache_clear()
-        kernel.pulling_back.cache_clear()
-
-        def loss(p):
-            ens = ensemble(eo.remake(prob, p=p))
-            return jnp.sum(eo.solve(ens, alg, trajectories=9, maxiters=maxiters).u ** 2)
-
-        return jax.value_and_grad(loss)(1.3)
-
-    # (Other numbers of steps, so that no program of JAX is found again.)
-    handed_in, on_stack = found(0, 999), found(2**40, 998)
-    np.testing.assert_array_equal(handed_in, on_stack)
 
 
 class Written(Exception):
@@ -114,46 +85,6 @@ def test_lanes_are_fewer_where_a_stack_is_small(lanes, monkeypatch):
     for size, width in ((enough, lanes), (enough - 1, max(1, lanes // 2))):
         monkeypatch.setattr(machine, "stack_bytes", lambda size=size: size)
         assert described(ens, trajectories=64).width == min(width, machine.current().lanes(float))
-
-
-def test_the_stack_of_a_thread_is_known():
-    assert 2**16 <= machine.stack_bytes() <= 2**33
-
-
-#
-# What takes too long to compile
-#
-
-
-def sparse(n, entries):
-    """A program with at least so many entries in its Jacobian, and the diagonal."""
-    rows, columns = np.unravel_index(np.arange(min(entries, n * n - 1)), (n, n))
-
-    def f(u, p, t):
-        return (-u).at[rows].add(u[columns] ** 2)
-
-    return trace(f, jnp.ones(n), 1.0, 0.0)[0]
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.integers(2, 30),
-    st.integers(0, 5),
-    st.integers(1, 200),
-    st.integers(0, 50),
-    st.integers(500, 20_000),
-)
-def test_what_is_more_is_not_shorter(n, more, entries, further, most):
-    def is_long(alg, *shape):
-        return compiled.ENGINE.too_long(alg.method, sparse(*shape)) is not None
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "_MOST_LINES", most)
-        for few, many in itertools.pairwise(METHODS):
-            assert is_long(few, n, entries) <= is_long(many, n, entries)
-        method = METHODS[-1]
-        assert is_long(method, n, entries) <= is_long(method, n, entries + further)
-        assert is_long(method, n, entries) <= is_long(method, n + more, entries)
 
 
 @pytest.mark.parametrize("alg", [METHODS[-1], eo.AutoTsit5(METHODS[0])])

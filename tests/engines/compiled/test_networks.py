@@ -169,21 +169,6 @@ def test_segments_change_nothing(size, alg, options, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_failures_add_nothing(bad):
-    """A trajectory that fails contributes zero to the gradients by the weights."""
-    u0, p = states(40), weights(2, 9, 7, 2)
-    options = {"abstol": 1e-6, "reltol": 1e-6}
-    failing = np.array([3, 17])
-    rest = np.setdiff1d(np.arange(40), failing)
-    found = gradient(network, u0.at[failing].set(bad), p, "compiled", **options)
-    expected = gradient(network, u0[rest], p, "compiled", **options)
-    same(found[0][rest], expected[0])
-    same(found[0][failing], jnp.zeros((2, 2)))
-    same(found[1], expected[1], np.testing.assert_allclose, rtol=1e-11)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("alg", [eo.Rosenbrock23(), eo.Rodas5P(), eo.Vern7()], ids=type)
 def test_methods(alg):
     """Implicit methods and interpolants, whose derivatives go through other programs: as along a
@@ -252,11 +237,6 @@ def test_vmap_of_gradients():
         same(
             [x[i] for x in jax.tree.leaves(found)], expected, np.testing.assert_allclose, rtol=1e-11
         )
-
-
-#
-# Networks at random
-#
 
 
 def dense(rng, size, width, activation):

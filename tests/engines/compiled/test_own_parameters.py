@@ -8,6 +8,8 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.compiled import kernel
 
+from .test_networks import same
+
 
 FIXED = {"adaptive": False, "dt": 0.1}
 TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
@@ -55,11 +57,6 @@ def loss_of(field, engine="compiled", threads=1, alg=None, **options):
 
 def gradient(field, x, *args, **options):
     return jax.jit(jax.grad(loss_of(field, *args, **options), argnums=(0, 1, 2)))(*x)
-
-
-def same(found, expected, compare=np.testing.assert_array_equal, **tolerance):
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        compare(x, y, **tolerance)
 
 
 @pytest.mark.parametrize(

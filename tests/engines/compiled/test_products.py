@@ -3,7 +3,6 @@
 import ctypes
 
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from ensembleode.engines.compiled import products
@@ -88,20 +87,3 @@ def test_packed_weights_give_the_same_bits(rows, terms, transposed, first, dtype
     found, expected = (multiplied(w, x, packed=p, first=first) for p in (True, False))
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_allclose(found, w @ x, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_packed(dtype):
-    """Large matrices that are stored term by term, where there are lanes."""
-    n = 2 * int((products._LEAST_PACKED / dtype.itemsize) ** 0.5)
-
-    def pays(lanes, n, transposed):
-        with Module(lanes).function("f", []) as b:
-            found = products.strips_pay(b, strips(n, n, transposed, dtype, 1).weights)
-            b.return_()
-        return found
-
-    assert pays(LANES, n, True)
-    assert not pays(LANES, n, False)
-    assert not pays(LANES, n // 4, True)
-    assert not pays(1, n, True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import root_finding, solves
+from ensembleode.engines.compiled import solves
 
 from ...marks import slow_unless
 
@@ -42,13 +42,13 @@ def several(u, level, t):
     return jnp.stack([OTHERS["squares"](u, level, t), OTHERS["choice"](u, 0.9 * level, t)])
 
 
-def events(alg, dtype, *, looks, condition=component, length=1, beside=None, **options):
+def events(alg, dtype, *, looks, condition=component, length=1, **options):
     """The events of oscillators with levels near their largest values, so that some steps rise
     above a level and come back.
 
     `looks`: whether the time is in the conditions, by a term without a rule. The term is zero, but
     because of it the conditions are evaluated within each step. `length`: how many conditions there
-    are. `beside`: another callback.
+    are.
     """
     options = {"interp_points": 10, **options}
     points = {"interp_points": options.pop("interp_points")}
@@ -61,8 +61,6 @@ def events(alg, dtype, *, looks, condition=component, length=1, beside=None, **o
         callback = eo.VectorContinuousCallback(at, lambda x, _: kicked(x), length, **points)
     else:
         callback = eo.ContinuousCallback(at, kicked, **points)
-    if beside is not None:
-        callback = eo.CallbackSet(callback, beside)
     rng = np.random.default_rng(0)
     p = np.stack([rng.uniform(0.5, 2.0, N), np.linspace(0.7, 1.02, N)], 1).astype(dtype)
     # Neighbouring lanes have equal parameters, so that no lane is evaluated because of another one.
@@ -79,61 +77,6 @@ def events(alg, dtype, *, looks, condition=component, length=1, beside=None, **o
         **options,
     )
     return jax.tree.map(np.asarray, (sim.u, sim.stats, sim.events))
-
-
-# How often conditions were compared within steps, by kernels that were written while `compared` was
-# in use. They may run later, so the array stays.
-COMPARED = np.zeros(1, np.int64)
-
-
-@pytest.fixture
-def compared(monkeypatch):
-    within, differs = root_finding.Search._within, root_finding.differs
-    inside = []
-
-    def marked(*args):
-        inside.append(True)
-        within(*args)
-        inside.pop()
-
-    def counts(x, low, high):
-        if inside:
-            at = f"inttoptr (i64 {COMPARED.ctypes.data} to ptr)"
-            high.builder.value(f"atomicrmw add ptr {at}, i64 1 monotonic", COMPARED.dtype, 0)
-        return differs(x, low, high)
-
-    monkeypatch.setattr(root_finding.Search, "_within", marked)
-    monkeypatch.setattr(root_finding, "differs", counts)
-    return COMPARED
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["callbacks", "components"])
-def test_a_condition_without_a_rule_is_looked_at_alone(compared, kind):
-    """Beside it, the other condition is looked at in as few steps as beside a condition that has a
-    rule. Neither comes near zero."""
-
-    def solved(has_rule, **how):
-        def far(u):
-            return (u[1] if has_rule else jnp.floor(u[1])) + 10.5
-
-        if kind == "callbacks":
-            how["beside"] = eo.ContinuousCallback(
-                lambda u, t, integrator: far(u), kicked, interp_points=4
-            )
-        else:
-            how["condition"] = lambda u, level, t: jnp.stack([u[0] - level, far(u)])
-            how["length"] = 2
-        compared[:] = 0
-        found = events(eo.SSPRK33(), np.float64, **how, **FIXED, interp_points=4)
-        return int(compared[0]), found
-
-    few, expected = solved(True, looks=False)
-    some, found = solved(False, looks=False)
-    every, _ = solved(False, looks=True)
-    assert 0 < few < 0.8 * every
-    assert some == (few + every) / 2
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 ADAPTIVE = {"abstol": 1e-4, "reltol": 1e-3, "max_events": 64}

@@ -2,19 +2,17 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import ensembleode as eo
 
 from ...marks import slow_unless
-from ...problems import lotka_volterra, mlp, network
+from ...problems import lotka_volterra
 from .test_convergence import METHODS
 
 
@@ -98,11 +96,6 @@ def assert_close(tree, other, rtol=1e-9):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * (1e-30 + np.abs(b).max()))
 
 
-#
-# Against finite differences: the steps are fixed, and so the derivative exact
-#
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def fixed(alg, saving, x, span):
     options = {"dt": 1 / 16, "adaptive": False}
@@ -137,11 +130,6 @@ def test_every_kind_of_saving(saving):
         check_fixed(eo.Tsit5, saving, np.array(span))
 
 
-#
-# Against diffrax: adaptive steps, of which some are rejected
-#
-
-
 @functools.cache
 def reference(saving, span=(0.0, 1.0)):
     """The gradient by diffrax' own adjoint."""
@@ -151,35 +139,6 @@ def reference(saving, span=(0.0, 1.0)):
         return weighed(solve(x, SAVING[saving], span=span, **how).u)
 
     return jax.jit(jax.grad(loss))(X)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("saving", ["times", "end", "own times"])
-def test_the_gradient_is_that_of_diffrax(saving):
-    gradient = jax.jit(jax.grad(lambda x: weighed(solve(x, SAVING[saving], **TIGHT).u)))(X)
-    assert_close(gradient, reference(saving), 1e-8)
-
-
-@pytest.mark.slow
-def test_gradient_through_every_step():
-    """Of the last one, wherever it is in the room for all, and through output_func."""
-
-    def last(sol, ctx):
-        return sol.u[sol.length - 1][None], False
-
-    def loss(x):
-        saving = {"save_everystep": True, "maxiters": 512}
-        if "output" in x:
-            saving["output_func"] = last
-            return weighed(solve(x, saving, **TIGHT).u)
-        sim = solve(x, saving, **TIGHT)
-        return weighed(jax.vmap(lambda u, n: u[n - 1][None])(sim.u, sim.lengths))
-
-    expected = reference("end")
-    assert_close(jax.jit(jax.grad(loss))(X), expected, 1e-8)
-    through = jax.jit(jax.grad(loss))({**X, "output": jnp.zeros(())})
-    del through["output"]
-    assert_close(through, expected, 1e-8)
 
 
 @pytest.mark.slow
@@ -195,56 +154,7 @@ def test_rejected_steps():
     assert_close(gradient, reference("times"), 1e-6)
 
 
-#
-# Networks, and trajectories that fail
-#
-
-
-@jax.jit
-def network_gradient(params, u0s, wanted):
-    """Of the masked loss of an ensemble of one network, some of whose trajectories fail."""
-
-    def loss(params):
-        static = eqx.filter(network(), eqx.is_array, inverse=True)
-        net = eqx.combine(params, static)
-
-        def f(u, p, t):
-            # Where u is large, it becomes NaN on the way, or from the start.
-            lost = (jnp.abs(u[0]) > 50) & (t > jnp.where(jnp.abs(u[0]) > 500, -1.0, 0.3))
-            return mlp(u, p, t) + jnp.where(lost, jnp.nan, 0.0)
-
-        prob = eo.ODEProblem(f, jnp.zeros(2), (0.0, 1.0), net)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
-        sim = eo.solve(ens, trajectories=len(u0s), saveat=TIMES, engine="compiled", **TIGHT)
-        good = sim.retcode == eo.ReturnCode.Success.value
-        # All that is left of a failed one is masked.
-        u = jnp.where((good & wanted)[:, None, None], sim.u, 0.0)
-        return jnp.sum(jnp.sin(u) * jnp.cos(jnp.arange(6.0))[None, :, None]), good
-
-    return jax.grad(loss, has_aux=True)(params)
-
-
-PARAMS = eqx.filter(network(), eqx.is_array)
 GOOD = jnp.array([[1.0, -0.5], [0.3, 0.2], [-1.0, 0.8], [0.5, 0.5]])
-
-
-@pytest.mark.slow
-def test_failures_leave_the_gradient_of_shared_weights_alone():
-    bad = jnp.array([[100.0, 0.0], [1000.0, 0.0], [jnp.nan, 0.0], [jnp.inf, 1.0]])
-    every = jnp.ones(8, bool)
-    mixed = jnp.stack([GOOD, bad], axis=1).reshape(8, 2)
-    gradient, good = network_gradient(PARAMS, mixed, every)
-    np.testing.assert_array_equal(good, [True, False] * 4)
-    without, good = network_gradient(PARAMS, jnp.concatenate([GOOD, GOOD]), jnp.arange(8) < 4)
-    assert np.all(good)
-    assert max(np.abs(x).max() for x in jax.tree.leaves(without)) > 0.01
-    assert_close(gradient, without, 1e-13)
-
-
-def test_only_failures_have_a_zero_gradient():
-    gradient, good = network_gradient(PARAMS, jnp.full((8, 2), 1000.0), jnp.ones(8, bool))
-    assert not np.any(good)
-    assert all(np.all(np.asarray(x) == 0) for x in jax.tree.leaves(gradient))
 
 
 def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
@@ -270,77 +180,20 @@ def test_a_failed_trajectory_pulls_back_nothing_though_its_cotangent_is_nan():
 
 
 @pytest.mark.slow
-def test_network_weights_against_differences():
-    def loss(params):
-        net = eqx.combine(params, eqx.filter(network(), eqx.is_array, inverse=True))
-        prob = eo.ODEProblem(mlp, GOOD[0], (0.0, 1.0), net)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=GOOD[ctx.index]))
-        how = {"saveat": TIMES, "dt": 1 / 8, "adaptive": False, "engine": "compiled"}
-        return weighed(eo.solve(ens, trajectories=4, **how).u)
-
-    both = jax.jit(jax.value_and_grad(loss))
-    check(lambda x: both(x)[0], both(PARAMS)[1], PARAMS)
-
-
-#
-# Times
-#
-
-
-def time_loss(x, engine):
-    """Of spans and times that are all varied: one solve for the ends, one for times within."""
-
-    def f(u, p, t):
-        return lotka_volterra(u, X["p"], t) + jnp.array([0.3, -0.2]) * jnp.sin(3 * t)
-
-    prob = eo.ODEProblem(f, X["u0"], (x["t0"], x["t1"]))
-    how = {"engine": engine, **TIGHT}
-    if engine == "diffrax":
-        how |= {"sensealg": eo.DirectAdjoint(), "maxiters": 200}
-        how["alg"] = eo.Dopri8()
-    ends = eo.solve(prob, **how).u
-    within = eo.solve(prob, saveat=x["times"], **how).u
-    return weighed(ends) + weighed(within)
-
-
-TIME_X = {"t0": jnp.array(0.1), "t1": jnp.array(1.2), "times": jnp.array([0.3, 0.5, 0.55, 1.0])}
-
-
-@pytest.mark.slow
-def test_times():
-    """Those of the solution itself, and so to the tolerances."""
-    both = jax.jit(jax.value_and_grad(functools.partial(time_loss, engine="compiled")))
-    gradient = both(TIME_X)[1]
-    for name, part in gradient.items():
-        assert np.all(np.abs(part) > 1e-3), name
-    check(lambda x: both(x)[0], gradient, TIME_X, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_times_at_the_ends_move_with_them():
-    """A grid over a span that is varied: its first state stays u0, its last is that at t1."""
+@pytest.mark.parametrize("saving", ["times", "steps"])
+def test_what_ends_at_t1_moves_with_it(saving):
+    """A grid over a span that is varied: its first state stays u0, its last is that at t1. So is
+    the end of the last step, where every step is saved."""
 
     @jax.jit
     @jax.value_and_grad
     def loss(x):
         prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
-        times = jnp.linspace(x["t0"], x["t1"], 5)
-        return weighed(eo.solve(prob, saveat=times, engine="compiled", **TIGHT).u)
-
-    x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2)}
-    check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_last_step_ends_at_t1():
-    """And moves with it, where every step is saved."""
-
-    @jax.jit
-    @jax.value_and_grad
-    def loss(x):
-        prob = eo.ODEProblem(lotka_volterra, X["u0"], (x["t0"], x["t1"]), X["p"])
-        sol = eo.solve(prob, save_everystep=True, maxiters=256, engine="compiled", **TIGHT)
-        return weighed(sol.u[sol.length - 1])
+        how = {"saveat": jnp.linspace(x["t0"], x["t1"], 5)}
+        if saving == "steps":
+            how = {"save_everystep": True, "maxiters": 256}
+        sol = eo.solve(prob, engine="compiled", **how, **TIGHT)
+        return weighed(sol.u if saving == "times" else sol.u[sol.length - 1])
 
     x = {"t0": jnp.array(0.1), "t1": jnp.array(1.2)}
     check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
@@ -392,32 +245,8 @@ def test_steps_are_constants_in_both_modes():
     assert jax.jacfwd(end)(0.1, eo.ForwardDiffSensitivity()) == 0
 
 
-#
-# Every transformation
-#
-
-
 def small(x, **options):
     return solve(x, SAVING["times"], abstol=1e-9, reltol=1e-9, **options).u
-
-
-@pytest.mark.slow
-def test_forward_mode_has_the_jacobian_of_reverse_mode():
-    forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
-
-    def some(fun):
-        return lambda x: fun(x)[:, 4:].sum(axis=-1)
-
-    rows = jax.jit(jax.jacrev(some(small)))(X)
-    columns = jax.jit(jax.jacfwd(some(forward)))(X)
-    assert_close(columns, rows, 1e-12)
-    (v,) = directions(X, 1)
-    tangent = jax.jit(lambda x, v: jax.jvp(some(forward), (x,), (v,))[1])(X, v)
-    expected = sum(
-        jnp.tensordot(row, part, part.ndim)
-        for row, part in zip(jax.tree.leaves(rows), jax.tree.leaves(v), strict=True)
-    )
-    assert_close(tangent, expected, 1e-12)
 
 
 @pytest.mark.parametrize("wrap", [slow_unless(False, lambda f: f, id="eager"), jax.jit])
@@ -430,65 +259,3 @@ def test_the_other_mode_is_an_error_with_the_remedy(wrap):
     forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
     with pytest.raises(TypeError, match="Leave sensealg out for reverse mode"):
         jax.grad(lambda x: wrap(forward)(x).sum())(X)
-
-
-@pytest.mark.slow
-def test_eager_and_compiled_gradients_are_equal():
-    gradient = jax.grad(lambda x: weighed(small(x)))
-    assert_close(gradient(X), jax.jit(gradient)(X), 1e-14)
-
-
-@pytest.mark.slow
-def test_vmap():
-    """Of the solve, of its gradient, and the gradient of what is mapped."""
-    many = jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), X)
-
-    def loss(x):
-        return weighed(small(x))
-
-    one = jax.jit(jax.value_and_grad(loss))
-    alone = [one(jax.tree.map(lambda a, i=i: a[i], many)) for i in range(2)]
-    values = np.stack([value for value, _ in alone])
-    gradients = jax.tree.map(lambda *g: jnp.stack(g), *(g for _, g in alone))
-    mapped = jax.jit(jax.vmap(jax.value_and_grad(loss)))(many)
-    assert_close(mapped, (values, gradients), 1e-12)
-    of_mapped = jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(loss)(x))))(many)
-    assert_close(of_mapped, gradients, 1e-12)
-
-
-@jax.jit
-def linear_gradient(a, u0, weights):
-    """Of weights * u(1) for u' = a u."""
-
-    def end(a, u0):
-        prob = eo.ODEProblem(lambda u, p, t: p @ u, u0, (0.0, 1.0), a)
-        how = {"dt": 1 / 64, "adaptive": False, "engine": "compiled"}
-        return jnp.vdot(weights, eo.solve(prob, eo.Vern7(), **how).u[-1])
-
-    return jax.grad(end, (0, 1))(a, u0)
-
-
-@jax.jit
-def expm_gradient(a, u0, weights):
-    return jax.grad(lambda a, u0: jnp.vdot(weights, jax.scipy.linalg.expm(a) @ u0), (0, 1))(a, u0)
-
-
-numbers = st.floats(-2, 2, width=32)
-
-
-@settings(max_examples=20, deadline=None)
-@given(*(st.lists(numbers, min_size=n, max_size=n) for n in (9, 3, 3, 3)))
-@pytest.mark.slow
-def test_pull_backs_of_linear_systems(a, u0, first, second):
-    """They are those of the matrix exponential, and linear in the cotangent."""
-    a = jnp.array(a).reshape(3, 3)
-    u0, first, second = map(jnp.array, (u0, first, second))
-    by_first, by_second, by_both = (
-        linear_gradient(a, u0, w) for w in (first, second, first - 3 * second)
-    )
-    size = np.exp(np.linalg.norm(a)) * (1 + np.linalg.norm(u0)) * (1 + np.linalg.norm(first))
-    for got, expected in zip(by_first, expm_gradient(a, u0, first), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-10 * size)
-    for x, y, both in zip(by_first, by_second, by_both, strict=True):
-        scale = 1e-30 + np.abs(x).max() + np.abs(y).max()
-        np.testing.assert_allclose(both, x - 3 * y, rtol=0, atol=1e-13 * scale)

@@ -13,7 +13,6 @@ from jax import lax
 import ensembleode as eo
 
 from ...marks import on_julia, slow_unless
-from ...problems import failing
 from ...solvers.test_rosenbrock import METHODS
 from ..test_julia_steps import recorded, robertson
 
@@ -53,11 +52,6 @@ def robertsons(tspan=(0.0, 1e5), dtype=float, **parts):
 def following(u, p, t):
     """Of the time, stiff and not linear: u follows cos(t) at the rate p."""
     return -p * (u**3 - jnp.cos(t) ** 3) - jnp.sin(t)
-
-
-#
-# Steps
-#
 
 
 @pytest.mark.parametrize("engine", ["compiled", on_julia("julia")])
@@ -118,11 +112,6 @@ def test_a_step_that_is_hardly_shorter_is_as_long(alg):
     assert held[1.0] == 0
 
 
-#
-# What else a solve has
-#
-
-
 @few()
 def test_dense_output_is_what_is_saved(alg):
     prob, times = robertsons(), np.array([1e-3, 1.3, 1e2, 7e4])
@@ -170,29 +159,6 @@ def test_single_precision(alg):
     np.testing.assert_allclose(single.u[-1], exact.u[-1], rtol=1e-3)
 
 
-@few()
-def test_forward_mode(alg):
-    """Of a solve with respect to a rate."""
-
-    def end(rate):
-        f = lambda u, p, t: -rate * (u - jnp.cos(t))  # noqa: E731
-        prob = eo.ODEProblem(f, 0.0, (0.0, 1.0))
-        options = {"abstol": 1e-10, "reltol": 1e-10, "sensealg": eo.ForwardDiffSensitivity()}
-        return eo.solve(prob, alg, maxiters=10**5, **options).u[-1]
-
-    def exact(rate):
-        size = rate / (rate**2 + 1)
-        return size * (rate * jnp.cos(1.0) + jnp.sin(1.0) - rate * jnp.exp(-rate))
-
-    found = jax.jvp(end, (2.0,), (1.0,))
-    np.testing.assert_allclose(found, jax.jvp(exact, (2.0,), (1.0,)), rtol=1e-6)
-
-
-#
-# What goes wrong
-#
-
-
 def test_a_singular_matrix_is_no_step():
     """Of u' = 8 u, Rodas4 with a step of 1/2 divides by 1 - 1/4 1/2 8: that step is rejected; where
     it is fixed, the trajectory ends."""
@@ -204,40 +170,6 @@ def test_a_singular_matrix_is_no_step():
     fixed = eo.solve(prob, eo.Rodas4(), dt=0.5, adaptive=False)
     assert fixed.retcode == eo.ReturnCode.Unstable
     assert np.isnan(fixed.u[-1]).all()
-
-
-@few()
-def test_failures_are_codes_and_leave_neighbours_alone(alg):
-    """By NaN, an infinite solution, steps that underflow; all the others have the bits that they
-    have without them."""
-    n, maxiters = 21, 2000
-    sim = eo.solve(
-        failing(nan_start=9), alg, eo.EnsembleSerial(), trajectories=n, maxiters=maxiters
-    )
-    codes = eo.ReturnCode
-    names = [codes(int(x)) for x in sim.retcode]
-    assert names[0] == names[1] == names[9] == codes.Unstable
-    assert names[2] in (codes.DtLessThanMin, codes.Unstable, codes.MaxIters)
-    sound = [i for i in range(4, n) if i != 9]
-    assert all(names[i] == codes.Success for i in sound)
-    alone = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0))
-    np.testing.assert_allclose(sim.u[sound, -1, 0], np.exp(-1), rtol=1e-2)
-    assert len({np.asarray(sim.u)[i].tobytes() for i in sound}) == 1
-    np.testing.assert_allclose(sim.u[sound[0]], eo.solve(alone, alg).u, rtol=1e-12)
-
-
-def test_a_jacobian_that_is_nan_where_f_is_not():
-    """The root of zero has no slope: where u arrives there the step fails, and so does the solve;
-    the others go on."""
-
-    def f(u, p, t):
-        return jnp.where(p > 0, -jnp.sqrt(jnp.abs(u - p)) * jnp.sqrt(u - p), -u)
-
-    prob = eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), 1.0)
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=1.0 * (ctx.index == 1)))
-    sim = eo.solve(ens, RODAS5P, trajectories=3)
-    assert [eo.ReturnCode(int(x)).name for x in sim.retcode] == ["Success", "Unstable", "Success"]
-    np.testing.assert_array_equal(sim.u[0], sim.u[2])
 
 
 def one_of_several(gamma):
@@ -320,16 +252,6 @@ def test_diffrax_says_that_rules_backwards_alone_are_not_enough():
     prob = eo.ODEProblem(lambda u, p, t: -f(u), jnp.ones(2), (0.0, 1.0))
     with pytest.raises(TypeError, match=r"alg=Kvaerno5\(\).*custom_vjp.*custom_jvp.*eo\.Rodas5P"):
         eo.solve(prob, eo.Kvaerno5())
-
-
-#
-# Who runs them
-#
-
-
-def test_they_run_on_the_compiled_engine():
-    sim = eo.solve(eo.EnsembleProblem(robertsons()), RODAS5P, trajectories=2)
-    assert sim.engine.name == "compiled"
 
 
 def test_diffrax_says_what_to_take():

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 import ensembleode as eo
 from ensembleode.engines.compiled.call import call
 
+from ...problems import lorenz
 from .ffi import Runtime
 
 
@@ -151,9 +152,7 @@ def test_within_a_program_of_jax():
 COUNT_INTO = COUNT.replace("%after = add i64 %before, 1", "%after = add i64 0, 1")
 
 
-def lorenz(u, p, t):
-    x, y, z = u
-    return jnp.stack([10 * (y - x), x * (p - z) - y, x * y - 8 / 3 * z])
+P = jnp.array([10.0, 28.0, 8 / 3])
 
 
 def test_an_ensemble_on_more_threads_than_there_are_cores():
@@ -161,7 +160,7 @@ def test_an_ensemble_on_more_threads_than_there_are_cores():
 
     def solve(u0, threads):
         ens = eo.EnsembleProblem(
-            eo.ODEProblem(lorenz, u0, (0.0, 1.0), 28.0),
+            eo.ODEProblem(lorenz, u0, (0.0, 1.0), P),
             prob_func=lambda prob, ctx: eo.remake(prob, p=prob.p + 0.1 * ctx.sim_id),
         )
         alg = eo.EnsembleThreads(threads)
@@ -185,7 +184,7 @@ def test_steps_launched_ahead_of_each_other():
     def update(u0):
         def loss(u0):
             ens = eo.EnsembleProblem(
-                eo.ODEProblem(lorenz, u0, (0.0, 0.1), 28.0),
+                eo.ODEProblem(lorenz, u0, (0.0, 0.1), P),
                 prob_func=lambda prob, ctx: eo.remake(prob, p=prob.p + 0.1 * ctx.sim_id),
             )
             alg = eo.EnsembleThreads(2)

@@ -1,6 +1,8 @@
 """Derivatives through Rosenbrock steps of the compiled engine, compared with each other and with
 finite differences at tight tolerances."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 
 import ensembleode as eo
 
-from ...problems import forced, of_benchmarks, ROBERTSON, robertson
+from ...problems import forced, ROBERTSON, robertson
+from .test_gauss_adjoint import of_test_set, square
 
 
 SCALE = jnp.array([1.0, 1e3, 0.5])
@@ -65,17 +68,8 @@ def test_of_robertson_by_its_rates(alg, tol, accuracy):
     ],
 )
 def test_of_the_test_set_by_its_constants(name, tol, h):
-    """By their logarithms, of a sum of all components at the end, each in parts of its size."""
-    problem = of_benchmarks("common.ivp_test_set").PROBLEMS[name]
-    weights = jnp.cos(jnp.arange(len(problem.u0))) / jnp.asarray(problem.published)
-
-    def loss(logarithms):
-        p = jnp.asarray(problem.constants) * jnp.exp(logarithms)
-        prob = eo.ODEProblem(problem.f, jnp.asarray(problem.u0, float), (0.0, problem.end), p)
-        options = {"reltol": tol, "abstol": tol * (1e-10 if name == "ROBER" else 1e-4)}
-        return weights @ eo.solve(prob, eo.Rodas5P(), **options).u[-1]
-
-    logarithms = jnp.zeros(len(problem.constants))
+    of, logarithms = of_test_set(name)
+    loss = functools.partial(of, tol=tol)
     found = jax.jit(jax.grad(loss))(logarithms)
     expected = by_differences(jax.jit(loss), logarithms, h)
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.max(np.abs(expected)), rtol=0)
@@ -130,24 +124,6 @@ def test_by_all_that_a_problem_is_made_of(which, options):
     np.testing.assert_allclose(got, by_differences(jax.jit(of), x, 1e-3), rtol=2e-6, atol=2e-8)
 
 
-def test_neighbours_that_fail_have_no_derivative_and_change_none():
-    def solved(p):
-        prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.array([1.0]), (0.0, 1.0), p)
-        return eo.solve(prob, eo.Rodas5P(), reltol=1e-8)
-
-    rates = jnp.array([[-1.0], [2.0], [-3.0], [jnp.nan]])
-    codes = jax.vmap(lambda p: solved(p).retcode)(rates)
-    assert (np.asarray(codes)[[0, 2]] == eo.ReturnCode.Success).all()
-    assert (np.asarray(codes)[[1, 3]] != eo.ReturnCode.Success).all()
-    got = np.asarray(jax.vmap(jax.grad(lambda p: solved(p).u[-1, 0]))(rates))
-    alone = jax.vmap(jax.grad(lambda p: solved(p).u[-1, 0]))(rates[jnp.array([0, 2, 0, 2])])
-    np.testing.assert_array_equal(got[[0, 2]], alone[:2])
-    np.testing.assert_array_equal(got[[1, 3]], 0.0)
-    np.testing.assert_allclose(
-        got[[0, 2], 0], 1 / (1 - np.asarray(rates)[[0, 2], 0]) ** 2, rtol=1e-6
-    )
-
-
 @pytest.mark.parametrize(
     "alg",
     [
@@ -200,14 +176,6 @@ def test_of_integrals_and_events():
     np.testing.assert_allclose(got, by_differences(jax.jit(loss), p, 1e-3), rtol=2e-6)
     forwards = [jax.jvp(loss, (p,), (e,))[1] for e in jnp.eye(2)]
     np.testing.assert_allclose(forwards, got, rtol=1e-9)
-
-
-@jax.custom_vjp
-def square(u):
-    return u**2
-
-
-square.defvjp(lambda u: (u**2, u), lambda u, ct: (2 * u * ct,))
 
 
 @pytest.mark.slow
@@ -266,29 +234,3 @@ def test_of_a_large_dense_problem(n):
                 ends.append(of(tuple(moved)))
             expected = (ends[0] - ends[1]) / (2 * h * given[which][i])
             np.testing.assert_allclose(gradient[which][i], expected, rtol=1e-5, atol=1e-8)
-
-
-@pytest.mark.slow
-def test_of_an_ensemble_by_many_parameters():
-    """More than the lanes have variables for: shared ones, and each trajectory's own."""
-    n, rng = 8, np.random.default_rng(0)
-    shared, own = rng.uniform(-1, 1, (n, n)), np.logspace(0, 2, 5)[:, None] * np.ones(n)
-
-    def loss(parameters):
-        weights, rates = parameters
-
-        def prob_func(prob, ctx):
-            return eo.remake(prob, p=(weights, rates[ctx.index]), u0=prob.u0 + 0.1 * ctx.index)
-
-        prob = eo.ODEProblem(lambda u, p, t: p[0] @ jnp.sin(u) - p[1] * u, jnp.ones(n), (0.0, 1.0))
-        ens = eo.EnsembleProblem(eo.remake(prob, p=(weights, rates[0])), prob_func)
-        options = {"trajectories": len(own), "reltol": 1e-6, "abstol": 1e-8}
-        sim = eo.solve(ens, eo.Rosenbrock23(), eo.EnsembleThreads(1), **options)
-        return jnp.sum(sim.u[:, -1] ** 2)
-
-    given = jnp.asarray(shared), jnp.asarray(own)
-    along = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)) * x, given)
-    gradient, of = jax.grad(loss)(given), jax.jit(loss)
-    ends = [of(jax.tree.map(lambda x, dx, h=h: x + h * dx, given, along)) for h in (1e-3, -1e-3)]
-    found = sum(jnp.vdot(x, dx) for x, dx in zip(gradient, along, strict=True))
-    np.testing.assert_allclose(found, (ends[0] - ends[1]) / 2e-3, rtol=1e-4)

@@ -48,11 +48,6 @@ def stiff_steps(solution, alg):
     return np.asarray(solution.stats.nsolve) // alg.stiff.method.stages
 
 
-#
-# Steps
-#
-
-
 @pytest.mark.parametrize("problem", FIELDS)
 def test_steps_are_those_of_ordinary_diff_eq(problem):
     f, p = FIELDS[problem]
@@ -116,11 +111,6 @@ def test_a_component_that_rests_is_not_stiff():
     assert stiff_steps(sol, ALG) == 0
 
 
-#
-# Ensembles
-#
-
-
 @functools.cache
 def mixed(n=13, alg=ALG, **options):
     """An ensemble of trajectories that range from not stiff to stiff for almost all of the time."""
@@ -180,11 +170,6 @@ def test_failures_are_codes():
     np.testing.assert_array_equal(sim.u[0], sim.u[2])
 
 
-#
-# Other features of a solve
-#
-
-
 @few()
 def test_dense_output_is_that_of_the_method_that_made_the_step(alg):
     times = np.array([1e-4, 1e-3, 0.7, 0.9, 1.3, 2.9])
@@ -224,11 +209,6 @@ def test_single_precision():
     assert single.u.dtype == np.float32
     assert single.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(single.u[-1], exact.u[-1], rtol=1e-3)
-
-
-#
-# Derivatives
-#
 
 
 def loss(log_mu, alg, times=None, **options):
@@ -281,11 +261,6 @@ def test_gradients_with_events_and_of_many():
     np.testing.assert_allclose(found, alone, rtol=1e-12)
     exact = jax.vmap(jax.grad(lambda x: of(x, eo.Rodas5P(), abstol=1e-12, reltol=1e-12)))(x)
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-9)
-
-
-#
-# Errors
-#
 
 
 def test_diffrax_says_what_to_take():

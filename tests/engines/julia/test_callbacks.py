@@ -32,10 +32,6 @@ def kicked(integrator):
     return eo.remake(integrator, u=integrator.u * jnp.array([1.0, -0.9]))
 
 
-def nudged(integrator, mask):
-    return eo.remake(integrator, u=integrator.u + jnp.where(mask[:2] != 0, 0.01, 0.0))
-
-
 def stiffer(integrator):
     return eo.remake(integrator, p=integrator.p | {"k": 1.1 * integrator.p["k"]})
 

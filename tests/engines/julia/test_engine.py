@@ -64,20 +64,6 @@ def asked(monkeypatch):
     return solve
 
 
-def test_toml():
-    table = {
-        "text": 'a "b"\\\n⊻ c',
-        "no": None,
-        "numbers": [1, 2.5e-300, True],
-        "inner": {"x": 1, "none": None, "list": [{"y": 1.0}]},
-    }
-    assert tomllib.loads(toml(table)) == {
-        "text": table["text"],
-        "numbers": table["numbers"],
-        "inner": {"x": 1, "list": [{"y": 1.0}]},
-    }
-
-
 def test_a_request(asked):
     ens = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, p=1.0 * ctx.sim_id))
     place = eo.EnsembleSplitThreads(workers=2, threads=1)

@@ -118,11 +118,6 @@ def offline(monkeypatch):
     monkeypatch.setenv("PYTHON_JULIAPKG_OFFLINE", "yes")
 
 
-#
-# The files
-#
-
-
 def test_project_and_juliapkg_agree():
     project = tomllib.loads((ROOT / "Project.toml").read_text())
     registered = {name: uuid for name, uuid in project["deps"].items() if name not in STANDARD}
@@ -173,11 +168,6 @@ def test_the_wheel_has_what_package_root_looks_for():
             "julia/ext": "ext",
         }.items()
     }
-
-
-#
-# find
-#
 
 
 def test_given_julia_is_found(fake, given):
@@ -258,11 +248,6 @@ def test_what_juliapkg_installed_has_changed(fake, monkeypatch):
     save_meta(fake(), meta_version=juliapkg.deps.META_VERSION)
     monkeypatch.setitem(juliapkg.state.STATE, "override_executable", None)
     environment.find()
-
-
-#
-# check
-#
 
 
 def test_check(fake, given, tmp_path):
@@ -363,11 +348,6 @@ def test_allows(compat, allowed, others):
     assert not any(environment.allows(compat, version) for version in others)
 
 
-#
-# threads and status
-#
-
-
 @pytest.mark.parametrize(
     ("juliacall", "julia", "expected"),
     [
@@ -426,11 +406,6 @@ def test_status_raises_nothing(monkeypatch):
 
     monkeypatch.setattr(environment, "find", broken)
     assert environment.status()["problems"] == [{"problem": "KeyError: 'meta'", "remedy": ""}]
-
-
-#
-# install
-#
 
 
 def test_install_adds_what_a_given_project_lacks(fake, given, tmp_path):
@@ -507,11 +482,6 @@ def test_install_by_juliapkg_that_fails(monkeypatch):
     monkeypatch.setattr(environment, "juliacall", lambda: None)
     with pytest.raises(JuliaError, match="juliacall is not installed"):
         installing.install()
-
-
-#
-# With Julia
-#
 
 
 @pytest.mark.julia

@@ -41,11 +41,6 @@ def swept():
     return eo.EnsembleProblem(on_circle(0.1, SPEED), prob_func)
 
 
-#
-# With Julia
-#
-
-
 def has_same_steps(julia, compiled):
     """The powers of Julia's controller are in single precision, so that a step may be one more."""
     for name in ("naccept", "nreject"):
@@ -192,11 +187,6 @@ def test_no_derivatives(mass):
     for derivative in (jax.grad, jax.jacfwd):
         with pytest.raises(TypeError, match=r"mass_matrix.*engine='compiled'"):
             derivative(end)(SPEED)
-
-
-#
-# Without Julia
-#
 
 
 def test_what_is_refused():

@@ -26,6 +26,7 @@ from ensembleode.solvers.julia_alg import FIXED_STEP, PACKAGES
 from ...marks import julia_marks, why_no_julia
 from ...problems import lorenz, lotka_volterra, mlp, network
 from ...test_tutorial import PUBLISHED, trained
+from ..test_julia_steps import robertson
 
 
 pytestmark = julia_marks()
@@ -125,11 +126,6 @@ def test_methods(name):
 @pytest.mark.parametrize("solver", ["Rosenbrock23()", "Rodas5P()", "KenCarp4()", "QNDF()"])
 def test_stiff(solver):
     """Robertson's problem, with the Jacobian from JAX."""
-
-    def robertson(u, p, t):
-        slow, back, fast = p[0] * u[0], p[2] * u[1] * u[2], p[1] * u[1] ** 2
-        return jnp.array([back - slow, slow - fast - back, fast])
-
     prob = eo.ODEProblem(
         robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1e4), jnp.array([0.04, 3e7, 1e4])
     )
@@ -238,11 +234,6 @@ def test_versions_are_part_of_a_store(tmp_path, monkeypatch):
         solve()
 
 
-#
-# Gradients
-#
-
-
 def lotka_loss(x, place, **options):
     prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 2.0), x["p"])
 
@@ -282,26 +273,6 @@ def test_gradient(sensealg, place):
         return jax.grad(lotka_loss)(x, PLACES[place], engine="julia", sensealg=chosen)
 
     close(gradient(POINT), jax.grad(lotka_loss)(POINT, None, engine="compiled"))
-
-
-@pytest.mark.parametrize("sensealg", ["default", "interpolating"])
-def test_gradient_against_differences(sensealg):
-    def of(x):
-        chosen = SENSEALGS[sensealg]
-        return lotka_loss(x, PLACES["serial"], engine="julia", sensealg=chosen)
-
-    gradient = jax.grad(of)(POINT)
-    for name, direction in (
-        ("p", jnp.array([0.3, -1.0, 0.2, 0.5])),
-        ("u0", jnp.array([1.0, -2.0])),
-    ):
-        h = 1e-4
-
-        def at(k, name=name, direction=direction, h=h):
-            return of({**POINT, name: POINT[name] + k * h * direction})
-
-        difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h)
-        np.testing.assert_allclose(gradient[name] @ direction, difference, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -369,10 +340,6 @@ def test_gradient_of_a_stiff_problem():
     """The adjoint's time derivative includes that of the forward solution, so it takes few
     steps."""
 
-    def robertson(u, p, t):
-        slow, back, fast = p[0] * u[0], p[2] * u[1] * u[2], p[1] * u[1] ** 2
-        return jnp.array([back - slow, slow - fast - back, fast])
-
     def end(p, **options):
         prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 40.0), p)
         sol = eo.solve(prob, abstol=1e-10, reltol=1e-8, maxiters=5000, **options)
@@ -417,11 +384,6 @@ def test_published_parameters(place):
     np.testing.assert_allclose(theta, PUBLISHED, atol=2e-6, rtol=0)
 
 
-#
-# GPU kernels, on the CPU
-#
-
-
 KERNELS = {
     "kernel": eo.EnsembleGPUKernel(backend="CPU"),
     "array": eo.EnsembleGPUArray(backend="CPU"),
@@ -440,26 +402,13 @@ def test_gpu_algorithms(name):
 
 
 def test_what_a_gpu_kernel_refuses():
+    """(And what is refused without Julia: see test_engine.py.)"""
     kernel = KERNELS["kernel"]
-
-    def tolerances(prob, ctx):
-        return eo.remake(prob, reltol=jnp.array([1e-3, 1e-6])[ctx.index])
-
-    ens = eo.EnsembleProblem(LORENZ, tolerances)
-    with pytest.raises(ValueError, match="shares reltol among all"):
-        eo.solve(ens, None, kernel, trajectories=2, engine="julia")
-    with pytest.raises(ValueError, match="can't save every step"):
-        eo.solve(sweep(LORENZ), None, kernel, trajectories=2, engine="julia", save_everystep=True)
     large = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 1.0), network(400))
     with pytest.raises(ValueError, match="f is larger"):
         eo.solve(eo.EnsembleProblem(large), None, kernel, trajectories=2, engine="julia")
     with pytest.raises(JuliaError, match="Kvaerno4"):
         eo.solve(sweep(LORENZ), eo.Kvaerno4(), kernel, trajectories=2, engine="julia")
-
-
-#
-# Errors, interrupts and processes
-#
 
 
 def test_nothing_is_lost_by_an_error():

@@ -58,13 +58,11 @@ def absent(name: str, gpus: int = 1):
 
 @pytest.fixture(scope="module", params=[slow_unless(x == "H200", x) for x in MEMORY])
 def mesh(request):
-    """A mesh of one GPU that isn't there."""
     return absent(request.param)
 
 
 @pytest.fixture(scope="module")
 def h200s():
-    """A mesh of two H200 that aren't there."""
     return absent("H200", 2)
 
 

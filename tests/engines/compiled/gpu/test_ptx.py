@@ -63,11 +63,6 @@ ret;
     return out.data[: out.size].view(dtype)
 
 
-#
-# What instructions compute
-#
-
-
 def computed(instruction, *operands):
     name, *modifiers = instruction.split(".")
     op = operation(name, tuple(modifiers))
@@ -168,11 +163,6 @@ def test_fma_is_rounded_once(dtype):
             assert error <= abs(Fraction(float(neighbour)) - exact)
 
 
-#
-# Threads
-#
-
-
 def test_threads_part_and_meet():
     """Each thread sums as many numbers as its own number says; the odd ones then add 100."""
     body = """
@@ -265,11 +255,6 @@ $done:
 """
     given = np.array([3, 200, 0, 0, 0xFE, 0xFF, 0xFF, 0xFF], np.uint8)
     assert launched(body, given, result=(2, np.float64)).tolist() == [200, -2]
-
-
-#
-# What no kernel may do
-#
 
 
 STORE = "add.s64 %rd5, %rd1, %rd9; \nst.global.b64 [%rd5], %rd9;"

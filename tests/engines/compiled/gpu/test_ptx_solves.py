@@ -19,8 +19,7 @@ from ....problems import failing, lorenz, mlp, network
 from ...methods import SOLVERS
 from ...standard_problems import ensemble as ensemble_of, PROBLEMS
 from . import test_gradients
-from .test_agreement import METHODS
-from .test_compiled import as_single
+from .test_compiled import as_single, every_function, METHODS
 
 
 # (A CPU without fused operations rounds in more places.)
@@ -46,16 +45,10 @@ def numbers(sim):
 
 @pytest.fixture
 def arch(request, monkeypatch, on_ptx):
-    """What the kernels are compiled for."""
     monkeypatch.setattr(launch, "arch_here", lambda: request.param)
     jax.clear_caches()
     yield request.param
     jax.clear_caches()
-
-
-#
-# Solves
-#
 
 
 def rising(prob, ctx):
@@ -175,6 +168,7 @@ def test_failures_are_alone(on_ptx):
     codes = eo.ReturnCode
     assert (got.retcode[:5] != codes.Success).all()
     assert got.retcode[3] == codes.MaxIters
+    assert str(got.engine).endswith("; in one kernel)")
     assert (got.retcode[5:] == codes.Success).all()
 
 
@@ -284,8 +278,7 @@ def test_every_problem(on_ptx, written_out, name, single):
     same(numbers(got), numbers(expected))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [slow_unless(x in ("RK4", "Vern7"), x) for x in METHODS])
 def test_every_method(on_ptx, method):
     alg = METHODS[method]
     options = {"saveat": 0.1} if alg.adaptive else {"saveat": 0.1, "dt": 0.05}
@@ -310,18 +303,7 @@ def test_methods_of_other_kinds(on_ptx, alg):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_function(on_ptx, dtype):
     """Far and near, with the tables that they have in memory, and what is called out of line."""
-    special = jax.scipy.special
-    functions = (
-        *(jnp.sin, jnp.cos, jnp.tan, jnp.exp, jnp.exp2, jnp.expm1, jnp.log1p, jnp.tanh, jnp.sinh),
-        *(jnp.arctan, jnp.arcsinh, jnp.log, jnp.sqrt, jnp.cbrt, special.erf, special.erfc),
-        *(special.gammaln, special.digamma, lambda x: special.erfinv(x / 2e9)),
-        *(lambda x: x ** (x / 1e9), lambda x: jnp.arctan2(x, 3 * x + 1), jnp.floor, jnp.round),
-    )
-
-    def f(u, p, t):
-        return jnp.stack([g(p) for g in functions]).astype(u.dtype)
-
-    prob = eo.ODEProblem(f, jnp.zeros(len(functions), dtype), (0.0, 1.0), jnp.array(1.5, dtype))
+    prob = every_function(dtype)
     given = jnp.array([1e-9, 0.3, 1.5, 7.0, 80.0, 3e4, 1e9], dtype)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=given[ctx.index]))
     options = {"trajectories": 7, "adaptive": False, "dt": 1.0}
@@ -350,11 +332,6 @@ def test_architectures(on_ptx, arch):
         same(*by_ptx(lambda *a, p=p, loss=loss, **k: eqx.filter_grad(loss)(p, *a, **k)))
 
 
-#
-# Gradients
-#
-
-
 X = test_gradients.X | {"t1": jnp.array(0.5)}
 loss = functools.partial(test_gradients.loss, tolerances={})
 
@@ -366,6 +343,7 @@ GRADIENTS = {
     "fixed": {"adaptive": False, "dt": 0.02, "saveat": jnp.array([0.25, 0.5])},
     "non-FSAL": {"alg": eo.Vern7(), "saveat": jnp.array([0.25, 0.4])},
     "forward": {"sensealg": eo.ForwardDiffSensitivity()},
+    "forward, times": {"sensealg": eo.ForwardDiffSensitivity(), "saveat": jnp.array([0.2, 0.5])},
 }
 QUICK_GRADIENTS = {("times", "float64")}
 
@@ -380,7 +358,7 @@ QUICK_GRADIENTS = {("times", "float64")}
 )
 def test_gradients(on_ptx, name, dtype):
     x = jax.tree.map(lambda a: a.astype(dtype), X)
-    derivative = jax.jacfwd if name == "forward" else jax.grad
+    derivative = jax.jacfwd if "forward" in name else jax.grad
     got, expected = by_ptx(lambda *a, **k: derivative(loss)(x, *a, **GRADIENTS[name], **k))
     same(got, expected)
     assert float(jnp.abs(got["shared"]).min()) > 0

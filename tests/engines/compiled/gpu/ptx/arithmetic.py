@@ -59,11 +59,6 @@ def operation(name: str, modifiers: tuple[str, ...]) -> Operation:
     return Operation(function, dtype, tuple(dtype if x is None else np.dtype(x) for x in operands))
 
 
-#
-# Functions
-#
-
-
 def _copysign(sign: Any, magnitude: Any) -> Any:
     return np.copysign(magnitude, sign)
 
@@ -157,11 +152,6 @@ _TABLE: dict[tuple, tuple] = {
 }
 
 
-#
-# Comparisons
-#
-
-
 _COMPARISONS = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -185,11 +175,6 @@ def _comparison(flags: tuple[str, ...], kind: str) -> Callable:
     if name.endswith("u"):
         return lambda a, b: compare(a, b) | np.isnan(a) | np.isnan(b)
     return lambda a, b: compare(a, b) & ~(np.isnan(a) | np.isnan(b))
-
-
-#
-# Conversions
-#
 
 
 # To the nearest, to zero, down and up.
@@ -225,11 +210,6 @@ def _saturated(a: Any, result: np.dtype) -> Any:
     if a.dtype.itemsize == 8 or result.itemsize == 8:
         of_nan = least if result.kind == "i" else 1 << (bits - 1)
     return np.where(np.isnan(a), result.type(of_nan), found)
-
-
-#
-# The fused product and sum
-#
 
 
 _FMA = """
