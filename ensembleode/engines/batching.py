@@ -12,8 +12,8 @@ from .primitives import bend_p, bind, pull_p, push_p, solve_p, unpack
 
 
 def _folded_tangents(flow: Flow, size: int, v: Sequence, batched: Sequence) -> tuple[list, list]:
-    """The tangents of `size` times as many trajectories, and for each tangent whether each
-    trajectory has its own."""
+    """The tangents of `size` times as many trajectories, and whether each trajectory has its
+    own."""
     own = [True, *(m for m in flow.moved if m is not None)]
     found, now = [], []
     for x, is_batched, is_own in zip(v, batched, own, strict=True):
@@ -55,8 +55,7 @@ def batch(prim: Any, operands, axes, *, flow):
         found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
         for x, was, now in zip(outs[1:], flow.own, wide.own, strict=True):
             if now and not was:
-                # Shared within each entry of the mapped axis, but not between them: summed over the
-                # trajectories of each group.
+                # Shared within each entry of the mapped axis only: summed up in each group.
                 x = x.reshape(size, flow.groups, -1, *x.shape[1:]).sum(2)
             else:
                 x = x.reshape(size, -1, *x.shape[1:])

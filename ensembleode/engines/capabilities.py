@@ -75,8 +75,8 @@ class Asked(NamedTuple):
         return next((x.option for x in rows), "")
 
     def first_own(self, *shared: str) -> str:
-        """The first option that prob_func makes differ between trajectories, of those that may not
-        always; but for these kinds. Empty where none does."""
+        """The first option, but for these kinds, that prob_func makes differ between
+        trajectories."""
         rows = but("state", "parameters", "constants", "flag", *shared)
         return next((x.option for x in rows if getattr(self.every.batched, x.name)), "")
 
@@ -283,9 +283,8 @@ def _norm_in_julia(asked: Asked) -> str | None:
     return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
 
 
-# When an event has cut a step of these methods, OrdinaryDiffEq interpolates within the step with
-# wrong coefficients (`stiff_addsteps.jl` computes none for their caches). Their estimates of the
-# error are of `M u`, and are compared with the tolerances of `u`.
+# OrdinaryDiffEq interpolates within a step of these methods that an event has cut with wrong
+# coefficients. Their estimates of the error are of `M u`, compared with the tolerances of `u`.
 _ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
 
 

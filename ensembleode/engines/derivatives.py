@@ -171,8 +171,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def by_group(flow: Flow, lanes: Lane) -> list:
-    """The `wanted` parameters, with a leading axis of groups on those that all trajectories
-    share."""
+    """The `wanted` parameters; those that all trajectories share get an axis of groups."""
     k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
@@ -231,8 +230,7 @@ def _push_jvp(primals, tangents, *, flow):
 
 
 def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
-    """The flow and the operands for tangents of tangents, which enter linearly; those that are zero
-    are left out."""
+    """The flow and the operands for tangents of tangents, without those that are zero."""
     dv0, *rest = dv
     flags = iter(rest)
     kept = [next(flags) if m is not None else None for m in flow.moved]
@@ -279,8 +277,7 @@ def _bend_jvp(primals, tangents, *, flow):
 
 
 def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
-    """Cotangents of the cotangents of the numbers, in the form of the tangents in which `push` and
-    `bend` are linear."""
+    """Cotangents of the cotangents of the numbers, as tangents for `push` and `bend`."""
     z0, *zs = cts
     k = flow.groups
     flags, found = dict.fromkeys(inexact_of(flow.plan.field)), []
@@ -396,8 +393,7 @@ def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result) -> Result:
         result = result._replace(events=events, ended=ended)
     if saving.mode == "times" or not saving.start:
         return result._replace(u=rows)
-    # A state that is saved as the start is u0, wherever t0 is; one saved at a time of saveat moves
-    # with that time.
+    # A state saved as the start is u0, wherever t0 is; one at a time of saveat moves with that.
     start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
     rows = rows if saving.mode == "ends" else rows[:, 1:]
     return result._replace(u=jnp.concatenate([start, rows], axis=1))

@@ -51,7 +51,6 @@ class Engine(abc.ABC):
 
     def closes(self, plan: Plan) -> bool:
         """Whether this solve is a primitive that is closed under differentiation."""
-        del plan
         return self.closed
 
     def missing(self) -> str | None:
@@ -63,21 +62,15 @@ class Engine(abc.ABC):
 
         **Arguments:** `batched`: which numbers differ between trajectories, a `Lane` of booleans.
         """
-        del field, state, batched
         return None
 
     def unreadable_callbacks(self, events: Events) -> str | None:
         """Why this engine can't run these callbacks; None when it can."""
-        del events
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
-        """Why another engine is faster with this field, or is the only one with its derivative;
-        None where neither is so.
-
-        **Arguments:** `is_extended`: whether the state has components behind the user's.
-        """
-        del field, state, batched, is_extended
+        """Why another engine is better with this field; None where none is. `is_extended` says
+        whether the state has components behind the user's."""
         return None
 
     @abc.abstractmethod
@@ -93,15 +86,12 @@ class Engine(abc.ABC):
 
     def counts(self, method: Static) -> tuple[str, ...]:
         """The names of the counts that a result has (see `Stats`)."""
-        value = method.value
-        of_f = () if value.stages is None else ("nf",)
-        ours = getattr(value, "method", None)
-        of_matrices = ("njac", "nw", "nsolve") if getattr(ours, "is_implicit", False) else ()
+        of_f = () if method.value.stages is None else ("nf",)
+        of_matrices = ("njac", "nw", "nsolve") if Engine.reads_form(self, method) else ()
         return "naccept", "nreject", *of_f, *of_matrices
 
     def versions(self, method: Static) -> dict[str, str]:
         """The versions of the packages, besides ensembleode and JAX, that results depend on."""
-        del method
         return {}
 
     def integrate(self, plan: Plan, lane: Lane) -> Result:
@@ -112,12 +102,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """The solutions of `n` trajectories, with the trajectories along the first axis (in `t`
-        only where they have their own times). Trajectories that the mask excludes need not be
-        solved."""
+        only where they have their own times). Those that the mask excludes need not be solved."""
 
     def width(self, state: Any, n: int) -> int:
         """How many of `n` trajectories with such a state stay together on a device."""
-        del state, n
         return 1
 
     def is_stoppable(self) -> bool:
@@ -126,16 +114,14 @@ class Engine(abc.ABC):
         return False
 
     def interpolant(self, method: Static) -> Any:
-        """The way in which the solution within a saved step is computed: a method that makes the
-        step again; or the number of nodes within the step at which `Result.inner` has the states;
-        or None for the cubic polynomial of the states and slopes at both ends."""
+        """How the solution within a saved step is computed: the method that makes the step again;
+        or the number of nodes of `Result.inner`; or None for the cubic polynomial of both ends."""
         ours = getattr(method.value, "method", None)
         # A method that remembers earlier steps can't make a step again from the state alone.
         return None if ours is None or ours.remembers else ours
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""
-        del plan
         return False
 
     def executor(self, ensemblealg: Any) -> Any:
@@ -143,5 +129,4 @@ class Engine(abc.ABC):
 
         **Raises:** `ValueError` for ensemble algorithms that the engine doesn't support.
         """
-        del ensemblealg
         return None

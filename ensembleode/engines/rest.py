@@ -30,18 +30,18 @@ from ..ground.alone import alone
 from ..ground.retcode import is_successful, ReturnCode
 from ..tracing.program import is_inexact, Program
 from .along import fit_for
+from .flow import replaced
 from .results import each
 
 
-# The largest number of Newton steps; and the rounding errors, for each component, that what is left
-# of a matrix of entries of at most one may have after elimination, where its rank is not full.
+# The largest number of Newton steps; and the rounding errors, for each component, that are left of
+# a scaled matrix whose rank is not full.
 _MOST_STEPS, _ROUNDINGS = 60, 10
 
 
 def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
-    """The result in which states that hold the end of a trajectory that `TerminateSteadyState`
-    ended have the derivatives of the state at rest; for `steady_state` they are that state, and
-    other trajectories have failed."""
+    """The result in which the ends of trajectories that came to rest have the derivatives of the
+    state at rest; for `steady_state` they are that state, and other trajectories have failed."""
     ended, events = result.ended, plan.events
     if ended is None or events is None or not events.rests:
         return result
@@ -50,22 +50,21 @@ def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
     if result.events is not None:
         at |= {x: (getattr(result.events, x), result.events.t) for x in ("before", "after")}
     axes = tuple(range(2, result.u.ndim))
-    holds, rows = {}, {name: u for name, (u, _) in at.items()}
+    holds, rows = {}, {}
     for name, (u, t) in at.items():
+        rows[name] = u
         same = jnp.all(u == ended.u[:, None], axis=axes)
         t = jnp.broadcast_to(jnp.asarray(t), same.shape)
         holds[name] = came[:, None] & same & (t == ended.t[:, None])
     system = System.of(plan)
-    given = (came, holds, rows, ended.u, ended.t, lanes)
     if events.settles:
-        y, found = system.roots(came, ended.u, ended.t, lanes)
+        end, found = system.roots(came, ended.u, ended.t, lanes)
         why = jnp.where(came, ReturnCode.ConvergenceFailure.value, ReturnCode.Failure.value)
         codes = jnp.where(is_successful(result.retcode) & ~found, why, result.retcode)
         result = result._replace(retcode=codes.astype(result.retcode.dtype))
-        rows = {name: _put(holds[name], u, y) for name, u in rows.items()}
-        end = y
+        rows = {name: _put(holds[name], u, end) for name, u in rows.items()}
     else:
-        rows, end = _identity(system, *given)
+        rows, end = _identity(system, came, holds, rows, ended.u, ended.t, lanes)
     if result.events is not None:
         happened = result.events._replace(before=rows["before"], after=rows["after"])
         result = result._replace(events=happened)
@@ -96,9 +95,7 @@ def _put(mask: Any, rows: Any, end: Any) -> Any:
 def _identity(
     system: "System", came: Any, holds: dict, rows: dict, u: Any, t: Any, lanes: Lane
 ) -> Any:
-    """The rows and the end, with the derivatives of the state at rest where they hold it. They are
-    the solve's own if no such state is found."""
-    del system, came, holds, t, lanes
+    """The rows and the end, with the derivatives of the state at rest where that is found."""
     return rows, u
 
 
@@ -299,15 +296,11 @@ def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
 
 
 def _along(system: System, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
-    """The derivative of `fn` along tangents, also of a field that only has derivatives
-    backwards."""
+    """The derivative of `fn` along tangents, also by derivatives backwards alone."""
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 
     def of_inexact(*chosen):
-        every = list(at)
-        for i, x in zip(places, chosen, strict=True):
-            every[i] = x
-        return fn(*every)
+        return fn(*replaced(at, places, chosen))
 
     points, tangents = ([xs[i] for i in places] for xs in (at, tangents))
     if not is_reverse_only(system.field):

@@ -47,8 +47,7 @@ class Left(NamedTuple):
 
 def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     """The result for these numbers, NaN in rows that were not reached; it has times only where each
-    trajectory has its own. A trajectory has not succeeded if its saved states overflow, or if a
-    time to save was missed."""
+    trajectory has its own. Overflow of saved states, or a missed time to save, is no success."""
     saving, codes = plan.saving, left.codes
     method = plan.method.value.method
     success = codes == ReturnCode.Success.value
@@ -96,8 +95,7 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
 
 
 def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
-    """Where each of `n` trajectories starts, and where it ends, at `t1` or by an event:
-    `[trajectory, 2]`."""
+    """Where each of `n` trajectories starts and ends: `[trajectory, 2]`."""
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
     if ended is not None:
@@ -154,9 +152,8 @@ def each(x: Any, is_own: bool, n: int) -> Any:
 
 
 def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
-    """The plan and the numbers of one trajectory without an axis of trajectories, for which nothing
-    need be as wide as for several. A field that is no program (such as that of the columns of a
-    matrix) is traced."""
+    """The plan and the numbers of one trajectory without an axis of trajectories. A field that is
+    no program (such as that of the columns of a matrix) is traced."""
     if not isinstance(plan.field, Program):
 
         def traced(fn, *p):

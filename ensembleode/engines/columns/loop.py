@@ -138,8 +138,7 @@ def attempt(plan: Plan, numbers: Lane, state: State) -> Trial:
     else:
         t2, unresolved = fixed_step(ARRAYS, anchor, tstop, t, size, number)
         t2 = jnp.where(unresolved, t, t2)
-    # The size after the end was rounded; with the size before, the state would be ahead of the time
-    # or behind.
+    # The size after the end was rounded, so that the state and the time stay together.
     h = t2 - t
     if numbers.d_discontinuities is not None:
         h = size_before(ARRAYS, t, t2, may_jump(numbers, t2), direction)
@@ -213,8 +212,7 @@ def code_of(
 
 
 def turns(body: Callable, state_of: Callable[[Any], State], stop: Any) -> tuple[Callable, Callable]:
-    """The condition and the body of a loop that takes turns until it ends, or until the flag is set
-    (see `Lane.stop`)."""
+    """The condition and the body of a loop that takes turns until it ends or is stopped."""
 
     def going(carry: Any) -> Any:
         return state_of(carry).is_active

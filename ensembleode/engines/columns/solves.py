@@ -33,7 +33,7 @@ from .loop import State, Trial
 
 
 # A thread gets at least this many vectors of columns, and threads share an attempt of at least this
-# many operations on vectors: asking for help takes some microseconds.
+# many operations on vectors.
 _VECTORS, _WORTH_SHARING = 4, 50_000
 
 
@@ -47,10 +47,7 @@ class _Stepped(NamedTuple):
 
 def solve(plan: Plan, lanes: Lane, matrix_plan: Plan, matrix: Lane, n: int) -> Result:
     """The solutions of `n` trajectories with the same steps, with the trajectories along the first
-    axis.
-
-    **Arguments:** `matrix_plan`, `matrix`: the same for the matrix of all trajectories.
-    """
+    axis. `matrix_plan` and `matrix` are those of the matrix of all trajectories."""
     solver = plan.method.value
     fixed = jax.lax.stop_gradient((lanes, matrix))
     stepped = functools.partial(_stepped, plan, matrix_plan, n)
@@ -164,8 +161,8 @@ class _Steps:
         return jnp.concatenate([self._padded(x) for x in (*y, *jax.tree.leaves(carry))])
 
     def _padded(self, x: Any) -> Any:
-        """A matrix `[*state, column]` as `[component, column]`, with the last column repeated in
-        the room behind it."""
+        """A matrix `[*state, column]` as `[component, column]`, with copies of the last column
+        behind."""
         x = x.reshape(self.d.size, self.n)
         return jnp.pad(x, ((0, 0), (0, self.room - self.n)), mode="edge")
 
@@ -178,8 +175,8 @@ class _Steps:
         return (self._matrix(both[half, : self.d.size]),)
 
     def attempt(self, turn: _Turn, h: Any, last: Any) -> tuple:
-        """`both`, `rows` and the measures after an attempt of the signed size `h`, in which the
-        rows up to `last` lie."""
+        """`both`, `rows` and the measures after an attempt of this size, with the rows up to
+        `last`."""
         d = self.d
         now = jnp.stack([turn.state.t, h]).astype(d.dtype)
         places = jnp.stack([turn.half, turn.row, last]).astype(jnp.int32)

@@ -43,7 +43,7 @@ from ...ground.alone import alone
 from ...ground.logs import log_once
 from ...ground.placement import platform
 from ...solvers.switching import Switching
-from ...tracing.program import Program, Static
+from ...tracing.program import Program
 from ..derivatives import differentiable
 from ..engine import Engine
 from ..flow import Flow, inexact_of, Known, own_and_shared
@@ -56,30 +56,22 @@ from .field import by_loops, lower
 from .operations import check
 
 
-# An `f` of more operations, of which those in a loop count once, takes too long to compile (see
-# benchmarks/engine_limits.py).
-_MOST_STATEMENTS = 1500
-# The same for states whose steps are written out, whatever their size.
-_MOST_WRITTEN_OUT = 200
-# The same on a GPU for a field with many numbers of each trajectory's own, whose cotangents are
-# variables there: with twice as many of them, a gradient takes four times as long to compile.
-_MOST_OWN_ON_GPU = 2000
-# And for a field with many numbers that all trajectories share, whose cotangents are variables of a
-# thread, too: a gradient by the 370 numbers of a network 2-16-16-2 takes 2 s of LLVM and 9 s of
-# ptxas, 2-32-32-2 takes 12 s and 49 s, and 2-64-64-2 doesn't end in minutes. (For an H100, compiled
-# without one.)
-_MOST_SHARED_ON_GPU = 300
-# LLVM takes about a minute for so many lines of its language. The step of an implicit method has so
-# many for each component, for each of its stages there, and for each entry of a Jacobian that has
-# zeros. (Of the heat equation by Rodas5P, one lane of 400 points takes 27 s, of 600 points 45 s.)
+# What takes too long to compile (see benchmarks/engine_limits.py): an `f` of more operations, of
+# which those in a loop count once; and more components of a state whose steps are written out,
+# whatever its size.
+_MOST_STATEMENTS, _MOST_WRITTEN_OUT = 1500, 200
+# The same on a GPU, where cotangents are variables: more numbers of each trajectory's own in a
+# field, and more numbers that all trajectories share.
+_MOST_OWN_ON_GPU, _MOST_SHARED_ON_GPU = 2000, 300
+# LLVM takes about a minute for so many lines. The step of an implicit method has so many for each
+# component, for each of its stages there, and for each entry of a Jacobian with zeros.
 _MOST_LINES = 200_000
 _LINES_OF_COMPONENT, _LINES_OF_STAGE, _LINES_OF_ENTRY = 50, 23, 20
 
 
 @functools.lru_cache(maxsize=256)
 def _entries(field: Program) -> int:
-    """How many entries of the field's Jacobian may be nonzero; 0 if all of them are, as loops
-    compute a dense matrix."""
+    """How many entries of the field's Jacobian may be nonzero; 0 if all of them are."""
     places = structure(field)
     return 0 if places.all() else int(places.sum())
 
@@ -115,8 +107,7 @@ def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
     try:
         jaxpr = transposed(field, [*own, *(i for i in inexact if not is_own[i])])
     except Exception:
-        # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
-        # solve doesn't need it.
+        # No engine can differentiate this field, and whoever asks for the derivative is told so.
         return _Reading(None)
     return _read_program(Program(jaxpr, None, ()), "the derivative of f")
 
@@ -136,8 +127,7 @@ def _read_program(program: Program, what: str) -> _Reading:
 
 
 class Compiled(Engine):
-    """Solves as one loop of machine code, on CPUs. They are primitives whose derivatives are solves
-    again."""
+    """Solves as one loop of machine code, on CPUs, whose derivatives are solves again."""
 
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
@@ -145,10 +135,7 @@ class Compiled(Engine):
     shares_work = True
     numbers_apart = True
     rows = staticmethod(solves.rows)
-
-    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `method.method`."""
-        return method.method(alg, options, has_dt=has_dt)
+    method = staticmethod(method.method)
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories."""
@@ -178,7 +165,6 @@ class Compiled(Engine):
 
     def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field on such a state; None when it can."""
-        del batched
         if 0 in state.shape:
             return "the state has no components."
         if field.jaxpr.effects:
@@ -196,8 +182,7 @@ class Compiled(Engine):
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
-        """Why another engine is faster with this field, or is the only one with its derivative;
-        None where neither is so."""
+        """Why another engine is better with this field; None where none is."""
         if is_extended and (size := math.prod(state.shape)) > _MOST_WRITTEN_OUT:
             return f"{size} components with integrands take long to compile."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
@@ -210,15 +195,13 @@ class Compiled(Engine):
         return _read_derivative(field, tuple(map(bool, batched.parameters))).refusal
 
     def too_long(self, method: Any, field: Program) -> str | None:
-        """Why an implicit method takes more than about a minute to compile for this field; None
-        where it doesn't."""
+        """Why the step of an implicit method is too long to compile; None where it isn't."""
         if (found := lines(method, field)) <= _MOST_LINES:
             return None
-        size = math.prod(field.out_avals[0].shape)
+        size = field.out_avals[0].size
         return f"{size} components take some {found:,} lines of code, more than {_MOST_LINES:,}."
 
     def is_stoppable(self) -> bool:
-        """True: the loop of a kernel looks at the flag itself."""
         return True
 
     def width(self, state: Any, n: int) -> int:

@@ -240,8 +240,7 @@ def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
 
 
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:
-    """The checks that `jax.export` has to skip, as it refuses calls of targets that it doesn't
-    know."""
+    """The checks that `jax.export` has to skip, as it doesn't know these targets."""
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in kernels]
 
 

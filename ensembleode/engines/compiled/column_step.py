@@ -25,8 +25,8 @@ from .module import Module
 COLUMNS = 3
 # The entries of `now`: the time and the signed size of the step.
 T, H = range(2)
-# The entries of `places`: which of the two halves of `both` holds the columns; and the first and
-# the last row (this excluded) that lie in the step.
+# The entries of `places`: the half of `both` that holds the columns, the first row in the step, and
+# the row behind the last.
 HALF, FIRST, END = range(3)
 
 

@@ -27,8 +27,7 @@ OLDEST = 20
 # code is kept on disk.
 _PIPELINE = 2
 _LEVEL = 2
-# The passes for a CPU. The builder has unrolled, vectorised and hoisted already, so the other
-# passes of this level find nothing to do and take four times as long.
+# The passes for a CPU. The builder leaves nothing to do to the other passes of this level.
 _PASSES = ("sroa", "instruction_combine", "simplify_cfg", "new_gvn", "aggressive_dce")
 
 _lock = threading.RLock()
@@ -90,15 +89,8 @@ def available() -> str | None:
 
 
 def compiled(text: str, machine: Machine | None = None) -> Code:
-    """Compile a module, unless its code is in memory or on disk.
-
-    **Arguments:**
-
-    - `machine`: the machine to compile for, by default `machine.current()`. It must be one whose
-        code this computer can run.
-
-    **Raises:** `CompileError`.
-    """
+    """Compile a module, unless its code is in memory or on disk, for a machine whose code this
+    computer can run (by default `machine.current()`).  **Raises:** `CompileError`."""
     with _lock:
         llvm = _llvm()
         machine = machine or current()
@@ -107,8 +99,7 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
             return found
         if machine.triple != host().triple:
             raise CompileError(f"code for {machine.name} ({machine.triple}) can't run here.")
-        # Code that was made for other registers would crash, so it must not be found under this
-        # key.
+        # Code for other registers must not be found under this key: it would crash.
         saved = object_code = object_cache.load(key)
         if object_code is None:
             object_code = with_deep_stack(lambda: _object_code(llvm, text, machine))
@@ -271,8 +262,7 @@ _LIBM = (
 
 
 def _check_calls(module: Any, machine: Machine) -> None:
-    """Refuse calls of functions that the machine doesn't have, as LLVM would end the process over
-    them."""
+    """Refuse calls of functions that the machine doesn't have, which would end the process."""
     declared = [f.name for f in module.functions if f.is_declaration]
     refused = [name for name in declared if not _has(machine, name)]
     if refused:
@@ -292,8 +282,8 @@ def _has(machine: Machine, name: str) -> bool:
 
 
 def _undefined(llvm: Any, object_code: bytes) -> list[str]:
-    """The names of the functions that object code calls and does not define. Only ELF can be read
-    here, which LLVM loads on Linux and Windows; otherwise the list is empty."""
+    """The names of the functions that object code calls and does not define. (Only ELF can be read
+    here, which LLVM loads on Linux and Windows.)"""
     if object_code[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
         return []
     found, wanted = llvm.ObjectFileRef.from_data(object_code).sections(), (b".symtab", b".strtab")

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """A turn of a loop over components: the component's number, and the values of the arrays that
-    were computed for it."""
+    """A turn of a loop over components: its number, and the values of the arrays there."""
 
     def __init__(self, index: Value):
         self.index = index
@@ -91,11 +90,8 @@ class Array:
 
 
 def componentwise(op: Callable, *xs: Any, dtype: Any = None) -> Any:
-    """`op` of the components of arrays, and of numbers that are the same for all components; of
-    numbers alone, its result.
-
-    **Arguments:** `dtype`: that of the result, by default that of the arrays.
-    """
+    """`op` of the components of arrays, and of numbers that all components share. The result has
+    the dtype `dtype`, by default that of the arrays; of numbers alone, it is a number."""
     arrays = [x for x in xs if isinstance(x, Array)]
     if not arrays:
         return op(*xs)
@@ -144,8 +140,7 @@ class Place:
 
 
 class Places:
-    """The places of an array in memory, which begins as zeros, with the interface of a
-    `Variable`."""
+    """The places of an array in memory, zeros at first, with the interface of a `Variable`."""
 
     def __init__(self, b: Builder, dtype: np.dtype, n: int):
         self.b, self.dtype, self.n = b, dtype, n

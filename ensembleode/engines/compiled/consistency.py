@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_consistent(loop: Loop, mask: Value, t: Value) -> Value | None:
-    """The lanes where the algebraic equations of the time `t` hold, to their absolute tolerances;
-    None where there are none."""
+    """The lanes where the algebraic equations hold at the time `t`; None where there are none."""
     b, p = loop.b, loop.problem
     if p.mass is None or not p.mass.is_singular:
         return None

@@ -126,9 +126,8 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 def keeping_in(
     b: Builder, d: Description, equations: Callable[[Held, Value], Equations]
 ) -> Callable[[Held, Value, Callable[[], Memory]], Equations] | None:
-    """The equations whose field also stores its residuals: the next evaluation, the derivative and
-    then the residuals, goes to the memory that the third argument returns. None where residuals
-    are not recorded."""
+    """The equations whose field also stores its derivative and residuals, in the memory that the
+    third argument returns. None where residuals are not recorded."""
     parts = d.parts
     if parts is None:
         return None
@@ -208,8 +207,7 @@ class _Linear:
 
     @functools.cached_property
     def in_arrays(self) -> Jacobian:
-        """The same Jacobian, computed by operations on arrays, which can be pulled back through by
-        loops."""
+        """The same Jacobian, computed by operations on arrays, for loops."""
         return self._jacobian(apart=False)
 
     def _jacobian(self, *, apart: bool = True) -> Jacobian:
@@ -235,11 +233,8 @@ class _Linear:
 def calls_in(
     b: Builder, d: Description, equations: Callable, sums: ParameterSums | None
 ) -> Callable[[Held, Value], Calls]:
-    """The equations and their transposes, in the form that `replay.Pullback` wants.
-
-    **Arguments:** `sums`: where the cotangents of parameters are added up in memory; None where the
-    transposes return them.
-    """
+    """The equations and their transposes, in the form that `replay.Pullback` wants. With `sums`,
+    the cotangents of parameters are added there; otherwise the transposes return them."""
     own, shared = with_gradients(d)
 
     @functools.cache
@@ -259,8 +254,7 @@ def calls_in(
     def called(
         jaxpr: jex.Jaxpr, groups: Sequence[str], name: str, what: str, states: int
     ) -> Callable[[HeldNumbers, Value, Value], tuple]:
-        """The function of numbers, the time and the mask that a program is, whose first results
-        are so many states."""
+        """The function that a program is, whose first results are so many states."""
         inputs = with_groups(d.layout.inputs, *groups)
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + d.returned)
 
@@ -376,8 +370,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
 def evaluated(
     b: Builder, fn: Function, numbers: HeldNumbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function's result, one for each lane. Where states are in memory, the
-    first of them are an array."""
+    """The components of a function's result, one for each lane."""
     problem = numbers.held.problem
     if problem.in_memory:
         found = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
@@ -386,8 +379,7 @@ def evaluated(
 
 
 def _components(d: Description, found: Loaded, n: int) -> tuple:
-    """The first `n` components of a result in memory. Where states are in memory, the first of
-    them are an array."""
+    """The first `n` components of a result in memory, which begins with a state."""
     if d.in_memory:
         return InMemory(found.memory, d.size), *found[d.size : n]
     return tuple(found[:n])
@@ -403,11 +395,8 @@ def _called(
     *,
     apart: bool = False,
 ) -> Sequence[Value]:
-    """The components of a function's result. A long function is a separate function of the module,
-    which stores them.
-
-    **Arguments:** `apart`: whether this one is, even if it is short.
-    """
+    """The components of a function's result. A long function, or one that is to be `apart`, becomes
+    a separate function of the module."""
     if apart or length(fn.body) > _LONGEST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

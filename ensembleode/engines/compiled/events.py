@@ -39,15 +39,14 @@ if TYPE_CHECKING:
 
 
 def moved_numbers(events: Events) -> int:
-    """How many numbers represent the time of an event together with its tangents, where discrete
-    callbacks may move with that time; zero for a state without tangents."""
+    """How many numbers represent the time of an event with its tangents, where discrete callbacks
+    may move with that time; zero for a state without tangents."""
     levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
     return 2**levels if levels and follow(events) else 0
 
 
 def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
-    """The entries of a row that holds a time, one for each number of `moved`: the first of each
-    part of the row."""
+    """The entries of a row that holds a time, one for each number of `moved`."""
     return row[:: len(row) // len(moved)] if moved else ()
 
 
@@ -60,8 +59,7 @@ class Happening:
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
         self.loop, self.b, self.events, self.functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
-        # For each condition that has not left the root of an event yet, the value that it had
-        # there; otherwise NaN.
+        # For each condition that rests at the root of an event, its value there; otherwise NaN.
         self.residual = [b.variable(dtype, np.nan) for _ in range(events.components)]
         # How far from zero these are zero to rounding, where events may be at one time.
         self.radii = [b.variable(dtype, 0) for _ in self.residual if events.may_coincide]
@@ -72,12 +70,10 @@ class Happening:
         # The conditions at the start of the step, if each step needs them.
         asks = self._quiet is None or self._quiet.asks_for_start
         self.values = [b.variable(dtype, 0) for _ in range(events.components if asks else 0)]
-        # The number of events of the trajectory so far, and the marks of what acted at the end of
-        # this step.
+        # The number of events so far, and the marks of what acted at the end of this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
-        # For a state with tangents: the time of the event at the end of this step, with its
-        # tangents.
+        # For a state with tangents: the time of the event at the step's end, with its tangents.
         self.moved = [b.variable(dtype, 0) for _ in range(moved_numbers(events))]
 
     def variables(self) -> list[Variable]:
@@ -114,12 +110,10 @@ class Happening:
 
     def _look(self, mask: Value) -> None:
         """Evaluate the conditions at the current times and states of the lanes in the mask."""
-        loop = self.loop
-        if not self.values:
-            return
-        found = self.conditions(loop.state(), loop.t.get(), mask)
-        for variable, x in zip(self.values, found, strict=True):
-            variable.set_where(mask, x)
+        if self.values:
+            found = self.conditions(self.loop.state(), self.loop.t.get(), mask)
+            for variable, x in zip(self.values, found, strict=True):
+                variable.set_where(mask, x)
 
     def at_start(self, step: Step) -> list[Value]:
         """The conditions at the start of the step."""
@@ -144,17 +138,20 @@ class Happening:
         if not self.events.continuous:
             commit(step, verdict)
             return step, verdict
-        dtype, y2 = loop.problem.dtype, step.attempt.y2
+        dtype = loop.problem.dtype
         t2 = b.variable(dtype, step.t2)
-        end = [b.variable(dtype, x) for x in y2]
+        end = [b.variable(dtype, x) for x in step.attempt.y2]
         next_h = b.variable(dtype, verdict.next_h, of_lanes=bool(verdict.next_h.lanes))
         lost = b.variable(BOOL, verdict.lost)
 
+        def cut() -> tuple[Step, Verdict]:
+            attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
+            shorter = step._replace(t2=t2.get(), attempt=attempt)
+            return shorter, verdict._replace(next_h=next_h.get(), lost=lost.get())
+
         def look(at: Looks) -> None:
             self._search(step, at, t2, end, next_h, lost)
-            attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
-            cut = step._replace(t2=t2.get(), attempt=attempt)
-            commit(cut, verdict._replace(next_h=next_h.get(), lost=lost.get()))
+            commit(*cut())
 
         if self._quiet is None:
             look(Looks())
@@ -169,16 +166,12 @@ class Happening:
                 commit(step, verdict)
 
             b.if_(loud, lambda: look(Looks()), quiet, likely=False)
-        attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
-        step = step._replace(t2=t2.get(), attempt=attempt)
-        return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
+        return cut()
 
     def _loud(self, step: Step, quiet: Quiet, found: Sequence[Variable]) -> Value:
         """Whether any lane may have an event in the step. The conditions at its end are set as
-        `found`, if that has places for them.
-
-        This is a block of its own, although nearly all steps are accepted. So LLVM doesn't mix it
-        with what is before it, for which there are too few registers already."""
+        `found`, if that has places for them. (In a block of its own, LLVM doesn't mix this with
+        what is before it, for which there are too few registers already.)"""
         b = self.b
         loud = b.variable(BOOL, self.recent.get(), of_lanes=False)
 
@@ -195,8 +188,7 @@ class Happening:
         return loud.get()
 
     def arrive(self, step: Step, end: Sequence[Value]) -> None:
-        """Keep the conditions at the end of the step, where the next step starts. Events that act
-        evaluate them again."""
+        """Keep the conditions at the end of the step, where the next step starts."""
         for variable, x in zip(self.values, end, strict=False):
             variable.set_where(step.accepted, x)
 
@@ -213,8 +205,7 @@ class Happening:
         b, loop = self.b, self.loop
         search = Search(self, step)
         search.notice(looks)
-        relaxed = b.variable(loop.problem.dtype, 1)
-        met = b.variable(BOOL, False)
+        relaxed, met = b.variable(loop.problem.dtype, 1), b.variable(BOOL, False)
 
         def run() -> None:
             met.set(search.run(t2, end, relaxed))
@@ -234,7 +225,6 @@ class Happening:
     def act(self, step: Step) -> None:
         """Do what the callbacks do at the end of the step, in the lanes that accepted it."""
         b, loop = self.b, self.loop
-        arrived = step.accepted
         for i, x in enumerate(self.moved):
             x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
@@ -244,7 +234,7 @@ class Happening:
         for i, x in enumerate(self.events.discrete):
             if x.limit is not None and loop.problem.adaptive:
                 # After a jump of the state, the last step predicts nothing.
-                here = arrived & loop.active.get() & ~jumped.get()
+                here = step.accepted & loop.active.get() & ~jumped.get()
                 hold(loop, step, here, self._tolerance(x.limit, here), x.limit.scalefactor)
             self._act_discrete(step, x, self.marks[place + i], jumped)
 
@@ -264,10 +254,9 @@ class Happening:
 
     def _act_continuous(self, step: Step, jumped: Variable) -> None:
         """Let the callbacks act whose conditions are marked."""
-        b = self.b
         for _, x, places in self.events.slices():
             marks = self.marks[places]
-            mask = [b.cast(m.get(), self.loop.problem.dtype) for m in marks]
+            mask = [self.b.cast(m.get(), self.loop.problem.dtype) for m in marks]
             for jump, here in acting(x, [m.get() for m in marks]):
                 self._jump(step, x, jump, here & ~self._is_out(), jumped, marks, mask=mask)
 
@@ -311,9 +300,8 @@ class Happening:
             mask = self._with_room(here, marks) if callback.is_kept else here
             y, t = loop.state(), loop.t.get()
             moved = [x.get() for x in self.moved]
-            about = {"uprev": step.y, "tprev": [step.t], "moved": moved, **extras}
-            about["before"] = step.attempt.y2
-            *found, ends = self.part_at(jump.part, y, t, mask, **about)
+            about = {"uprev": step.y, "tprev": [step.t], "moved": moved, "before": step.attempt.y2}
+            *found, ends = self.part_at(jump.part, y, t, mask, **about, **extras)
             if jump.moves is None:
                 time = (t, *(b.constant(0, loop.problem.dtype) for _ in y[1:]))
                 found = [*found, *y, *found, *time]

@@ -111,11 +111,8 @@ class EventsBack:
         self, method: Method, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls
     ) -> None:
         """Pull back through the events at the end of this step, in the lanes that took it by this
-        method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
-        the events.
-
-        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
-        """
+        method: the adjoint becomes the cotangent of the state before them. `theta` is the fraction
+        of the method's attempt that the step covers."""
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)
         self.cut.set(acted & self._any(marks[: self.events.components]) & theta.ne(1.0))
@@ -223,8 +220,7 @@ class EventsBack:
 def _jumps_of(
     callback: Continuous | Discrete, marks: Sequence[Value]
 ) -> Iterator[tuple[Jump, Value, dict]]:
-    """The jumps of a callback, each with the lanes in which it acted, and the extras that it
-    reads."""
+    """The jumps of a callback, each with the lanes where it acted, and the extras that it reads."""
     if isinstance(callback, Discrete):
         yield callback.jump, marks[0].ne(0.0), {}
         return

@@ -31,11 +31,8 @@ lower = functools.partial(lower_for, functions=True)
 
 
 def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
-    """A function lowered by `fields.lower`. Loops over functions such as sines stay loops:
-    unrolled, they take long to compile and are no faster.
-
-    **Raises:** `UntranslatableError`.
-    """
+    """A function lowered by `fields.lower`, where loops over functions such as sines stay loops.
+    **Raises:** `UntranslatableError`."""
     fn = lower(jaxpr, inputs, largest_returned)
     if walking.dear(fn) <= _MOST_DEAR:
         return fn
@@ -43,12 +40,9 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
 
 
 def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.Function:
-    """A function lowered by `fields.lower`, all of whose loops stay loops, so that its code is as
-    long as the program. A program of as many equations as there are scalars is taken apart even so.
-    Arrays that are only moved are not made.
-
-    **Raises:** `UntranslatableError`.
-    """
+    """A function lowered by `fields.lower`, all of whose loops stay loops, unless it has as many
+    equations as there are scalars. Arrays that are only moved are not made.  **Raises:**
+    `UntranslatableError`."""
     most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
     return forwarded(lower(jaxpr, inputs, largest_returned, most=most))
 
@@ -56,21 +50,16 @@ def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.
 def evaluate(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
-    """Write the evaluation of a function at this place. Returns the components of its result; those
-    that all lanes share are scalars.
-
-    **Arguments:** `mask`: the lanes whose results are used; loops don't go on for other lanes.
-
-    **Raises:** `UntranslatableError` for an operation or a dtype that isn't supported.
-    """
+    """The components of a function's result, evaluated at this place for the lanes of the mask;
+    those that all lanes share are scalars.  **Raises:** `UntranslatableError`."""
     return Printer(b, fn, numbers, t, mask).results()
 
 
 def evaluate_with_parts(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
-    """The results of `evaluate` for a function that consists of expressions only, and a function
-    that returns the value of each of these expressions."""
+    """The results of `evaluate` for a function of expressions only, and a function that returns the
+    value of each of these."""
     printer = Printer(b, fn, numbers, t, mask)
     return printer.results(), printer.expr
 
@@ -101,14 +90,12 @@ def evaluate_apart(
     return written[name](b, numbers, t, mask, result)
 
 
-# A group, a dtype and a range of numbers, which is None for numbers that are copied; or packed
-# weights.
+# A group, a dtype and a range of numbers (None for copied ones); or packed weights.
 _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | Strips
 
 
 class _Apart:
-    """A separate function of the module, which reads its numbers from memory; numbers that are in
-    registers are copied there before the call."""
+    """A separate function of the module, which reads its numbers from memory."""
 
     def __init__(
         self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None

@@ -31,20 +31,19 @@ from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
 from ...tracing.program import Program, trace
 from ..along import is_there, where
-from ..flow import Flow, Known
+from ..flow import at_numbers, Flow, Known, structs_of
 from ..results import each
 from . import solves
 
 
-# Trajectories are done in parts, whose forward steps have about this much room. The room is for
-# `maxiters` steps; memory is taken only for those that were made.
+# Trajectories are done in parts, whose forward steps, `maxiters` of them, have about this much
+# room.
 _ROOM = 2**29
 # The least number of trajectories of a part, enough for the lanes of a thread or two.
 _LEAST = 32
 # The size of the adjoint, in parts of the relative tolerance, below which it isn't followed.
 _BELOW = 1e-2
-# No step back passes over more than about this part of the forward steps. Otherwise it could pass
-# over a jump of the solution, where these are short, without an evaluation that sees it.
+# The largest part of the forward steps that a step back passes over: no jump is passed over unseen.
 _PARTS = 32
 
 
@@ -150,14 +149,11 @@ class _Tolerances(NamedTuple):
     reltol: Any
 
     def of_adjoint(self, adjoint: Any, u: Any) -> tuple[Any, Any]:
-        """The tolerances of the adjoint from a saved time on, for its value there.
-
-        A component of the adjoint has the reciprocal unit of that of the state `u`. So components
-        are compared by what a change of the state by its own size changes in the loss, and what is
-        far below the largest such change doesn't count. (A state may pass through zero: it is then
-        of the size that the tolerances regard as such, or, for the largest change, of no size but
-        for roundings, which is the side of safety.)
-        """
+        """The tolerances of the adjoint from a saved time on, for its value there.  Components of
+        the adjoint are compared by what a change of the state `u` by its own size changes in the
+        loss, as their units are reciprocal. What is far below the largest such change doesn't
+        count. (A state that passes through zero has the size of the tolerances; for the largest
+        change, of roundings.)"""
         usual = self.reltol > 0
         floor = jnp.where(usual, self.abstol / jnp.where(usual, self.reltol, 1), 1)
         changes, size = jnp.abs(adjoint), jnp.abs(u) + floor
@@ -178,8 +174,7 @@ def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
     assert isinstance(plan.field, Program)
     structs = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in forward)
     program, consts = _adjoint_of(plan.field, flow.wanted, structs)
-    (state,) = program.out_avals
-    own = plan.batched
+    (state,), own = program.out_avals, plan.batched
     given = {
         "p": (*own.parameters, True, *(True for _ in forward)),
         **dict.fromkeys(("u0", "t0", "t1", "abstol", "reltol", "tstops"), True),
@@ -239,34 +234,23 @@ _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop":
 @functools.lru_cache(maxsize=256)
 def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tuple[Program, list]:
     """The field of the adjoint and of the integrals of `wanted` parameters, and its constants. Its
-    parameters are all numbers of the original field, followed by the origin of its time, and those
-    of the `forward` solve."""
-    avals = parameters_of(field)
-    n = len(field.jaxpr.constvars)
-    (out,) = field.out_avals
+    parameters: all numbers of the field, the origin of the time, and those of the `forward`
+    solve."""
+    (out,), (numbers, t) = field.out_avals, structs_of(field)
 
     def backwards(y: Any, p: tuple, passed: Any) -> Any:
         numbers, origin, forward = p
         direction = forward[0]
         t = origin - direction * passed
-
-        def at(u: Any, *chosen: Any) -> Any:
-            every = list(numbers)
-            for i, x in zip(wanted, chosen, strict=True):
-                every[i] = x
-            return field(every[:n], u, tuple(every[n:]), t)
-
         u = _state_at(*forward, t).reshape(out.shape)
+        at = at_numbers(field, field, numbers, wanted, t)
         _, pullback = jax.vjp(at, u, *(numbers[i] for i in wanted))
         found = pullback(y[: out.size].reshape(out.shape))
         return direction * jnp.concatenate([x.ravel().astype(out.dtype) for x in found])
 
-    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-    size = out.size + sum(avals[i].size for i in wanted)
+    size = out.size + sum(numbers[i].size for i in wanted)
     state = jax.ShapeDtypeStruct((size,), out.dtype)
-    aval: Any = field.jaxpr.invars[-1].aval
-    t = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return trace(backwards, state, (structs, t, forward), t, rules=True)
+    return trace(backwards, state, (numbers, t, forward), t, rules=True)
 
 
 def _state_at(direction: Any, rows: Any, times: Any, u: Any, inner: Any, t: Any) -> Any:

@@ -108,8 +108,7 @@ def trampolines(count: int) -> str:
     memory isn't loaded.
     """
     w = Writer()
-    # XLA asks a handler about itself by a frame that is no call, and has an extension to be filled
-    # in.
+    # XLA asks a handler about itself by a frame that has an extension to be filled in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])
     w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
     w.label("extended")
@@ -192,9 +191,8 @@ def _fill_in_metadata(w: Writer, extension: str) -> None:
     size = w.load("i64", metadata, _METADATA["size"])
     w.branch(w.icmp("uge", "i64", size, _METADATA_BYTES), "versions", "unknown")
     w.label("versions")
-    # XLA accepts versions from an oldest one up to its own. So its own minor version is returned,
-    # as sizes are checked at each call. Of another major version nothing is known, and XLA will
-    # refuse this one.
+    # XLA accepts versions from an oldest one up to its own, and sizes are checked at each call: so
+    # its own minor version is returned. XLA refuses another major version.
     minor = w.load("i32", api, _API["minor"])
     w.store("i32", 0, metadata, _METADATA["major"])
     w.store("i32", minor, metadata, _METADATA["minor"])

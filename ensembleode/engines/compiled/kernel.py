@@ -93,8 +93,8 @@ class Frame:
     def __init__(self, b: Builder, d: Description, more: Sequence[tuple[str, np.dtype]] = ()):
         self.sizes = Buffer(b, "%sizes", I32)
         self.wanted = Buffer(b, "%wanted", BOOL)
-        # The address of the flag that stops the solve, in two halves. Without a flag the address is
-        # zero, and that zero itself is read as the flag.
+        # The address of the flag that stops the solve, in two halves. Without a flag it is zero,
+        # and that zero itself is read.
         self.stop = None
         if not d.on_gpu:
             address = b.value("load i64, ptr %stop, align 4", np.dtype(I64), 0)
@@ -144,8 +144,7 @@ def _module(d: Description) -> Module:
 
 
 def _place_of(d: Description) -> dict[str, str]:
-    """The attributes of a kernel's function. On a GPU it is internal, as the entry that calls it is
-    appended later."""
+    """The attributes of a kernel's function. On a GPU an entry is appended, which calls it."""
     if not d.on_gpu:
         return {"linkage": "external"}
     return {"linkage": "internal", "attributes": "alwaysinline"}
@@ -187,8 +186,8 @@ def solving(d: Description) -> tuple[str, int]:
 
 
 def _with_arrays(parameters: list[str], heap: Part | None) -> int:
-    """Append the memory for arrays to the parameters of a kernel that has been written, if it needs
-    any; returns the bytes that each thread needs."""
+    """Append the memory for arrays to the parameters of a kernel that has been written; returns the
+    bytes that each thread needs."""
     if heap is None or not heap.size:
         return 0
     parameters.append("ptr noalias %arrays")
@@ -299,8 +298,7 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
         blocks = Blocks(*(b.cast(frame.sizes.load(i), I64) for i in (ends, ends + 1)))
         return work._replace(factors=factors[0], blocks=blocks)
     thread, _ = frame.share
-    # A group of trajectories is done by the threads that share a sum and memory, THREADS in number.
-    # Each of them takes every THREADS-th trajectory of the group.
+    # A group of trajectories is done by THREADS threads, which share a sum and take turns.
     each = b.cast(frame.sizes.load(THREADS), I64)
     which = b.binary("udiv", thread, each)
     start, member = which * group, thread - which * each
@@ -310,11 +308,7 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
 
 
 def _jumps_in(b: Builder, d: Description, sums: ParameterSums | None) -> Jumps | None:
-    """The callbacks, in the form that `replay.Pullback` wants.
-
-    **Arguments:** `sums`: where the cotangents of parameters are added up in memory; None where
-    `pull` returns them.
-    """
+    """The callbacks, in the form that `replay.Pullback` wants; `sums`: see `equations.calls_in`."""
     functions = _callbacks_in(b, d)
     if functions is None:
         return None

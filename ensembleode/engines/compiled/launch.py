@@ -118,8 +118,7 @@ def missing() -> list[str]:
 
 
 def cuda_devices() -> list[jax.Device]:
-    """The CUDA devices of all processes, so that all processes compile the same code; an empty list
-    where there are none."""
+    """The CUDA devices of all processes; an empty list where there are none."""
     try:
         return jax.devices("cuda")
     except RuntimeError:
@@ -200,8 +199,7 @@ def triton_call(
 #
 
 
-# The architecture for kernels where no device is known: the oldest one that the drivers of JAX's
-# GPUs run.
+# The architecture where no device is known: the oldest one that JAX's drivers run.
 _BASELINE = 75
 # The compute capabilities that every supported LLVM generates code for: 90 is 9.0, and 120 is 12.0.
 # PTX runs on its own capability and on all later ones.
@@ -225,8 +223,7 @@ def ptx_of(kernel: Kernel, arch: str) -> str:
 
 
 def arch_here() -> str:
-    """The architecture to compile for: that of this computer's GPUs; without GPUs, as the kernel
-    will run elsewhere, one that all GPUs run."""
+    """The architecture of this computer's GPUs; without GPUs, one that all GPUs run."""
     return arch_of(*cuda_devices())
 
 
@@ -284,8 +281,7 @@ def _plugin() -> str | None:
 
 
 def _triton():
-    """The module that makes Triton's kernels for the plugin, if it has everything that is used
-    here."""
+    """The module that makes Triton's kernels, if it has everything that is used here."""
     try:
         from jaxlib import gpu_triton
     except ImportError:

@@ -16,8 +16,7 @@ from .builder import BOOL, Builder, Value
 from .reading import Loaded, Memory
 
 
-# The rows, and the columns, of a tile: with a vector for each number, a tile takes half of 32
-# registers.
+# The rows, and the columns, of a tile, which takes half of 32 registers.
 _TILE = 4
 
 # The number of a row, a column or a tile.
@@ -25,12 +24,9 @@ _Index: TypeAlias = Value | int
 
 
 def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
-    """Whether the residual of an equation is as small as rounding makes it.
-
-    With accurate factors, the residual is a few units in the last place of `total`, the sum of the
-    magnitudes of the equation's terms. Near the smallest floating-point numbers, rounding errors
-    are absolute instead.
-    """
+    """Whether the residual of an equation is as small as rounding makes it: a few units in the last
+    place of `total`, the sum of the magnitudes of the equation's terms, or near the smallest
+    numbers."""
     info = np.finfo(rest.dtype)
     return abs(rest) <= b.mul_add(total, float(info.eps**0.375), float(info.tiny / info.eps))
 
@@ -124,8 +120,7 @@ class DenseFactors:
     #
 
     def _each_tile(self, body: Callable[[_Index, int], None], first: _Index = 0) -> None:
-        """Run `body(tile, n)` for each tile from the first on; `n` is its number of rows or
-        columns."""
+        """Run `body(tile, n)` for each tile from the first on, of `n` rows or columns."""
         self.b.for_(self.tiles - first, lambda i: body(i + first, _TILE))
         if self.rest:
             body(self.tiles, self.rest)
@@ -142,8 +137,8 @@ class DenseFactors:
         first: _Index,
         end: _Index | None = None,
     ) -> list[Value]:
-        """The totals after `add(totals, k)` for each row or column `k` of the tiles, from tile
-        `first` to before tile `end`, or to the last."""
+        """The totals after `add(totals, k)` for each row or column `k` of the tiles from `first` to
+        before `end`."""
         sums = [self.b.variable(self.dtype, x) for x in totals]
 
         def turn(i: Value) -> None:
@@ -201,8 +196,8 @@ class DenseFactors:
     def _less(
         self, down: _Index, right: _Index, rows: int, columns: int, *, before: _Index
     ) -> list[list[Value]]:
-        """A tile of the matrix, minus the product of the tiles to its left and the tiles above it;
-        only tiles before number `before` count."""
+        """A tile of the matrix, minus the products of tiles to its left and above it, before number
+        `before`."""
         i, j, is_diagonal = down * _TILE, right * _TILE, down is right
         matrix = [
             [self._entry(i, j, r, c, has_one=is_diagonal and r == c) for c in range(columns)]
@@ -223,8 +218,7 @@ class DenseFactors:
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
     def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
-        """An entry of the matrix, from the entries of J and of M. `has_one` is the entry of M, if M
-        is the identity."""
+        """An entry of the matrix; `has_one` is that of M, if M is the identity."""
         x = self._at(self.jacobian, i, j, r, c)
         if self.mass is not None:
             return self.b.mul_add(x, self.minus, self._at(self.mass, i, j, r, c))

@@ -111,12 +111,9 @@ def chosen() -> Machine | None:
 
 @contextlib.contextmanager
 def using(machine: Machine) -> Iterator[None]:
-    """Within this block, and in this thread, kernels are made for `machine`, and this computer runs
-    them.
-
-    JAX keeps functions that it has traced, whichever machine they were traced for. So make the
-    functions that use this machine within the block, and don't use them outside.
-    """
+    """Within this block, and in this thread, kernels are made for `machine`. JAX keeps traced
+    functions, so make the functions that use this machine within the block, and use them only
+    there."""
     token = _current.set(machine)
     try:
         yield
@@ -126,8 +123,7 @@ def using(machine: Machine) -> Iterator[None]:
 
 @functools.cache
 def stack_bytes() -> int:
-    """The bytes of the stack of a new thread, such as those on which XLA calls kernels (on Linux,
-    `ulimit -s` sets it)."""
+    """The bytes of the stack of a new thread, on which XLA calls kernels."""
     if sys.platform == "win32":
         return 2**20
     library, size = ctypes.CDLL(None), ctypes.c_size_t()
@@ -143,9 +139,8 @@ def stack_bytes() -> int:
 #
 
 
-# Pairs of a compute capability and the version of PTX to write from that capability on. A driver
-# refuses versions newer than itself: 7.8 is the version of CUDA 11.8, and later GPUs get the
-# version that first supported them.
+# Pairs of a compute capability and the version of PTX from there on: 7.8, which drivers take since
+# CUDA 11.8, or the version that first supported a later GPU.
 _PTX = ((120, 87), (110, 90), (103, 88), (100, 86), (0, 78))
 
 

@@ -79,8 +79,7 @@ class Module:
             f"{name} = private unnamed_addr constant {text}, align 64"
             for text, name in self._globals.items()
         )
-        # Vectors stay as wide as they are written, even where LLVM expects wide ones to lower the
-        # clock.
+        # Vectors stay as wide as they are written.
         wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ nounwind {'' if self.is_gpu else wide} }}"
         likely = (

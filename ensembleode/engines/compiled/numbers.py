@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from .description import Description
 
 
-# The largest number of parameters of each trajectory's own that lanes hold, and of other numbers
-# under one name; others are read from memory. (With 130 parameters, the stack of a kernel has nine
-# megabytes, and LLVM takes three seconds longer.)
+# The largest number of own parameters that lanes hold, and of other numbers under one name; others
+# are read from memory.
 _MOST_HELD = 64
 # The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
@@ -41,8 +40,8 @@ _MOST_SHARED = 64
 _MOST_PACKED = 2**20
 
 
-# The rows of the table that are operands as leaves of a `Lane`: the constants, and then the
-# parameters, in the order that programs have. Times to save and flags are operands of their own.
+# The rows of the table that are operands as leaves of a `Lane`: constants, parameters, others.
+# Times to save and flags are operands of their own.
 _OPERANDS = sorted(
     but("times", "flag"),
     key=lambda x: (x.kind != "constants", x.kind != "parameters", x.dtype is not None),
@@ -95,12 +94,9 @@ class Layout(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The order in which the numbers of trajectories lie in an array.
-
-    Without `n` the trajectories come first, and the numbers of each lie side by side. With `n`
-    trajectories in all, the trajectories come last, as the threads of a GPU want it: neighbouring
-    threads access neighbouring elements.
-    """
+    """The order in which the numbers of trajectories lie in an array: the numbers of each
+    trajectory side by side; or with `n`, of so many trajectories in all, the trajectories last, so
+    that neighbouring threads of a GPU access neighbouring elements."""
 
     n: Value | None = None
 
@@ -112,14 +108,12 @@ class Order(NamedTuple):
         self, n: Value, row: Value | int, index: Value, i: Value | int, size: int
     ) -> Value:
         """The place of number `i`, of `size` numbers, of trajectory `index`, one of `n`, in a row
-        that all trajectories have. Rows that no trajectory reaches lie together, in memory that
-        nothing touches."""
+        that all trajectories have, so that rows that none reaches lie together."""
         return (row * n + index) * size + i if self.n is None else (row * size + i) * n + index
 
 
 def trajectories_last(x: Any) -> Any:
-    """An array with the trajectories along its first axis, rearranged for a GPU: [number,
-    trajectory]."""
+    """An array with the trajectories first, rearranged for a GPU: `[number, trajectory]`."""
     return x.reshape(x.shape[0], -1).T
 
 
@@ -156,8 +150,7 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]
 
 
 def _held(layout: Layout) -> set[int]:
-    """The indices of the numbers that lanes hold: the smallest parameters, and others that are not
-    large."""
+    """The indices of the numbers that lanes hold: the smallest parameters, and small others."""
     own = [i for i, x in enumerate(layout.numbers) if x.is_own and x.name != "u0"]
     parameters = [i for i in own if layout.numbers[i].name in _PARAMETERS]
     found = {i for i in own if layout.numbers[i].size <= _MOST_HELD}.difference(parameters)
@@ -236,8 +229,7 @@ class Held:
         return self._element(i, component)
 
     def tolerances(self, components: int) -> Tolerances:
-        """The tolerances of the components; where step-size control doesn't look at a component,
-        its tolerance is arbitrary."""
+        """The tolerances of the components; arbitrary ones where step-size control doesn't look."""
         b, d = self.b, self.problem
 
         def of(name: str) -> tuple:
@@ -284,8 +276,7 @@ class Held:
         return Memory(buffer.offset(-number.start))
 
     def packed(self, strips: Strips) -> Buffer | None:
-        """Shared weights, packed at the start of the kernel; None for those that are more than its
-        stack should hold."""
+        """Shared weights, packed at the start of the kernel; None for those that are too many."""
         b, at = self.b, strips.weights.buffer
         if strips not in self._packed:
             taken = sum(x.size * x.dtype.itemsize for x in (*self._packed, strips))

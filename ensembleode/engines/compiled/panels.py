@@ -27,8 +27,7 @@ _TERMS_AT_ONCE = 4
 
 
 def suits(b: Builder, term: Term, lanes: int) -> bool:
-    """Whether the sums of a term are worth transposing its columns: they lie side by side, and
-    there are many."""
+    """Whether a term's columns are worth transposing: they lie side by side, and are many."""
     if term.right is None or b.lanes != lanes or b.lanes < 2:
         return False
     return term.to.second == 1 and term.columns >= b.lanes and term.rows >= _LEAST_ROWS

@@ -24,16 +24,12 @@ from .reading import Memory
 
 
 # The bytes of factors that are collected before they are multiplied, which should stay in a cache.
-# (With twice as many, gradients of 64 to 256 neurons take 1.02 to 1.03 times as long; with half of
-# it, those of 128 less and those of 256 more.)
 _COLLECTED = 2**19
 # More calls than this are not worth collecting.
 _MOST_CALLS = 64
-# How many tiles of rows are gone through for the same columns, while the factors of the columns are
-# in the nearest cache.
+# How many tiles of rows are gone through for the same columns.
 _TILES = 4
-# How many terms one function adds up. (LLVM's NewGVN ends the process at a function with a hundred
-# such loops, one after the other: each `p` of as many leaves has them.)
+# How many terms one function adds up. (LLVM's NewGVN fails at a hundred such loops.)
 _TERMS = 32
 
 
@@ -66,8 +62,8 @@ class ParameterSums:
         return self._sums.offset(self._start.get())
 
     def collection(self, name: str, program: TakenOut, kept: int) -> "Collection":
-        """Memory for the results of the calls of a function of this name, whose first `kept`
-        results are no factors."""
+        """Memory for the results of the calls of a function; its first `kept` results are no
+        factors."""
         layers = [(self.layer(), own) for own in _in_layers(program, self.n_own)]
         with self.b.inserting(self._beginning):
             calls = self.b.variable(I64, 0, of_lanes=False)
@@ -164,9 +160,7 @@ class Collection:
         """Add the products of the collected factors to the sums."""
         b, memory = self.b, self._sums.memory
         factors, to = memory.offset(self._start), self._sums.sums
-        parts = [
-            (memory.offset(start), x, True) for start, own in self._layers for x in _split(own)
-        ]
+        parts = [(memory.offset(at), x, True) for at, own in self._layers for x in _split(own)]
         for terms in (self._program.terms, self._program.scattered):
             parts += [(to, x, False) for x in _split(_shared(terms, self._sums.n_own))]
         for i, (sums, terms, is_own) in enumerate(parts):
@@ -204,8 +198,8 @@ def _shared(terms: Sequence, n_own: int) -> list:
 
 
 def _in_layers(program: TakenOut, n_own: int) -> list[Sequence]:
-    """The terms of the lanes' own sums, in layers. In each layer all that goes to a sum is added up
-    by one function, call by call."""
+    """The terms of the lanes' own sums, in layers: in each, one function adds up all that goes to a
+    sum."""
     layers: list[list[Term]] = []
     for term in program.terms:
         if term.to.start < n_own:
@@ -246,8 +240,8 @@ class _Collected:
         return Panels(b, term, factors, self.calls, self._each, unit, sums)
 
     def for_each_call(self, body: Callable[[Memory], None]) -> None:
-        """Run `body(factors)` for each call in turn; number `i` of one part of the lanes has the
-        index `i * parts` in `factors.moved(part)`."""
+        """Run `body(factors)` for each call; number `i` of a part of the lanes is at `i *
+        parts`."""
 
         def one(number: Value) -> None:
             at = Memory(self._factors.offset(number * self._each), of_lanes=True)
@@ -256,12 +250,19 @@ class _Collected:
         self.b.for_(self.calls, one)
 
 
-class _Products:
-    """Writes the code that adds up products of all collected calls, one term after the other."""
+class _Sums:
+    """Writes the code that adds up `terms` of all collected calls.
 
-    def __init__(self, collected: _Collected, terms: Sequence[Term], sums: Buffer, is_own: bool):
+    **Arguments:** `is_own`: whether each lane has sums of its own.
+    """
+
+    def __init__(self, collected: _Collected, terms: Sequence, sums: Buffer, is_own: bool):
         self.b, self.collected, self.terms = collected.b, collected, terms
         self.sums, self.is_own = sums, is_own
+
+
+class _Products(_Sums):
+    """Products, one term after the other."""
 
     def write(self) -> None:
         for term in self.terms:
@@ -280,10 +281,9 @@ class _Products:
         tile_columns = min(term.columns, at_once // tile_rows)
 
         def rows(first: Value | int, n: int) -> None:
-            parts = list(_parts(n, tile_rows))
-
             def columns(column: Value | int, n_columns: int) -> None:
-                for start, size in parts:
+                for start in range(0, n, tile_rows):
+                    size = min(tile_rows, n - start)
                     self._tile(term, first + start, size, column, n_columns)
 
             along(b, term.columns, tile_columns, columns)
@@ -331,8 +331,7 @@ class _Products:
                 self.sums.store(to, self.sums.load(to) + total)
             return
 
-        # (The sums themselves are added to, so that the bits don't depend on how many calls are
-        # collected.)
+        # (The sums themselves are added to: the bits don't depend on how many calls there are.)
         def one_part(part: Value | int) -> None:
             sums = Memory(self.sums, of_lanes=True).moved(part)
             at_part = [to * collected.parts for to in places]
@@ -348,14 +347,8 @@ class _Products:
             b.for_(collected.parts, one_part)
 
 
-class _Entries:
-    """Writes the code that adds numbers to computed places of the sums, call by call."""
-
-    def __init__(
-        self, collected: _Collected, terms: Sequence[Scattered], sums: Buffer, is_own: bool
-    ):
-        self.b, self.collected, self.terms = collected.b, collected, terms
-        self.sums, self.is_own = sums, is_own
+class _Entries(_Sums):
+    """Numbers that are added to computed places of the sums, call by call."""
 
     def write(self) -> None:
         add = self._add_own if self.is_own else self._add_shared
@@ -390,8 +383,3 @@ class _Entries:
 
 def _place(places: Places, first: Value | int, second: Value | int = 0) -> Value | int:
     return first * places.first + (second * places.second + places.start)
-
-
-def _parts(n: int, size: int) -> Iterator[tuple[int, int]]:
-    """The starts and sizes of the parts of `n` things."""
-    return ((start, min(size, n - start)) for start in range(0, n, size))

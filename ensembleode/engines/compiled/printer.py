@@ -21,9 +21,8 @@ from .uniformity import Region, Uniformity
 
 # Loops of at most as many simple operations are unrolled.
 _WRITTEN_OUT = 128
-# The turns of longer loops that are written one behind the other where there are 32 vector
-# registers, if the cost of a turn is at most this. Such turns hide each other's latency (with 16
-# registers they are no faster).
+# The turns of longer loops that are written one behind the other, which hide each other's latency,
+# with 32 vector registers and for turns of at most this cost.
 _TURNS_AT_ONCE, _LONGEST_TURN = 4, 64
 # Where lanes take different branches, branches of at most this cost are all run without a test.
 _CHEAP = 32
@@ -74,8 +73,8 @@ class Printer:
             self.result.store(i, x)
 
     def _in_place(self, stmt: ir.Stmt) -> bool:
-        """Whether a statement copies a whole array to the result. From now on that array lies where
-        it is copied to, so that there is nothing to do."""
+        """Whether a statement copies a whole array to the result, in whose place that array then
+        lies."""
         match stmt:
             case ir.For(i, n, (ir.Store(ir.Buffer("out") as out, to, ir.Load(source, index)),)):
                 is_whole = to == index == ir.Index(0, ((i, 1),)) and out.size == source.size == n

@@ -126,8 +126,7 @@ class Checkpoints:
         b.if_((segment & (spacing.get() - 1)).eq(0), one)
 
     def restore(self, segment: Value) -> Value:
-        """Go back to the last checkpoint up to this segment; returns the segment that begins
-        there."""
+        """Go back to the last checkpoint up to this segment; returns where that begins."""
         number = self.b.binary("udiv", segment, self._spacing.get())
         self._record.restore(number)
         return number * self._spacing.get()

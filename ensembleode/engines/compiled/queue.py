@@ -125,8 +125,7 @@ class Pool:
             self._h.store_lanes(0, h)
 
     def first(self, index: Value, fresh: Value, carry: list[Variable]) -> tuple[list[Value], Value]:
-        """The prepared first steps of these trajectories, in the lanes `fresh`; the other lanes
-        keep `carry`."""
+        """The prepared first steps, in the lanes `fresh`; the other lanes keep `carry`."""
         b = self.b
         at = index - self._first.get() if b.lanes else b.constant(0, I64)
         width = max(1, b.lanes)

@@ -92,8 +92,7 @@ class Quiet:
         return ends, self._loop.b.spread(functools.reduce(operator.and_, quiet))
 
     def _of_state(self, step: Step, c: int) -> Value:
-        """The largest distance of component `c` from its value at the end of the step, at the
-        points that would be looked at."""
+        """The largest distance of component `c` within the step from its value at the end."""
         attempt, within = step.attempt, self._within
         assert within is not None
         total = rounded(attempt.y2[c])
@@ -108,8 +107,7 @@ class Quiet:
 
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another in a direction that makes an
-    event."""
+    """Whether a condition crosses zero in a direction that makes an event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:
         return rises

@@ -46,8 +46,8 @@ class Memory:
         return Memory(buffer, of_lanes=self.of_lanes, offsets=self.offsets, stride=self.stride)
 
     def load(self, index: Value | int) -> Value:
-        """The number with this index. Lanes may have different indices. The indices must be valid
-        even in lanes that don't count."""
+        """The number with this index, which may differ from lane to lane, and is valid in all
+        lanes."""
         b, place = self.buffer.builder, self._place(index)
         if isinstance(place, Value) and place.lanes:
             return self.buffer.gather(place, b.constant(True, BOOL, of_lanes=True), 0)
@@ -113,17 +113,12 @@ class Numbers(abc.ABC):
         return self.load(buffer.group, buffer.dtype, index)
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        """The memory of a group, for computed indices from `start` to below `end`, which all belong
-        to one array.
-
-        None where these numbers are in registers: they have to be copied first.
-        """
-        del group, dtype, start, end
+        """The memory of a group, for computed indices from `start` to below `end`, all of one
+        array; None where these numbers are in registers."""
         return None
 
     def packed(self, strips: Strips) -> Buffer | None:
         """Weights that all lanes share, packed; None where nobody keeps them."""
-        del strips
         return None
 
 

@@ -168,8 +168,8 @@ class Record:
     #
 
     def _evaluation_of(self, turn: Value, i: int) -> Memory:
-        """The memory for the derivative and the residuals of an evaluation. Where the last one of a
-        turn is passed on, it is number -1 of the next turn."""
+        """The memory for an evaluation. A last one that is passed on is number -1 of the next
+        turn."""
         p = self.loop.problem
         if p.passes_on:
             turn, i = (turn + 1, 0) if i == p.evaluations - 1 else (turn, i + 1)
@@ -224,8 +224,7 @@ class Record:
 
     @property
     def _unit(self) -> int:
-        """The unit in bytes, the alignment of vectors in memory; every variable takes one or more
-        units of a checkpoint."""
+        """The bytes in which checkpoints are counted: the alignment of vectors in memory."""
         return 64 if self.b.lanes else 8
 
     def checkpoint_size(self) -> int:

@@ -116,8 +116,7 @@ class SavedRows:
         return [x for x in (self.row, self._time) if x is not None]
 
     def time_at(self, row: Value, mask: Value, held: Held) -> Value:
-        """The times of these rows in the lanes of the mask; infinitely far where there are no more
-        rows."""
+        """The times of these rows in the lanes of the mask; infinitely far behind the last row."""
         b, p = self.b, self.problem
         inside = row < self.n
         if p.has("count"):

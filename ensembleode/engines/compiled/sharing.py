@@ -21,8 +21,8 @@ _API = {"size": 0, "destroy": 64, "schedule": 136}
 _API_BYTES = 144
 _DESTROY_BYTES, _SCHEDULE_BYTES = 24, 40
 
-# The entries of the first buffer: the number of items of work, the number of threads that may do
-# it, and the least number of items of a part.
+# The entries of the first buffer: how many items of work there are, how many threads may do them,
+# and how many items a part has at least.
 N, THREADS, LEAST = range(3)
 
 _WORK = {
@@ -99,8 +99,7 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """The function that threads run on parts of a kernel's work; `count` is the number of its
-    pointers."""
+    """The function that threads run on parts of a kernel's work, with so many pointers."""
     parts = Writer()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")

@@ -40,8 +40,7 @@ class Switch:
         self._known: Value | None = None
 
     def now(self) -> Value:
-        """Where the Rosenbrock method makes the attempt: a mask, or a constant in code that is for
-        one of the methods."""
+        """Where the Rosenbrock method makes the attempt: a mask, or a constant."""
         return self.is_stiff.get() if self._known is None else self._known
 
     def by_method(self, write: Callable[[], object]) -> None:

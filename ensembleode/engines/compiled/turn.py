@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 
 def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> tuple[Step, Value]:
-    """The step that the known times allow; and, for a fixed step, the lanes where time can't
-    resolve it.
-
-    **Arguments:** `make_equations`: see `Loop`.
-    """
+    """The step that the known times allow; for a fixed step, also the lanes where time can't
+    resolve it."""
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
@@ -104,8 +101,7 @@ def commit(loop: Loop, size: Any, step: Step, verdict: Verdict) -> None:
     arrived = step.t2.eq(loop.t1)
     if loop.is_uniform:
         loop.t.set(step.t2)
-        # Set in each turn, though it stays the same: LLVM would keep what it computes from a size
-        # that doesn't change in registers that the stages need.
+        # (Set in each turn: LLVM would keep what it computes from a constant size in registers.)
         loop.h.set(verdict.next_h)
         for variable, x in zip(loop.y, step.attempt.y2, strict=True):
             variable.set(x)
@@ -135,8 +131,7 @@ def commit(loop: Loop, size: Any, step: Step, verdict: Verdict) -> None:
             variable.set_where(accepted, x)
 
     if loop.happening is None:
-        # Nearly every step is accepted in some lane. But in a block of its own, LLVM doesn't mix
-        # this with the step, for which there are too few registers already.
+        # In a block of its own, LLVM doesn't mix this with the step.
         b.if_(b.any(accepted), arrive, likely=True)
     else:
         arrive()

@@ -185,8 +185,7 @@ class Buffer:
         b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
 
     def gather(self, index: Value, mask: Value, other: Any) -> Value:
-        """Read the elements at these indices in the lanes of the mask; the other lanes read
-        nothing, and get `other`."""
+        """Read the elements at these indices in the lanes of the mask; the others get `other`."""
         b, stored = self.builder, self._stored
         if not b.lanes:
             found = Variable(b, self.dtype, 0, other)

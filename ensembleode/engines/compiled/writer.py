@@ -30,8 +30,7 @@ class Writer:
         self.line(f"store {type_} {value}, ptr {self.at(base, offset)}")
 
     def structure(self, *members: tuple[str, str | int]) -> str:
-        """A structure in memory with these members, pairs of a type and a value, of eight bytes
-        each."""
+        """A structure in memory with these members, types and values, of eight bytes each."""
         base = self.value(f"alloca {{ {', '.join(type_ for type_, _ in members)} }}")
         for i, (type_, value) in enumerate(members):
             self.store(type_, value, base, 8 * i)
