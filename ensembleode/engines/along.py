@@ -31,8 +31,7 @@ def saved_of(flow: Flow) -> int:
 
 
 def sizes_of(flow: Flow) -> list[int]:
-    """The numbers of rows of a trajectory: of saved states, and of events where there may be
-    any."""
+    """The numbers of rows of a trajectory: of saved states, and of events if there may be any."""
     slots = flow.plan.event_slots
     return [saved_of(flow), EVENT_ROWS * slots] if slots else [saved_of(flow)]
 
@@ -92,13 +91,10 @@ def fit_for(ok: Any) -> Callable[..., Any]:
 
 def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
     """`f` at states `[trajectory, time, *state]`; zero for trajectories that failed."""
-    safe, plan = fit_for(ok), flow.plan
-    numbers = {
-        name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
-        for name in ("consts", "p")
-    }
-    rate = functools.partial(rates, plan)
-    return where(ok, alone(rate, lanes._replace(**numbers), safe(u), safe(t)))
+    safe, own = fit_for(ok), flow.plan.batched
+    consts, p = map(safe, lanes.consts, own.consts), map(safe, lanes.p, own.p)
+    lanes = lanes._replace(consts=tuple(consts), p=tuple(p))
+    return where(ok, alone(functools.partial(rates, flow.plan), lanes, safe(u), safe(t)))
 
 
 def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:

@@ -26,17 +26,15 @@ class Engine(abc.ABC):
 
     The primitives are made of these functions:
 
-    - `rows(plan, lanes, mask)`: returns a list with the saved states of the trajectories that
-        succeeded (where only ends are saved, the last state), `[trajectory, row, *state]`; and,
-        where there is room for events, with three rows for each of the `Plan.event_slots`: the
-        state before it, the state after it, and its time as the first component. The rows of other
-        trajectories are arbitrary.
+    - `rows(plan, lanes, mask)`: returns a list with the saved states (where only ends are saved,
+        the last state), `[trajectory, row, *state]`; and, where there is room for events, with
+        their rows (see `results.rows_of_events`). Those of trajectories that fail are arbitrary.
     - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
         the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
         cotangent for each trajectory, or one for each group where all trajectories share a
-        parameter. The cotangents of trajectories that failed are arbitrary.
-    - `push(flow, lanes, known, v)`, in an engine that has one: returns the tangents of the rows.
-        Without, these are from a solve of the field with tangents.
+        parameter. Those of trajectories that failed are arbitrary.
+    - `push(flow, lanes, known, v)`: returns the tangents of the rows. An engine without it solves
+        the field with tangents.
     """
 
     name: ClassVar[str]

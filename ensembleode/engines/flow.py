@@ -24,13 +24,9 @@ from .results import each
 
 
 class Known(NamedTuple):
-    """What the solve has found out, with the trajectories along the first axis.
-
-    - `ok`: whether each trajectory succeeded.
-    - `reached`: how many times of each were saved, or would have been with more rows.
-    - `happened`: how many events of each are kept; `ended`: whether each ended by an event. Both
-        are None without callbacks.
-    """
+    """What the solve has found out, with the trajectories along the first axis: whether each
+    succeeded; how many times of each were `reached`, or would have been with more rows; with
+    callbacks, how many events `happened` that are kept, and whether each `ended` by one."""
 
     ok: Bool[Array, " lane"]
     reached: Int[Array, " lane"]
@@ -41,10 +37,7 @@ class Known(NamedTuple):
 @dataclasses.dataclass(frozen=True, repr=False)
 class Flow:
     """The static part of a primitive: the solve of `n` trajectories, each of which has its own
-    initial state.
-
-    For the field with tangents, the plan is that of the extended field; its step-size control looks
-    at the same number of components as before.
+    initial state. For the field with tangents, the plan is that of the extended field.
 
     - `groups`: the number of groups of equal size into which the trajectories fall. Each group has
         its own sum of the gradients with respect to shared parameters.
@@ -134,8 +127,7 @@ def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
 
 @functools.lru_cache(maxsize=256)
 def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
-    """The field of a state and its tangent, `[2, *state]`, and its constants; its parameters are
-    followed by the tangents of those in `moved`."""
+    """The field of a state and its tangent, and its constants; `moved` have tangents in `p`."""
 
     def both(u, p, t):
         numbers, tangents = p
@@ -189,15 +181,9 @@ def _product_with_tangents(
 
 
 def at_numbers(
-    program: Program,
-    field: Program,
-    numbers: Sequence,
-    places: Sequence[int],
-    t: Any,
-    *more: Any,
+    program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Any, *more: Any
 ) -> Callable:
-    """A program as a function of the state and of those of its numbers, the field's and `more`
-    parameters, that are at these places."""
+    """A program as a function of the state and of those of its numbers at these places."""
     n = len(field.jaxpr.constvars)
 
     def at(state, *chosen):
@@ -217,8 +203,7 @@ def structs_of(field: Program) -> tuple[tuple, jax.ShapeDtypeStruct]:
 
 
 def _inputs_with_tangents(field: Program, moved: Sequence[int]) -> tuple:
-    """The abstract values of a state with its tangent, of a field's numbers, of the tangents of
-    those in `moved`, and of the time."""
+    """The abstract values of a state with its tangent, of numbers, their tangents, the time."""
     (out,) = field.out_avals
     state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
     numbers, t = structs_of(field)
@@ -295,24 +280,24 @@ def is_zero(x: Any) -> bool:
 
 
 def widened(flow: Flow, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
-    """For a mapped axis of this size, the flow and the operands of as many more trajectories. The
-    axis comes first in the operands that `batched` marks.
-
-    A number that trajectories share, but that differs along the mapped axis, becomes each
-    trajectory's own.
-    """
+    """For a mapped axis of this size, which comes first where `batched` says so, the flow and the
+    operands of as many more trajectories. Shared numbers that differ along it become each
+    trajectory's own."""
     n, own = flow.n, flow.plan.batched
     lanes_batched, *more_batched = batched
 
-    def fold(x, is_batched, is_own=True):
-        if not is_own:
-            return jnp.repeat(x, n, axis=0) if is_batched else x
-        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-        return x.reshape(size * n, *x.shape[2:])
-
+    fold = functools.partial(folded, size, n)
     now_own = jax.tree.map(lambda a, b: bool(a or b), own, lanes_batched)
     plan = dataclasses.replace(flow.plan, batched=now_own)
     wide = flow.with_moved(plan=plan, n=size * n, groups=size * flow.groups)
     lanes = jax.tree.map(fold, lanes, lanes_batched, own)
-    folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
-    return (wide, lanes, *folded)
+    every = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
+    return (wide, lanes, *every)
+
+
+def folded(size: int, n: int, x: Any, is_batched: bool, is_own: bool = True) -> Any:
+    """The numbers `x` for `size` times `n` trajectories, with a mapped axis if `is_batched`."""
+    if not is_own:
+        return jnp.repeat(x, n, axis=0) if is_batched else x
+    x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+    return x.reshape(size * n, *x.shape[2:])

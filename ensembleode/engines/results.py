@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Int8
 
-from ..core.events import EVENT_ROWS, Events
+from ..core.events import EVENT_ROWS
 from ..core.implicit_form import with_constants_around
 from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
@@ -24,12 +24,10 @@ from ..tracing.program import Program, program_of, trace, with_constants
 class Left(NamedTuple):
     """The outcome of a time loop, with the trajectories along the first axis.
 
-    - `u`: the saved states; where only ends are saved, the last states.
-    - `t`: the times of the saved states, where every step is saved.
+    - `u`, `t`: the saved states (where only ends are saved, the last ones), and their times where
+        every step is saved.
     - `rows`: the number of rows of each trajectory, or of all.
-    - `codes`: the return codes.
-    - `naccept`, `ntried`: the numbers of accepted and of tried steps; `ntried` is a `Tried` if two
-        methods make the steps.
+    - `ntried`: the number of steps tried; a `Tried` if two methods make them.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`, `ended`: see `Result`.
     """
@@ -101,11 +99,6 @@ def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
     if ended is not None:
         ends[1] = jnp.where(jnp.isnan(ended.t), ends[1], ended.t)
     return jnp.stack(ends, axis=1)
-
-
-#
-# Events
-#
 
 
 def rows_of_events(events: Happened | None, ended: End | None) -> Any:
@@ -196,11 +189,9 @@ def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
 
 
 def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
-    """The saved times `[trajectory, row]` as functions of the numbers that they depend on.
-
-    In a solve that saves every step, all times but the first and the last are constants. The last
-    one is where an event ended the trajectory if the state after that event is saved.
-    """
+    """The saved times `[trajectory, row]` as functions of the numbers that they depend on. Where
+    every step is saved, all but the first and the last are constants; the last may be that of an
+    event."""
     n, rows = result.t.shape
 
     def column(x, batched):
@@ -216,13 +207,10 @@ def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
         last = row == result.length[:, None] - 1
         arrived = result.retcode[:, None] == ReturnCode.Success.value
         t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
-        if result.ended is not None and (plan.saving.mode == "ends" or _saves_ends(plan.events)):
+        # (Whether the state after every event that may end a trajectory is saved.)
+        ends = () if plan.events is None else (x for x in plan.events.callbacks if x.may_end)
+        saves = plan.saving.mode == "ends" or all(x.save_positions[1] for x in ends)
+        if result.ended is not None and saves:
             is_end = (result.retcode == ReturnCode.Terminated.value)[:, None]
             t = jnp.where(last & is_end, result.ended.t[:, None], t)
     return jnp.where(jnp.isnan(saved), saved, t)
-
-
-def _saves_ends(events: Events | None) -> bool:
-    """Whether the state after every event that may end a trajectory is saved with the steps."""
-    assert events is not None
-    return all(x.save_positions[1] for x in events.callbacks if x.may_end)

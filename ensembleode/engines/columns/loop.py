@@ -26,11 +26,10 @@ _TURNS = 256
 class State(NamedTuple):
     """The variables of the loop.
 
-    - `t`: the time; `h`: the size of the next step, positive.
-    - `memory`: the controller's memory, a tuple; None with a fixed step.
+    - `h`: the size of the next step, positive.
+    - `memory`, `failures`: of the controller, and of `step_size.count_failures`; None with a fixed
+        step.
     - `code`: the return code; `GOING` as long as it goes on.
-    - `failures`: see `step_size.count_failures`; None with a fixed step.
-    - `naccept`, `ntried`: the numbers of steps.
     - `stops`: the position among the known times; None without such times.
     """
 
@@ -150,11 +149,8 @@ def attempt(plan: Plan, numbers: Lane, state: State) -> Trial:
 
 def decide(plan: Plan, numbers: Lane, state: State, trial: Trial, quality: Any) -> tuple:
     """The variables after a step, whether it was accepted, and whether `f` jumps at its end (None
-    without known times).
-
-    **Arguments:** `quality`: for an adaptive step the square of the norm of its scaled error, for a
-    fixed step whether it is sound.
-    """
+    without known times). `quality`: for an adaptive step the square of the norm of its scaled
+    error, for a fixed step whether it is sound."""
     controller, active = plan.method.value.controller, state.is_active
     size, _, t2, unresolved = trial
     bounds = failures = None
@@ -194,10 +190,7 @@ def code_of(
     plan: Plan, numbers: Lane, state: State, y: tuple, probe: Callable[[Trial], tuple]
 ) -> Any:
     """The return code of a loop that has ended or was stopped, in the state `y`. It may take
-    another turn to find out.
-
-    **Arguments:** `probe`: returns the state after the step of such a turn.
-    """
+    another turn to find out, after which `probe` returns the state."""
     code, tol = jnp.where(state.is_active, verdicts.STOPPED, state.code), _tolerances_of(numbers)
     if not plan.method.value.adaptive:
         return code

@@ -5,22 +5,17 @@ called from JAX's programs without a copy. Every lane has its own step size, acc
 return code, and takes the next trajectory when it has finished one.
 
 - `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
-- `field.py`: the vector field, evaluated in place or as a function of its own. `printer.py`: prints
-    it from the small language of `fields`, with the help of `operations.py`, `products.py`,
-    `reading.py` and `uniformity.py`.
-- `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `pull_back.py`: the
-    time loop's reverse mode, through recorded turns (`record.py`, `replay.py`); `steps.py`: the
-    reverse mode of one step. `parameter_sums.py`, `panels.py`: the sums of parameters' cotangents.
+- `field.py`: the vector field; `printer.py` (with `operations.py`, `products.py`, `reading.py` and
+    `uniformity.py`): its instructions. `numbers.py`: where the numbers of a trajectory lie.
+- `loop.py`: the time loop. `pull_back.py`: its reverse mode, through recorded turns (`record.py`,
+    `replay.py`) and steps (`steps.py`), with sums of cotangents (`parameter_sums.py`, `panels.py`).
     `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
-- `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
-    of arrays. `gauss_adjoint.py`: the adjoint ODE of methods for stiff problems.
-- `column_step.py`: one step of all columns of a matrix, for `engines/columns.py`.
-- `gpu.py`: the same on NVIDIA GPUs, with one thread for each trajectory. `entry.py`, `launch.py`:
-    from a kernel to a launch by XLA; `ptxas.py`: the registers and memory that a kernel takes
-    there.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `gauss_adjoint.py`: the
+    adjoint ODE. `column_step.py`: one step of all columns of a matrix, for `engines/columns`.
+- `gpu.py`, `entry.py`, `launch.py`: the same by the threads of NVIDIA GPUs; `ptxas.py`: what they
+    take there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, which is kept on disk.
-- `handler.py` (with `sharing.py`, which shares work among threads, and `writer.py`), `call.py`:
-    from machine code to an operation of JAX.
+- `handler.py` (with `sharing.py` and `writer.py`), `call.py`: from that to an operation of JAX.
 """
 
 import functools
@@ -205,9 +200,7 @@ class Compiled(Engine):
         return True
 
     def width(self, state: Any, n: int) -> int:
-        """How many trajectories stay together on a device, though each is solved by itself."""
-        # Where there are many trajectories, some neighbours in memory stay together.
-        del state
+        """How many trajectories stay together: of many, some neighbours in memory."""
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
 
 

@@ -41,8 +41,7 @@ def rounded(x: Value) -> Value:
 
 class Ball(NamedTuple):
     """A number with a bound on its change. The `radius` is None if the number is the same
-    everywhere. For a boolean it is 0 if the boolean is the same everywhere as at the centre, and
-    otherwise infinite."""
+    everywhere; that of a boolean is 0 or infinite."""
 
     centre: Value
     radius: Value | None
@@ -115,11 +114,9 @@ def balls(
     of_state: Callable[[int], Value],
     of_time: Callable[[], Value],
 ) -> list[Ball]:
-    """The balls of the results of a function, as `bounded` returns it.
-
-    **Arguments:** `centre`: returns the value of an expression in the evaluated function;
-    `of_state`, `of_time`: return the radii of a component of the state, and of the time.
-    """
+    """The balls of the results of a function that `bounded` returns. `centre` returns the value of
+    an expression in it; `of_state` and `of_time`, the radii of components of the state and of the
+    time."""
     radii: dict[str, Value | None] = {}
     # The radius of a compared number must be infinite where the number may overflow.
     compares = any(x.dtype == BOOL for x in every_part(fn))
@@ -269,8 +266,7 @@ def _pow(b: Builder, y: Value, dtype: np.dtype, x: Ball, exponent: Ball) -> Valu
 
 
 def _exponential(b: Builder, y: Value, radius: Value) -> Value:
-    """The radius of `y` times an exponential whose argument is at most `radius`. (`e^r - 1 <= r +
-    r^2` for r up to 1.)"""
+    """The radius of `y` times `exp` of at most `radius`: `e^r - 1 <= r + r^2` for r up to 1."""
     radius = b.where(radius <= 1.0, radius, np.inf)
     return y * (radius * radius + radius) + _of_function(y)
 
@@ -290,11 +286,6 @@ def _of_slope(slope: float, b: Builder, y: Value, dtype: np.dtype, x: Ball) -> V
 
 
 _RULES.update({name: functools.partial(_of_slope, float(x)) for name, x in _SLOPES.items()})
-
-
-#
-# Choices
-#
 
 
 @_rule("eq ge gt le lt ne")

@@ -426,8 +426,7 @@ class Builder(PlainArithmetic):
         return f"{type_} {self.pure(f'bitcast {mask} to {type_}', I64, 0).name}"
 
     def sums_of_lanes(self, xs: Sequence[Value]) -> list[Value]:
-        """The sum of each vector's entries as a scalar: the first half of them is added to the
-        second, and so on, two vectors at a time."""
+        """The sum of each vector's entries as a scalar, by adding halves of vectors."""
         vectors, entries = list(xs), xs[0].lanes
         if not entries:
             return vectors
@@ -530,15 +529,12 @@ class Builder(PlainArithmetic):
         """A branch on a scalar condition."""
         yes, no, after = self._label(), self._label(), self._label()
         self._branch(condition, yes, after if otherwise is None else no, likely)
-        self._begin(yes)
-        with self._block():
-            then()
-        self._jump(after)
-        if otherwise is not None:
-            self._begin(no)
-            with self._block():
-                otherwise()
-            self._jump(after)
+        for label, write in ((yes, then), (no, otherwise)):
+            if write is not None:
+                self._begin(label)
+                with self._block():
+                    write()
+                self._jump(after)
         self._begin(after)
 
     def while_(
@@ -568,7 +564,7 @@ class Builder(PlainArithmetic):
             self._branch(body(), inside, after)
         self._begin(after)
 
-    def for_(self, n: int | Value, body: Callable[[Value], None], start: int = 0) -> None:
+    def for_(self, n: int | Value, body: Callable[[Value], None], start: int | Value = 0) -> None:
         """Calls `body(i)` for the int64 `i` from `start` to `n - 1`."""
         i = self.variable(I64, start, of_lanes=False)
 

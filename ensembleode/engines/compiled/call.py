@@ -4,10 +4,9 @@ Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation li
 reads its operands and writes its results in place. It has no derivative and no batching rule; the
 caller has to give these. A program for an accelerator calls the host, which runs the kernel.
 
-A program names the kernels that it calls by the hash of their text, and a process can load the
-program once it has registered the kernels. Where the program is traced, they are registered when it
-is lowered. A program that was traced elsewhere (`jax.export`) comes with its kernels
-(`kernels_in`), to be passed to `register`.
+A program names the kernels that it calls by the hash of their text. They are registered when the
+program is lowered; a program that was traced elsewhere (`jax.export`) comes with its kernels
+(`kernels_in`), to be passed to `register` before it is loaded.
 
 Kernels are freed some time after the last program that calls them; see `handler.trampolines`.
 """
@@ -224,11 +223,8 @@ def _host() -> Machine | None:
 
 
 def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
-    """The kernels that a program calls at any depth, each once.
-
-    A primitive with an attribute `opened` is traced here, as otherwise it is traced only when it is
-    lowered.
-    """
+    """The kernels that a program calls at any depth, each once; also those of primitives that are
+    traced when they are lowered, by their attribute `opened`."""
     found: list[Kernel] = []
     for eqn in equations(jaxpr):
         if eqn.primitive is _call_p:
@@ -242,11 +238,6 @@ def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:
     """The checks that `jax.export` has to skip, as it doesn't know these targets."""
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in kernels]
-
-
-#
-# The operation
-#
 
 
 _call_p = jex.Primitive("ensembleode_kernel")

@@ -36,8 +36,7 @@ class CallbackFunctions:
         return evaluated(self._b, self._lowered(part), numbers, t, mask, self._names[part])
 
     def bounded(self, part: Part) -> tuple[int, ...]:
-        """The numbers of those components of a part without extras of which `balls` tells
-        something."""
+        """The numbers of those components of a part without extras that `balls` bounds."""
         return self._bounded(part)[0]
 
     def balls(

@@ -48,21 +48,17 @@ class Description:
 
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `controlled`: how many components of the state, the first ones, step-size control looks at.
-    - `method`, `controller`, `norm`: how steps are taken; `controller` is None with a fixed step.
+    - `controller`: None with a fixed step.
     - `saving`: what is saved; its number of rows is no part of the code.
-    - `layout`: the numbers of a trajectory.
     - `own_times`: whether each trajectory has its own times to save.
     - `events`: the callbacks, whose programs have no constants; None without callbacks.
     - `form`: what implicit methods need besides the field; None where they need nothing.
-    - `in_memory`: whether a state is an array in memory, with loops over its components (see
-        `components.py`), instead of a variable for each component.
-    - `inner`: where every step is saved, whether the states at its inner nodes are saved, too (see
-        `dense.inner_nodes`).
+    - `in_memory`: whether a state is an array in memory (see `components.py`).
+    - `inner`: whether the states at inner nodes of every step are saved (see `dense.inner_nodes`).
     - `width`: the number of lanes.
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
-    - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
-        the number of the thread, and how many threads there are.
+    - `on_gpu`: whether the kernel is for the threads of a GPU; see `kernel.Frame`.
     """
 
     field: Program

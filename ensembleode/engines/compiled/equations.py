@@ -49,19 +49,17 @@ class HeldNumbers(Numbers):
         self._groups = {name: numbers_of(x) for name, x in groups.items()}
 
     def load(self, group: str, dtype: Any, index: int) -> Value:
-        if group in self._groups:
-            return self._groups[group][index]
-        return self.held.load(group, dtype, index)
+        found = self._groups.get(group)
+        return self.held.load(group, dtype, index) if found is None else found[index]
 
     def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
-        if group in self._groups:
-            found = self._groups[group]
-            return found.memory if isinstance(found, Loaded) else None
-        return self.held.memory(group, dtype, start, end)
+        found = self._groups.get(group)
+        if found is None:
+            return self.held.memory(group, dtype, start, end)
+        return found.memory if isinstance(found, Loaded) else None
 
     def packed(self, strips: Strips) -> Buffer | None:
-        is_held = strips.weights.buffer.group not in self._groups
-        return self.held.packed(strips) if is_held else None
+        return None if strips.weights.buffer.group in self._groups else self.held.packed(strips)
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
@@ -85,10 +83,9 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
             return evaluated(b, along(), numbers, t, mask, "tangent")
 
         def linearise(y: tuple, t: Value) -> tuple:
-            fn = linear.function
-            numbers, apart = HeldNumbers(held, u=y), fn.size > _MOST_INLINED
-            entries = _called(b, fn, numbers, t, mask, "jacobian", apart=apart)
-            n = len(linear.jacobian.pattern)
+            fn, n = linear.function, len(linear.jacobian.pattern)
+            apart = fn.size > _MOST_INLINED
+            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian", apart=apart)
             dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
             if isinstance(entries, Loaded):
                 return Loaded(entries.memory, n), dfdt
@@ -116,8 +113,7 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
             first = inside, lambda: then(of(held, inside, checks))
             return either(b, here, first, (others, lambda: otherwise(of(held, others, checks))))
 
-        linear_algebra = linearise, factorise, solve, row_sums
-        found = Equations(f, jvp, *linear_algebra, branch=branch)
+        found = Equations(f, jvp, linearise, factorise, solve, row_sums, branch=branch)
         return found if d.mass is None else _with_mass(b, d, d.mass, found)
 
     return of
@@ -128,8 +124,7 @@ def keeping_in(
 ) -> Callable[[Held, Value, Callable[[], Memory]], Equations] | None:
     """The equations whose field also stores its derivative and residuals, in the memory that the
     third argument returns. None where residuals are not recorded."""
-    parts = d.parts
-    if parts is None:
+    if (parts := d.parts) is None:
         return None
     inputs = with_groups(d.layout.inputs, "forward")
     fn = translated(parts.forward, inputs, "f", in_memory=d.in_memory)
@@ -147,11 +142,11 @@ def keeping_in(
 
 def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loaded:
     """The sum of products, row by row, and then more numbers."""
-    pairs, n = products.pairs, len(products.pairs[0][0])
-    dtype = pairs[0][0][0].dtype
+    first = products.pairs[0][0]
+    n, dtype = len(first), first[0].dtype
     total = Memory.new(b, dtype, n * n + len(more), of_lanes=True)
     number = b.constant(1, dtype) if products.number is None else products.number
-    pairs = [([number * y for y in w], x) for w, x in pairs]
+    pairs = [([number * y for y in w], x) for w, x in products.pairs]
     factors = [Memory.new(b, dtype, n, of_lanes=True) for _ in pairs for _ in range(2)]
     for memory, components in zip(factors, itertools.chain(*pairs), strict=True):
         for i, value in enumerate(components):
@@ -198,7 +193,7 @@ class _Linear:
 
     @functools.cached_property
     def jacobian(self) -> Jacobian:
-        return self._jacobian()
+        return self._jacobian(apart=True)
 
     @functools.cached_property
     def is_whole(self) -> bool:
@@ -210,7 +205,7 @@ class _Linear:
         """The same Jacobian, computed by operations on arrays, for loops."""
         return self._jacobian(apart=False)
 
-    def _jacobian(self, *, apart: bool = True) -> Jacobian:
+    def _jacobian(self, *, apart: bool) -> Jacobian:
         product = None if self.d.form is None else self.d.form.product
         return jacobian(self.d.field, product, apart=apart)
 
@@ -263,12 +258,11 @@ def calls_in(
         parts = d.parts
         assert parts is not None
         inputs = with_groups(d.layout.inputs, "forward")
-        starts = itertools.accumulate(map(math.prod, parts.residuals), initial=0)
-        places = [("residuals", start) for start, _ in zip(starts, parts.residuals, strict=False)]
+        *starts, _ = itertools.accumulate(map(math.prod, parts.residuals), initial=0)
+        places = (("residuals", start) for start in starts)
         inputs = inputs._replace(places=(*inputs.places, *places))
-        kept = d.size + d.returned
-        of_what = "transposed_part", "the derivative of f"
-        return pulled_by(b, d, sums, parts.backward, inputs, *of_what, kept)
+        what = "transposed_part", "the derivative of f"
+        return pulled_by(b, d, sums, parts.backward, inputs, *what, d.size + d.returned)
 
     def of(held: Held, mask: Value) -> Calls:
         def f(y: tuple, t: Value, cotangent: tuple, residuals: Loaded | None = None) -> tuple:
@@ -356,8 +350,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
     **Raises:** `ValueError` for a program that can't be translated.
     """
     try:
-        lower = by_loops if in_memory else lowered
-        fn = lower(jaxpr, inputs, _LARGEST_RETURNED)
+        fn = (by_loops if in_memory else lowered)(jaxpr, inputs, _LARGEST_RETURNED)
         check(fn)
     except UntranslatableError as e:
         raise ValueError(
@@ -395,8 +388,7 @@ def _called(
     *,
     apart: bool = False,
 ) -> Sequence[Value]:
-    """The components of a function's result. A long function, or one that is to be `apart`, becomes
-    a separate function of the module."""
+    """The components of a function's result. A long or `apart` function is a separate one."""
     if apart or length(fn.body) > _LONGEST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

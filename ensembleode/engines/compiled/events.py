@@ -27,7 +27,7 @@ from ...solvers.time import next_time
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
-from .consistency import is_consistent
+from .components import set_all
 from .quiet import Quiet
 from .root_finding import Looks, Search
 from .saved_rows import Step
@@ -51,10 +51,7 @@ def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
 
 
 class Happening:
-    """The variables that lanes have for events, and what is done with them.
-
-    **Arguments:** `functions`: the functions of the callbacks.
-    """
+    """The variables that lanes have for events, and what is done with them."""
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
         self.loop, self.b, self.events, self.functions = loop, loop.b, events, functions
@@ -88,10 +85,6 @@ class Happening:
         """The lanes in which callbacks may act because the step ends at a known time."""
         return step.accepted & step.t2.eq(self.loop.tstop)
 
-    #
-    # Conditions
-    #
-
     def part_at(self, part: Part, y: tuple, t: Value, lanes: Value, **extras: Any) -> tuple:
         """The components of a part in these lanes."""
         given = {name: extras[name] for name in part.extras}
@@ -111,9 +104,7 @@ class Happening:
     def _look(self, mask: Value) -> None:
         """Evaluate the conditions at the current times and states of the lanes in the mask."""
         if self.values:
-            found = self.conditions(self.loop.state(), self.loop.t.get(), mask)
-            for variable, x in zip(self.values, found, strict=True):
-                variable.set_where(mask, x)
+            set_all(self.values, self.conditions(self.loop.state(), self.loop.t.get(), mask), mask)
 
     def at_start(self, step: Step) -> list[Value]:
         """The conditions at the start of the step."""
@@ -127,11 +118,8 @@ class Happening:
         self, step: Step, verdict: Verdict, commit: Callable[[Step, Verdict], None]
     ) -> tuple[Step, Verdict]:
         """The step, cut at its earliest event if it has one, and the verdict with the size of the
-        next step adapted to that.
-
-        **Arguments:** `commit`: goes on to the end of a step, by a verdict. It is written twice, so
-        that steps without events run no code that joins theirs with what a search finds.
-        """
+        next step adapted to that. `commit`, which goes on to the end of a step, is written twice:
+        steps without events run no code that joins theirs with what a search finds."""
         b, loop = self.b, self.loop
         for x in self.marks:
             x.set(0)
@@ -211,7 +199,8 @@ class Happening:
             met.set(search.run(t2, end, relaxed))
             self.recent.set(True)
 
-        b.if_(b.any(search.any_fires()), run, likely=False)
+        fires = functools.reduce(operator.or_, [x.get() for x in search.fires])
+        b.if_(b.any(fires), run, likely=False)
         b.if_(self.recent.get(), lambda: search.forget(t2.get()), likely=False)
         if loop.problem.adaptive:
             bounds = loop.bounds(loop.held)
@@ -311,10 +300,8 @@ class Happening:
                 self._note(callback, mask, marks, rows)
             if self.events.may_end and (outputs := loop.outputs) is not None:
                 self._write(b.constant(0, I64), mask & outputs.events.ends.ne(0), rows)
-            for variable, x in zip(loop.y, on, strict=True):
-                variable.set_where(mask, x)
-            for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
-                variable.set_where(mask, x)
+            set_all(loop.y, on, mask)
+            set_all(self.moved, times_of(self.moved, rows[-1]), mask)
             if jump.ends is not False:
                 over, code = mask & (ends > 0.0), verdicts.TERMINATED
                 if jump.fails:
@@ -405,7 +392,7 @@ class Happening:
         for x, marks in self._marks_of():
             if isinstance(x, Discrete) and x.after_jump:
                 t = self.b.where(marks[0].get().ne(0), next_time(self.b, t, loop.direction), t)
-        if (consistent := is_consistent(loop, here, t)) is not None:
+        if (consistent := loop.consistent(here, t)) is not None:
             lost = here & ~consistent
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)

@@ -18,6 +18,7 @@ from ...core.moving_jumps import follow, moving_of, ROWS
 from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
+from .components import set_all
 from .events import acting, moved_numbers, saves_after, times_of
 from .steps import Calls, Pulled, within_of
 
@@ -29,12 +30,9 @@ if TYPE_CHECKING:
 
 
 class Jumps(NamedTuple):
-    """The functions of the callbacks that a replay calls.
-
-    - `functions`: those that evaluate the callbacks.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
-        jump into those of the state, of the extras that are `moving`, and of the parameters.
-    """
+    """The functions that evaluate the callbacks; and `pull(moving, held, y, t, mask, extras,
+    cotangents)`, which turns the cotangents of the rows of a jump into those of the state, of the
+    extras that are `moving`, and of the parameters."""
 
     functions: CallbackFunctions
     pull: Callable[..., tuple]
@@ -53,15 +51,12 @@ class Acted(NamedTuple):
 class EventsBack:
     """The variables that lanes have for events on the way back.
 
-    - `count`: how many events of the trajectory are left.
-    - `at_end`: whether no event has been passed yet.
-    - `cotangents`: those of the rows of events.
+    - `count`, `at_end`: how many events of the trajectory are left, and whether none has been
+        passed.
     - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
-    - `to_before`: the cotangent of the state at the event before anything acted, due to jumps
-        whose time is found from it.
-    - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
-    - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
-        cut.
+    - `to_before`: that of the state at the event, due to jumps whose time is found from it.
+    - `to_time`: that of the time of a callback, due to others that move with it.
+    - `cut`: the lanes whose step was cut, where the adjoint is the cotangent of the state there.
     """
 
     def __init__(self, replay: Replay, events: Events, jumps: Jumps):
@@ -175,8 +170,7 @@ class EventsBack:
                     variable.set_where(x.here, new)
                 if x.jump.moves is not None:
                     time = after[-1 - len(now) : -1]
-                    for variable, new in zip(moved, times_of(moved, time), strict=True):
-                        variable.set_where(x.here, new)
+                    set_all(moved, times_of(moved, time), x.here)
 
             if len(found) < len(jumps):
                 b.if_(b.any(here), act)

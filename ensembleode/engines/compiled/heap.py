@@ -71,16 +71,10 @@ class Lent(Heap):
 
 
 class Part(Heap):
-    """A thread's part of a buffer of bytes, from which arrays are taken as a kernel is written.
-
-    **Arguments:**
-
-    - `part`: returns the bytes from the part's start on, and those from its end on.
-    - `by_blocks`: whether all arrays of lanes are here, from the start on, and those of one block
-        lie where those of another one were. The other arrays are at the end.
-
-    - `size`: how many bytes the arrays need.
-    """
+    """A thread's part of a buffer of bytes, of which arrays take `size` as a kernel is written;
+    `part` returns the bytes from its start on, and those from its end on. Where arrays are
+    `by_blocks`, all arrays of lanes are here, from the start on, in the place of those of earlier
+    blocks."""
 
     def __init__(self, b: Builder, part: Callable[[], tuple[Buffer, Buffer]], *, by_blocks: bool):
         super().__init__(b)

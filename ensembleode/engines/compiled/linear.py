@@ -1,14 +1,12 @@
 """The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
 matrix `M`.
 
-Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
-first solution with a matrix's factors is put back into the equations. If the equations are not
-fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
-is rejected.
+The order of the pivots is the same in all lanes. Instead of exchanging rows, the first solution
+with a matrix's factors is put back into the equations. If these are not fulfilled, because small
+pivots made the factors too large, the solution becomes NaN, and the step is rejected.
 
-Where the elimination plans sums of equations, so that no pivot vanishes, each of these equations is
-first divided by its largest entry in the columns of algebraic components. So none is lost in the
-rounding of another.
+Where the elimination plans sums of equations, so that no pivot vanishes, each of these is first
+divided by its largest entry in algebraic columns, so that none is lost in another's rounding.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
@@ -71,11 +69,8 @@ class Factors:
 
 class LinearEquations:
     """Factorises matrices, and solves equations, as an elimination plans it: operation by
-    operation, or by loops over memory for large blocks.
-
-    **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
-    matrix, by default of the identity.
-    """
+    operation, or by loops for large blocks. `pattern` has the places of the Jacobian's entries,
+    `mass` the entries of the mass matrix (by default of the identity)."""
 
     def __init__(
         self,
@@ -177,7 +172,7 @@ class LinearEquations:
                 _move(factors, x, move)
             if block in factors.dense:
                 factors.dense[block].sum_up(x)
-            given = {k: x[k] for k in (pivot.component for pivot in block.pivots)}
+            given = {pivot.component: x[pivot.component] for pivot in block.pivots}
             if block in factors.dense:
                 factors.dense[block].solve(x)
             else:

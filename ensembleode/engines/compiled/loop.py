@@ -17,13 +17,12 @@ import numpy as np
 
 from ...solvers import verdicts
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, unit_of_time
+from ...solvers.step_size import in_abstol, initial_step, unit_of_time
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .callback_functions import CallbackFunctions
-from .components import arithmetic, each, places, total
-from .consistency import is_consistent
+from .components import arithmetic, each, places, set_all, total
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -44,14 +43,13 @@ class Loop:
 
     **Arguments:**
 
-    - `problem`: the description of the kernel.
     - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
         lanes that count.
     - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
     - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
         `Default`. None where nothing can stop the solve.
-    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
-        lanes in which they do.
+    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and their
+        lanes.
     - `functions`: the functions of the callbacks; None without callbacks.
     """
 
@@ -92,9 +90,7 @@ class Loop:
         self.active = b.variable(BOOL, False)
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
-        # The known times on which steps have to end.
         self.stops = Stops(b, held, dtype) if problem.has_stops else None
-        # How often the method's carry was made anew during the trajectory.
         self.restarts = b.variable(I32, 0) if problem.restarts else None
         restarts = problem.has_stops or problem.events is not None
         self.has_anchor = restarts and not problem.adaptive
@@ -105,7 +101,6 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
-        # With two methods: which one makes the steps.
         self.switch = Switch(self) if problem.switches else None
         self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
@@ -256,8 +251,8 @@ class Loop:
 
     @property
     def anchor(self) -> tuple[Value, Value | int]:
-        """The time at which the current stretch begins, and how many steps had been tried until
-        then: fixed steps are laid out from there."""
+        """Where the current stretch of time begins, and how many steps had been tried until
+        then."""
         if self.has_anchor:
             return self._anchor.get(), self._tried_before.get()
         return self.t0, 0
@@ -319,22 +314,20 @@ class Loop:
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
 
+        def power(x: Value, order: int) -> Value:
+            """`10^(-(2 + log10(x)) / order)`"""
+            return FUNCTIONS["exp"](b, (FUNCTIONS["log"](b, x) + 2 * math.log(10)) / -float(order))
+
         at = t, y, f(y, t), span, held.tolerances(p.size)
         order, dtmax = p.method.order, self.bounds(held).dtmax
-        return carry, initial_step(self.xp, norm, self._power_of_ten, f, *at, order, dtmax)
-
-    def _power_of_ten(self, x: Value, order: int) -> Value:
-        """`10^(-(2 + log10(x)) / order)`"""
-        log = FUNCTIONS["log"](self.b, x)
-        return FUNCTIONS["exp"](self.b, (log + 2 * math.log(10)) / -float(order))
+        return carry, initial_step(self.xp, norm, power, f, *at, order, dtmax)
 
     def _begin(self, index: Value, fresh: Value) -> None:
         """Start these trajectories, in the lanes `fresh`."""
         b, p, held = self.b, self.problem, self.held
         held.take(index, fresh)
         y = held.u0(held.index.get(), fresh)
-        for variable, x in zip(self.y, y, strict=True):
-            variable.set_where(fresh, x)
+        set_all(self.y, y, fresh)
         t0 = self.t0
         self._set(self.t, fresh, t0)
         self._set(self.ntried, fresh, 0)
@@ -350,15 +343,13 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
-        if (consistent := is_consistent(self, fresh, self.t.get())) is not None:
-            inconsistent = wanted & finite & ~consistent
-            code = b.where(inconsistent, verdicts.INCONSISTENT, code)
+        if (consistent := self.consistent(fresh, self.t.get())) is not None:
+            code = b.where(wanted & finite & ~consistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
         active = code.eq(verdicts.GOING)
         if p.adaptive:
             assert p.controller is not None
-            for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
-                variable.set_where(fresh, np.float32(x))
+            set_all(self.memory, map(np.float32, p.controller.initial_memory()), fresh)
             self.short_failures.set_where(fresh, 0)
         if self.switch is not None:
             self.switch.begin(fresh)
@@ -374,11 +365,20 @@ class Loop:
         if self.happening is not None:
             self.happening.begin(fresh)
 
+    def consistent(self, mask: Value, t: Value) -> Value | None:
+        """The lanes where the algebraic equations hold at the time `t`; None without these."""
+        b, p = self.b, self.problem
+        if p.mass is None or not p.mass.is_singular:
+            return None
+        equations, n = self.equations(self.held, mask), p.controlled
+        assert equations.algebraic is not None
+        rest = equations.algebraic(equations.f(self.state(), t))
+        return p.norm(b, in_abstol(b, self.held.tolerances(n), rest[:n])) <= 1.0
+
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Start from the current times and states in the lanes of the mask, with this carry of the
         method and a first step of the size `h`, of either sign."""
-        for variable, x in zip(self.carry, carry, strict=True):
-            self._set(variable, mask, x)
+        set_all(self.carry, carry, None if self.is_uniform else mask)
         t, h = self.t.get(), abs(h)
         if self.problem.adaptive:
             h = self.bounds(self.held).first(self.b, h, t, self.t1 - self.t0)
@@ -398,8 +398,7 @@ class Loop:
         """Recompute the method's carry from the current times and states."""
         equations = self.equations(self.held, mask)
         made = self.problem.method.init(self.xp, equations, self.state(), self.t.get())
-        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
-            variable.set_where(mask, x)
+        set_all(self.carry, jax.tree.leaves(made), mask)
 
     def _after_stop(self, here: Value, jumps: Value) -> None:
         """Begin the next stretch of time in the lanes `here`; in those of `jumps`, `f` jumps."""
@@ -448,8 +447,7 @@ class Loop:
     #
 
     def conclude(self, ended: Value, step: Step, verdict: Verdict) -> Value:
-        """Decide the return codes of lanes that have ended. Returns these lanes, without those that
-        take another turn to find out."""
+        """Decide the codes of these lanes; returns those that take no further turn to find out."""
         b, p = self.b, self.problem
         if self.outputs is None:
             return ended

@@ -21,13 +21,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine that code can be generated for.
+    """A machine that code can be generated for; `name` is for people.
 
-    - `name`: a name for people.
     - `triple`, `cpu`, `features`: LLVM's description of it.
-    - `vector_bytes`: the bytes of a vector register; 0 on a GPU, where threads have none.
-    - `registers`: the number of vector registers; on a GPU, the number of 32-bit registers of a
-        thread.
+    - `vector_bytes`, `registers`: the bytes of a vector register, and how many there are; on a GPU
+        0, and the number of 32-bit registers of a thread.
     - `has_fma`: whether a product and a sum are one instruction, rounded once.
     - `has_range`: whether the larger of two magnitudes is one instruction (that of AVX-512).
     """
@@ -56,11 +54,6 @@ class Machine:
         return max(1, self.vector_bytes // np.dtype(dtype).itemsize)
 
 
-#
-# This computer
-#
-
-
 @functools.cache
 def host() -> Machine:
     """This computer.
@@ -76,22 +69,19 @@ def host() -> Machine:
         flat, has = "", {}
     else:
         flat, has = features.flatten(), dict(features)
+    # (Vectors whose length is fixed when code is compiled have 16 bytes on all ARM CPUs.)
     machine = Machine(cpu, triple, cpu, flat, 16, 32, True)
-    if machine.architecture == "x86_64":
-        return dataclasses.replace(machine, **of_x86(has))
-    # Vectors whose length is fixed when code is compiled have 16 bytes on all ARM CPUs.
-    return machine
+    is_x86 = machine.architecture == "x86_64"
+    return dataclasses.replace(machine, **of_x86(has)) if is_x86 else machine
 
 
 def of_x86(has: dict[str, bool]) -> dict:
     """The fields of an x86 CPU with these features: its vectors, and what instructions it has."""
     wide = has.get("avx512f", False)
-    fused = wide or has.get("fma", False)
-    size = 64 if wide else 32 if has.get("avx", False) else 16
     return {
-        "vector_bytes": size,
+        "vector_bytes": 64 if wide else 32 if has.get("avx", False) else 16,
         "registers": 32 if wide else 16,
-        "has_fma": fused,
+        "has_fma": wide or has.get("fma", False),
         "has_range": wide and has.get("avx512dq", False),
     }
 
@@ -132,11 +122,6 @@ def stack_bytes() -> int:
     library.pthread_attr_getstacksize(attributes, ctypes.byref(size))
     library.pthread_attr_destroy(attributes)
     return size.value
-
-
-#
-# GPUs
-#
 
 
 # Pairs of a compute capability and the version of PTX from there on: 7.8, which drivers take since

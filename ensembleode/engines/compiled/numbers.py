@@ -55,12 +55,8 @@ _IN_MEMORY = [x.name for x in of_kind("stops")]
 
 
 class Number(NamedTuple):
-    """A leaf of a `Lane`.
-
-    - `name`: the name of its row of the table.
-    - `start`: the index of its first component in its group, counted per dtype (see
-        `fields.ir.Buffer`).
-    """
+    """A leaf of a `Lane`, by the name of its row of the table. Its first component has the index
+    `start` in its group, counted per dtype (see `fields.ir.Buffer`)."""
 
     name: str
     is_own: bool
@@ -120,9 +116,10 @@ def trajectories_last(x: Any) -> Any:
 def layout_of(plan: Plan, lanes: Lane) -> Layout:
     """**Arguments:** `lanes`: arrays, or abstract values."""
     named = list(_leaves(plan, lanes))
-    avals = []
-    for _, x, dtype, is_own in named:
-        avals.append(jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype))
+    avals = [
+        jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype)
+        for _, x, dtype, is_own in named
+    ]
     groups = ["own" if is_own else "shared" for *_, is_own in named]
     places = Inputs.laid_out(avals, groups).places
     numbers = (
@@ -205,28 +202,27 @@ class Held:
         """Read the numbers of other trajectories, in the lanes `fresh`."""
         self.index.set_where(fresh, index)
         for i, variables in self._held.items():
-            size = len(variables)
             for c, variable in enumerate(variables):
-                at = self.order.place(index, c, size)
+                at = self.order.place(index, c, len(variables))
                 variable.set(self._buffers[i].gather(at, fresh, variable.get()))
 
     def number(self, name: str, component: int = 0) -> Value:
         """A number by its name: a value with lanes, or a scalar where all trajectories share it."""
-        i = self.layout.find(name)
-        assert i is not None, name
+        i = self._find(name)
         return self._component(i, component if self.layout.numbers[i].size > 1 else 0)
 
     def size(self, name: str) -> int:
         """How many numbers a trajectory has under this name."""
-        i = self.layout.find(name)
-        assert i is not None, name
-        return self.layout.numbers[i].size
+        return self.layout.numbers[self._find(name)].size
 
     def element(self, name: str, component: Value) -> Value:
         """A number by its name, read from memory; `component` may differ from lane to lane."""
+        return self._element(self._find(name), component)
+
+    def _find(self, name: str) -> int:
         i = self.layout.find(name)
         assert i is not None, name
-        return self._element(i, component)
+        return i
 
     def tolerances(self, components: int) -> Tolerances:
         """The tolerances of the components; arbitrary ones where step-size control doesn't look."""
@@ -234,9 +230,8 @@ class Held:
 
         def of(name: str) -> tuple:
             if not d.in_memory:
-                return tuple(
-                    self.number(name, c if c < d.controlled else 0) for c in range(components)
-                )
+                places = (c if c < d.controlled else 0 for c in range(components))
+                return tuple(self.number(name, c) for c in places)
             if self.size(name) == 1:
                 return (self.number(name),)
             return tuple(built(b, d, lambda c: c, functools.partial(self.element, name)))
@@ -245,17 +240,13 @@ class Held:
 
     def u0(self, index: Value, fresh: Value) -> list[Any]:
         """The initial states of these trajectories in the lanes `fresh`; zero in the others."""
-        b, d = self.b, self.problem
-        i = self.layout.find("u0")
-        assert i is not None
+        b, d, i = self.b, self.problem, self._find("u0")
         number, buffer = self.layout.numbers[i], self._buffers[i]
         if not number.is_own:
             shared = self._element if d.in_memory else self._component
             return built(b, d, lambda c: c, lambda c: b.spread(shared(i, c)))
-        size = number.size
-        return built(
-            b, d, lambda c: self.order.place(index, c, size), lambda at: buffer.gather(at, fresh, 0)
-        )
+        place = functools.partial(self.order.place, index, size=number.size)
+        return built(b, d, place, lambda at: buffer.gather(at, fresh, 0))
 
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
         """An element of a group of the field's numbers."""

@@ -6,9 +6,8 @@ Linux, `~/Library/Caches/ensembleode` on macOS, `%LOCALAPPDATA%\\ensembleode` on
 `ENSEMBLEODE_CACHE_DIR` turns the cache off. It may be deleted at any time.
 
 The code in it is run. So a file is used only if it and the folder `kernels` belong to the user, and
-nobody else may write to them; folder and files are made like that. If this doesn't hold, or
-anything else is wrong with the folder or with a file in it, code is compiled anew, and only time is
-lost.
+nobody else may write to them, as they are made. If anything is wrong with them, code is compiled
+anew.
 """
 
 import contextlib

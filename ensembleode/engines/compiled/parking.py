@@ -8,6 +8,7 @@ don't depend on which others are in the lanes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,8 @@ _PATIENCE = 2
 
 
 class Parking:
-    """Room for the trajectories that wait: first for those that wait for the first method, then for
-    those that wait for the second.
-
-    **Arguments:** `is_second`: whether the lanes step with the second method.
-    """
+    """Room for the trajectories that wait: for those of the first method, then of the second.
+    `is_second` says with which one the lanes step."""
 
     def __init__(self, loop: Loop, is_second: Variable):
         self.loop, self.b, self.is_second = loop, loop.b, is_second
@@ -47,8 +45,8 @@ class Parking:
         """The variables of a trajectory, and where they are kept while it waits."""
         if not self._places:
             b, loop = self.b, self.loop
-            held = [x for xs in loop.held.variables() for x in xs]
-            every = [*loop.variables(), loop.code, loop.restarts, loop.held.index, *held]
+            held = loop.held.index, *itertools.chain(*loop.held.variables())
+            every = [*loop.variables(), loop.code, loop.restarts, *held]
             own = [x for x in every if x is not None and x.lanes and x is not loop.occupied]
             self._places = [(x, b.array(x.dtype, 2 * self.room)) for x in own]
         return self._places

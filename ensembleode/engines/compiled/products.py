@@ -101,12 +101,8 @@ def product(
 class Strips:
     """A matrix of weights that all lanes share, packed as `[strip, term, row of the strip]`: a
     product reads a strip from its beginning to its end (see Goto and van de Geijn, Anatomy of
-    High-Performance Matrix Multiplication, 2008). Read where it is, a matrix that is stored term by
-    term would take a cache line for each term, all of them in the same few sets of the cache.
-
-    - `tile`: the rows of a strip, as many as are computed at once; the last one may have fewer.
-    - `size`, `dtype`: how many numbers are packed, and of which dtype.
-    """
+    High-Performance Matrix Multiplication, 2008), instead of a cache line for each term. A strip
+    has `tile` rows, as many as are computed at once; the last one may have fewer."""
 
     weights: ir.Matrix
     tile: int
@@ -164,7 +160,6 @@ def along(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None
 
 
 def room(b: Builder) -> int:
-    """The bytes of sums that are accumulated at once: with vectors, three quarters of the
-    registers."""
+    """The bytes of sums that are accumulated at once: of vectors, 3/4 of the registers."""
     here = current()
     return here.registers * here.vector_bytes * 3 // 4 if b.lanes > 1 else _AT_ONCE

@@ -17,7 +17,7 @@ import numpy as np
 from ...solvers.method import Method
 from ...solvers.switching import Switching
 from .builder import Buffer, Builder, I64, Value, Variable
-from .components import built, each_place, places
+from .components import built, each_place, places, set_all
 from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
@@ -31,16 +31,12 @@ class Cotangents(NamedTuple):
     """The cotangents that are pulled back, and the results, as row-major arrays.
 
     - `rows [trajectory, row, component]`: the cotangents of what was saved.
-    - `reached [trajectory]`: how many times were saved, including those past the last row; not used
-        where only ends are saved.
-    - `happened [trajectory]`: with callbacks, how many events there were; `events`: the cotangents
-        of their rows.
+    - `reached [trajectory]`: how many times were saved, or would have been with more rows.
+    - `happened [trajectory]`, `events`: how many events there were, and the cotangents of their
+        rows.
     - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
-        the results; the latter two are the gradients by the parameters.
-
-    Where the sums of shared parameters are in memory, `shared` is `[block, number]`. On a GPU the
-    trajectories come last, and `shared` is `[number, thread]`, with the sum over each
-    thread's trajectories.
+        the results, the latter two for the parameters. `shared` is `[block, number]` where its sums
+        are in memory, and `[number, thread]` on a GPU, where the trajectories come last.
     """
 
     rows: Buffer
@@ -57,11 +53,10 @@ class Pullback:
     """The functions that pull back through the equations.
 
     - `calls(held, mask)`: returns the equations of the trajectories in `held`, with their
-        transposes; the mask has the lanes that count.
+        transposes.
     - `n_own`, `n_shared`: how many parameters with cotangents each trajectory has, and all share.
     - `jumps`: the functions of the callbacks, where there are any.
-    - `sums`: where the cotangents of shared parameters, and of each trajectory's own where these
-        are many, are added up in memory; None where `calls` return them.
+    - `sums`: where cotangents of parameters are added up in memory; None where `calls` return them.
     - `keeping`: see `Record`.
     """
 
@@ -154,11 +149,10 @@ class Replay:
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
         each_place(self.adjoint, write)
-        n_own = self.pullback.n_own
+        n_own, n_shared = self.pullback.n_own, self.pullback.n_shared
         for i, x in enumerate(self.each):
-            buffer, n, at = to.own, n_own, i
-            if i >= n_own:
-                buffer, n, at = to.shared, self.pullback.n_shared, i - n_own
+            is_own = i < n_own
+            buffer, n, at = (to.own, n_own, i) if is_own else (to.shared, n_shared, i - n_own)
             place = self.order.place(index, at, n)
             buffer.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
@@ -206,10 +200,6 @@ class Replay:
     def _add_row(self, mask: Value) -> None:
         for x, more in zip(self.adjoint, self.cotangent_of(self.rows.get(), mask), strict=True):
             x.set_where(mask, x.get() + more)
-
-    #
-    # Backwards
-    #
 
     def run(self) -> None:
         """Go back through the turns of the record, the last first."""
@@ -269,8 +259,7 @@ class Replay:
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)
-            for variable, x in zip((*self.y2, self.t2), (*y, t), strict=True):
-                variable.set_where(took, x)
+            set_all((*self.y2, self.t2), (*y, t), took)
         theta = None
         if self.events is not None:
             after = took & self.events.saves_after(turn.marks)
@@ -313,8 +302,7 @@ class Replay:
         """Set variables to the cotangents of those inputs that are states."""
         states = [v for v in jax.tree.leaves(to) if v.aval.shape]
         for v, variables in zip(states, places, strict=True):
-            for x, new in zip(variables, pulled.found(v), strict=True):
-                x.set_where(mask, new)
+            set_all(variables, pulled.found(v), mask)
 
     def add_gradient(self, more: Any, mask: Value) -> None:
         for variable, x in zip(self.gradient, more or (), strict=False):
@@ -332,8 +320,7 @@ class Replay:
         self.add_gradient(pulled.gradient, mask)
 
     def _anew(self, took: Value, turn: Turn) -> None:
-        """Pull back through a restart at the end of this step, in the lanes that went on from
-        there."""
+        """Pull back through a restart at the end of this step, in the lanes that went on there."""
         b, t2 = self.b, self.t2.get()
         # Where the field jumps, the next step begins a little later than this one ends. (The last
         # step of a trajectory has no step after it; t2 is NaN there.)
@@ -357,8 +344,7 @@ class Replay:
         calls: Calls,
         theta_of_event: Value | None,
     ) -> None:
-        """Pull back through the rows saved within the step and the state at which the step was cut,
-        and through those equations that only these depend on."""
+        """Pull back through the rows within the step and its cut, and what only these depend on."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
         y, t, h = turn.y, turn.t, turn.h
         direction = b.sign(held.number("t1") - held.number("t0"))

@@ -20,6 +20,7 @@ from ...solvers.reach import blur
 from ...solvers.time import REACH, REACH_OF_STEP
 from .balls import rounded, ROUNDINGS
 from .builder import BOOL, I32, integer_like, Value, Variable
+from .components import set_all
 from .quiet import differs
 from .saved_rows import Step
 
@@ -37,11 +38,8 @@ _THRESHOLD = 16.0
 
 
 class Looks(NamedTuple):
-    """Which conditions are evaluated at points within a step.
-
-    - `every`: whether all of them are, as a scalar; None where that is known.
-    - `always`: the numbers of those that are if not all of them are.
-    """
+    """Which conditions are evaluated at points within a step: all of them if the scalar `every`
+    (None stands for true), otherwise those with the numbers `always`."""
 
     every: Value | None = None
     always: frozenset[int] = frozenset()
@@ -59,9 +57,8 @@ class Search:
     """The search for events in a step.
 
     - `bottom`, `low`: for each condition, the time from which its sign counts, and its value then.
-    - `top`: for each callback, the time at which an event was noticed.
-    - `high`: the values of the conditions at that time; `fires`: whether each has crossed zero by
-        then.
+    - `top`, `high`: the time at which an event of a callback was noticed, and the conditions there.
+    - `fires`: whether each condition has crossed zero by then.
     """
 
     def __init__(self, happening: Happening, step: Step):
@@ -87,9 +84,6 @@ class Search:
         step, loop = self.step, self.loop
         at = step.y, step.attempt.dense, step.t, step.h
         return step.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
-
-    def any_fires(self) -> Value:
-        return _either([x.get() for x in self.fires])
 
     def notice(self, looks: Looks) -> None:
         """Find the conditions with another sign at the end of the step, or within it."""
@@ -209,8 +203,7 @@ class Search:
         wanted: frozenset[int],
         low: list[Value],
     ) -> None:
-        """Look at `n` points of the step, including both ends, until a wanted condition of the
-        chosen callbacks has another sign."""
+        """Look at `n` points of the step for other signs of wanted conditions of callbacks."""
         b, step = self.b, self.step
         span = step.t2 - step.t
         # With several conditions, looking goes on as long as one of them has not changed its sign.
@@ -261,8 +254,7 @@ class Search:
         b.if_(b.any(seen.get()), first, likely=False)
 
     def run(self, t2: Variable, end: list[Variable], relaxed: Variable) -> Value:
-        """Find the earliest event, cut the step there, and mark the conditions that cross zero
-        there. Returns the lanes that have an event."""
+        """Cut the step at the earliest event, and mark the conditions there. Returns its lanes."""
         b, on, step = self.b, self.on, self.step
         direction = self.loop.direction
         met, best = b.variable(BOOL, False), b.variable(self.dtype, step.t2)
@@ -280,8 +272,7 @@ class Search:
         at, met = best.get(), met.get()
         cut = met & at.ne(step.t2)
         t2.set_where(met, at)
-        for variable, u in zip(end, self.state_at(at), strict=True):
-            variable.set_where(cut, u)
+        set_all(end, self.state_at(at), cut)
         y = tuple(v.get() for v in end)
         values = on.conditions(y, at, met)
         fires = [x.get() for x in self.fires]
@@ -333,8 +324,7 @@ class Search:
                 on.radii[k].set_where(lanes & acts[k].get(), radius)
 
     def forget(self, t2: Value) -> None:
-        """Conditions that have left the root before the step's end `t2` don't rest there any
-        more."""
+        """Conditions that have left the root before the end `t2` don't rest there any more."""
         for k, low in enumerate(self.low):
             left = self.loop.direction * (t2 - self.bottom[k].get()) > 0.0
             left = left & self.step.accepted & low.get().ne(0.0) & self.on.marks[k].get().eq(0)

@@ -97,8 +97,8 @@ def _threads(plan: Plan, n: int) -> int:
 def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     """The number of lanes of a thread, when `n` trajectories are solved."""
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
-    has_products = _has_products(plan.field)
-    crowded = plan.method.value.controller is not None or has_products
+    has_products, is_adaptive = _has_products(plan.field), plan.method.value.adaptive
+    crowded = is_adaptive or has_products
     width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
     if not _in_memory(plan):
         # (A power of two, as all widths are.)
@@ -107,12 +107,10 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
-    is_adaptive = plan.method.value.controller is not None
-    if here.registers < 32:
-        alone = has_products and shared <= _FEW
-    else:
-        alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
-    return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
+    enough = here.registers >= 32
+    few = shared <= (_MOST_NEAR if enough else _FEW) or (enough and is_adaptive)
+    vectors = 1 if has_products and few else _VECTORS_BACKWARDS
+    return min(width, vectors * here.lanes(dtype))
 
 
 def _in_memory(plan: Plan) -> bool:
@@ -141,13 +139,7 @@ def _has_products(field: Program) -> bool:
 
 
 def width_of(
-    size: int,
-    dtype: Any,
-    n: int,
-    here: machine.Machine,
-    *,
-    crowded: bool = True,
-    reused: bool = False,
+    size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool, reused: bool
 ) -> int:
     """The number of lanes: those of several vectors, as many as leave registers free for the state.
     `crowded`: whether there are many numbers besides the state, as with adaptive steps or products;
@@ -165,8 +157,7 @@ def width_of(
 
 
 def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
-    """The result of the trajectories in the mask `[n]`; it has times only where each has its
-    own."""
+    """The result of the trajectories in the mask `[n]`; it has times where each has its own."""
     return _mapped(plan, rows_alone=False)(lanes, mask)
 
 
@@ -195,9 +186,8 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
 
 
 def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
-    n, saving, events = len(mask), plan.saving, plan.events
+    n, saving, events, saved = len(mask), plan.saving, plan.events, _saved_rows(plan)
     d = described(plan, lanes, n)
-    saved = _saved_rows(plan)
     outputs = [_array(d, n, saved * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, saved))
@@ -242,7 +232,8 @@ def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list)
     """The arguments of `_run` for the kernel `solve` with these outputs."""
     n, (text, arrays) = len(mask), kernel.solving(d)
     threads = n if d.on_gpu else _threads(plan, n)
-    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(arrays))
+    sizes = [arrays] if arrays else []
+    given = operands(d, plan, lanes, mask, _saved_rows(plan), *sizes)
     results = outputs + _arrays(threads * arrays)
     return text, "solve", given, results, n, threads, d.width
 
@@ -255,8 +246,7 @@ class Steps(NamedTuple):
     """The steps of trajectories. What was not reached is uninitialised.
 
     - `t [trajectory, row]`, `u [trajectory, row, component]`: where steps begin and end.
-    - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step that
-        ends in a row (see `dense.inner_nodes`).
+    - `inner [trajectory, row, node, component]`: the inner nodes of the step that ends in a row.
     - `rows [trajectory]`: how many rows were reached.
     """
 
@@ -318,8 +308,7 @@ def _run(
     threads: int,
     least: int,
 ) -> list[Any]:
-    """Call a kernel for so many items of work; on a CPU, with at most `threads` threads, each of
-    which gets at least `least` items."""
+    """Call a kernel for `items` of work, by at most `threads` threads with `least` items each."""
     if plan.engine.on_gpu:
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
@@ -329,11 +318,6 @@ def _run(
 def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
     """The shape and dtype of `size` numbers for each trajectory."""
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
-
-
-def _lengths(arrays: int) -> tuple[int, ...]:
-    """The sizes that follow all others where a thread has so many bytes of arrays."""
-    return (arrays,) if arrays else ()
 
 
 def _arrays(size: int) -> list[jax.ShapeDtypeStruct]:
@@ -375,13 +359,11 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
         # The bits of sums don't depend on how many threads there are, so neither does the width.
         d = dataclasses.replace(d, width=_width(plan, n // groups, backwards=True))
     back = kernel.pulling_back(d)
-    which = with_gradients(d)
-    avals = parameters_of(plan.field)
+    which, avals = with_gradients(d), parameters_of(plan.field)
     own, shared = (size_of(d, part) for part in which)
-    record = _record_on_gpu if d.on_gpu else _record_on_cpu
-    share = record(d, flow, back, shared)
+    share = (_record_on_gpu if d.on_gpu else _record_on_cpu)(d, flow, back, shared)
     rows, *of_events = (x.reshape(n, -1, d.size) for x in cotangents)
-    sizes = *share.sizes, *_lengths(back.arrays)
+    sizes = *share.sizes, *([back.arrays] if back.arrays else [])
     given = operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     given += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
@@ -392,8 +374,8 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
     outputs += share.memory + _arrays(share.threads * back.arrays)
-    of_work = share.items, share.threads, share.least
-    results = _run(plan, back.text, "pull_back", given, outputs, *of_work)
+    work = share.items, share.threads, share.least
+    results = _run(plan, back.text, "pull_back", given, outputs, *work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
     found = {}
@@ -412,14 +394,9 @@ def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
 
 
 class _Share(NamedTuple):
-    """How the work of `pull_back` is shared out.
-
-    - `threads`: the number of threads.
-    - `sizes`: the other sizes (see `kernel.TURNS`).
-    - `memory`: the memory of the record and of factors.
-    - `items`, `least`: how many items of work there are, and how many at least a thread gets.
-    - `sums`: how many sums of shared parameters' cotangents there are.
-    """
+    """How the work of `pull_back` is shared out: among `threads`, with the other `sizes` (see
+    `kernel.TURNS`), the memory of the record and of factors, so many `items` of which a thread gets
+    at `least` some, and so many sums of shared parameters' cotangents."""
 
     threads: int
     sizes: tuple[int, ...]
@@ -460,8 +437,7 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
 
 
 def _record_on_gpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
-    """`_record_on_cpu` for a GPU. Every thread has memory for one trajectory at a time, and each
-    group has as many threads."""
+    """`_record_on_cpu` for a GPU, where each thread has one trajectory at a time."""
     # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
@@ -488,7 +464,6 @@ def _checkpoints(most: int, turns: int, back: kernel.PullingBack) -> int:
 
 
 def _memory(d: Description, threads: int, *sizes: int) -> list[jax.ShapeDtypeStruct]:
-    """The memory of all threads for turns, events, checkpoints and factors, of which a thread has
-    so many."""
+    """The memory of all threads for turns, events, checkpoints and factors of these sizes."""
     kinds = zip(sizes, (d.dtype, np.int32, np.int8, d.dtype), strict=False)
     return [jax.ShapeDtypeStruct((threads * size,), dtype) for size, dtype in kinds]

@@ -244,8 +244,7 @@ class Pulled:
         return self.values[atom]
 
     def _called(self, eqn: Any, args: Sequence[Any], equations: Equations) -> list:
-        """The results of a call. The factors of a matrix are whatever object the equations
-        return."""
+        """The results of a call; the factors of a matrix are whatever the equations return."""
         found: Any = getattr(equations, eqn.primitive.name.removeprefix("equations_"))(*args)
         if eqn.primitive is _FACTORISE:
             return [found]
@@ -256,18 +255,15 @@ class Pulled:
         return [entries, zero if dfdt is None else list(dfdt)]
 
     def operands_of_calls(self, eqns: Sequence[Any]) -> list:
-        """The operands that a pull-back through these equations needs at its calls, provided that
-        the calls' results are known."""
+        """The operands that a pull-back needs at calls of these equations with known results."""
         found = []
         for eqn in filter(_is_call, eqns):
-            if eqn.primitive is _MASS:
-                continue
-            found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
+            if eqn.primitive is not _MASS:
+                found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
         return found
 
     def apart(self) -> Pulled:
-        """A copy without cotangents, whose new values are not used outside of the block that it is
-        for."""
+        """A copy without cotangents, whose new values are used only in one block."""
         other = copy.copy(self)
         other.values, other.cotangents, other.gradient = dict(self.values), {}, None
         return other
@@ -337,11 +333,12 @@ class Pulled:
             return
         args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
         if eqn.primitive is _LINEARISE:
-            found = list(calls.linearise(*args, whole))
+            found = calls.linearise(*args, whole)
         elif eqn.primitive is _F:
-            found = list(calls.f(*args, whole[0], self.residuals.get(eqn.outvars[0])))
+            found = calls.f(*args, whole[0], self.residuals.get(eqn.outvars[0]))
         else:
-            found = list(calls.jvp(*args, whole[0]))
+            found = calls.jvp(*args, whole[0])
+        found = list(found)
         for x in eqn.invars:
             if x.aval.shape:
                 if self.is_active(x):
@@ -360,11 +357,6 @@ def _zipped(op: Callable, *xs: _Components, dtype: Any = None) -> _Components:
     """Apply `op`, whose results have this dtype, component by component."""
     n = max(map(len, xs))
     return [componentwise(op, *(x[i % len(x)] for x in xs), dtype=dtype) for i in range(n)]
-
-
-#
-# Forward values of equations
-#
 
 
 _THE_SAME = ("broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient")

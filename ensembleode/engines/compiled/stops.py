@@ -18,11 +18,8 @@ def known_times(layout: Layout) -> list[str]:
 
 
 class Stops:
-    """The variables that lanes have for their known times.
-
-    - `tstop`: the end of a lane's current stretch of time, beyond which no step goes.
-    - `jumps`: whether `f` may jump there.
-    """
+    """The variables that lanes have for their known times: the end `tstop` of the current stretch
+    of time, beyond which no step goes, and whether `f` may jump there."""
 
     def __init__(self, b: Builder, held: Held, dtype: np.dtype):
         self.b, self._held = b, held

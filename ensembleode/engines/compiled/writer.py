@@ -54,6 +54,16 @@ class Writer:
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
 
+    def go_on(self, name: str) -> None:
+        """Jump to the code that follows, which gets this label."""
+        self.jump(name)
+        self.label(name)
+
+    def go_on_if(self, condition: str, name: str, otherwise: str) -> None:
+        """Jump to the code that follows, which gets this label, or to another."""
+        self.branch(condition, name, otherwise)
+        self.label(name)
+
 
 def as_pointers(values: Iterable[str]) -> str:
     """These names as pointer arguments of a call."""
