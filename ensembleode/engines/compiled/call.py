@@ -271,24 +271,21 @@ def _lower(ctx, *operands, kernel, avals, in_place):
     return jax.ffi.ffi_lowering(kernel.target, operand_output_aliases=aliases)(ctx, *operands)
 
 
-def _jvp(primals, tangents, *, kernel, **_):
+def _no_rule(what, remedy, *_, kernel, **__):
     raise TypeError(
-        f"the kernel {kernel.name!r} has no derivative of its own: whatever calls it has to give "
-        "one (jax.custom_vjp or jax.custom_jvp)."
-    )
-
-
-def _batched(operands, dims, *, kernel, **_):
-    raise TypeError(
-        f"the kernel {kernel.name!r} has no batching rule of its own: whatever calls it has to "
-        "give one (jax.custom_batching.custom_vmap)."
+        f"the kernel {kernel.name!r} has no {what} of its own: whatever calls it has to give one "
+        f"({remedy})."
     )
 
 
 _call_p.def_impl(_run)
 _call_p.def_abstract_eval(lambda *_, avals, **__: avals)
-ad.primitive_jvps[_call_p] = _jvp
-batching.primitive_batchers[_call_p] = _batched
+ad.primitive_jvps[_call_p] = functools.partial(
+    _no_rule, "derivative", "jax.custom_vjp or jax.custom_jvp"
+)
+batching.primitive_batchers[_call_p] = functools.partial(
+    _no_rule, "batching rule", "jax.custom_batching.custom_vmap"
+)
 mlir.register_lowering(_call_p, _lower, platform="cpu")
 
 

@@ -138,7 +138,22 @@ class Happening:
             return shorter, verdict._replace(next_h=next_h.get(), lost=lost.get())
 
         def look(at: Looks) -> None:
-            self._search(step, at, t2, end, next_h, lost)
+            """Look for events in the step, and change its end and what follows accordingly."""
+            search = Search(self, step)
+            search.notice(at)
+            relaxed, met = b.variable(dtype, 1), b.variable(BOOL, False)
+
+            def run() -> None:
+                met.set(search.run(t2, end, relaxed))
+                self.recent.set(True)
+
+            fires = functools.reduce(operator.or_, [x.get() for x in search.fires])
+            b.if_(b.any(fires), run, likely=False)
+            b.if_(self.recent.get(), lambda: search.forget(t2.get()), likely=False)
+            if loop.problem.adaptive:
+                bounds = loop.bounds(loop.held)
+                next_h.set_where(met.get(), bounds.bounded(b, loop.h.get() * relaxed.get()))
+                lost.set(lost.get() & ~met.get())
             commit(*cut())
 
         if self._quiet is None:
@@ -179,33 +194,6 @@ class Happening:
         """Keep the conditions at the end of the step, where the next step starts."""
         for variable, x in zip(self.values, end, strict=False):
             variable.set_where(step.accepted, x)
-
-    def _search(
-        self,
-        step: Step,
-        looks: Looks,
-        t2: Variable,
-        end: list[Variable],
-        next_h: Variable,
-        lost: Variable,
-    ) -> None:
-        """Look for events in the step, and change its end and what follows accordingly."""
-        b, loop = self.b, self.loop
-        search = Search(self, step)
-        search.notice(looks)
-        relaxed, met = b.variable(loop.problem.dtype, 1), b.variable(BOOL, False)
-
-        def run() -> None:
-            met.set(search.run(t2, end, relaxed))
-            self.recent.set(True)
-
-        fires = functools.reduce(operator.or_, [x.get() for x in search.fires])
-        b.if_(b.any(fires), run, likely=False)
-        b.if_(self.recent.get(), lambda: search.forget(t2.get()), likely=False)
-        if loop.problem.adaptive:
-            bounds = loop.bounds(loop.held)
-            next_h.set_where(met.get(), bounds.bounded(b, loop.h.get() * relaxed.get()))
-            lost.set(lost.get() & ~met.get())
 
     #
     # What it does
@@ -369,18 +357,13 @@ class Happening:
         saves = here
         if not all(wanted):
             saves = b.constant(False, BOOL, of_lanes=True)
-            for x, marks in self._marks_of():
+            for x, marks in marks_of(self.events, self.marks):
                 if saves_after(x, saving):
                     for mark in marks:
                         saves = saves | mark.get().ne(0)
             saves = saves & here
         write = loop.saved.write_step if saving.mode == "steps" else loop.saved.write_again
         write(saves, loop.t.get(), loop.state())
-
-    def _marks_of(self) -> list[tuple[Continuous | Discrete, list[Variable]]]:
-        found: list = [(x, self.marks[places]) for _, x, places in self.events.slices()]
-        place = self.events.components
-        return [*found, *((x, [self.marks[place + i]]) for i, x in enumerate(self.events.discrete))]
 
     def _restart(self, here: Value) -> None:
         """Go on from the changed state."""
@@ -389,7 +372,7 @@ class Happening:
         if not loop.problem.adaptive:
             loop.set_anchor(here)
         t = loop.t.get()
-        for x, marks in self._marks_of():
+        for x, marks in marks_of(self.events, self.marks):
             if isinstance(x, Discrete) and x.after_jump:
                 t = self.b.where(marks[0].get().ne(0), next_time(self.b, t, loop.direction), t)
         if (consistent := loop.consistent(here, t)) is not None:
@@ -407,9 +390,21 @@ def saves_after(x: Continuous | Discrete, saving: Saving) -> bool:
     return saving.after_events and not (isinstance(x, Discrete) and x.is_discontinuity)
 
 
-def acting(x: Continuous, marks: Sequence[Value]) -> Iterator[tuple[Jump, Value]]:
+def marks_of(events: Events, marks: Sequence) -> Iterator[tuple[Continuous | Discrete, Sequence]]:
+    """The callbacks, each with its marks among those of all."""
+    start = 0
+    for x in events.callbacks:
+        length = x.length if isinstance(x, Continuous) else 1
+        yield x, marks[start : start + length]
+        start += length
+
+
+def acting(x: Continuous | Discrete, marks: Sequence[Value]) -> Iterator[tuple[Jump, Value]]:
     """The jumps of a callback, each with the lanes in which it acts, by the marks of its
     conditions: 1 where a condition rises, -1 where it falls, 0 where it doesn't cross zero."""
+    if isinstance(x, Discrete):
+        yield x.jump, marks[0].ne(0)
+        return
     if x.up is not None and x.up == x.down:
         yield x.up, functools.reduce(operator.or_, (m.ne(0) for m in marks))
         return

@@ -8,7 +8,7 @@ the state at which the step was cut or ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 import jax
@@ -19,7 +19,7 @@ from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
 from .components import set_all
-from .events import acting, moved_numbers, saves_after, times_of
+from .events import acting, marks_of, moved_numbers, saves_after, times_of
 from .steps import Calls, Pulled, within_of
 
 
@@ -87,20 +87,11 @@ class EventsBack:
     def saves_after(self, marks: Sequence[Value]) -> Value:
         """The lanes that save the state after the events at the end of the step."""
         here = self.b.constant(False, BOOL, of_lanes=True)
-        for x, own in self._marks_of(marks):
+        for x, own in marks_of(self.events, marks):
             if saves_after(x, self.replay.problem.saving):
                 for mark in own:
                     here = here | mark.ne(0.0)
         return here
-
-    def _marks_of(
-        self, marks: Sequence[Value]
-    ) -> Iterator[tuple[Continuous | Discrete, Sequence[Value]]]:
-        start = 0
-        for x in self.events.callbacks:
-            length = x.length if isinstance(x, Continuous) else 1
-            yield x, marks[start : start + length]
-            start += length
 
     def back(
         self, method: Method, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls
@@ -153,9 +144,9 @@ class EventsBack:
         now = [b.variable(x.dtype, x) for x in y]
         moved = [b.variable(x.dtype, 0 if i else turn.t2) for i, x in enumerate(self.to_time)]
         jumps = [
-            (callback, jump, here & acted, {**step, **extras})
-            for callback, own in self._marks_of(turn.marks)
-            for jump, here, extras in _jumps_of(callback, own)
+            (callback, jump, here & acted, {**step, "mask": list(own)})
+            for callback, own in marks_of(self.events, turn.marks)
+            for jump, here in acting(callback, own)
         ]
         found = []
         for callback, jump, here, extras in jumps:
@@ -209,14 +200,3 @@ class EventsBack:
                 variable.set_where(x.here, variable.get() + more)
             found = found[len(variables) :]
         replay.add_gradient(found, x.here)
-
-
-def _jumps_of(
-    callback: Continuous | Discrete, marks: Sequence[Value]
-) -> Iterator[tuple[Jump, Value, dict]]:
-    """The jumps of a callback, each with the lanes where it acted, and the extras that it reads."""
-    if isinstance(callback, Discrete):
-        yield callback.jump, marks[0].ne(0.0), {}
-        return
-    for jump, here in acting(callback, marks):
-        yield jump, here, {"mask": list(marks)}
