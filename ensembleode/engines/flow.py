@@ -195,10 +195,8 @@ def at_numbers(
 
 def structs_of(field: Program) -> tuple[tuple, jax.ShapeDtypeStruct]:
     """The abstract values of a field's constants and parameters, and of its time."""
-    *numbers, t = (
-        jax.ShapeDtypeStruct(a.shape, a.dtype)
-        for a in (*parameters_of(field), field.jaxpr.invars[-1].aval)
-    )
+    avals: list[Any] = [*parameters_of(field), field.jaxpr.invars[-1].aval]
+    *numbers, t = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
     return tuple(numbers), t
 
 

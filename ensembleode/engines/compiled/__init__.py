@@ -38,7 +38,7 @@ from ...ground.alone import alone
 from ...ground.logs import log_once
 from ...ground.placement import platform
 from ...solvers.switching import Switching
-from ...tracing.program import Program
+from ...tracing.program import Program, Static
 from ..derivatives import differentiable
 from ..engine import Engine
 from ..flow import Flow, inexact_of, Known, own_and_shared
@@ -130,7 +130,9 @@ class Compiled(Engine):
     shares_work = True
     numbers_apart = True
     rows = staticmethod(solves.rows)
-    method = staticmethod(method.method)
+
+    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
+        return method.method(alg, options, has_dt=has_dt)
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories."""

@@ -1,5 +1,6 @@
 """The rows that a kernel saves of its trajectories, and where the results go."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,10 +98,9 @@ class SavedRows:
         # Whether all lanes are at the same row.
         self._is_shared = shared and has_times
         # The next row of each lane; and its time, where times are saved.
-        self.row, self._time = (
-            b.variable(dtype, 0, of_lanes=not self._is_shared) if exists else None
-            for dtype, exists in ((I64, saves), (problem.dtype, saves and has_times))
-        )
+        variable = functools.partial(b.variable, value=0, of_lanes=not self._is_shared)
+        self.row: Any = variable(I64) if saves else None
+        self._time: Any = variable(problem.dtype) if saves and has_times else None
 
     def variables(self) -> list[Variable]:
         return [x for x in (self.row, self._time) if x is not None]

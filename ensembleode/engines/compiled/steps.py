@@ -214,7 +214,7 @@ class Pulled:
         variables = variables_of(trace.inputs)
         self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
         # The residuals of the calls whose results these variables are.
-        self.residuals: dict[Any, Loaded] = {}
+        self.residuals: dict[Any, Loaded | None] = {}
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
         self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
@@ -229,7 +229,7 @@ class Pulled:
 
     def _value(self, atom: Any, calls: Calls) -> Call[_Components]:
         if isinstance(atom, jex.Literal):
-            return [self.b.constant(atom.val, atom.aval.dtype)]
+            return _literal(self.b, atom)
         if atom not in self.values:
             eqn = self._made_by[atom]
             args = yield results_of(self._value(x, calls) for x in eqn.invars)
@@ -349,6 +349,10 @@ class Pulled:
         self.gradient = found
 
 
+def _literal(b: Builder, x: Any) -> _Components:
+    return [b.constant(x.val, x.aval.dtype)]
+
+
 def _is_call(eqn: Any) -> bool:
     return eqn.primitive in _CALLS
 
@@ -380,7 +384,7 @@ def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> lis
     values: dict = dict(zip(jaxpr.invars, args, strict=True))
 
     def value(x: Any) -> _Components:
-        return [b.constant(x.val, x.aval.dtype)] if isinstance(x, jex.Literal) else values[x]
+        return _literal(b, x) if isinstance(x, jex.Literal) else values[x]
 
     for eqn in used(jaxpr)[0]:
         outs = _written(b, eqn, list(map(value, eqn.invars)))
