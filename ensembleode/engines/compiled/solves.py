@@ -387,10 +387,11 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
 def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
     """The arrays whose numbers are the columns of `flat`, one after the other: `[row, ...]`."""
     ends = itertools.accumulate((math.prod(x.shape) for x in avals), initial=0)
-    parts = [flat[:, start:end] for start, end in itertools.pairwise(ends)]
     # The number of rows is spelled out instead of -1, as an array may be empty.
-    each = [x.reshape(len(flat), *aval.shape) for x, aval in zip(parts, avals, strict=True)]
-    return [x.astype(aval.dtype) for x, aval in zip(each, avals, strict=True)]
+    return [
+        flat[:, start:end].reshape(len(flat), *aval.shape).astype(aval.dtype)
+        for (start, end), aval in zip(itertools.pairwise(ends), avals, strict=True)
+    ]
 
 
 class _Share(NamedTuple):
