@@ -26,7 +26,6 @@ class Left(NamedTuple):
 
     - `u`, `t`: the saved states (where only ends are saved, the last ones), and their times where
         every step is saved.
-    - `rows`: the number of rows of each trajectory, or of all.
     - `ntried`: the number of steps tried; a `Tried` if two methods make them.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`, `ended`: see `Result`.

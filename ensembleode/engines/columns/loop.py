@@ -24,14 +24,9 @@ _TURNS = 256
 
 
 class State(NamedTuple):
-    """The variables of the loop.
-
-    - `h`: the size of the next step, positive.
-    - `memory`, `failures`: of the controller, and of `step_size.count_failures`; None with a fixed
-        step.
-    - `code`: the return code; `GOING` as long as it goes on.
-    - `stops`: the position among the known times; None without such times.
-    """
+    """The variables of the loop; `h` is the size of the next step, positive, and `code` is `GOING`
+    as long as the loop goes on. What a fixed step, or a solve without known times, lacks is
+    None."""
 
     t: Float[Array, ""]
     h: Float[Array, ""]

@@ -55,7 +55,6 @@ class Description:
     - `form`: what implicit methods need besides the field; None where they need nothing.
     - `in_memory`: whether a state is an array in memory (see `components.py`).
     - `inner`: whether the states at inner nodes of every step are saved (see `dense.inner_nodes`).
-    - `width`: the number of lanes.
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
     - `on_gpu`: whether the kernel is for the threads of a GPU; see `kernel.Frame`.

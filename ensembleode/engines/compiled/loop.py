@@ -50,7 +50,6 @@ class Loop:
         `Default`. None where nothing can stop the solve.
     - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and their
         lanes.
-    - `functions`: the functions of the callbacks; None without callbacks.
     """
 
     def __init__(

@@ -237,8 +237,7 @@ class _Sums:
         return Panels(b, term, factors, self._calls, self._each, unit, self.sums)
 
     def for_each_call(self, body: Callable[[Memory], None]) -> None:
-        """Run `body(factors)` for each call; number `i` of a part of the lanes is at `i *
-        parts`."""
+        """Run `body(factors)` for each call; number `i` of one part is at index `i * parts`."""
 
         def one(number: Value) -> None:
             at = Memory(self._factors.offset(number * self._each), of_lanes=True)

@@ -55,7 +55,6 @@ class Pullback:
     - `calls(held, mask)`: returns the equations of the trajectories in `held`, with their
         transposes.
     - `n_own`, `n_shared`: how many parameters with cotangents each trajectory has, and all share.
-    - `jumps`: the functions of the callbacks, where there are any.
     - `sums`: where cotangents of parameters are added up in memory; None where `calls` return them.
     - `keeping`: see `Record`.
     """
