@@ -31,8 +31,7 @@ def saved_of(flow: Flow) -> int:
 
 
 def sizes_of(flow: Flow) -> list[int]:
-    """The numbers of rows of a trajectory: of saved states; and of events, where there is room for
-    some."""
+    """The numbers of rows of a trajectory: of saved states, and of events if there may be any."""
     slots = flow.plan.event_slots
     return [saved_of(flow), EVENT_ROWS * slots] if slots else [saved_of(flow)]
 
@@ -44,8 +43,7 @@ def without_events(flow: Flow) -> Flow:
 
 
 def is_there(flow: Flow, known: Known) -> list[Any]:
-    """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`, as in
-    `sizes_of`."""
+    """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`."""
     there, plan, ok = [_is_saved(flow, known)], flow.plan, known.ok[:, None]
     if plan.event_slots:
         ended, happened = known.ended, known.happened
@@ -71,18 +69,14 @@ def times_rate(rate: Any, dt: Any) -> Any:
 
 
 def each_t0(flow: Flow, x: Any) -> Any:
-    """`x` with one number for each trajectory, where all may share the number since they share
-    `t0`."""
+    """`x` with one number for each trajectory, where all may share `t0`."""
     return each(x, flow.plan.batched.t0, flow.n)
 
 
 def fit_for(ok: Any) -> Callable[..., Any]:
-    """`fit(x, is_own)`, by which numbers are fit to compute with for all trajectories.
-
-    The numbers of trajectories that failed may be infinite or NaN. They are replaced by those of a
-    trajectory that succeeded, so that products with shared numbers stay finite. If none succeeded,
-    the result doesn't depend on anything.
-    """
+    """`fit(x, is_own)`, by which numbers are fit to compute with for all trajectories: the numbers
+    of trajectories that failed, which may be infinite, are replaced by those of one that succeeded.
+    If none succeeded, the result doesn't depend on anything."""
     some, any_ = jnp.argmax(ok), jnp.any(ok)
 
     def fit(x: Any, is_own: bool = True) -> Any:
@@ -96,15 +90,11 @@ def fit_for(ok: Any) -> Callable[..., Any]:
 
 
 def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
-    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded; zero for the
-    others."""
-    safe, plan = fit_for(ok), flow.plan
-    numbers = {
-        name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
-        for name in ("consts", "p")
-    }
-    rate = functools.partial(rates, plan)
-    return where(ok, alone(rate, lanes._replace(**numbers), safe(u), safe(t)))
+    """`f` at states `[trajectory, time, *state]`; zero for trajectories that failed."""
+    safe, own = fit_for(ok), flow.plan.batched
+    consts, p = map(safe, lanes.consts, own.consts), map(safe, lanes.p, own.p)
+    lanes = lanes._replace(consts=tuple(consts), p=tuple(p))
+    return where(ok, alone(functools.partial(rates, flow.plan), lanes, safe(u), safe(t)))
 
 
 def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:
@@ -139,9 +129,8 @@ def moving_times(flow: Flow, dlanes: Lane) -> Any:
 
 
 def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
-    """`f` at those saved states whose times may move, `[trajectory, time, *state]`: at the times of
-    `saveat`, or at `t1` alone; before a jump there, except at the start. Zero where a state wasn't
-    reached."""
+    """`f` at those saved states whose times may move, `[trajectory, time, *state]`; before a jump
+    there, except at the start. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
         there, t = _is_saved(flow, known), each(lanes.saveat, plan.batched.saveat, n)

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.lane import Trajectories
-from ..ensemble import (
-    EnsembleAlgorithm,
-    EnsembleColumns,
-    EnsembleGPUArray,
-    EnsembleGPUKernel,
-)
+from ..ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUArray, EnsembleGPUKernel
 from ..ground.placement import platform
 from ..numbers import but, of_kind
 from ..options import holds_tolerances
@@ -39,11 +34,8 @@ _ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
 
 
 class Asked(NamedTuple):
-    """What a solve asks for.
-
-    - `alg`: the solver; `every`: the trajectories, with their options.
-    - `ensemblealg`: the ensemble algorithm; None for a single problem, and where any will do.
-    """
+    """What a solve asks for: the solver `alg` for the trajectories `every`, with their options, by
+    `ensemblealg` (None for a single problem, and where any will do)."""
 
     alg: Any
     every: Trajectories
@@ -65,18 +57,13 @@ class Asked(NamedTuple):
         """The mass matrix; None for the identity."""
         return None if self.every.form is None else self.every.form.mass
 
-    @property
-    def is_fixed(self) -> bool:
-        return self.option("adaptive") is False
-
     def first_given(self, *kinds: str) -> str:
         """The first option of these kinds that is given; empty where none is."""
         rows = (x for x in of_kind(*kinds) if getattr(self.every.batched, x.name) is not None)
         return next((x.option for x in rows), "")
 
     def first_own(self, *shared: str) -> str:
-        """The first option that prob_func makes differ between trajectories, of those that may not
-        always; but for these kinds. Empty where none does."""
+        """The first option, but for these kinds, that differs between trajectories."""
         rows = but("state", "parameters", "constants", "flag", *shared)
         return next((x.option for x in rows if getattr(self.every.batched, x.name)), "")
 
@@ -121,10 +108,7 @@ class Lack(NamedTuple):
 
 def lacking(engine: str, asked: Asked, *, placed: bool = False) -> str | None:
     """Why this engine can't run a solve, as far as that doesn't depend on what is in its functions;
-    None when it can.
-
-    **Arguments:** `placed`: what the ensemble algorithm is the reason for, instead of what is not.
-    """
+    None when it can. `placed`: look for what the ensemble algorithm is the reason for."""
     mine = (x for x in LACKS if not x.derivatives and engine in x.engines)
     reasons = (x.reason(asked) for x in mine if (x.algorithms is not None) == placed)
     return next(filter(None, reasons), None)
@@ -157,13 +141,8 @@ _ADJOINTS = (
 )
 
 
-def _has_other_adjoint(asked: Asked) -> bool:
-    sensealg = asked.option("sensealg")
-    return sensealg is not None and not isinstance(sensealg, SensitivityAlgorithm)
-
-
-def _is_array(asked: Asked) -> bool:
-    return isinstance(asked.ensemblealg, EnsembleGPUArray | EnsembleColumns | None)
+# The ensemble algorithms that compute with arrays of trajectories.
+_OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
 
 
 # By the names that the documentation has for them, in its order.
@@ -171,11 +150,13 @@ CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinui
 FEATURES: dict[str, Callable[[Asked], Any]] = {
     "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
     "every solver": lambda a: True,
-    "arrays on an accelerator": lambda a: platform() != "cpu" and _is_array(a),
+    "arrays on an accelerator": lambda a: (
+        platform() != "cpu" and isinstance(a.ensemblealg, _OF_ARRAYS)
+    ),
     "step-size controllers of diffrax": lambda a: holds_tolerances(a.option("stepsize_controller")),
     "your own step-size controller": lambda a: a.option("stepsize_controller") is not None,
     "your own norm": lambda a: a.option("internalnorm") is not None,
-    "fixed steps": lambda a: a.is_fixed,
+    "fixed steps": lambda a: a.option("adaptive") is False,
     "steps shared by all": lambda a: isinstance(a.ensemblealg, EnsembleColumns),
     "`save_everystep`": lambda a: a.every.saving.mode == "steps",
     STOPS: lambda a: a.first_given("stops"),
@@ -185,7 +166,9 @@ FEATURES: dict[str, Callable[[Asked], Any]] = {
     CALLBACKS: lambda a: a.every.events is not None,
     MASS: lambda a: a.mass is not None,
     **{f"`{name}`": lambda a, name=name: a.by(name) for name in _ADJOINTS},
-    "adjoints of diffrax": _has_other_adjoint,
+    "adjoints of diffrax": lambda a: (
+        not isinstance(a.option("sensealg"), SensitivityAlgorithm | None)
+    ),
 }
 
 
@@ -251,13 +234,6 @@ def _shared_steps(asked: Asked) -> str:
     )
 
 
-def _adjoint_of_kernels(asked: Asked) -> str:
-    return (
-        "EnsembleGPUKernel() differentiates by ReplayAdjoint() or ForwardDiffSensitivity(), not by "
-        f"{type(asked.option('sensealg')).__name__}(): use EnsembleGPUArray() for it."
-    )
-
-
 def _controller_in_julia(asked: Asked) -> str | None:
     controller = asked.option("stepsize_controller")
     if isinstance(asked.ensemblealg, _ON_GPUS):
@@ -283,9 +259,8 @@ def _norm_in_julia(asked: Asked) -> str | None:
     return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
 
 
-# When an event has cut a step of these methods, OrdinaryDiffEq interpolates within the step with
-# wrong coefficients (`stiff_addsteps.jl` computes none for their caches). Their estimates of the
-# error are of `M u`, and are compared with the tolerances of `u`.
+# OrdinaryDiffEq interpolates within a step of these methods that an event has cut with wrong
+# coefficients. Their estimates of the error are of `M u`, compared with the tolerances of `u`.
 _ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
 
 
@@ -371,27 +346,16 @@ LACKS: tuple[Lack, ...] = (
     ),
     # Ensemble algorithms.
     Lack("steps shared by all", _columns, ("compiled",), words="explicit methods, small states"),
-    Lack(
-        CALLBACKS,
-        "EnsembleColumns solves all trajectories with the same steps, and a callback acts on each "
-        "by itself: use EnsembleThreads().",
-        algorithms=(EnsembleColumns,),
-    ),
-    Lack(
-        "integrands",
-        "EnsembleColumns has no integrands: let f return what integrand does as further components "
-        "of the state, or use EnsembleThreads().",
-        algorithms=(EnsembleColumns,),
-    ),
-    Lack(
-        MASS,
-        "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
-        algorithms=(EnsembleColumns,),
-    ),
-    Lack(
-        "`tspan`, `saveat`, tolerances by trajectory",
-        _shared_steps,
-        algorithms=(EnsembleColumns,),
+    *(
+        Lack(feature, why, algorithms=(EnsembleColumns,))
+        for feature, why in {
+            CALLBACKS: "EnsembleColumns solves all trajectories with the same steps, and a "
+            "callback acts on each by itself: use EnsembleThreads().",
+            "integrands": "EnsembleColumns has no integrands: let f return what integrand does as "
+            "further components of the state, or use EnsembleThreads().",
+            MASS: "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
+            "`tspan`, `saveat`, tolerances by trajectory": _shared_steps,
+        }.items()
     ),
     Lack(
         "every solver",
@@ -401,7 +365,13 @@ LACKS: tuple[Lack, ...] = (
         (EnsembleGPUKernel,),
     ),
     *(
-        Lack(f"`{name}`", _adjoint_of_kernels, ("compiled",), (EnsembleGPUKernel,))
+        Lack(
+            f"`{name}`",
+            "EnsembleGPUKernel() differentiates by ReplayAdjoint() or ForwardDiffSensitivity(), "
+            f"not by {name}(): use EnsembleGPUArray() for it.",
+            ("compiled",),
+            (EnsembleGPUKernel,),
+        )
         for name in ("GaussAdjoint", "BacksolveAdjoint")
     ),
     _on_gpus(MASS, f"runs without a mass_matrix: use EnsembleThreads(), {_ELSEWHERE}"),
@@ -446,19 +416,17 @@ LACKS: tuple[Lack, ...] = (
     Lack(MASS, 'it has no mass_matrix: use engine="compiled".', ("diffrax",)),
     Lack(MASS, _mass_in_julia, ("julia",), words="yes"),
     # Derivatives.
-    Lack(
-        CALLBACKS,
-        "this solve has callbacks, and engine='julia' has no derivatives of what they do. Leave "
-        "engine out, or pass engine='compiled'.",
-        ("julia",),
-        derivatives=True,
-    ),
-    Lack(
-        MASS,
-        "this solve has a mass_matrix, and engine='julia' has no derivatives with one. Leave "
-        "engine out, or pass engine='compiled'.",
-        ("julia",),
-        derivatives=True,
+    *(
+        Lack(
+            feature,
+            f"this solve has {what}. Leave engine out, or pass engine='compiled'.",
+            ("julia",),
+            derivatives=True,
+        )
+        for feature, what in {
+            CALLBACKS: "callbacks, and engine='julia' has no derivatives of what they do",
+            MASS: "a mass_matrix, and engine='julia' has no derivatives with one",
+        }.items()
     ),
     Lack(
         STOPS,

@@ -24,11 +24,7 @@ def check_backsolve(options: dict) -> None:
 
 
 def check_controller(label: str, can_adapt: bool, controller: Any) -> None:
-    """
-    **Arguments:** `controller`: the step-size controller; None for a fixed step.
-
-    **Raises:** `ValueError` for a controller where the method has no error estimate.
-    """
+    """**Raises:** `ValueError` for a controller where the method has no error estimate."""
     if controller is not None and not can_adapt:
         raise ValueError(
             f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
@@ -50,11 +46,7 @@ def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> No
 
 def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: Lane) -> None:
     """Log a warning where the tolerances are smaller than `_ROUNDINGS` rounding errors of the
-    state, so that they can't be met.
-
-    **Arguments:** `shared`: a Lane with the known numbers that all trajectories share; the others
-    are None.
-    """
+    state. `shared` is a Lane with the known numbers that all trajectories share."""
     abstol, reltol, u0 = (
         None if x is None or is_tracer(x) else np.abs(np.asarray(x))
         for x in (shared.abstol, shared.reltol, shared.u0)
@@ -83,8 +75,7 @@ _ROUNDINGS = 4
 
 
 def say_if_it_switches(adaptive: bool | None, every: Trajectories) -> None:
-    """Log a warning where `f` changes abruptly at some time, and nothing keeps steps from crossing
-    that time."""
+    """Log a warning where `f` changes abruptly at a time that steps may cross."""
     told = every.batched.tstops, every.batched.d_discontinuities, every.batched.dtmax, every.events
     is_told = any(x is not None for x in told)
     if adaptive is False or is_told or holds_tolerances(every.options["stepsize_controller"]):
@@ -111,8 +102,7 @@ _SWITCHES = {
 
 
 def say_that_stops_move(plan: Plan) -> None:
-    """Log a warning where `f` jumps, and derivatives by `tstops` are asked for. (With callbacks,
-    their times are among these, and have derivatives.)"""
+    """Log a warning where `f` jumps, and derivatives by `tstops` are asked for."""
     if plan.events is None and switches_in_time(plan.field) == "jump":
         log_once(
             "tstops depend on what this solve is differentiated by, and f compares the time with "
@@ -132,11 +122,7 @@ def check_limits(adaptive: bool | None, events: Events | None) -> None:
 
 
 def check_bounds(adaptive: bool | None, batched: Lane) -> None:
-    """
-    **Arguments:** `batched`: a Lane whose leaves are None where nothing is given.
-
-    **Raises:** `ValueError` for bounds of the step size, with a fixed step.
-    """
+    """**Raises:** `ValueError` for bounds of the step size that are given with a fixed step."""
     for row in of_kind("bound"):
         if adaptive is False and getattr(batched, row.name) is not None:
             raise ValueError(

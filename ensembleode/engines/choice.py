@@ -71,14 +71,12 @@ def choose(
             )
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
-        if reason := unfit(named[engine]):
-            raise NoEngine(
-                f"engine={engine!r} can't run {_name(alg)}: {reason.removesuffix('.')}{remedy}."
-            )
-        if reason := named[engine].unreadable(field, state, batched):
-            raise NoEngine(
-                f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{remedy}."
-            )
+        what, reason = _name(alg), unfit(named[engine])
+        if reason is None:
+            what, reason = "this f", named[engine].unreadable(field, state, batched)
+        if reason:
+            told = f"{reason.removesuffix('.')}{remedy}"
+            raise NoEngine(f"engine={engine!r} can't run {what}: {told}.")
         return chosen(named[engine], "asked for")
     reason = None
     if isinstance(alg, COMPILED_ONLY) and unfit(compiled.ENGINE) is None:

@@ -41,16 +41,7 @@ from .flow import (
     with_own,
     with_wanted,
 )
-from .primitives import (
-    bend_p,
-    bind,
-    half,
-    parted,
-    pull_p,
-    push_p,
-    solve_p,
-    unpack,
-)
+from .primitives import bend_p, bind, half, parted, pull_p, push_p, solve_p, unpack
 from .results import each, events_in, rows_of_events
 
 
@@ -111,12 +102,6 @@ def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -
     return outs
 
 
-def _pulled(flow: Flow, lanes: Lane, known: Known, c: Sequence) -> list:
-    """`pull`, which does without the rows of events where their cotangent is zero."""
-    flow, c = _asked(flow, c)
-    return bind(pull_p, flow, lanes, known, *c)
-
-
 def _asked(flow: Flow, c: Sequence) -> tuple[Flow, list]:
     """The flow and its cotangents, without the rows of events where their cotangent is zero."""
     if len(c) > 1 and is_zero(c[1]):
@@ -148,7 +133,8 @@ def _pull_dot(
         w = map(ad.instantiate_zeros, dc)
         more.append(bind(bend_p, with_v, lanes, known, *c, *v, *w))
     elif not all(map(is_zero, dc)):
-        more.append(_pulled(flow.with_moved(), lanes, known, dc))
+        asked, c = _asked(flow.with_moved(), dc)
+        more.append(bind(pull_p, asked, lanes, known, *c))
     if not is_zero(dlanes.t0):
         to_u0 = pulled()[0]
 
@@ -171,8 +157,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def by_group(flow: Flow, lanes: Lane) -> list:
-    """The `wanted` parameters, with a leading axis of groups on those that all trajectories
-    share."""
+    """The `wanted` parameters; those that all trajectories share get an axis of groups."""
     k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
@@ -182,17 +167,18 @@ def by_group(flow: Flow, lanes: Lane) -> list:
 
 def of_groups(flow: Flow, lanes: Lane, grouped: Sequence) -> tuple[Flow, Lane]:
     """The flow and its numbers with these parameters, which may differ between groups."""
-    k, own = flow.groups, flow.own
-    if k == 1:
-        values = [x if o else x[0] for x, o in zip(grouped, own, strict=True)]
-        return flow, with_wanted(flow, lanes, values)
-    values = [
-        x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(grouped, own, strict=True)
-    ]
-    plan = flow.plan
-    batched = with_wanted(flow, plan.batched, [True] * len(own))
+    own, plan = flow.own, flow.plan
+    values = [x if o else _ungrouped(flow, x) for x, o in zip(grouped, own, strict=True)]
     lanes = with_wanted(flow, lanes, values)
+    if flow.groups == 1:
+        return flow, lanes
+    batched = with_wanted(flow, plan.batched, [True] * len(own))
     return flow.with_moved(plan=dataclasses.replace(plan, batched=batched)), lanes
+
+
+def _ungrouped(flow: Flow, x: Any) -> Any:
+    """Numbers `[group, ...]` for each trajectory; of a single group, those that all share."""
+    return x[0] if flow.groups == 1 else jnp.repeat(x, flow.n // flow.groups, axis=0)
 
 
 def _tangents(outs: Sequence, found: Sequence) -> list:
@@ -231,8 +217,7 @@ def _push_jvp(primals, tangents, *, flow):
 
 
 def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
-    """The flow and the operands for tangents of tangents, which enter linearly; those that are zero
-    are left out."""
+    """The flow and the operands for tangents of tangents, without those that are zero."""
     dv0, *rest = dv
     flags = iter(rest)
     kept = [next(flags) if m is not None else None for m in flow.moved]
@@ -256,7 +241,8 @@ def _bend_jvp(primals, tangents, *, flow):
     outs = bend_p.bind(*primals, flow=flow)
     if _is_still(dlanes) and all(map(is_zero, dc)):
         if all(map(is_zero, dv)):
-            return outs, _pulled(flow.with_moved(), lanes, known, dw)
+            asked, c = _asked(flow.with_moved(), dw)
+            return outs, bind(pull_p, asked, lanes, known, *c)
         with_v, dv = _linear(flow, dv)
         dw = map(ad.instantiate_zeros, dw)
         return outs, bind(bend_p, with_v, lanes, known, *c, *dv, *dw)
@@ -279,15 +265,13 @@ def _bend_jvp(primals, tangents, *, flow):
 
 
 def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
-    """Cotangents of the cotangents of the numbers, in the form of the tangents in which `push` and
-    `bend` are linear."""
+    """Cotangents of the cotangents of the numbers, as tangents for `push` and `bend`."""
     z0, *zs = cts
-    k = flow.groups
     flags, found = dict.fromkeys(inexact_of(flow.plan.field)), []
     for i, z, own in zip(flow.wanted, zs, flow.own, strict=True):
         if not is_zero(z):
-            flags[i] = own or k > 1
-            found.append(z if own else z[0] if k == 1 else jnp.repeat(z, flow.n // k, axis=0))
+            flags[i] = own or flow.groups > 1
+            found.append(z if own else _ungrouped(flow, z))
     moved = list(flags.values())
     return flow.with_moved(moved, groups=1, wanted=()), [ad.instantiate_zeros(z0), *found]
 
@@ -312,31 +296,21 @@ def _to_tangents(
     return [to_u0 if v0 else None, *(next(left) if is_asked else None for is_asked in rest)]
 
 
-def _push_transpose(cts, *operands, flow):
-    lanes, known, *v = unpack(flow, operands)
-    fixed = [None] * (len(operands) - len(v))
-    if all(map(is_zero, cts)):
-        return [*fixed, *(None for _ in v)]
+# Each returns the cotangents of the last operands, in which the primitive is linear.
+
+
+def _push_transpose(flow, cts, lanes, known, v):
     asked, c = _asked(flow.with_moved(), cts)
-    found = _to_tangents(asked, pull_p, lanes, known, *c, v=v, like=flow)
-    return [*fixed, *found]
+    return _to_tangents(asked, pull_p, lanes, known, *c, v=v, like=flow)
 
 
-def _pull_transpose(cts, *operands, flow):
-    lanes, known, *c = unpack(flow, operands)
-    fixed = [None] * (len(operands) - len(c))
-    if all(map(is_zero, cts)):
-        return [*fixed, *(None for _ in c)]
+def _pull_transpose(flow, cts, lanes, known, c):
     with_z, z = _as_tangents(flow, cts)
-    return [*fixed, *bind(push_p, with_z, lanes, known, *z)]
+    return bind(push_p, with_z, lanes, known, *z)
 
 
-def _bend_transpose(cts, *operands, flow):
-    lanes, known, *others = unpack(flow, operands)
+def _bend_transpose(flow, cts, lanes, known, others):
     c, v, w = parted(flow, others)
-    fixed = [None] * (len(operands) - len(v) - len(w))
-    if all(map(is_zero, cts)):
-        return [*fixed, *(None for _ in (*v, *w))]
     with_z, z = _as_tangents(flow, cts)
     to_v: list = [None] * len(v)
     if any(map(ad.is_undefined_primal, v)):
@@ -347,7 +321,15 @@ def _bend_transpose(cts, *operands, flow):
     if any(are_asked):
         pushed = bind(push_p, with_z, lanes, known, *z)
         to_w = [x if is_asked else None for x, is_asked in zip(pushed, are_asked, strict=True)]
-    return [*fixed, *to_v, *to_w]
+    return [*to_v, *to_w]
+
+
+def _transpose_by(rule, cts, *operands, flow):
+    if all(map(is_zero, cts)):
+        return [None] * len(operands)
+    lanes, known, *others = unpack(flow, operands)
+    found = rule(flow, cts, lanes, known, others)
+    return [*(None for _ in operands[len(found) :]), *found]
 
 
 for _prim, _jvp, _transpose in (
@@ -359,7 +341,7 @@ for _prim, _jvp, _transpose in (
     ad.primitive_jvps[_prim] = _jvp
     batching.primitive_batchers[_prim] = functools.partial(batch, _prim)
     if _transpose is not None:
-        ad.primitive_transposes[_prim] = _transpose
+        ad.primitive_transposes[_prim] = functools.partial(_transpose_by, _transpose)
 
 
 #
@@ -369,10 +351,7 @@ for _prim, _jvp, _transpose in (
 
 def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result) -> Result:
     """A result whose saved states and events have derivatives of any order with respect to the
-    numbers.
-
-    **Arguments:** `ok`: which trajectories are wanted: `[trajectory]`.
-    """
+    numbers; `ok` says which trajectories are wanted."""
     saving, events, u = plan.saving, result.events, result.u
     ended = result.retcode == ReturnCode.Terminated.value
     ok = ok & ((result.retcode == ReturnCode.Success.value) | ended)
@@ -396,8 +375,7 @@ def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result) -> Result:
         result = result._replace(events=events, ended=ended)
     if saving.mode == "times" or not saving.start:
         return result._replace(u=rows)
-    # A state that is saved as the start is u0, wherever t0 is; one saved at a time of saveat moves
-    # with that time.
+    # A state saved as the start is u0, wherever t0 is; one at a time of saveat moves with that.
     start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
     rows = rows if saving.mode == "ends" else rows[:, 1:]
     return result._replace(u=jnp.concatenate([start, rows], axis=1))

@@ -26,17 +26,15 @@ class Engine(abc.ABC):
 
     The primitives are made of these functions:
 
-    - `rows(plan, lanes, mask)`: returns a list with the saved states of the trajectories that
-        succeeded (where only ends are saved, the last state), `[trajectory, row, *state]`; and,
-        where there is room for events, with three rows for each of the `Plan.event_slots`: the
-        state before it, the state after it, and its time as the first component. The rows of other
-        trajectories are arbitrary.
+    - `rows(plan, lanes, mask)`: returns a list with the saved states (where only ends are saved,
+        the last state), `[trajectory, row, *state]`; and, where there is room for events, with
+        their rows (see `results.rows_of_events`). Those of trajectories that fail are arbitrary.
     - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
         the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
         cotangent for each trajectory, or one for each group where all trajectories share a
-        parameter. The cotangents of trajectories that failed are arbitrary.
-    - `push(flow, lanes, known, v)`, in an engine that has one: returns the tangents of the rows.
-        Without, these are from a solve of the field with tangents.
+        parameter. Those of trajectories that failed are arbitrary.
+    - `push(flow, lanes, known, v)`: returns the tangents of the rows. An engine without it solves
+        the field with tangents.
     """
 
     name: ClassVar[str]
@@ -51,7 +49,6 @@ class Engine(abc.ABC):
 
     def closes(self, plan: Plan) -> bool:
         """Whether this solve is a primitive that is closed under differentiation."""
-        del plan
         return self.closed
 
     def missing(self) -> str | None:
@@ -63,21 +60,15 @@ class Engine(abc.ABC):
 
         **Arguments:** `batched`: which numbers differ between trajectories, a `Lane` of booleans.
         """
-        del field, state, batched
         return None
 
     def unreadable_callbacks(self, events: Events) -> str | None:
         """Why this engine can't run these callbacks; None when it can."""
-        del events
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
-        """Why another engine is faster with this field, or is the only one with its derivative;
-        None where neither is so.
-
-        **Arguments:** `is_extended`: whether the state has components behind the user's.
-        """
-        del field, state, batched, is_extended
+        """Why another engine is better with this field; None where none is. `is_extended` says
+        whether the state has components behind the user's."""
         return None
 
     @abc.abstractmethod
@@ -93,15 +84,12 @@ class Engine(abc.ABC):
 
     def counts(self, method: Static) -> tuple[str, ...]:
         """The names of the counts that a result has (see `Stats`)."""
-        value = method.value
-        of_f = () if value.stages is None else ("nf",)
-        ours = getattr(value, "method", None)
-        of_matrices = ("njac", "nw", "nsolve") if getattr(ours, "is_implicit", False) else ()
+        of_f = () if method.value.stages is None else ("nf",)
+        of_matrices = ("njac", "nw", "nsolve") if Engine.reads_form(self, method) else ()
         return "naccept", "nreject", *of_f, *of_matrices
 
     def versions(self, method: Static) -> dict[str, str]:
         """The versions of the packages, besides ensembleode and JAX, that results depend on."""
-        del method
         return {}
 
     def integrate(self, plan: Plan, lane: Lane) -> Result:
@@ -112,12 +100,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """The solutions of `n` trajectories, with the trajectories along the first axis (in `t`
-        only where they have their own times). Trajectories that the mask excludes need not be
-        solved."""
+        only where they have their own times). Those that the mask excludes need not be solved."""
 
     def width(self, state: Any, n: int) -> int:
         """How many of `n` trajectories with such a state stay together on a device."""
-        del state, n
         return 1
 
     def is_stoppable(self) -> bool:
@@ -126,16 +112,14 @@ class Engine(abc.ABC):
         return False
 
     def interpolant(self, method: Static) -> Any:
-        """The way in which the solution within a saved step is computed: a method that makes the
-        step again; or the number of nodes within the step at which `Result.inner` has the states;
-        or None for the cubic polynomial of the states and slopes at both ends."""
+        """How the solution within a saved step is computed: the method that makes the step again;
+        or the number of nodes of `Result.inner`; or None for the cubic polynomial of both ends."""
         ours = getattr(method.value, "method", None)
         # A method that remembers earlier steps can't make a step again from the state alone.
         return None if ours is None or ours.remembers else ours
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""
-        del plan
         return False
 
     def executor(self, ensemblealg: Any) -> Any:
@@ -143,5 +127,4 @@ class Engine(abc.ABC):
 
         **Raises:** `ValueError` for ensemble algorithms that the engine doesn't support.
         """
-        del ensemblealg
         return None

@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,13 +24,9 @@ from .results import each
 
 
 class Known(NamedTuple):
-    """What the solve has found out, with the trajectories along the first axis.
-
-    - `ok`: whether each trajectory succeeded.
-    - `reached`: how many times of each were saved, or would have been with more rows.
-    - `happened`: how many events of each are kept; `ended`: whether each ended by an event. Both
-        are None without callbacks.
-    """
+    """What the solve has found out, with the trajectories along the first axis: whether each
+    succeeded; how many times of each were `reached`, or would have been with more rows; with
+    callbacks, how many events `happened` that are kept, and whether each `ended` by one."""
 
     ok: Bool[Array, " lane"]
     reached: Int[Array, " lane"]
@@ -41,10 +37,7 @@ class Known(NamedTuple):
 @dataclasses.dataclass(frozen=True, repr=False)
 class Flow:
     """The static part of a primitive: the solve of `n` trajectories, each of which has its own
-    initial state.
-
-    For the field with tangents, the plan is that of the extended field; its step-size control looks
-    at the same number of components as before.
+    initial state. For the field with tangents, the plan is that of the extended field.
 
     - `groups`: the number of groups of equal size into which the trajectories fall. Each group has
         its own sum of the gradients with respect to shared parameters.
@@ -67,8 +60,7 @@ class Flow:
 
     def wanted_of(self, lanes: Lane) -> list:
         """The `wanted` parameters among the numbers of trajectories."""
-        every = lanes.parameters
-        return [every[i] for i in self.wanted]
+        return [lanes.parameters[i] for i in self.wanted]
 
     @property
     def own(self) -> list[bool]:
@@ -85,17 +77,12 @@ class Flow:
 
 
 def inexact_of(field: Any) -> list[int]:
-    """The indices of those constants and parameters of the field that have derivatives: real and
-    complex numbers."""
+    """The indices of the field's constants and parameters that are real or complex."""
     return [i for i, a in enumerate(parameters_of(field)) if is_inexact(a)]
 
 
 def own_and_shared(field: Any, batched: Lane) -> tuple[int, int]:
-    """How many inexact numbers of the field's constants and parameters each trajectory has for
-    itself, and how many all trajectories share.
-
-    **Arguments:** `batched`: says which parameters trajectories have for themselves.
-    """
+    """How many inexact numbers each trajectory has for itself, and how many all share."""
     avals, is_own, sizes = parameters_of(field), batched.parameters, {True: 0, False: 0}
     for i in inexact_of(field):
         sizes[bool(is_own[i])] += avals[i].size
@@ -103,23 +90,23 @@ def own_and_shared(field: Any, batched: Lane) -> tuple[int, int]:
 
 
 def inexacts_of(plan: Plan, lanes: Lane) -> list:
-    """The inexact parameters among the numbers of trajectories; or their flags or tangents, in a
-    Lane of these."""
-    every = lanes.parameters
-    return [every[i] for i in inexact_of(plan.field)]
+    """The inexact parameters among the numbers of trajectories, or among flags or tangents."""
+    return [lanes.parameters[i] for i in inexact_of(plan.field)]
 
 
 def with_wanted(flow: Flow, lanes: Lane, values: Sequence) -> Lane:
     """The numbers of trajectories with the `wanted` parameters replaced by these."""
-    every = list(lanes.parameters)
-    for i, x in zip(flow.wanted, values, strict=True):
-        every[i] = x
-    return lanes.with_parameters(every)
+    return lanes.with_parameters(replaced(lanes.parameters, flow.wanted, values))
+
+
+def replaced(xs: Sequence, places: Sequence[int], new: Sequence) -> list:
+    """A list with those entries replaced that are at these places."""
+    by_place = dict(zip(places, new, strict=True))
+    return [by_place.get(i, x) for i, x in enumerate(xs)]
 
 
 def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
-    """The flow and its numbers, with those `wanted` parameters that are marked in `own` given to
-    each trajectory separately."""
+    """The flow and its numbers, with the `wanted` parameters in `own` given to each trajectory."""
     plan, was = flow.plan, flow.own
     wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
     if wanted == was:
@@ -140,30 +127,17 @@ def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
 
 @functools.lru_cache(maxsize=256)
 def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
-    """The field of a state and its tangent, `[2, *state]`, and its constants. Its parameters are
-    all numbers of the original field, followed by the tangents of those in `moved`."""
-    avals = parameters_of(field)
-    n = len(field.jaxpr.constvars)
+    """The field of a state and its tangent, and its constants; `moved` have tangents in `p`."""
 
     def both(u, p, t):
         numbers, tangents = p
-
-        def at(state, *chosen):
-            every = list(numbers)
-            for i, x in zip(moved, chosen, strict=True):
-                every[i] = x
-            return field(every[:n], state, tuple(every[n:]), t)
-
+        at = at_numbers(field, field, numbers, moved, t)
         chosen = [numbers[i] for i in moved]
         return jnp.stack(jax.jvp(at, (u[0], *chosen), (u[1], *tangents)))
 
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    (out,) = field.out_avals
-    state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
-    t: Any = field.jaxpr.invars[-1].aval
-    p = (tuple(structs), tuple(structs[i] for i in moved))
+    state, *p, t = _inputs_with_tangents(field, moved)
     try:
-        program, consts = trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+        program, consts = trace(both, state, tuple(p), t, rules=True)
     except TypeError as e:
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
@@ -176,9 +150,8 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
 def _form_with_tangents(
     form: ImplicitForm, field: Program, program: Program, consts: list, moved: tuple[int, ...]
 ) -> tuple[Program, ImplicitForm, list]:
-    """The program, the form and the constants of the field with tangents. They are `program`,
-    `form` and `consts` if the form has no product; otherwise the constants of the program and of
-    the product are joined."""
+    """The program, the form and the constants of the field with tangents. If the form has a
+    product, the constants of the program and of the product are joined."""
     form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
     if form.product is None:
         return program, form, consts
@@ -195,29 +168,44 @@ def _product_with_tangents(
 ) -> tuple[Program, list]:
     """The product of the Jacobian with a direction for the field with tangents, and its constants;
     the direction is `[2, *state]`, too. That Jacobian is `[[J, 0], [dJ, J]]`."""
-    avals = parameters_of(field)
-    n = len(field.jaxpr.constvars)
 
     def both(u, p, t):
-        numbers, tangents, direction = p
-        first, second = direction
-
-        def at(state, *chosen):
-            every = list(numbers)
-            for i, x in zip(moved, chosen, strict=True):
-                every[i] = x
-            return product(every[:n], state, (*every[n:], first), t)
-
+        numbers, tangents, (first, second) = p
         chosen = [numbers[i] for i in moved]
+        at = at_numbers(product, field, numbers, moved, t, first)
         out, tangent = jax.jvp(at, (u[0], *chosen), (u[1], *tangents))
-        return jnp.stack([out, tangent + product(numbers[:n], u[0], (*numbers[n:], second), t)])
+        return jnp.stack([out, tangent + at_numbers(product, field, numbers, (), t, second)(u[0])])
 
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    state, *p, t = _inputs_with_tangents(field, moved)
+    return trace(both, state, (*p, state), t, rules=True)
+
+
+def at_numbers(
+    program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Any, *more: Any
+) -> Callable:
+    """A program as a function of the state and of those of its numbers at these places."""
+    n = len(field.jaxpr.constvars)
+
+    def at(state, *chosen):
+        every = replaced(numbers, places, chosen)
+        return program(every[:n], state, (*every[n:], *more), t)
+
+    return at
+
+
+def structs_of(field: Program) -> tuple[tuple, jax.ShapeDtypeStruct]:
+    """The abstract values of a field's constants and parameters, and of its time."""
+    avals: list[Any] = [*parameters_of(field), field.jaxpr.invars[-1].aval]
+    *numbers, t = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+    return tuple(numbers), t
+
+
+def _inputs_with_tangents(field: Program, moved: Sequence[int]) -> tuple:
+    """The abstract values of a state with its tangent, of numbers, their tangents, the time."""
     (out,) = field.out_avals
     state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
-    t: Any = field.jaxpr.invars[-1].aval
-    p = (tuple(structs), tuple(structs[i] for i in moved), state)
-    return trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+    numbers, t = structs_of(field)
+    return state, numbers, tuple(numbers[i] for i in moved), t
 
 
 _NO_TANGENT = (
@@ -290,24 +278,24 @@ def is_zero(x: Any) -> bool:
 
 
 def widened(flow: Flow, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
-    """For a mapped axis of this size, the flow and the operands of as many more trajectories. The
-    axis comes first in the operands that `batched` marks.
-
-    A number that trajectories share, but that differs along the mapped axis, becomes each
-    trajectory's own.
-    """
+    """For a mapped axis of this size, which comes first where `batched` says so, the flow and the
+    operands of as many more trajectories. Shared numbers that differ along it become each
+    trajectory's own."""
     n, own = flow.n, flow.plan.batched
     lanes_batched, *more_batched = batched
 
-    def fold(x, is_batched, is_own=True):
-        if not is_own:
-            return jnp.repeat(x, n, axis=0) if is_batched else x
-        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-        return x.reshape(size * n, *x.shape[2:])
-
+    fold = functools.partial(folded, size, n)
     now_own = jax.tree.map(lambda a, b: bool(a or b), own, lanes_batched)
     plan = dataclasses.replace(flow.plan, batched=now_own)
     wide = flow.with_moved(plan=plan, n=size * n, groups=size * flow.groups)
     lanes = jax.tree.map(fold, lanes, lanes_batched, own)
-    folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
-    return (wide, lanes, *folded)
+    every = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
+    return (wide, lanes, *every)
+
+
+def folded(size: int, n: int, x: Any, is_batched: bool, is_own: bool = True) -> Any:
+    """The numbers `x` for `size` times `n` trajectories, with a mapped axis if `is_batched`."""
+    if not is_own:
+        return jnp.repeat(x, n, axis=0) if is_batched else x
+    x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+    return x.reshape(size * n, *x.shape[2:])

@@ -9,24 +9,22 @@ the field F extended by a tangent:
     bend[F](x, c; v, w)  DS(x)^T w + (D^2 S(x) v)^T c      kernel `pull_back` of JF, its primal half
 
 `pull` and `bend` compute their results for the initial state and for the parameters that are
-wanted (see `flow.Flow`): those whose tangents a `push` or `bend` has that is transposed. So what
-JAX knows to be constant costs nothing on the way back.
+wanted (see `flow.Flow`), so that what JAX knows to be constant costs nothing on the way back.
 
 The saved states are a list, and so are `c` and `w`: where there is room for events, the rows of
-these come second, so that nothing is done with them where nobody asks for their derivatives.
+these come second.
 
 The primitives are linear in the operands after the `;`. They are closed: the derivative of each is
 one of them, for F or for JF, and so is each transpose (the transpose of `bend` with respect to v is
-`bend`, as second derivatives are symmetric). Batching makes more trajectories. JF is not traced
-before a program with `push` or `bend` is lowered or one of these is differentiated. In a first
-gradient, `push` is only an intermediate step to `pull`, and is not.
+`bend`, as second derivatives are symmetric). Batching makes more trajectories. JF is traced when a
+program with `push` or `bend` is lowered, or one of these is differentiated. A first gradient needs
+no JF, as JAX transposes its `push` to a `pull` before that.
 
-Steps are regarded as constants. They are chosen by the components of F's own state alone; JF
-computes these by the same operations, so their bits and the steps are the same. (If the user's
-derivative rule of a function computes its value differently, a step whose error is at the bound may
-be decided differently. The derivatives are then those of other steps, which are as good.) The
-solution is always that of F. Derivatives with respect to times are those of the solution of the
-ODE, along the field: S moves by f when its times move, and by -DS f when `t0` does.
+Steps are regarded as constants. They are chosen by the components of F's own state alone, which JF
+computes by the same operations, so the steps are the same (unless the user's derivative rule of a
+function computes its value differently). The solution is always that of F. Derivatives with respect
+to times are those of the solution of the ODE, along the field: S moves by f when its times move,
+and by -DS f when `t0` does.
 
 Only trajectories that succeeded, and rows that were reached, have derivatives; those of others are
 zero.
@@ -61,7 +59,10 @@ def half(rows: Any, i: int) -> Any:
 #
 
 
-def _solve(flow: Flow, lanes: Lane, known: Known) -> list:
+def _solve(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:
+    """The rows; those that have been computed already may be given."""
+    if given:
+        return list(given)
     rows = flow.plan.engine.rows(flow.plan, lanes, known.ok)
     return list(map(where, is_there(flow, known), rows))
 
@@ -84,12 +85,9 @@ def _pull(flow: Flow, lanes: Lane, known: Known, *c: Any) -> list:
 def _bend(flow: Flow, lanes: Lane, known: Known, *rest: Any) -> list:
     c, v, w = parted(flow, rest)
     wide, both = augmented(flow, lanes, v)
-    u0, *parameters = _pull(wide, both, known, *map(_doubled, w, c))
+    doubled = [jnp.stack(x, axis=2) for x in zip(w, c, strict=True)]
+    u0, *parameters = _pull(wide, both, known, *doubled)
     return [u0[:, 0], *parameters]
-
-
-def _doubled(w: Any, c: Any) -> Any:
-    return jnp.stack([w, c], axis=2)
 
 
 def parted(flow: Flow, operands: Sequence) -> tuple[Sequence, Sequence, Sequence]:
@@ -108,13 +106,11 @@ def rows_avals(flow: Flow) -> list:
 def numbers_avals(flow: Flow) -> list:
     """The abstract values of the cotangents of the initial state and of the `wanted` parameters; a
     number that all trajectories share has one for each group."""
-    plan, avals = flow.plan, parameters_of(flow.plan.field)
-    lead = [flow.n if own else flow.groups for own in flow.own]
-    parameters = [
-        jax.core.ShapedArray((k, *avals[i].shape), avals[i].dtype)
-        for k, i in zip(lead, flow.wanted, strict=True)
-    ]
-    return [jax.core.ShapedArray((flow.n, *plan.state.shape), plan.state.dtype), *parameters]
+    avals = parameters_of(flow.plan.field)
+    lead = [flow.n, *(flow.n if own else flow.groups for own in flow.own)]
+    like = [flow.plan.state, *(avals[i] for i in flow.wanted)]
+    pairs = zip(lead, like, strict=True)
+    return [jax.core.ShapedArray((n, *x.shape), x.dtype) for n, x in pairs]
 
 
 def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
@@ -145,12 +141,7 @@ def bind(prim: Any, flow: Flow, lanes: Lane, known: Known, *others: Any) -> list
     return prim.bind(*together([*leaves, *others]), flow=flow)
 
 
-def _solve_or_given(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:
-    return list(given) or _solve(flow, lanes, known)
-
-
-# Rows that have been computed already may be given as a further operand, which is then the result.
-solve_p = _primitive("solve", _solve_or_given, rows_avals)
+solve_p = _primitive("solve", _solve, rows_avals)
 push_p = _primitive("push", _push, rows_avals)
 pull_p = _primitive("pull", _pull, numbers_avals)
 bend_p = _primitive("bend", _bend, numbers_avals)

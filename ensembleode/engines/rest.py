@@ -4,11 +4,10 @@ At rest, `f(y, p) = 0`. Where the Jacobian `J` is singular, rows `w` with `w J =
 that the flow conserves, and `w M (y - u) = 0`, with the mass matrix `M` and the state `u` at the
 end of the solve, takes the place of the equations that are missing. So the derivative of `y` is
 that of the root, by the implicit function theorem, and depends on the initial state through what is
-conserved. Nothing else of the solve's own derivative is left, which is that of a state that hasn't
-settled yet.
+conserved.
 
-Matrices are inverted here by elimination that is made of elementwise operations: many small ones at
-once are as fast as LAPACK's, whose threads wait for ever where several devices of a CPU call them.
+Matrices are inverted here by elementwise operations: LAPACK's threads wait for ever where several
+devices of a CPU call them.
 
 Source: A. Griewank and A. Walther, Evaluating Derivatives, 2nd ed., 2008, section 15.1.
 """
@@ -30,18 +29,18 @@ from ..ground.alone import alone
 from ..ground.retcode import is_successful, ReturnCode
 from ..tracing.program import is_inexact, Program
 from .along import fit_for
+from .flow import at_numbers, replaced
 from .results import each
 
 
-# The largest number of Newton steps; and the rounding errors, for each component, that what is left
-# of a matrix of entries of at most one may have after elimination, where its rank is not full.
+# The largest number of Newton steps; and the rounding errors, for each component, that are left of
+# a scaled matrix whose rank is not full.
 _MOST_STEPS, _ROUNDINGS = 60, 10
 
 
 def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
-    """The result in which states that hold the end of a trajectory that `TerminateSteadyState`
-    ended have the derivatives of the state at rest; for `steady_state` they are that state, and
-    other trajectories have failed."""
+    """The result in which the ends of trajectories that came to rest have the derivatives of the
+    state at rest; for `steady_state` they are that state, and other trajectories have failed."""
     ended, events = result.ended, plan.events
     if ended is None or events is None or not events.rests:
         return result
@@ -50,22 +49,23 @@ def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
     if result.events is not None:
         at |= {x: (getattr(result.events, x), result.events.t) for x in ("before", "after")}
     axes = tuple(range(2, result.u.ndim))
-    holds, rows = {}, {name: u for name, (u, _) in at.items()}
+    holds, rows = {}, {}
     for name, (u, t) in at.items():
+        rows[name] = u
         same = jnp.all(u == ended.u[:, None], axis=axes)
         t = jnp.broadcast_to(jnp.asarray(t), same.shape)
         holds[name] = came[:, None] & same & (t == ended.t[:, None])
-    system = System.of(plan)
-    given = (came, holds, rows, ended.u, ended.t, lanes)
+    assert isinstance(plan.field, Program)
+    about = plan.state.shape, plan.controlled, plan.mass, plan.batched
+    system = System(plan.field, *about)
     if events.settles:
-        y, found = system.roots(came, ended.u, ended.t, lanes)
+        end, found = system.roots(came, ended.u, ended.t, lanes)
         why = jnp.where(came, ReturnCode.ConvergenceFailure.value, ReturnCode.Failure.value)
         codes = jnp.where(is_successful(result.retcode) & ~found, why, result.retcode)
         result = result._replace(retcode=codes.astype(result.retcode.dtype))
-        rows = {name: _put(holds[name], u, y) for name, u in rows.items()}
-        end = y
+        rows = {name: _put(holds[name], u, end) for name, u in rows.items()}
     else:
-        rows, end = _identity(system, *given)
+        rows, end = _identity(system, came, holds, rows, ended.u, ended.t, lanes)
     if result.events is not None:
         happened = result.events._replace(before=rows["before"], after=rows["after"])
         result = result._replace(events=happened)
@@ -96,9 +96,7 @@ def _put(mask: Any, rows: Any, end: Any) -> Any:
 def _identity(
     system: "System", came: Any, holds: dict, rows: dict, u: Any, t: Any, lanes: Lane
 ) -> Any:
-    """The rows and the end, with the derivatives of the state at rest where they hold it. They are
-    the solve's own if no such state is found."""
-    del system, came, holds, t, lanes
+    """The rows and the end, with the derivatives of the state at rest where that is found."""
     return rows, u
 
 
@@ -117,12 +115,8 @@ def _(system: "System", primals: Sequence, tangents: Sequence) -> tuple:
 
 
 class Given(NamedTuple):
-    """What the equations of a trajectory depend on besides the state `y`.
-
-    - `others`: the components behind the user's state, of which none is at rest.
-    - `numbers`: the constants and parameters of the field.
-    - `t`, `span`: the time, and how long the solve took to it.
-    """
+    """What the equations of a trajectory depend on besides the state `y`: the `others` behind it,
+    the constants and parameters of the field, the time, and the `span` from `t0` to it."""
 
     others: Any
     numbers: tuple
@@ -132,12 +126,7 @@ class Given(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class System:
-    """The equations of a state at rest; static and hashable.
-
-    - `field`: the vector field, of states of the shape `shape`, of which the first `size`
-        components come to rest.
-    - `batched`: see `Plan`.
-    """
+    """The equations of a state at rest, of which the first `size` components come to rest."""
 
     field: Program
     shape: tuple[int, ...]
@@ -145,18 +134,12 @@ class System:
     mass: Any
     batched: Lane
 
-    @classmethod
-    def of(cls, plan: Plan) -> "System":
-        assert isinstance(plan.field, Program)
-        return cls(plan.field, plan.state.shape, plan.controlled, plan.mass, plan.batched)
-
     def needed(self, lanes: Lane) -> Lane:
         """The numbers that the equations are made of; the others are None."""
         return Lane(consts=lanes.consts, p=lanes.p, t0=lanes.t0)
 
     def roots(self, came: Any, u: Any, t: Any, lanes: Lane) -> tuple[Any, Any]:
-        """The states at rest near `u [trajectory, *state]` for those trajectories that `came` to
-        rest, and whether they were found; the others keep `u`."""
+        """The states at rest near `u`, where they were found, and whether; the others keep `u`."""
         fit, numbers = fit_for(came), lanes.parameters
         own = self.batched.parameters
         numbers = tuple(map(fit, numbers, own))
@@ -178,10 +161,9 @@ class System:
 
     def rates(self, y: Any, given: Given, t: Any) -> Any:
         """`f` as a vector of the components that come to rest."""
-        n = len(self.field.jaxpr.constvars)
         u = jnp.concatenate([y, given.others]).reshape(self.shape)
-        consts, p = given.numbers[:n], given.numbers[n:]
-        return self.field(consts, u, p, t).reshape(-1)[: self.size]
+        rate = at_numbers(self.field, self.field, given.numbers, (), t)(u)
+        return rate.reshape(-1)[: self.size]
 
     def massive(self, y: Any) -> Any:
         """The product of the mass matrix with a vector or a matrix."""
@@ -299,15 +281,11 @@ def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
 
 
 def _along(system: System, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
-    """The derivative of `fn` along tangents, also of a field that only has derivatives
-    backwards."""
+    """The derivative of `fn` along tangents, also by derivatives backwards alone."""
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 
     def of_inexact(*chosen):
-        every = list(at)
-        for i, x in zip(places, chosen, strict=True):
-            every[i] = x
-        return fn(*every)
+        return fn(*replaced(at, places, chosen))
 
     points, tangents = ([xs[i] for i in places] for xs in (at, tangents))
     if not is_reverse_only(system.field):

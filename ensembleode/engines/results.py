@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Int8
 
-from ..core.events import EVENT_ROWS, Events
+from ..core.events import EVENT_ROWS
 from ..core.implicit_form import with_constants_around
 from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
@@ -24,12 +24,9 @@ from ..tracing.program import Program, program_of, trace, with_constants
 class Left(NamedTuple):
     """The outcome of a time loop, with the trajectories along the first axis.
 
-    - `u`: the saved states; where only ends are saved, the last states.
-    - `t`: the times of the saved states, where every step is saved.
-    - `rows`: the number of rows of each trajectory, or of all.
-    - `codes`: the return codes.
-    - `naccept`, `ntried`: the numbers of accepted and of tried steps; `ntried` is a `Tried` if two
-        methods make the steps.
+    - `u`, `t`: the saved states (where only ends are saved, the last ones), and their times where
+        every step is saved.
+    - `ntried`: the number of steps tried; a `Tried` if two methods make them.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`, `ended`: see `Result`.
     """
@@ -47,8 +44,7 @@ class Left(NamedTuple):
 
 def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     """The result for these numbers, NaN in rows that were not reached; it has times only where each
-    trajectory has its own. A trajectory has not succeeded if its saved states overflow, or if a
-    time to save was missed."""
+    trajectory has its own. Overflow of saved states, or a missed time to save, is no success."""
     saving, codes = plan.saving, left.codes
     method = plan.method.value.method
     success = codes == ReturnCode.Success.value
@@ -96,18 +92,12 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
 
 
 def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
-    """Where each of `n` trajectories starts, and where it ends, at `t1` or by an event:
-    `[trajectory, 2]`."""
+    """Where each of `n` trajectories starts and ends: `[trajectory, 2]`."""
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
     if ended is not None:
         ends[1] = jnp.where(jnp.isnan(ended.t), ends[1], ended.t)
     return jnp.stack(ends, axis=1)
-
-
-#
-# Events
-#
 
 
 def rows_of_events(events: Happened | None, ended: End | None) -> Any:
@@ -154,9 +144,8 @@ def each(x: Any, is_own: bool, n: int) -> Any:
 
 
 def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
-    """The plan and the numbers of one trajectory without an axis of trajectories, for which nothing
-    need be as wide as for several. A field that is no program (such as that of the columns of a
-    matrix) is traced."""
+    """The plan and the numbers of one trajectory without an axis of trajectories. A field that is
+    no program (such as that of the columns of a matrix) is traced."""
     if not isinstance(plan.field, Program):
 
         def traced(fn, *p):
@@ -199,11 +188,9 @@ def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
 
 
 def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
-    """The saved times `[trajectory, row]` as functions of the numbers that they depend on.
-
-    In a solve that saves every step, all times but the first and the last are constants. The last
-    one is where an event ended the trajectory if the state after that event is saved.
-    """
+    """The saved times `[trajectory, row]` as functions of the numbers that they depend on. Where
+    every step is saved, all but the first and the last are constants; the last may be that of an
+    event."""
     n, rows = result.t.shape
 
     def column(x, batched):
@@ -219,13 +206,10 @@ def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
         last = row == result.length[:, None] - 1
         arrived = result.retcode[:, None] == ReturnCode.Success.value
         t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
-        if result.ended is not None and (plan.saving.mode == "ends" or _saves_ends(plan.events)):
+        # (Whether the state after every event that may end a trajectory is saved.)
+        ends = () if plan.events is None else (x for x in plan.events.callbacks if x.may_end)
+        saves = plan.saving.mode == "ends" or all(x.save_positions[1] for x in ends)
+        if result.ended is not None and saves:
             is_end = (result.retcode == ReturnCode.Terminated.value)[:, None]
             t = jnp.where(last & is_end, result.ended.t[:, None], t)
     return jnp.where(jnp.isnan(saved), saved, t)
-
-
-def _saves_ends(events: Events | None) -> bool:
-    """Whether the state after every event that may end a trajectory is saved with the steps."""
-    assert events is not None
-    return all(x.save_positions[1] for x in events.callbacks if x.may_end)

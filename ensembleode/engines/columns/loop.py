@@ -24,15 +24,9 @@ _TURNS = 256
 
 
 class State(NamedTuple):
-    """The variables of the loop.
-
-    - `t`: the time; `h`: the size of the next step, positive.
-    - `memory`: the controller's memory, a tuple; None with a fixed step.
-    - `code`: the return code; `GOING` as long as it goes on.
-    - `failures`: see `step_size.count_failures`; None with a fixed step.
-    - `naccept`, `ntried`: the numbers of steps.
-    - `stops`: the position among the known times; None without such times.
-    """
+    """The variables of the loop; `h` is the size of the next step, positive, and `code` is `GOING`
+    as long as the loop goes on. What a fixed step, or a solve without known times, lacks is
+    None."""
 
     t: Float[Array, ""]
     h: Float[Array, ""]
@@ -138,8 +132,7 @@ def attempt(plan: Plan, numbers: Lane, state: State) -> Trial:
     else:
         t2, unresolved = fixed_step(ARRAYS, anchor, tstop, t, size, number)
         t2 = jnp.where(unresolved, t, t2)
-    # The size after the end was rounded; with the size before, the state would be ahead of the time
-    # or behind.
+    # The size after the end was rounded, so that the state and the time stay together.
     h = t2 - t
     if numbers.d_discontinuities is not None:
         h = size_before(ARRAYS, t, t2, may_jump(numbers, t2), direction)
@@ -151,11 +144,8 @@ def attempt(plan: Plan, numbers: Lane, state: State) -> Trial:
 
 def decide(plan: Plan, numbers: Lane, state: State, trial: Trial, quality: Any) -> tuple:
     """The variables after a step, whether it was accepted, and whether `f` jumps at its end (None
-    without known times).
-
-    **Arguments:** `quality`: for an adaptive step the square of the norm of its scaled error, for a
-    fixed step whether it is sound.
-    """
+    without known times). `quality`: for an adaptive step the square of the norm of its scaled
+    error, for a fixed step whether it is sound."""
     controller, active = plan.method.value.controller, state.is_active
     size, _, t2, unresolved = trial
     bounds = failures = None
@@ -195,10 +185,7 @@ def code_of(
     plan: Plan, numbers: Lane, state: State, y: tuple, probe: Callable[[Trial], tuple]
 ) -> Any:
     """The return code of a loop that has ended or was stopped, in the state `y`. It may take
-    another turn to find out.
-
-    **Arguments:** `probe`: returns the state after the step of such a turn.
-    """
+    another turn to find out, after which `probe` returns the state."""
     code, tol = jnp.where(state.is_active, verdicts.STOPPED, state.code), _tolerances_of(numbers)
     if not plan.method.value.adaptive:
         return code
@@ -213,8 +200,7 @@ def code_of(
 
 
 def turns(body: Callable, state_of: Callable[[Any], State], stop: Any) -> tuple[Callable, Callable]:
-    """The condition and the body of a loop that takes turns until it ends, or until the flag is set
-    (see `Lane.stop`)."""
+    """The condition and the body of a loop that takes turns until it ends or is stopped."""
 
     def going(carry: Any) -> Any:
         return state_of(carry).is_active

@@ -33,32 +33,20 @@ from .loop import State, Trial
 
 
 # A thread gets at least this many vectors of columns, and threads share an attempt of at least this
-# many operations on vectors: asking for help takes some microseconds.
+# many operations on vectors.
 _VECTORS, _WORTH_SHARING = 4, 50_000
-
-
-class _Stepped(NamedTuple):
-    """The result of the time loop, with an axis of one trajectory, the matrix; and the ends of the
-    accepted steps, infinitely far behind the last one."""
-
-    result: Result
-    ends: Any
 
 
 def solve(plan: Plan, lanes: Lane, matrix_plan: Plan, matrix: Lane, n: int) -> Result:
     """The solutions of `n` trajectories with the same steps, with the trajectories along the first
-    axis.
-
-    **Arguments:** `matrix_plan`, `matrix`: the same for the matrix of all trajectories.
-    """
+    axis. `matrix_plan` and `matrix` are those of the matrix of all trajectories."""
     solver = plan.method.value
     fixed = jax.lax.stop_gradient((lanes, matrix))
     stepped = functools.partial(_stepped, plan, matrix_plan, n)
-    # Under `vmap` it runs once for each entry.
-    found = alone(jax.custom_batching.sequential_vmap(stepped), *fixed)
-    result = _by_trajectory(plan, found.result, n)
+    of_matrix, ends = alone(jax.custom_batching.sequential_vmap(stepped), *fixed)
+    result = _by_trajectory(plan, of_matrix, n)
     if solver.adaptive:
-        plan, lanes = _with_steps(plan, lanes, found.ends)
+        plan, lanes = _with_steps(plan, lanes, ends)
     result = differentiable(plan, lanes, jnp.ones(n, bool), result)
     if solver.direction == "forward":
         result = sensitivity.forward_only(result)
@@ -85,17 +73,9 @@ def _with_steps(plan: Plan, lanes: Lane, ends: Any) -> tuple[Plan, Lane]:
     return dataclasses.replace(plan, method=Static(solver), batched=batched), lanes
 
 
-#
-# The time loop
-#
-
-
 class _Turn(NamedTuple):
-    """What changes from turn to turn: see `column_step.stepping`.
-
-    - `half`: the half of `both` that holds the columns; `row`: the next row to save.
-    - `ends`: the ends of the accepted steps.
-    """
+    """What changes from turn to turn (see `column_step.stepping`): `half` is the half of `both`
+    that holds the columns, `row` the next row to save; `ends` are those of the accepted steps."""
 
     state: State
     both: Any
@@ -105,7 +85,11 @@ class _Turn(NamedTuple):
     ends: Any
 
 
-def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -> _Stepped:
+def _stepped(
+    plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane
+) -> tuple[Result, Any]:
+    """The result of the time loop, with an axis of one trajectory, the matrix; and the ends of the
+    accepted steps, infinitely far behind the last one."""
     one, numbers = for_one(matrix_plan, matrix)
     jumps = numbers.d_discontinuities
     numbers = numbers._replace(
@@ -116,7 +100,7 @@ def _stepped(plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane) -
     turn = jax.lax.while_loop(
         *loop.turns(steps.turn, lambda turn: turn.state, numbers.stop), steps.first()
     )
-    return _Stepped(result_of(one, numbers, steps.left(turn)), turn.ends)
+    return result_of(one, numbers, steps.left(turn)), turn.ends
 
 
 class _Steps:
@@ -164,8 +148,7 @@ class _Steps:
         return jnp.concatenate([self._padded(x) for x in (*y, *jax.tree.leaves(carry))])
 
     def _padded(self, x: Any) -> Any:
-        """A matrix `[*state, column]` as `[component, column]`, with the last column repeated in
-        the room behind it."""
+        """A matrix `[*state, column]` as `[component, column]`, with copies of the last behind."""
         x = x.reshape(self.d.size, self.n)
         return jnp.pad(x, ((0, 0), (0, self.room - self.n)), mode="edge")
 
@@ -178,8 +161,7 @@ class _Steps:
         return (self._matrix(both[half, : self.d.size]),)
 
     def attempt(self, turn: _Turn, h: Any, last: Any) -> tuple:
-        """`both`, `rows` and the measures after an attempt of the signed size `h`, in which the
-        rows up to `last` lie."""
+        """`both`, `rows` (up to `last`) and the measures after an attempt of this size."""
         d = self.d
         now = jnp.stack([turn.state.t, h]).astype(d.dtype)
         places = jnp.stack([turn.half, turn.row, last]).astype(jnp.int32)

@@ -20,8 +20,7 @@ class Stops(NamedTuple):
 
     - `rows`: for each table, which is sorted, the row of the next time.
     - `tstop`: the end of the current stretch of time, beyond which no step goes.
-    - `anchor`: the time at which the stretch begins; `tried`: how many steps had been tried until
-        then. Fixed steps are laid out from there.
+    - `anchor`, `tried`: where the stretch begins, and how many steps had been tried until then.
     - `restarts`: the number of stretches so far that begin after a discontinuity.
     """
 

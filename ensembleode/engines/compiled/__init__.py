@@ -5,22 +5,17 @@ called from JAX's programs without a copy. Every lane has its own step size, acc
 return code, and takes the next trajectory when it has finished one.
 
 - `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
-- `field.py`: the vector field, evaluated in place or as a function of its own. `printer.py`: prints
-    it from the small language of `fields`, with the help of `operations.py`, `products.py`,
-    `reading.py` and `uniformity.py`.
-- `numbers.py`: where the numbers of a trajectory lie. `loop.py`: the time loop. `pull_back.py`: the
-    time loop's reverse mode, through recorded turns (`record.py`, `replay.py`); `steps.py`: the
-    reverse mode of one step. `parameter_sums.py`, `panels.py`: the sums of parameters' cotangents.
+- `field.py`: the vector field; `printer.py` (with `operations.py`, `products.py`, `reading.py` and
+    `uniformity.py`): its instructions. `numbers.py`: where the numbers of a trajectory lie.
+- `loop.py`: the time loop. `pull_back.py`: its reverse mode, through recorded turns (`record.py`,
+    `replay.py`) and steps (`steps.py`), with sums of cotangents (`parameter_sums.py`, `panels.py`).
     `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
-- `kernel.py`: the time loop and its reverse mode as kernels. `solves.py`: the kernels as functions
-    of arrays. `gauss_adjoint.py`: the adjoint ODE of methods for stiff problems.
-- `column_step.py`: one step of all columns of a matrix, for `engines/columns.py`.
-- `gpu.py`: the same on NVIDIA GPUs, with one thread for each trajectory. `entry.py`, `launch.py`:
-    from a kernel to a launch by XLA; `ptxas.py`: the registers and memory that a kernel takes
-    there.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `gauss_adjoint.py`: the
+    adjoint ODE. `column_step.py`: one step of all columns of a matrix, for `engines/columns`.
+- `gpu.py`, `entry.py`, `launch.py`: the same by the threads of NVIDIA GPUs; `ptxas.py`: what they
+    take there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, which is kept on disk.
-- `handler.py` (with `sharing.py`, which shares work among threads, and `writer.py`), `call.py`:
-    from machine code to an operation of JAX.
+- `handler.py` (with `sharing.py` and `writer.py`), `call.py`: from that to an operation of JAX.
 """
 
 import functools
@@ -56,30 +51,22 @@ from .field import by_loops, lower
 from .operations import check
 
 
-# An `f` of more operations, of which those in a loop count once, takes too long to compile (see
-# benchmarks/engine_limits.py).
-_MOST_STATEMENTS = 1500
-# The same for states whose steps are written out, whatever their size.
-_MOST_WRITTEN_OUT = 200
-# The same on a GPU for a field with many numbers of each trajectory's own, whose cotangents are
-# variables there: with twice as many of them, a gradient takes four times as long to compile.
-_MOST_OWN_ON_GPU = 2000
-# And for a field with many numbers that all trajectories share, whose cotangents are variables of a
-# thread, too: a gradient by the 370 numbers of a network 2-16-16-2 takes 2 s of LLVM and 9 s of
-# ptxas, 2-32-32-2 takes 12 s and 49 s, and 2-64-64-2 doesn't end in minutes. (For an H100, compiled
-# without one.)
-_MOST_SHARED_ON_GPU = 300
-# LLVM takes about a minute for so many lines of its language. The step of an implicit method has so
-# many for each component, for each of its stages there, and for each entry of a Jacobian that has
-# zeros. (Of the heat equation by Rodas5P, one lane of 400 points takes 27 s, of 600 points 45 s.)
+# What takes too long to compile (see benchmarks/engine_limits.py): an `f` of more operations, of
+# which those in a loop count once; and more components of a state whose steps are written out,
+# whatever its size.
+_MOST_STATEMENTS, _MOST_WRITTEN_OUT = 1500, 200
+# The same on a GPU, where cotangents are variables: more numbers of each trajectory's own in a
+# field, and more numbers that all trajectories share.
+_MOST_OWN_ON_GPU, _MOST_SHARED_ON_GPU = 2000, 300
+# LLVM takes about a minute for so many lines. The step of an implicit method has so many for each
+# component, for each of its stages there, and for each entry of a Jacobian with zeros.
 _MOST_LINES = 200_000
 _LINES_OF_COMPONENT, _LINES_OF_STAGE, _LINES_OF_ENTRY = 50, 23, 20
 
 
 @functools.lru_cache(maxsize=256)
 def _entries(field: Program) -> int:
-    """How many entries of the field's Jacobian may be nonzero; 0 if all of them are, as loops
-    compute a dense matrix."""
+    """How many entries of the field's Jacobian may be nonzero; 0 if all of them are."""
     places = structure(field)
     return 0 if places.all() else int(places.sum())
 
@@ -115,8 +102,7 @@ def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
     try:
         jaxpr = transposed(field, [*own, *(i for i in inexact if not is_own[i])])
     except Exception:
-        # No engine can differentiate this field. Whoever asks for the derivative is told so then; a
-        # solve doesn't need it.
+        # No engine can differentiate this field, and whoever asks for the derivative is told so.
         return _Reading(None)
     return _read_program(Program(jaxpr, None, ()), "the derivative of f")
 
@@ -136,8 +122,7 @@ def _read_program(program: Program, what: str) -> _Reading:
 
 
 class Compiled(Engine):
-    """Solves as one loop of machine code, on CPUs. They are primitives whose derivatives are solves
-    again."""
+    """Solves as one loop of machine code, on CPUs, whose derivatives are solves again."""
 
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
@@ -147,7 +132,6 @@ class Compiled(Engine):
     rows = staticmethod(solves.rows)
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `method.method`."""
         return method.method(alg, options, has_dt=has_dt)
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
@@ -178,7 +162,6 @@ class Compiled(Engine):
 
     def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field on such a state; None when it can."""
-        del batched
         if 0 in state.shape:
             return "the state has no components."
         if field.jaxpr.effects:
@@ -196,8 +179,7 @@ class Compiled(Engine):
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
-        """Why another engine is faster with this field, or is the only one with its derivative;
-        None where neither is so."""
+        """Why another engine is better with this field; None where none is."""
         if is_extended and (size := math.prod(state.shape)) > _MOST_WRITTEN_OUT:
             return f"{size} components with integrands take long to compile."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
@@ -210,21 +192,17 @@ class Compiled(Engine):
         return _read_derivative(field, tuple(map(bool, batched.parameters))).refusal
 
     def too_long(self, method: Any, field: Program) -> str | None:
-        """Why an implicit method takes more than about a minute to compile for this field; None
-        where it doesn't."""
+        """Why the step of an implicit method is too long to compile; None where it isn't."""
         if (found := lines(method, field)) <= _MOST_LINES:
             return None
-        size = math.prod(field.out_avals[0].shape)
+        size = field.out_avals[0].size
         return f"{size} components take some {found:,} lines of code, more than {_MOST_LINES:,}."
 
     def is_stoppable(self) -> bool:
-        """True: the loop of a kernel looks at the flag itself."""
         return True
 
     def width(self, state: Any, n: int) -> int:
-        """How many trajectories stay together on a device, though each is solved by itself."""
-        # Where there are many trajectories, some neighbours in memory stay together.
-        del state
+        """How many trajectories stay together: of many, some neighbours in memory."""
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
 
 

@@ -41,8 +41,7 @@ def rounded(x: Value) -> Value:
 
 class Ball(NamedTuple):
     """A number with a bound on its change. The `radius` is None if the number is the same
-    everywhere. For a boolean it is 0 if the boolean is the same everywhere as at the centre, and
-    otherwise infinite."""
+    everywhere; that of a boolean is 0 or infinite."""
 
     centre: Value
     radius: Value | None
@@ -55,8 +54,7 @@ class Ball(NamedTuple):
 
 
 class _Traits(NamedTuple):
-    """Whether an expression has rules, whether it varies within the balls, and the variables from
-    which it is computed."""
+    """Whether an expression has rules, whether it varies, and the variables that it depends on."""
 
     has_rules: bool
     varies: bool
@@ -65,12 +63,8 @@ class _Traits(NamedTuple):
 
 def bounded(fn: ir.Function) -> tuple[tuple[int, ...], ir.Function]:
     """The numbers of the results of a function that can have finite radii, and a function of these
-    results only.
-
-    They are the results that depend on no loops and branches, and of which every operation that
-    depends on the state or the time has a rule. They are taken in their order, as long as the
-    function of them is short.
-    """
+    results only. They depend on no loops and branches, and every operation on the state or the time
+    has a rule. They are taken in their order as long as the function of them is short."""
     assigned = {s.var.name for s in statements(fn.body) if isinstance(s, ir.Assign)}
     lets = [s for s in fn.body if isinstance(s, ir.Let) and s.var.name not in assigned]
     found = {"t": _Traits(True, True)}
@@ -120,14 +114,11 @@ def balls(
     of_state: Callable[[int], Value],
     of_time: Callable[[], Value],
 ) -> list[Ball]:
-    """The balls of the results of a function, as `bounded` returns it.
-
-    **Arguments:** `centre`: returns the value of an expression in the evaluated function;
-    `of_state`, `of_time`: return the radii of a component of the state, and of the time.
-    """
+    """The balls of the results of a function that `bounded` returns. `centre` returns the value of
+    an expression in it; `of_state` and `of_time`, the radii of components of the state and of the
+    time."""
     radii: dict[str, Value | None] = {}
-    # If numbers are compared, radii must be infinite where a number may overflow: the comparison
-    # would then say nothing about the numbers nearby.
+    # The radius of a compared number must be infinite where the number may overflow.
     compares = any(x.dtype == BOOL for x in every_part(fn))
 
     def ball(expr: ir.Expr) -> Ball:
@@ -145,9 +136,9 @@ def balls(
                 found = list(map(ball, args))
                 if all(x.radius is None for x in found):
                     return None
-                y = Ball(centre(expr), None)
-                y = y._replace(radius=_RULES[name](b, y.centre, found, np.dtype(dtype)))
-                return _finite(b, y) if compares and y.centre.is_real else y.radius
+                y = centre(expr)
+                of_y = _RULES[name](b, y, np.dtype(dtype), *found)
+                return _finite(b, y, of_y) if compares and y.is_real else of_y
 
     for stmt in fn.body:
         assert isinstance(stmt, ir.Let)
@@ -155,11 +146,10 @@ def balls(
     return list(map(ball, fn.outputs))
 
 
-def _finite(b: Builder, x: Ball) -> Value:
-    """The radius; infinite if a number in the ball may be infinite."""
-    assert x.radius is not None
-    most = float(np.finfo(x.radius.dtype).max) / 4
-    return b.where(abs(x.centre) + x.radius < most, x.radius, np.inf)
+def _finite(b: Builder, y: Value, radius: Value) -> Value:
+    """The radius of a ball around `y`; infinite if a number in the ball may be infinite."""
+    most = float(np.finfo(radius.dtype).max) / 4
+    return b.where(abs(y) + radius < most, radius, np.inf)
 
 
 def _has_rule(name: str, args: Sequence[ir.Expr], dtype: Any, varies: Sequence[bool]) -> bool:
@@ -188,7 +178,8 @@ def _least(dtype: np.dtype) -> float:
 
 
 #
-# Rules: each returns the radius from the centre, the balls of the arguments, and the dtype
+# Rules: each returns the radius from the value at the centre, the dtype, and the balls of the
+# arguments
 #
 
 _RULES: dict[str, Callable[..., Value]] = {}
@@ -197,39 +188,29 @@ _OF_BOOLEANS = ("and", "not", "or", "xor")
 
 
 @_rule("abs neg")
-def _as_it_is(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    (x,) = xs
+def _as_it_is(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     return x.rounded()
 
 
 @_rule("convert_element_type")
-def _converted(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    (x,) = xs
+def _converted(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     return b.cast(x.rounded(), dtype) + abs(y) * _rounding(dtype)
 
 
 @_rule("add sub")
-def _sum(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    x1, x2 = xs
+def _sum(b: Builder, y: Value, dtype: np.dtype, x1: Ball, x2: Ball) -> Value:
     return x1.rounded() + x2.rounded()
 
 
-@_rule("max min")
-def _extreme(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    x1, x2 = xs
-    return b.largest((x1.rounded(), x2.rounded()))
-
-
-@_rule("clamp")
-def _clamp(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+@_rule("clamp max min")
+def _extreme(b: Builder, y: Value, dtype: np.dtype, *xs: Ball) -> Value:
     return b.largest(tuple(x.rounded() for x in xs))
 
 
 @_rule("mul")
-def _product(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    x1, x2 = xs
+def _product(b: Builder, y: Value, dtype: np.dtype, x1: Ball, x2: Ball) -> Value:
     if x1.centre.name == x2.centre.name:
-        return _square(b, y, [x1], dtype)
+        return _square(b, y, dtype, x1)
     least = _least(dtype)
     if x1.radius is None or x2.radius is None:
         same, x = (x1, x2) if x1.radius is None else (x2, x1)
@@ -238,14 +219,12 @@ def _product(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 
 
 @_rule("square")
-def _square(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    (x,) = xs
+def _square(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     return (abs(x.centre) * 2.0 + x.rounded()) * x.rounded() + _least(dtype)
 
 
 @_rule("div")
-def _quotient(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    x1, x2 = xs
+def _quotient(b: Builder, y: Value, dtype: np.dtype, x1: Ball, x2: Ball) -> Value:
     least, size = _least(dtype), abs(x2.centre)
     if x2.radius is None:
         return x1.rounded() / size + least
@@ -259,40 +238,35 @@ def _less(b: Builder, size: Value, radius: Value) -> Value:
 
 
 @_rule("sqrt")
-def _root(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    (x,) = xs
+def _root(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     return x.rounded() / b.where(x.rounded() < x.centre * 0.75, y, 0.0)
 
 
 @_rule("rsqrt")
-def _inverse_root(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+def _inverse_root(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     # The slope is largest where the number is smallest.
-    (x,) = xs
     least = _less(b, x.centre, x.rounded())
     return x.rounded() / (least * b.sqrt(least)) + _least(dtype)
 
 
 @_rule("log")
-def _log(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    (x,) = xs
+def _log(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     return x.rounded() / _less(b, x.centre, x.rounded()) + _of_function(y)
 
 
 @_rule("exp")
-def _exp(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    return _exponential(b, y, xs[0].rounded())
+def _exp(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
+    return _exponential(b, y, x.rounded())
 
 
 @_rule("pow")
-def _pow(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    x, exponent = xs
+def _pow(b: Builder, y: Value, dtype: np.dtype, x: Ball, exponent: Ball) -> Value:
     of_log = x.rounded() / _less(b, x.centre, x.rounded())
     return _exponential(b, y, of_log * abs(b.cast(exponent.centre, dtype)))
 
 
 def _exponential(b: Builder, y: Value, radius: Value) -> Value:
-    """The radius of `y` times an exponential whose argument is at most `radius`, because `e^r - 1`
-    is at most `r + r^2` for r up to 1."""
+    """The radius of `y` times `exp` of at most `radius`: `e^r - 1 <= r + r^2` for r up to 1."""
     radius = b.where(radius <= 1.0, radius, np.inf)
     return y * (radius * radius + radius) + _of_function(y)
 
@@ -307,31 +281,19 @@ def _of_function(y: Value) -> Value:
 _SLOPES = {"asinh": 1, "atan": 1, "cos": 1, "erf": 1.13, "logistic": 0.25, "sin": 1, "tanh": 1}
 
 
-def _of_slope(slope: int | float) -> Callable[..., Value]:
-    def radius(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-        return xs[0].rounded() * float(slope) + _of_function(y)
-
-    return radius
+def _of_slope(slope: float, b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
+    return x.rounded() * slope + _of_function(y)
 
 
-_RULES.update({name: _of_slope(slope) for name, slope in _SLOPES.items()})
-
-
-#
-# Choices
-#
+_RULES.update({name: functools.partial(_of_slope, float(x)) for name, x in _SLOPES.items()})
 
 
 @_rule("eq ge gt le lt ne")
-def _comparison(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    x1, x2 = xs
+def _comparison(b: Builder, y: Value, dtype: np.dtype, x1: Ball, x2: Ball) -> Value:
     # A number that is the same everywhere may be infinite.
-    radii = [x.radius for x in xs if x.radius is not None]
-    return _none_where(
-        b,
-        abs(x1.centre - x2.centre) > functools.reduce(operator.add, radii),
-        radii[0].dtype,
-    )
+    radii = [x.radius for x in (x1, x2) if x.radius is not None]
+    known = abs(x1.centre - x2.centre) > functools.reduce(operator.add, radii)
+    return _none_where(b, known, radii[0].dtype)
 
 
 def _none_where(b: Builder, known: Value, dtype: np.dtype) -> Value:
@@ -339,19 +301,17 @@ def _none_where(b: Builder, known: Value, dtype: np.dtype) -> Value:
 
 
 @_rule("sign")
-def _sign(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    (x,) = xs
+def _sign(b: Builder, y: Value, dtype: np.dtype, x: Ball) -> Value:
     return _none_where(b, abs(x.centre) > x.rounded(), dtype)
 
 
 @_rule("and not or xor")
-def _logical(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+def _logical(b: Builder, y: Value, dtype: np.dtype, *xs: Ball) -> Value:
     return b.largest(tuple(x.radius for x in xs if x.radius is not None))
 
 
 @_rule("select_n")
-def _choice(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
+def _choice(b: Builder, y: Value, dtype: np.dtype, which: Ball, *cases: Ball) -> Value:
     """The radius is infinite where another case may be chosen."""
-    which, *cases = xs
     radius = b.where(which.centre, cases[-1].rounded(), cases[0].rounded())
     return radius if which.radius is None else radius + b.cast(which.radius, dtype)

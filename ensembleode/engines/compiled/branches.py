@@ -14,13 +14,9 @@ def either(
     then: tuple[Value, Callable[[], Any]],
     otherwise: tuple[Value, Callable[[], Any]],
 ) -> Any:
-    """The result of the function `then` in the lanes of the mask, and of `otherwise` elsewhere:
-    trees of values. Each function comes with the lanes that need its result, and is not run if
-    there are none. In lanes that need neither function, the result is arbitrary.
-
-    If all lanes need `otherwise`, the branches add no cost. Only one of the functions is written
-    where the mask is a constant.
-    """
+    """The result of `then` in the lanes of the mask, and of `otherwise` elsewhere: trees of values.
+    Each function comes with the lanes that need its result, and is run only if there are any. Only
+    one of the functions is written where the mask is a constant."""
     if mask.constant is not None:
         leaves, tree = jax.tree.flatten((then if mask.constant else otherwise)[1]())
         # (As with branches, these results are not fused with what follows.)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TYPE_CHECKING
 
 import numpy as np
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from .module import Module
 
 
-_MISSING = object()
-
-
 def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:
     return lambda self, x: self.intrinsic(name, x)
 
@@ -60,8 +57,7 @@ class Builder(PlainArithmetic):
         self._fuses = True
         # Where arrays are that the stack may be too small for; None: all are on the stack.
         self.heap: Heap | None = None
-        # The results available for reuse: in this block, and in the enclosing blocks; the innermost
-        # is last.
+        # The results available for reuse in this block, and in the enclosing blocks before it.
         self._scopes: list[dict[Any, Any]] = [{}]
 
     #
@@ -82,26 +78,22 @@ class Builder(PlainArithmetic):
         return value
 
     def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
-        """The result of an instruction that depends on its operands alone; equal instructions are
-        written once."""
+        """The result of an instruction that depends on its operands alone; written once."""
         return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
 
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
         """The result of `make()`, which is called once for this key in a block and its inner
-        blocks.
-
-        **Arguments:** `make`: writes instructions, none of which reads memory.
-        """
-        found = self.known(key, _MISSING)
-        if found is _MISSING:
+        blocks, and writes no instruction that reads memory."""
+        found = self.known(key)
+        if found is None:
             scope = self._scopes[-1]
             scope[key, self._fuses] = found = make()
         return found
 
-    def known(self, key: Any, other: Any = None) -> Any:
-        """The result of `once_for` with this key; `other` where this block doesn't have it."""
+    def known(self, key: Any) -> Any:
+        """The result of `once_for` with this key; None where this block doesn't have it."""
         key = (key, self._fuses)
-        return next((scope[key] for scope in reversed(self._scopes) if key in scope), other)
+        return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
 
     @contextmanager
     def _block(self) -> Iterator[None]:
@@ -119,27 +111,26 @@ class Builder(PlainArithmetic):
         return len(self.lines)
 
     @contextmanager
-    def inserting(self, position: int) -> Iterator[None]:
-        """Within this block, instructions go to an earlier position, where later values don't exist
-        yet."""
-        lines, scopes = self.lines, self._scopes
-        self.lines, self._scopes = [], [{}]
+    def _writing_to(self, lines: list[str]) -> Iterator[None]:
+        """Within this block, instructions go to these lines, where values don't exist yet."""
+        before = self.lines, self._scopes
+        self.lines, self._scopes = lines, [{}]
         try:
             yield
         finally:
-            lines[position:position] = self.lines
-            self.lines, self._scopes = lines, scopes
+            self.lines, self._scopes = before
 
     @contextmanager
-    def at_start(self) -> Iterator[None]:
-        """Within this block, instructions go to the start of the function, where only its
-        parameters exist."""
-        lines, scopes = self.lines, self._scopes
-        self.lines, self._scopes = self.first, [{}]
-        try:
+    def inserting(self, position: int) -> Iterator[None]:
+        """Within this block, instructions go to an earlier position of the function."""
+        inserted: list[str] = []
+        with self._writing_to(inserted):
             yield
-        finally:
-            self.lines, self._scopes = lines, scopes
+        self.lines[position:position] = inserted
+
+    def at_start(self) -> AbstractContextManager[None]:
+        """Within this block, instructions go to the start of the function."""
+        return self._writing_to(self.first)
 
     def on_stack(self, type_: str) -> str:
         """A pointer to memory for a value of this type on the function's stack."""
@@ -155,10 +146,7 @@ class Builder(PlainArithmetic):
         found = None if self.heap is None else self.heap.array(dtype, n * each, of_lanes=of_lanes)
         if found is not None:
             return found
-        place = self.name()
-        self.allocas.append(
-            f"  {place} = alloca [{max(1, n * each)} x {type_of(stored)}], align 64"
-        )
+        place = self.on_stack(f"[{max(1, n * each)} x {type_of(stored)}], align 64")
         return Buffer(self, place, dtype)
 
     def parameter(self, name: str, dtype: np.dtype, lanes: int = 0) -> Value:
@@ -281,8 +269,7 @@ class Builder(PlainArithmetic):
         return self.intrinsic("fma", x, y, z)
 
     def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
-        """Call an intrinsic of LLVM whose name ends with the type of its first argument and its
-        result."""
+        """Call an intrinsic of LLVM that is named after the type of its result."""
         return self.call(f"llvm.{name}.{suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
 
     def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
@@ -293,8 +280,8 @@ class Builder(PlainArithmetic):
         return self.pure(f"call {type_} @{name}({', '.join(map(str, args))})", dtype, lanes)
 
     #
-    #
     # The interface `Arithmetic` of solvers
+    #
 
     def equal(self, x: Any, y: Any) -> Value:
         return self.compare("eq", x, y)
@@ -363,8 +350,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"{op} {x}, {y.name}", BOOL, x.lanes)
 
     def where(self, mask: Value, x: Any, y: Any) -> Value:
-        """`x` in the lanes of the mask, `y` in the others; one of the two may be a Python
-        number."""
+        """`x` in the lanes of the mask, `y` in the others; one of the two may be a number."""
         x, y = self.matched(x, y)
         if mask.lanes:
             x, y = self.spread(x), self.spread(y)
@@ -436,14 +422,11 @@ class Builder(PlainArithmetic):
     def _bits(self, mask: Value) -> str:
         """The mask as an integer with one bit for each lane, preceded by its type."""
         type_ = f"i{mask.lanes}"
-        # The dtype given here doesn't matter: nothing computes with these bits.
-        bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
-        return f"{type_} {bits.name}"
+        # (The dtype is arbitrary: nothing computes with these bits.)
+        return f"{type_} {self.pure(f'bitcast {mask} to {type_}', I64, 0).name}"
 
     def sums_of_lanes(self, xs: Sequence[Value]) -> list[Value]:
-        """The sum of each vector's entries as a scalar: the first half of them is added to the
-        second, and so on. Halves of two vectors are put into one vector before they are added,
-        which takes fewer instructions than one vector after the other."""
+        """The sum of each vector's entries as a scalar, by adding halves of vectors."""
         vectors, entries = list(xs), xs[0].lanes
         if not entries:
             return vectors
@@ -453,12 +436,10 @@ class Builder(PlainArithmetic):
             pairs = [(vectors[i], *vectors[i + 1 : i + 2]) for i in range(0, len(vectors), 2)]
             both = 2 if len(vectors) > 1 else 1
             firsts = [i + j for i in range(0, both * lanes, entries) for j in range(half)]
+            halves = firsts, [i + half for i in firsts]
             vectors = [
-                self.add(
-                    self._shuffled(x, more[0] if more else x, firsts),
-                    self._shuffled(x, more[0] if more else x, [i + half for i in firsts]),
-                )
-                for x, *more in pairs
+                self.add(*(self._shuffled(pair[0], pair[-1], places) for places in halves))
+                for pair in pairs
             ]
             entries = half
         each = vectors[0].lanes
@@ -503,8 +484,7 @@ class Builder(PlainArithmetic):
 
         def one():
             now = left.get()
-            flag = self.constant(True, BOOL)
-            body(self.call("llvm.cttz.i64", I64, 0, now, flag))
+            body(self.call("llvm.cttz.i64", I64, 0, now, self.constant(True, BOOL)))
             left.set(now & (now - 1))
 
         self.while_(lambda: left.get().ne(0), one)
@@ -549,15 +529,12 @@ class Builder(PlainArithmetic):
         """A branch on a scalar condition."""
         yes, no, after = self._label(), self._label(), self._label()
         self._branch(condition, yes, after if otherwise is None else no, likely)
-        self._begin(yes)
-        with self._block():
-            then()
-        self._jump(after)
-        if otherwise is not None:
-            self._begin(no)
-            with self._block():
-                otherwise()
-            self._jump(after)
+        for label, write in ((yes, then), (no, otherwise)):
+            if write is not None:
+                self._begin(label)
+                with self._block():
+                    write()
+                self._jump(after)
         self._begin(after)
 
     def while_(
@@ -587,7 +564,7 @@ class Builder(PlainArithmetic):
             self._branch(body(), inside, after)
         self._begin(after)
 
-    def for_(self, n: int | Value, body: Callable[[Value], None], start: int = 0) -> None:
+    def for_(self, n: int | Value, body: Callable[[Value], None], start: int | Value = 0) -> None:
         """Calls `body(i)` for the int64 `i` from `start` to `n - 1`."""
         i = self.variable(I64, start, of_lanes=False)
 

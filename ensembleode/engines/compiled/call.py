@@ -4,10 +4,9 @@ Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation li
 reads its operands and writes its results in place. It has no derivative and no batching rule; the
 caller has to give these. A program for an accelerator calls the host, which runs the kernel.
 
-A program names the kernels that it calls by the hash of their text, and a process can load the
-program once it has registered the kernels. Where the program is traced, they are registered when it
-is lowered. A program that was traced elsewhere (`jax.export`) comes with its kernels
-(`kernels_in`), to be passed to `register`.
+A program names the kernels that it calls by the hash of their text. They are registered when the
+program is lowered; a program that was traced elsewhere (`jax.export`) comes with its kernels
+(`kernels_in`), to be passed to `register` before it is loaded.
 
 Kernels are freed some time after the last program that calls them; see `handler.trampolines`.
 """
@@ -224,11 +223,8 @@ def _host() -> Machine | None:
 
 
 def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
-    """The kernels that a program calls at any depth, each once.
-
-    A primitive with an attribute `opened` is traced here, as otherwise it is traced only when it is
-    lowered.
-    """
+    """The kernels that a program calls at any depth, each once; also those of primitives that are
+    traced when they are lowered, by their attribute `opened`."""
     found: list[Kernel] = []
     for eqn in equations(jaxpr):
         if eqn.primitive is _call_p:
@@ -240,14 +236,8 @@ def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
 
 
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:
-    """The checks that `jax.export` has to skip, as it refuses calls of targets that it doesn't
-    know."""
+    """The checks that `jax.export` has to skip, as it doesn't know these targets."""
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in kernels]
-
-
-#
-# The operation
-#
 
 
 _call_p = jex.Primitive("ensembleode_kernel")
@@ -281,24 +271,21 @@ def _lower(ctx, *operands, kernel, avals, in_place):
     return jax.ffi.ffi_lowering(kernel.target, operand_output_aliases=aliases)(ctx, *operands)
 
 
-def _jvp(primals, tangents, *, kernel, **_):
+def _no_rule(what, remedy, *_, kernel, **__):
     raise TypeError(
-        f"the kernel {kernel.name!r} has no derivative of its own: whatever calls it has to give "
-        "one (jax.custom_vjp or jax.custom_jvp)."
-    )
-
-
-def _batched(operands, dims, *, kernel, **_):
-    raise TypeError(
-        f"the kernel {kernel.name!r} has no batching rule of its own: whatever calls it has to "
-        "give one (jax.custom_batching.custom_vmap)."
+        f"the kernel {kernel.name!r} has no {what} of its own: whatever calls it has to give one "
+        f"({remedy})."
     )
 
 
 _call_p.def_impl(_run)
 _call_p.def_abstract_eval(lambda *_, avals, **__: avals)
-ad.primitive_jvps[_call_p] = _jvp
-batching.primitive_batchers[_call_p] = _batched
+ad.primitive_jvps[_call_p] = functools.partial(
+    _no_rule, "derivative", "jax.custom_vjp or jax.custom_jvp"
+)
+batching.primitive_batchers[_call_p] = functools.partial(
+    _no_rule, "batching rule", "jax.custom_batching.custom_vmap"
+)
 mlir.register_lowering(_call_p, _lower, platform="cpu")
 
 

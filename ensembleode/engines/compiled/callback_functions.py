@@ -36,8 +36,7 @@ class CallbackFunctions:
         return evaluated(self._b, self._lowered(part), numbers, t, mask, self._names[part])
 
     def bounded(self, part: Part) -> tuple[int, ...]:
-        """The numbers of the components of which `balls` tells something, of a part that has no
-        extras."""
+        """The numbers of those components of a part without extras that `balls` bounds."""
         return self._bounded(part)[0]
 
     def balls(
@@ -50,10 +49,9 @@ class CallbackFunctions:
         of_state: Callable[[int], Value],
         of_time: Callable[[], Value],
     ) -> list[tuple[Value, Value | None]]:
-        """The components that are `bounded`, each with a bound on how much it changes while each
-        component of the state, and the time, change by at most the amounts that `of_state` and
-        `of_time` return (see `balls.balls`). The bound is None for a component that doesn't
-        change."""
+        """The components that are `bounded`, each with a bound on how much it changes while the
+        state and the time change by at most `of_state` and `of_time` (see `balls.balls`); None for
+        one that doesn't change."""
         b, (_, fn) = self._b, self._bounded(part)
         numbers = HeldNumbers(held, u=y)
         _, at = evaluate_with_parts(b, fn, numbers, t, mask)

@@ -14,19 +14,20 @@ from ...fields.walking import length
 from ...solvers.method import Attempt
 from ...solvers.norms import MaxNorm
 from ...solvers.step_size import scaled
-from .builder import BOOL, Buffer, Builder, I32, I64, Value
+from .builder import BOOL, Buffer, Builder, I64, Value
 from .description import Description
 from .equations import equations_in, translated
 from .kernel import Frame
 from .module import Module
+from .numbers import Held
 
 
 # Further entries of `sizes`: the number of columns that there is room for.
 COLUMNS = 3
 # The entries of `now`: the time and the signed size of the step.
 T, H = range(2)
-# The entries of `places`: which of the two halves of `both` holds the columns; and the first and
-# the last row (this excluded) that lie in the step.
+# The entries of `places`: the half of `both` that holds the columns, the first row in the step, and
+# the row behind the last.
 HALF, FIRST, END = range(3)
 
 
@@ -48,24 +49,20 @@ def measures(d: Description) -> int:
 
 @functools.lru_cache(maxsize=256)
 def stepping(d: Description) -> str:
-    """The IR of the kernel `step`, for the columns from `first` to `end`.
-
-    Its operands are those of `kernel.solving`, followed by `now`, `places`, and the arrays that it
-    changes in place. Its results are these arrays, and the measures.
+    """The IR of the kernel `step`, for the columns from `first` to `end`. Its operands are those of
+    `kernel.solving`, `now`, `places`, and the arrays that it changes in place; its results, these
+    arrays and the measures.
 
     - `both [half, number, column]`: in one half the columns before the step, their states followed
         by their carries; the other half becomes those after it.
     - `rows [row, component, column]`: the saved states, of which those in the step are written.
-        Where only ends are saved there are none.
     - `measures [measure, column]`: for an adaptive step the column's part in the norm of each error
         estimate; for a fixed step a number that is zero if the state after it is finite.
     """
     module = Module(d.width, has_fma=d.has_fma)
-    given = ["now", "places", "both_before", "rows_before"]
-    names = [*given, "both", "rows", "measures"]
-    more = [(name, I32 if name == "places" else d.dtype) for name in names]
+    names = ["now", "places", "both_before", "rows_before", "both", "rows", "measures"]
     with module.function("step", Frame.parameters(d, names), linkage="external") as b:
-        frame = Frame(b, d, more)
+        frame = Frame(b, d, names)
         columns = _Columns(b, d, frame)
         first, end, _ = frame.share
         at = b.variable(I64, first, of_lanes=False)
@@ -84,7 +81,7 @@ class _Columns:
 
     def __init__(self, b: Builder, d: Description, frame: Frame):
         self.b, self.d, self.frame = b, d, frame
-        self.held = frame.held(b, d)
+        self.held = Held(b, d, frame.numbers, frame.order)
         self.equations = equations_in(b, d)
         self.room = b.cast(frame.sizes.load(COLUMNS), I64)
         now, places = frame.others["now"], frame.others["places"]

@@ -27,8 +27,7 @@ OLDEST = 20
 # code is kept on disk.
 _PIPELINE = 2
 _LEVEL = 2
-# The passes for a CPU. The builder has unrolled, vectorised and hoisted already, so the other
-# passes of this level find nothing to do and take four times as long.
+# The passes for a CPU. The builder leaves nothing to do to the other passes of this level.
 _PASSES = ("sroa", "instruction_combine", "simplify_cfg", "new_gvn", "aggressive_dce")
 
 _lock = threading.RLock()
@@ -40,12 +39,8 @@ class CompileError(RuntimeError):
 
 
 class Code:
-    """Functions in memory, by name. They stay as long as this object exists, and until Python has
-    ended, as XLA may still be running them.
-
-    - `key`: the hash of everything that their code depends on.
-    - `origin`: whether they were compiled in this process, or read from disk.
-    """
+    """Functions in memory, by name, as long as this object exists, and until Python has ended.
+    `key` is the hash of all that their code depends on; `origin` says where it comes from."""
 
     def __init__(self, engine: Any, key: str, origin: Literal["compiled", "disk"]):
         self.key, self.origin = key, origin
@@ -90,28 +85,20 @@ def available() -> str | None:
 
 
 def compiled(text: str, machine: Machine | None = None) -> Code:
-    """Compile a module, unless its code is in memory or on disk.
-
-    **Arguments:**
-
-    - `machine`: the machine to compile for, by default `machine.current()`. It must be one whose
-        code this computer can run.
-
-    **Raises:** `CompileError`.
-    """
+    """Compile a module, unless its code is in memory or on disk, for a machine whose code this
+    computer can run (by default `machine.current()`). **Raises:** `CompileError`."""
     with _lock:
-        llvm = _llvm()
-        machine = machine or current()
+        llvm, machine = _llvm(), machine or current()
         key = _key(llvm, text, machine)
         if (found := _codes.get(key)) is not None:
             return found
         if machine.triple != host().triple:
             raise CompileError(f"code for {machine.name} ({machine.triple}) can't run here.")
-        # Code that was made for other registers would crash, so it must not be found under this
-        # key.
+        # Code for other registers must not be found under this key: it would crash.
         saved = object_code = object_cache.load(key)
         if object_code is None:
-            object_code = with_deep_stack(lambda: _object_code(llvm, text, machine))
+            # (By the default code model, code reaches addresses anywhere in memory.)
+            object_code = _made(llvm, text, machine, "emit_object", jit=True)
         engine = _loaded(llvm, object_code)
         if saved is None:
             object_cache.save(key, object_code)
@@ -131,8 +118,7 @@ def assembly(text: str, target: Machine) -> str:
     **Raises:** `CompileError`.
     """
     with _lock:
-        llvm = _llvm()
-        return with_deep_stack(lambda: _assembly(llvm, text, target))
+        return _made(_llvm(), text, target, "emit_assembly", codemodel="default")
 
 
 def ptx(text: str, arch: str) -> str:
@@ -143,27 +129,20 @@ def ptx(text: str, arch: str) -> str:
     return assembly(text, gpu(arch))
 
 
-#
-# LLVM
-#
-
-
 def _llvm() -> Any:
     """**Raises:** `CompileError` where there is none."""
     if (reason := available()) is not None:
         raise CompileError(reason)
-    import llvmlite.binding as llvm
-
-    _initialise()
-    return llvm
+    return _initialised()
 
 
 @functools.cache
-def _initialise() -> None:
+def _initialised() -> Any:
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    return llvm
 
 
 def _key(llvm: Any, text: str, machine: Machine) -> str:
@@ -175,15 +154,14 @@ def _key(llvm: Any, text: str, machine: Machine) -> str:
     return hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
 
 
-def _object_code(llvm: Any, text: str, machine: Machine) -> bytes:
-    # The default code model is used: with it, code reaches addresses anywhere in memory.
-    with _parsed(llvm, text) as module:
-        return _optimised(llvm, module, machine, jit=True).emit_object(module)
+def _made(llvm: Any, text: str, machine: Machine, emit: str, **options: Any) -> Any:
+    """What LLVM's object for the machine emits, `emit_object` or `emit_assembly`."""
 
+    def made() -> Any:
+        with _parsed(llvm, text) as module:
+            return getattr(_optimised(llvm, module, machine, **options), emit)(module)
 
-def _assembly(llvm: Any, text: str, target: Machine) -> str:
-    with _parsed(llvm, text) as module:
-        return _optimised(llvm, module, target, codemodel="default").emit_assembly(module)
+    return with_deep_stack(made)
 
 
 def _loaded(llvm: Any, object_code: bytes) -> Any:
@@ -246,14 +224,11 @@ def _parsed(llvm: Any, text: str) -> Iterator[Any]:
 
 
 def _refused(error: RuntimeError) -> CompileError:
-    return CompileError("\n".join(["LLVM refuses this IR.", *_lines(str(error))]))
-
-
-def _lines(message: str) -> list[str]:
-    """The first lines of an error message of LLVM."""
-    lines = [line.rstrip() for line in message.strip().splitlines()]
+    """The error with the first lines of LLVM's message."""
+    lines = [line.rstrip() for line in str(error).strip().splitlines()]
     first = [x if len(x) <= _LONGEST else x[:_LONGEST] + " ..." for x in lines[:_MOST]]
-    return [*first, f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else first
+    more = [f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else []
+    return CompileError("\n".join(["LLVM refuses this IR.", *first, *more]))
 
 
 _MOST, _LONGEST = 20, 500
@@ -271,8 +246,7 @@ _LIBM = (
 
 
 def _check_calls(module: Any, machine: Machine) -> None:
-    """Refuse calls of functions that the machine doesn't have, as LLVM would end the process over
-    them."""
+    """Refuse calls of functions that the machine doesn't have, which would end the process."""
     declared = [f.name for f in module.functions if f.is_declaration]
     refused = [name for name in declared if not _has(machine, name)]
     if refused:
@@ -292,8 +266,8 @@ def _has(machine: Machine, name: str) -> bool:
 
 
 def _undefined(llvm: Any, object_code: bytes) -> list[str]:
-    """The names of the functions that object code calls and does not define. Only ELF can be read
-    here, which LLVM loads on Linux and Windows; otherwise the list is empty."""
+    """The names of the functions that object code calls and does not define. (Only ELF can be read
+    here, which LLVM loads on Linux and Windows.)"""
     if object_code[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
         return []
     found, wanted = llvm.ObjectFileRef.from_data(object_code).sections(), (b".symtab", b".strtab")

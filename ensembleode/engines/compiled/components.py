@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """A turn of a loop over components: the component's number, and the values of the arrays that
-    were computed for it."""
+    """A turn of a loop over components: its number, and the values of the arrays there."""
 
     def __init__(self, index: Value):
         self.index = index
@@ -47,12 +46,14 @@ def _swapped(op: Callable) -> Callable[[Array, Any], Array]:
     return lambda self, other: componentwise(op, other, self)
 
 
-class Array:
-    """`n` components, as an expression: `component(turn)` writes that of one turn of a loop.
+def _unary(op: Callable) -> Callable[[Array], Array]:
+    return lambda self: componentwise(op, self)
 
-    The operators act component by component; the other operand may be a number for all components.
-    An array that reads memory has to be used before that memory changes.
-    """
+
+class Array:
+    """`n` components, as an expression: `component(turn)` writes that of one turn of a loop. The
+    operators act component by component, also with numbers. An array that reads memory has to be
+    used before that memory changes."""
 
     def __init__(self, b: Builder, n: int, dtype: np.dtype, component: Callable[[Turn], Value]):
         self.b, self.n, self.dtype = b, n, dtype
@@ -80,22 +81,13 @@ class Array:
     __lt__, __le__ = _operator(operator.lt, BOOL), _operator(operator.le, BOOL)
     __gt__, __ge__ = _operator(operator.gt, BOOL), _operator(operator.ge, BOOL)
 
-    def __neg__(self) -> Array:
-        return componentwise(operator.neg, self)
-
-    def __invert__(self) -> Array:
-        return componentwise(operator.invert, self)
-
-    def __abs__(self) -> Array:
-        return componentwise(operator.abs, self)
+    __neg__, __invert__ = _unary(operator.neg), _unary(operator.invert)
+    __abs__ = _unary(operator.abs)
 
 
 def componentwise(op: Callable, *xs: Any, dtype: Any = None) -> Any:
-    """`op` of the components of arrays, and of numbers that are the same for all components; of
-    numbers alone, its result.
-
-    **Arguments:** `dtype`: that of the result, by default that of the arrays.
-    """
+    """`op` of the components of arrays, and of numbers that all components share. The result has
+    the dtype `dtype`, by default that of the arrays; of numbers alone, it is a number."""
     arrays = [x for x in xs if isinstance(x, Array)]
     if not arrays:
         return op(*xs)
@@ -144,8 +136,7 @@ class Place:
 
 
 class Places:
-    """The places of an array in memory, which begins as zeros, with the interface of a
-    `Variable`."""
+    """The places of an array in memory, zeros at first, with the interface of a `Variable`."""
 
     def __init__(self, b: Builder, dtype: np.dtype, n: int):
         self.b, self.dtype, self.n = b, dtype, n
@@ -176,6 +167,15 @@ def places(b: Builder, d: Description) -> list[Any]:
     if d.in_memory:
         return [Places(b, d.dtype, d.size)]
     return [b.variable(d.dtype, 0) for _ in range(d.size)]
+
+
+def set_all(variables: Iterable, xs: Iterable, mask: Value | None = None) -> None:
+    """Set variables or places to these values, in the lanes of the mask or in all."""
+    for variable, x in zip(variables, xs, strict=True):
+        if mask is None:
+            variable.set(x)
+        else:
+            variable.set_where(mask, x)
 
 
 def built(

@@ -27,11 +27,9 @@ from .numbers import Layout
 from .stops import known_times
 
 
-# Sums of cotangents of more parameters than this are in memory. Fewer are variables of the lanes,
-# which are added to without a call.
+# Sums of cotangents of more parameters than this are in memory, fewer in variables of the lanes.
 _MOST_VARIABLES = 48
-# The same for the parameters that each trajectory has for itself. (With 32 of them, a gradient
-# takes 1.05 times as long with sums in memory; with 64, 0.82 times.)
+# The same for the parameters that each trajectory has for itself.
 _MOST_OWN_VARIABLES = 48
 # More residuals of the field than this are computed again on the way back.
 _MOST_RESIDUALS = 2048
@@ -40,21 +38,8 @@ _MOST_RECORDED = 512
 
 
 def least_in_memory() -> int:
-    """How many components a state has at least that is an array in memory: as many as there are
-    registers. (With AVX2 and 16, 32 and 40 components, Lorenz 96 takes 0.91, 0.65 and 0.57 times as
-    long as written out, with its gradient 0.77, 0.63 and 0.66; with AVX-512, about 0.6 from 48
-    on.)"""
+    """The least number of components of a state that is an array in memory."""
     return current().registers
-
-
-def is_in_memory(
-    size: int, controlled: int, method: Method, events: Events | None, *, on_gpu: bool
-) -> bool:
-    """Whether a state of `size` components is an array in memory: it is large, and nothing asks
-    for single components. Callbacks and implicit methods do, and so does step-size control that
-    looks at a part of the state; in a GPU's threads all numbers are registers."""
-    whole = isinstance(method, RungeKutta) and events is None and controlled == size
-    return whole and not on_gpu and size >= least_in_memory()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,21 +48,16 @@ class Description:
 
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `controlled`: how many components of the state, the first ones, step-size control looks at.
-    - `method`, `controller`, `norm`: how steps are taken; `controller` is None with a fixed step.
+    - `controller`: None with a fixed step.
     - `saving`: what is saved; its number of rows is no part of the code.
-    - `layout`: the numbers of a trajectory.
     - `own_times`: whether each trajectory has its own times to save.
     - `events`: the callbacks, whose programs have no constants; None without callbacks.
     - `form`: what implicit methods need besides the field; None where they need nothing.
-    - `in_memory`: whether a state is an array in memory, with loops over its components (see
-        `components.py`), instead of a variable for each component.
-    - `inner`: where every step is saved, whether the states at its inner nodes are saved, too (see
-        `dense.inner_nodes`).
-    - `width`: the number of lanes.
+    - `in_memory`: whether a state is an array in memory (see `components.py`).
+    - `inner`: whether the states at inner nodes of every step are saved (see `dense.inner_nodes`).
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
-    - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
-        the number of the thread, and how many threads there are.
+    - `on_gpu`: whether the kernel is for the threads of a GPU; see `kernel.Frame`.
     """
 
     field: Program
@@ -123,16 +103,12 @@ class Description:
 
     @property
     def recorded(self) -> int:
-        """How many numbers a recorded step has: those of `of_step`, and then its `evaluations` of
-        the field."""
+        """How many numbers a recorded step has, with its `evaluations` of the field."""
         return self.of_step + self.evaluations * self.evaluation
 
     @property
     def of_step(self) -> int:
-        """How many numbers of a recorded step are not of its evaluations: the state, its stages
-        `apart`, the carry (unless it is recomputed from the state), the time and the size; if
-        `switches`, which method made it; if `records_end`, the step's end; and with callbacks, the
-        marks of those that acted there."""
+        """How many numbers of a recorded step are not of its evaluations: see `record.Turn`."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
         return self.size * (1 + self.apart) + len(carried) + int(self.switches) + ends + 2
@@ -148,15 +124,14 @@ class Description:
 
     @property
     def evaluation(self) -> int:
-        """How many numbers are recorded of an evaluation of the field: the derivative and the
-        residuals; none where no residuals are recorded."""
+        """How many numbers are recorded of an evaluation: the derivative and the residuals."""
         parts = self.parts
         return 0 if parts is None else self.size + parts.size
 
     @property
     def evaluations(self) -> int:
         """How many evaluations of the field are recorded for a step. The last stage of some methods
-        is also the first one of the next step."""
+        is the first one of the next step."""
         if not self.evaluation:
             return 0
         assert isinstance(self.method, RungeKutta)
@@ -169,30 +144,27 @@ class Description:
 
     @property
     def sums_in_memory(self) -> bool:
-        """Whether the cotangents of parameters that all trajectories share are summed up in memory
-        (see `parameter_sums`). All of them decide, whichever are wanted, as this also decides how a
-        step is recorded."""
+        """Whether the cotangents of parameters that all trajectories share are summed up in memory.
+        This doesn't depend on which are wanted, as it also decides how a step is recorded."""
         _, shared = _own_and_shared(self, inexact_of(self.field))
         many = size_of(self, shared) > _MOST_VARIABLES
         return self.own_in_memory or (many and not self.on_gpu)
 
     @property
     def own_in_memory(self) -> bool:
-        """Whether the cotangents of parameters that each trajectory has for itself are summed up in
-        memory, too."""
+        """Whether those of each trajectory's own parameters are summed up in memory, too."""
         own, _ = _own_and_shared(self, inexact_of(self.field))
         return not self.on_gpu and size_of(self, own) > _MOST_OWN_VARIABLES
 
     @property
     def returned(self) -> int:
-        """How many cotangents of each trajectory's own parameters the transposed field returns, to
-        be added up in variables."""
+        """How many cotangents of own parameters the transposed field returns."""
         return 0 if self.own_in_memory else size_of(self, with_gradients(self)[0])
 
     @property
     def stages(self) -> int:
-        """How many stages of a step are recorded. With many parameters the field is so long that
-        its values are not computed again, unless the state is so large that they are too many."""
+        """How many stages of a step are recorded: none if there are few parameters, so that the
+        field is short, or if the state is large."""
         if not isinstance(self.method, RungeKutta) or not self.sums_in_memory:
             return 0
         return self.method.stages if self.size <= _MOST_RECORDED else 0
@@ -204,14 +176,12 @@ class Description:
 
     @property
     def apart(self) -> int:
-        """How many of the stages, the first ones, are recorded apart from the evaluations. Those of
-        a state in memory stay where they were evaluated."""
+        """How many of the stages, the first ones, are recorded apart from the evaluations."""
         return self.unevaluated if self.in_memory else self.stages
 
     @property
     def records_end(self) -> bool:
-        """Whether a step may end before the method's attempt does, or the next step begin later
-        than it."""
+        """Whether a step may end before the method's attempt, or the next one begin later."""
         jumps = self.method.remembers and self.has("d_discontinuities")
         return self.events is not None or jumps
 

@@ -23,12 +23,9 @@ def entry(name: str, operands: int, results: int) -> str:
     inputs = [f"%a{i}" for i in range(operands)]
     outputs = [f"%r{i}" for i in range(results)]
     # A pointer that is only read, and that no other overlaps, is read through the read-only cache.
-    # (Of XLA's buffers, results overlap nothing. Two operands may be one buffer, which is passed
-    # twice, and `noalias` allows that of what is only read: see `launch.custom_call`.) Alignment is
-    # not annotated, as that of the elements suffices: XLA's is 16 bytes or more, and 256 for memory
-    # that it allocates, such as results of bytes that hold numbers (`GetDefaultBufferAlignment` in
-    # xla/service/gpu/gpu_constants.h). XLA passes as many pointers as the call has operands and
-    # results, and can't know how many there are here (`CudaExecutor::LoadKernel` in
+    # (Of XLA's buffers, results overlap nothing. Two operands may be one buffer: `noalias` allows
+    # that of what is only read.) XLA's alignment, 16 bytes or more, suffices for the elements. XLA
+    # passes a pointer for each operand and result of the call (`CudaExecutor::LoadKernel` in
     # xla/stream_executor/cuda/cuda_executor.cc).
     parameters = [f"ptr noalias readonly {x}" for x in inputs]
     parameters += [f"ptr noalias {x}" for x in outputs]

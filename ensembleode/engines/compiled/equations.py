@@ -49,19 +49,17 @@ class HeldNumbers(Numbers):
         self._groups = {name: numbers_of(x) for name, x in groups.items()}
 
     def load(self, group: str, dtype: Any, index: int) -> Value:
-        if group in self._groups:
-            return self._groups[group][index]
-        return self.held.load(group, dtype, index)
+        found = self._groups.get(group)
+        return self.held.load(group, dtype, index) if found is None else found[index]
 
     def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
-        if group in self._groups:
-            found = self._groups[group]
-            return found.memory if isinstance(found, Loaded) else None
-        return self.held.memory(group, dtype, start, end)
+        found = self._groups.get(group)
+        if found is None:
+            return self.held.memory(group, dtype, start, end)
+        return found.memory if isinstance(found, Loaded) else None
 
     def packed(self, strips: Strips) -> Buffer | None:
-        is_held = strips.weights.buffer.group not in self._groups
-        return self.held.packed(strips) if is_held else None
+        return None if strips.weights.buffer.group in self._groups else self.held.packed(strips)
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
@@ -85,10 +83,9 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
             return evaluated(b, along(), numbers, t, mask, "tangent")
 
         def linearise(y: tuple, t: Value) -> tuple:
-            fn = linear.function
-            numbers, apart = HeldNumbers(held, u=y), fn.size > _MOST_INLINED
-            entries = _called(b, fn, numbers, t, mask, "jacobian", apart=apart)
-            n = len(linear.jacobian.pattern)
+            fn, n = linear.function, len(linear.jacobian.pattern)
+            apart = fn.size > _MOST_INLINED
+            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian", apart=apart)
             dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
             if isinstance(entries, Loaded):
                 return Loaded(entries.memory, n), dfdt
@@ -116,8 +113,7 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
             first = inside, lambda: then(of(held, inside, checks))
             return either(b, here, first, (others, lambda: otherwise(of(held, others, checks))))
 
-        linear_algebra = linearise, factorise, solve, row_sums
-        found = Equations(f, jvp, *linear_algebra, branch=branch)
+        found = Equations(f, jvp, linearise, factorise, solve, row_sums, branch=branch)
         return found if d.mass is None else _with_mass(b, d, d.mass, found)
 
     return of
@@ -126,11 +122,9 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 def keeping_in(
     b: Builder, d: Description, equations: Callable[[Held, Value], Equations]
 ) -> Callable[[Held, Value, Callable[[], Memory]], Equations] | None:
-    """The equations whose field also stores its residuals: the next evaluation, the derivative and
-    then the residuals, goes to the memory that the third argument returns. None where residuals
-    are not recorded."""
-    parts = d.parts
-    if parts is None:
+    """The equations whose field also stores its derivative and residuals, in the memory that the
+    third argument returns. None where residuals are not recorded."""
+    if (parts := d.parts) is None:
         return None
     inputs = with_groups(d.layout.inputs, "forward")
     fn = translated(parts.forward, inputs, "f", in_memory=d.in_memory)
@@ -148,11 +142,11 @@ def keeping_in(
 
 def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loaded:
     """The sum of products, row by row, and then more numbers."""
-    pairs, n = products.pairs, len(products.pairs[0][0])
-    dtype = pairs[0][0][0].dtype
+    first = products.pairs[0][0]
+    n, dtype = len(first), first[0].dtype
     total = Memory.new(b, dtype, n * n + len(more), of_lanes=True)
     number = b.constant(1, dtype) if products.number is None else products.number
-    pairs = [([number * y for y in w], x) for w, x in pairs]
+    pairs = [([number * y for y in w], x) for w, x in products.pairs]
     factors = [Memory.new(b, dtype, n, of_lanes=True) for _ in pairs for _ in range(2)]
     for memory, components in zip(factors, itertools.chain(*pairs), strict=True):
         for i, value in enumerate(components):
@@ -199,7 +193,7 @@ class _Linear:
 
     @functools.cached_property
     def jacobian(self) -> Jacobian:
-        return self._jacobian()
+        return self._jacobian(apart=True)
 
     @functools.cached_property
     def is_whole(self) -> bool:
@@ -208,11 +202,10 @@ class _Linear:
 
     @functools.cached_property
     def in_arrays(self) -> Jacobian:
-        """The same Jacobian, computed by operations on arrays, which can be pulled back through by
-        loops."""
+        """The same Jacobian, computed by operations on arrays, for loops."""
         return self._jacobian(apart=False)
 
-    def _jacobian(self, *, apart: bool = True) -> Jacobian:
+    def _jacobian(self, *, apart: bool) -> Jacobian:
         product = None if self.d.form is None else self.d.form.product
         return jacobian(self.d.field, product, apart=apart)
 
@@ -235,11 +228,8 @@ class _Linear:
 def calls_in(
     b: Builder, d: Description, equations: Callable, sums: ParameterSums | None
 ) -> Callable[[Held, Value], Calls]:
-    """The equations and their transposes, in the form that `replay.Pullback` wants.
-
-    **Arguments:** `sums`: where the cotangents of parameters are added up in memory; None where the
-    transposes return them.
-    """
+    """The equations and their transposes, in the form that `replay.Pullback` wants. With `sums`,
+    the cotangents of parameters are added there; otherwise the transposes return them."""
     own, shared = with_gradients(d)
 
     @functools.cache
@@ -259,8 +249,7 @@ def calls_in(
     def called(
         jaxpr: jex.Jaxpr, groups: Sequence[str], name: str, what: str, states: int
     ) -> Callable[[HeldNumbers, Value, Value], tuple]:
-        """The function of numbers, the time and the mask that a program is, whose first results
-        are so many states."""
+        """The function that a program is, whose first results are so many states."""
         inputs = with_groups(d.layout.inputs, *groups)
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + d.returned)
 
@@ -269,12 +258,11 @@ def calls_in(
         parts = d.parts
         assert parts is not None
         inputs = with_groups(d.layout.inputs, "forward")
-        starts = itertools.accumulate(map(math.prod, parts.residuals), initial=0)
-        places = [("residuals", start) for start, _ in zip(starts, parts.residuals, strict=False)]
+        *starts, _ = itertools.accumulate(map(math.prod, parts.residuals), initial=0)
+        places = (("residuals", start) for start in starts)
         inputs = inputs._replace(places=(*inputs.places, *places))
-        kept = d.size + d.returned
-        of_what = "transposed_part", "the derivative of f"
-        return pulled_by(b, d, sums, parts.backward, inputs, *of_what, kept)
+        what = "transposed_part", "the derivative of f"
+        return pulled_by(b, d, sums, parts.backward, inputs, *what, d.size + d.returned)
 
     def of(held: Held, mask: Value) -> Calls:
         def f(y: tuple, t: Value, cotangent: tuple, residuals: Loaded | None = None) -> tuple:
@@ -362,8 +350,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
     **Raises:** `ValueError` for a program that can't be translated.
     """
     try:
-        lower = by_loops if in_memory else lowered
-        fn = lower(jaxpr, inputs, _LARGEST_RETURNED)
+        fn = (by_loops if in_memory else lowered)(jaxpr, inputs, _LARGEST_RETURNED)
         check(fn)
     except UntranslatableError as e:
         raise ValueError(
@@ -376,8 +363,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
 def evaluated(
     b: Builder, fn: Function, numbers: HeldNumbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function's result, one for each lane. Where states are in memory, the
-    first of them are an array."""
+    """The components of a function's result, one for each lane."""
     problem = numbers.held.problem
     if problem.in_memory:
         found = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
@@ -386,8 +372,7 @@ def evaluated(
 
 
 def _components(d: Description, found: Loaded, n: int) -> tuple:
-    """The first `n` components of a result in memory. Where states are in memory, the first of
-    them are an array."""
+    """The first `n` components of a result in memory, which begins with a state."""
     if d.in_memory:
         return InMemory(found.memory, d.size), *found[d.size : n]
     return tuple(found[:n])
@@ -403,11 +388,7 @@ def _called(
     *,
     apart: bool = False,
 ) -> Sequence[Value]:
-    """The components of a function's result. A long function is a separate function of the module,
-    which stores them.
-
-    **Arguments:** `apart`: whether this one is, even if it is short.
-    """
+    """The components of a function's result. A long or `apart` function is a separate one."""
     if apart or length(fn.body) > _LONGEST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

@@ -27,7 +27,7 @@ from ...solvers.time import next_time
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
-from .consistency import is_consistent
+from .components import set_all
 from .quiet import Quiet
 from .root_finding import Looks, Search
 from .saved_rows import Step
@@ -39,29 +39,24 @@ if TYPE_CHECKING:
 
 
 def moved_numbers(events: Events) -> int:
-    """How many numbers represent the time of an event together with its tangents, where discrete
-    callbacks may move with that time; zero for a state without tangents."""
+    """How many numbers represent the time of an event with its tangents, where discrete callbacks
+    may move with that time; zero for a state without tangents."""
     levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
     return 2**levels if levels and follow(events) else 0
 
 
 def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
-    """The entries of a row that holds a time, one for each number of `moved`: the first of each
-    part of the row."""
+    """The entries of a row that holds a time, one for each number of `moved`."""
     return row[:: len(row) // len(moved)] if moved else ()
 
 
 class Happening:
-    """The variables that lanes have for events, and what is done with them.
-
-    **Arguments:** `functions`: the functions of the callbacks.
-    """
+    """The variables that lanes have for events, and what is done with them."""
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
         self.loop, self.b, self.events, self.functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
-        # For each condition that has not left the root of an event yet, the value that it had
-        # there; otherwise NaN.
+        # For each condition that rests at the root of an event, its value there; otherwise NaN.
         self.residual = [b.variable(dtype, np.nan) for _ in range(events.components)]
         # How far from zero these are zero to rounding, where events may be at one time.
         self.radii = [b.variable(dtype, 0) for _ in self.residual if events.may_coincide]
@@ -72,12 +67,10 @@ class Happening:
         # The conditions at the start of the step, if each step needs them.
         asks = self._quiet is None or self._quiet.asks_for_start
         self.values = [b.variable(dtype, 0) for _ in range(events.components if asks else 0)]
-        # The number of events of the trajectory so far, and the marks of what acted at the end of
-        # this step.
+        # The number of events so far, and the marks of what acted at the end of this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
-        # For a state with tangents: the time of the event at the end of this step, with its
-        # tangents.
+        # For a state with tangents: the time of the event at the step's end, with its tangents.
         self.moved = [b.variable(dtype, 0) for _ in range(moved_numbers(events))]
 
     def variables(self) -> list[Variable]:
@@ -91,10 +84,6 @@ class Happening:
     def at_known_time(self, step: Step) -> Value:
         """The lanes in which callbacks may act because the step ends at a known time."""
         return step.accepted & step.t2.eq(self.loop.tstop)
-
-    #
-    # Conditions
-    #
 
     def part_at(self, part: Part, y: tuple, t: Value, lanes: Value, **extras: Any) -> tuple:
         """The components of a part in these lanes."""
@@ -114,12 +103,8 @@ class Happening:
 
     def _look(self, mask: Value) -> None:
         """Evaluate the conditions at the current times and states of the lanes in the mask."""
-        loop = self.loop
-        if not self.values:
-            return
-        found = self.conditions(loop.state(), loop.t.get(), mask)
-        for variable, x in zip(self.values, found, strict=True):
-            variable.set_where(mask, x)
+        if self.values:
+            set_all(self.values, self.conditions(self.loop.state(), self.loop.t.get(), mask), mask)
 
     def at_start(self, step: Step) -> list[Value]:
         """The conditions at the start of the step."""
@@ -133,28 +118,43 @@ class Happening:
         self, step: Step, verdict: Verdict, commit: Callable[[Step, Verdict], None]
     ) -> tuple[Step, Verdict]:
         """The step, cut at its earliest event if it has one, and the verdict with the size of the
-        next step adapted to that.
-
-        **Arguments:** `commit`: goes on to the end of a step, by a verdict. It is written twice, so
-        that steps without events run no code that joins theirs with what a search finds.
-        """
+        next step adapted to that. `commit`, which goes on to the end of a step, is written twice:
+        steps without events run no code that joins theirs with what a search finds."""
         b, loop = self.b, self.loop
         for x in self.marks:
             x.set(0)
         if not self.events.continuous:
             commit(step, verdict)
             return step, verdict
-        dtype, y2 = loop.problem.dtype, step.attempt.y2
+        dtype = loop.problem.dtype
         t2 = b.variable(dtype, step.t2)
-        end = [b.variable(dtype, x) for x in y2]
+        end = [b.variable(dtype, x) for x in step.attempt.y2]
         next_h = b.variable(dtype, verdict.next_h, of_lanes=bool(verdict.next_h.lanes))
         lost = b.variable(BOOL, verdict.lost)
 
-        def look(at: Looks) -> None:
-            self._search(step, at, t2, end, next_h, lost)
+        def cut() -> tuple[Step, Verdict]:
             attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
-            cut = step._replace(t2=t2.get(), attempt=attempt)
-            commit(cut, verdict._replace(next_h=next_h.get(), lost=lost.get()))
+            shorter = step._replace(t2=t2.get(), attempt=attempt)
+            return shorter, verdict._replace(next_h=next_h.get(), lost=lost.get())
+
+        def look(at: Looks) -> None:
+            """Look for events in the step, and change its end and what follows accordingly."""
+            search = Search(self, step)
+            search.notice(at)
+            relaxed, met = b.variable(dtype, 1), b.variable(BOOL, False)
+
+            def run() -> None:
+                met.set(search.run(t2, end, relaxed))
+                self.recent.set(True)
+
+            fires = functools.reduce(operator.or_, [x.get() for x in search.fires])
+            b.if_(b.any(fires), run, likely=False)
+            b.if_(self.recent.get(), lambda: search.forget(t2.get()), likely=False)
+            if loop.problem.adaptive:
+                bounds = loop.bounds(loop.held)
+                next_h.set_where(met.get(), bounds.bounded(b, loop.h.get() * relaxed.get()))
+                lost.set(lost.get() & ~met.get())
+            commit(*cut())
 
         if self._quiet is None:
             look(Looks())
@@ -169,16 +169,12 @@ class Happening:
                 commit(step, verdict)
 
             b.if_(loud, lambda: look(Looks()), quiet, likely=False)
-        attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
-        step = step._replace(t2=t2.get(), attempt=attempt)
-        return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
+        return cut()
 
     def _loud(self, step: Step, quiet: Quiet, found: Sequence[Variable]) -> Value:
         """Whether any lane may have an event in the step. The conditions at its end are set as
-        `found`, if that has places for them.
-
-        This is a block of its own, although nearly all steps are accepted. So LLVM doesn't mix it
-        with what is before it, for which there are too few registers already."""
+        `found`, if that has places for them. (In a block of its own, LLVM doesn't mix this with
+        what is before it, for which there are too few registers already.)"""
         b = self.b
         loud = b.variable(BOOL, self.recent.get(), of_lanes=False)
 
@@ -195,37 +191,9 @@ class Happening:
         return loud.get()
 
     def arrive(self, step: Step, end: Sequence[Value]) -> None:
-        """Keep the conditions at the end of the step, where the next step starts. Events that act
-        evaluate them again."""
+        """Keep the conditions at the end of the step, where the next step starts."""
         for variable, x in zip(self.values, end, strict=False):
             variable.set_where(step.accepted, x)
-
-    def _search(
-        self,
-        step: Step,
-        looks: Looks,
-        t2: Variable,
-        end: list[Variable],
-        next_h: Variable,
-        lost: Variable,
-    ) -> None:
-        """Look for events in the step, and change its end and what follows accordingly."""
-        b, loop = self.b, self.loop
-        search = Search(self, step)
-        search.notice(looks)
-        relaxed = b.variable(loop.problem.dtype, 1)
-        met = b.variable(BOOL, False)
-
-        def run() -> None:
-            met.set(search.run(t2, end, relaxed))
-            self.recent.set(True)
-
-        b.if_(b.any(search.any_fires()), run, likely=False)
-        b.if_(self.recent.get(), lambda: search.forget(t2.get()), likely=False)
-        if loop.problem.adaptive:
-            bounds = loop.bounds(loop.held)
-            next_h.set_where(met.get(), bounds.bounded(b, loop.h.get() * relaxed.get()))
-            lost.set(lost.get() & ~met.get())
 
     #
     # What it does
@@ -234,7 +202,6 @@ class Happening:
     def act(self, step: Step) -> None:
         """Do what the callbacks do at the end of the step, in the lanes that accepted it."""
         b, loop = self.b, self.loop
-        arrived = step.accepted
         for i, x in enumerate(self.moved):
             x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
@@ -244,7 +211,7 @@ class Happening:
         for i, x in enumerate(self.events.discrete):
             if x.limit is not None and loop.problem.adaptive:
                 # After a jump of the state, the last step predicts nothing.
-                here = arrived & loop.active.get() & ~jumped.get()
+                here = step.accepted & loop.active.get() & ~jumped.get()
                 hold(loop, step, here, self._tolerance(x.limit, here), x.limit.scalefactor)
             self._act_discrete(step, x, self.marks[place + i], jumped)
 
@@ -264,10 +231,9 @@ class Happening:
 
     def _act_continuous(self, step: Step, jumped: Variable) -> None:
         """Let the callbacks act whose conditions are marked."""
-        b = self.b
         for _, x, places in self.events.slices():
             marks = self.marks[places]
-            mask = [b.cast(m.get(), self.loop.problem.dtype) for m in marks]
+            mask = [self.b.cast(m.get(), self.loop.problem.dtype) for m in marks]
             for jump, here in acting(x, [m.get() for m in marks]):
                 self._jump(step, x, jump, here & ~self._is_out(), jumped, marks, mask=mask)
 
@@ -311,9 +277,8 @@ class Happening:
             mask = self._with_room(here, marks) if callback.is_kept else here
             y, t = loop.state(), loop.t.get()
             moved = [x.get() for x in self.moved]
-            about = {"uprev": step.y, "tprev": [step.t], "moved": moved, **extras}
-            about["before"] = step.attempt.y2
-            *found, ends = self.part_at(jump.part, y, t, mask, **about)
+            about = {"uprev": step.y, "tprev": [step.t], "moved": moved, "before": step.attempt.y2}
+            *found, ends = self.part_at(jump.part, y, t, mask, **about, **extras)
             if jump.moves is None:
                 time = (t, *(b.constant(0, loop.problem.dtype) for _ in y[1:]))
                 found = [*found, *y, *found, *time]
@@ -323,10 +288,8 @@ class Happening:
                 self._note(callback, mask, marks, rows)
             if self.events.may_end and (outputs := loop.outputs) is not None:
                 self._write(b.constant(0, I64), mask & outputs.events.ends.ne(0), rows)
-            for variable, x in zip(loop.y, on, strict=True):
-                variable.set_where(mask, x)
-            for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
-                variable.set_where(mask, x)
+            set_all(loop.y, on, mask)
+            set_all(self.moved, times_of(self.moved, rows[-1]), mask)
             if jump.ends is not False:
                 over, code = mask & (ends > 0.0), verdicts.TERMINATED
                 if jump.fails:
@@ -394,18 +357,13 @@ class Happening:
         saves = here
         if not all(wanted):
             saves = b.constant(False, BOOL, of_lanes=True)
-            for x, marks in self._marks_of():
+            for x, marks in marks_of(self.events, self.marks):
                 if saves_after(x, saving):
                     for mark in marks:
                         saves = saves | mark.get().ne(0)
             saves = saves & here
         write = loop.saved.write_step if saving.mode == "steps" else loop.saved.write_again
         write(saves, loop.t.get(), loop.state())
-
-    def _marks_of(self) -> list[tuple[Continuous | Discrete, list[Variable]]]:
-        found: list = [(x, self.marks[places]) for _, x, places in self.events.slices()]
-        place = self.events.components
-        return [*found, *((x, [self.marks[place + i]]) for i, x in enumerate(self.events.discrete))]
 
     def _restart(self, here: Value) -> None:
         """Go on from the changed state."""
@@ -414,10 +372,10 @@ class Happening:
         if not loop.problem.adaptive:
             loop.set_anchor(here)
         t = loop.t.get()
-        for x, marks in self._marks_of():
+        for x, marks in marks_of(self.events, self.marks):
             if isinstance(x, Discrete) and x.after_jump:
                 t = self.b.where(marks[0].get().ne(0), next_time(self.b, t, loop.direction), t)
-        if (consistent := is_consistent(loop, here, t)) is not None:
+        if (consistent := loop.consistent(here, t)) is not None:
             lost = here & ~consistent
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)
@@ -432,9 +390,21 @@ def saves_after(x: Continuous | Discrete, saving: Saving) -> bool:
     return saving.after_events and not (isinstance(x, Discrete) and x.is_discontinuity)
 
 
-def acting(x: Continuous, marks: Sequence[Value]) -> Iterator[tuple[Jump, Value]]:
+def marks_of(events: Events, marks: Sequence) -> Iterator[tuple[Continuous | Discrete, Sequence]]:
+    """The callbacks, each with its marks among those of all."""
+    start = 0
+    for x in events.callbacks:
+        length = x.length if isinstance(x, Continuous) else 1
+        yield x, marks[start : start + length]
+        start += length
+
+
+def acting(x: Continuous | Discrete, marks: Sequence[Value]) -> Iterator[tuple[Jump, Value]]:
     """The jumps of a callback, each with the lanes in which it acts, by the marks of its
     conditions: 1 where a condition rises, -1 where it falls, 0 where it doesn't cross zero."""
+    if isinstance(x, Discrete):
+        yield x.jump, marks[0].ne(0)
+        return
     if x.up is not None and x.up == x.down:
         yield x.up, functools.reduce(operator.or_, (m.ne(0) for m in marks))
         return

@@ -8,7 +8,7 @@ the state at which the step was cut or ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TYPE_CHECKING
 
 import jax
@@ -18,7 +18,8 @@ from ...core.moving_jumps import follow, moving_of, ROWS
 from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
-from .events import acting, moved_numbers, saves_after, times_of
+from .components import set_all
+from .events import acting, marks_of, moved_numbers, saves_after, times_of
 from .steps import Calls, Pulled, within_of
 
 
@@ -29,12 +30,9 @@ if TYPE_CHECKING:
 
 
 class Jumps(NamedTuple):
-    """The functions of the callbacks that a replay calls.
-
-    - `functions`: those that evaluate the callbacks.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
-        jump into those of the state, of the extras that are `moving`, and of the parameters.
-    """
+    """The functions that evaluate the callbacks; and `pull(moving, held, y, t, mask, extras,
+    cotangents)`, which turns the cotangents of the rows of a jump into those of the state, of the
+    extras that are `moving`, and of the parameters."""
 
     functions: CallbackFunctions
     pull: Callable[..., tuple]
@@ -53,15 +51,12 @@ class Acted(NamedTuple):
 class EventsBack:
     """The variables that lanes have for events on the way back.
 
-    - `count`: how many events of the trajectory are left.
-    - `at_end`: whether no event has been passed yet.
-    - `cotangents`: those of the rows of events.
+    - `count`, `at_end`: how many events of the trajectory are left, and whether none has been
+        passed.
     - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
-    - `to_before`: the cotangent of the state at the event before anything acted, due to jumps
-        whose time is found from it.
-    - `to_time`: the cotangent of the time of a callback, due to other callbacks that move with it.
-    - `cut`: the lanes whose step was cut; there, the adjoint is the cotangent of the state at the
-        cut.
+    - `to_before`: that of the state at the event, due to jumps whose time is found from it.
+    - `to_time`: that of the time of a callback, due to others that move with it.
+    - `cut`: the lanes whose step was cut, where the adjoint is the cotangent of the state there.
     """
 
     def __init__(self, replay: Replay, events: Events, jumps: Jumps):
@@ -92,30 +87,18 @@ class EventsBack:
     def saves_after(self, marks: Sequence[Value]) -> Value:
         """The lanes that save the state after the events at the end of the step."""
         here = self.b.constant(False, BOOL, of_lanes=True)
-        for x, own in self._marks_of(marks):
+        for x, own in marks_of(self.events, marks):
             if saves_after(x, self.replay.problem.saving):
                 for mark in own:
                     here = here | mark.ne(0.0)
         return here
 
-    def _marks_of(
-        self, marks: Sequence[Value]
-    ) -> Iterator[tuple[Continuous | Discrete, Sequence[Value]]]:
-        start = 0
-        for x in self.events.callbacks:
-            length = x.length if isinstance(x, Continuous) else 1
-            yield x, marks[start : start + length]
-            start += length
-
     def back(
         self, method: Method, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls
     ) -> None:
         """Pull back through the events at the end of this step, in the lanes that took it by this
-        method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
-        the events.
-
-        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
-        """
+        method: the adjoint becomes the cotangent of the state before them. `theta` is the fraction
+        of the method's attempt that the step covers."""
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)
         self.cut.set(acted & self._any(marks[: self.events.components]) & theta.ne(1.0))
@@ -161,9 +144,9 @@ class EventsBack:
         now = [b.variable(x.dtype, x) for x in y]
         moved = [b.variable(x.dtype, 0 if i else turn.t2) for i, x in enumerate(self.to_time)]
         jumps = [
-            (callback, jump, here & acted, {**step, **extras})
-            for callback, own in self._marks_of(turn.marks)
-            for jump, here, extras in _jumps_of(callback, own)
+            (callback, jump, here & acted, {**step, "mask": list(own)})
+            for callback, own in marks_of(self.events, turn.marks)
+            for jump, here in acting(callback, own)
         ]
         found = []
         for callback, jump, here, extras in jumps:
@@ -178,8 +161,7 @@ class EventsBack:
                     variable.set_where(x.here, new)
                 if x.jump.moves is not None:
                     time = after[-1 - len(now) : -1]
-                    for variable, new in zip(moved, times_of(moved, time), strict=True):
-                        variable.set_where(x.here, new)
+                    set_all(moved, times_of(moved, time), x.here)
 
             if len(found) < len(jumps):
                 b.if_(b.any(here), act)
@@ -218,15 +200,3 @@ class EventsBack:
                 variable.set_where(x.here, variable.get() + more)
             found = found[len(variables) :]
         replay.add_gradient(found, x.here)
-
-
-def _jumps_of(
-    callback: Continuous | Discrete, marks: Sequence[Value]
-) -> Iterator[tuple[Jump, Value, dict]]:
-    """The jumps of a callback, each with the lanes in which it acted, and the extras that it
-    reads."""
-    if isinstance(callback, Discrete):
-        yield callback.jump, marks[0].ne(0.0), {}
-        return
-    for jump, here in acting(callback, marks):
-        yield jump, here, {"mask": list(marks)}

@@ -31,11 +31,8 @@ lower = functools.partial(lower_for, functions=True)
 
 
 def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
-    """A function lowered by `fields.lower`. Loops over functions such as sines stay loops:
-    unrolled, they take long to compile and are no faster.
-
-    **Raises:** `UntranslatableError`.
-    """
+    """A function lowered by `fields.lower`, where loops over functions such as sines stay loops.
+    **Raises:** `UntranslatableError`."""
     fn = lower(jaxpr, inputs, largest_returned)
     if walking.dear(fn) <= _MOST_DEAR:
         return fn
@@ -43,12 +40,9 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
 
 
 def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.Function:
-    """A function lowered by `fields.lower`, all of whose loops stay loops, so that its code is as
-    long as the program. A program of as many equations as there are scalars is taken apart even so.
-    Arrays that are only moved are not made.
-
-    **Raises:** `UntranslatableError`.
-    """
+    """A function lowered by `fields.lower`, all of whose loops stay loops, unless it has as many
+    equations as there are scalars. Arrays that are only moved are not made. **Raises:**
+    `UntranslatableError`."""
     most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
     return forwarded(lower(jaxpr, inputs, largest_returned, most=most))
 
@@ -56,21 +50,15 @@ def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.
 def evaluate(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
-    """Write the evaluation of a function at this place. Returns the components of its result; those
-    that all lanes share are scalars.
-
-    **Arguments:** `mask`: the lanes whose results are used; loops don't go on for other lanes.
-
-    **Raises:** `UntranslatableError` for an operation or a dtype that isn't supported.
-    """
+    """The components of a function's result, evaluated at this place for the lanes of the mask;
+    those that all lanes share are scalars. **Raises:** `UntranslatableError`."""
     return Printer(b, fn, numbers, t, mask).results()
 
 
 def evaluate_with_parts(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
-    """The results of `evaluate` for a function that consists of expressions only, and a function
-    that returns the value of each of these expressions."""
+    """The results of `evaluate` for a function of expressions, and a function of these."""
     printer = Printer(b, fn, numbers, t, mask)
     return printer.results(), printer.expr
 
@@ -84,15 +72,9 @@ def evaluate_apart(
     mask: Value | None = None,
     result: Memory | None = None,
 ) -> Loaded:
-    """`evaluate` in a function of its own in the module, which is written once: for long functions
-    that are evaluated in many places.
-
-    **Arguments:**
-
-    - `name`: the name of that function. All `numbers` passed under one name must come from the same
-        kind of place.
-    - `result`: memory of lanes for the result, by default the caller's own.
-    """
+    """`evaluate` in a function of its own in the module, written once under this name, which all
+    numbers from the same kind of places share. `result`: memory of lanes for the result, by default
+    the caller's own."""
     written = _APART.setdefault(b.module, {})
     if name not in written:
         written[name] = _Apart(b, fn, name, numbers, t, mask)
@@ -101,14 +83,12 @@ def evaluate_apart(
     return written[name](b, numbers, t, mask, result)
 
 
-# A group, a dtype and a range of numbers, which is None for numbers that are copied; or packed
-# weights.
+# A group, a dtype and a range of numbers (None for copied ones); or packed weights.
 _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | Strips
 
 
 class _Apart:
-    """A separate function of the module, which reads its numbers from memory; numbers that are in
-    registers are copied there before the call."""
+    """A separate function of the module, which reads its numbers from memory."""
 
     def __init__(
         self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None
@@ -118,14 +98,12 @@ class _Apart:
         with b.module.function(name, parameters, attributes="noinline") as inside:
             heap = inside.heap = None if b.heap is None else Lent(inside)
 
-            def parameter(name: str, value: Value | None) -> Value | None:
-                if value is None:
-                    return None
+            def parameter(name: str, value: Value) -> Value:
                 parameters.append(f"{value.type} %{name}")
                 return inside.parameter(f"%{name}", value.dtype, value.lanes)
 
             self.time, self.mask = t.type, None if mask is None else mask.type
-            time, lanes = parameter("t", t), parameter("mask", mask)
+            time, lanes = parameter("t", t), None if mask is None else parameter("mask", mask)
             self.passed = _Passed(inside, numbers, parameters)
             result = Memory(Buffer(inside, "%out", fn.dtype), of_lanes=True)
             Printer(inside, fn, self.passed, time, lanes, result).stored()
@@ -165,11 +143,8 @@ _APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDi
 
 
 class _Passed(Numbers):
-    """The numbers that a separate function is passed, as its code asks for them.
-
-    - `places`: the memory of each of the function's parameters, in order.
-    - `copied`: which numbers of a group are copied.
-    """
+    """The numbers that a separate function is passed, as its code asks for them: `places` is the
+    memory of each of its parameters, and `copied` says which numbers of a group are copied."""
 
     def __init__(self, b: Builder, numbers: Numbers, parameters: list[str]):
         self.b, self.numbers, self.parameters = b, numbers, parameters

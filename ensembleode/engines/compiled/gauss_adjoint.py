@@ -7,17 +7,16 @@ integral of `(df/dp)^T lambda` (Chen et al., "Neural ordinary differential equat
 appendix B). The state is that of the dense output of the forward steps.
 
 Where a problem is stiff, lambda falls off after each jump within a small part of a forward step, so
-the steps back are steps of their own, with step-size control of their own: the adjoint of an
-ensemble is an ensemble again, whose field looks up the forward step that a time is in. It is solved
-from saved time to saved time. The integrals are components that step-size control doesn't look at,
-like those of an integrand.
+the steps back have step-size control of their own: the adjoint of an ensemble is an ensemble again,
+whose field looks up the forward step that a time is in. It is solved from saved time to saved time.
+Step-size control doesn't look at the integrals.
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,20 +30,19 @@ from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
 from ...tracing.program import Program, trace
 from ..along import is_there, where
-from ..flow import Flow, Known
+from ..flow import at_numbers, Flow, Known, structs_of
 from ..results import each
 from . import solves
 
 
-# Trajectories are done in parts, whose forward steps have about this much room. The room is for
-# `maxiters` steps; memory is taken only for those that were made.
+# Trajectories are done in parts, whose forward steps, `maxiters` of them, have about this much
+# room.
 _ROOM = 2**29
 # The least number of trajectories of a part, enough for the lanes of a thread or two.
 _LEAST = 32
 # The size of the adjoint, in parts of the relative tolerance, below which it isn't followed.
 _BELOW = 1e-2
-# No step back passes over more than about this part of the forward steps. Otherwise it could pass
-# over a jump of the solution, where these are short, without an evaluation that sees it.
+# The largest part of the forward steps that a step back passes over: no jump is passed over unseen.
 _PARTS = 32
 
 
@@ -106,7 +104,7 @@ def _through(flow: Flow, lanes: Lane, there: Any, cotangent: Any) -> list:
     direction = jnp.where(t1 < t0, -1, 1).astype(dtype)
     # (The tables come last: a kernel that copies small numbers makes room up to the last of these.)
     forward = direction, steps.rows, steps.t, steps.u, steps.inner
-    tolerances = _Tolerances(*(_of_components(plan, lanes, x) for x in ("abstol", "reltol")))
+    tolerances = [_of_components(plan, lanes, x) for x in ("abstol", "reltol")]
     back, consts = _back_plan(flow, forward)
     last, parts = jnp.maximum(steps.rows - 1, 0), jnp.arange(_PARTS, dtype=steps.rows.dtype)
     ends = jnp.take_along_axis(steps.t, last[:, None] * parts[None] // _PARTS, axis=1)
@@ -124,7 +122,7 @@ def _through(flow: Flow, lanes: Lane, there: Any, cotangent: Any) -> list:
         end = jnp.where(row > 0, at(times, jnp.maximum(row - 1, 0)), t0)
         moves = here & jnp.any(adjoint != 0, axis=1)
         u = jax.vmap(_state_at)(*forward, start)
-        abstol, reltol = tolerances.of_adjoint(adjoint, u)
+        abstol, reltol = _tolerances_of_adjoint(*tolerances, adjoint, u)
         numbers = _back_numbers(plan, lanes, forward, ends, start, end)
         numbers = numbers._replace(consts=tuple(consts), u0=y, abstol=abstol, reltol=reltol)
         found = solves.solve(back, numbers, moves)
@@ -143,30 +141,21 @@ def _of_components(plan: Plan, lanes: Lane, name: str) -> Any:
     return x.reshape(x.shape[0] if getattr(plan.batched, name) else 1, -1)
 
 
-class _Tolerances(NamedTuple):
-    """The tolerances of the forward solve."""
-
-    abstol: Any
-    reltol: Any
-
-    def of_adjoint(self, adjoint: Any, u: Any) -> tuple[Any, Any]:
-        """The tolerances of the adjoint from a saved time on, for its value there.
-
-        A component of the adjoint has the reciprocal unit of that of the state `u`. So components
-        are compared by what a change of the state by its own size changes in the loss, and what is
-        far below the largest such change doesn't count. (A state may pass through zero: it is then
-        of the size that the tolerances regard as such, or, for the largest change, of no size but
-        for roundings, which is the side of safety.)
-        """
-        usual = self.reltol > 0
-        floor = jnp.where(usual, self.abstol / jnp.where(usual, self.reltol, 1), 1)
-        changes, size = jnp.abs(adjoint), jnp.abs(u) + floor
-        least_size = jnp.maximum(jnp.abs(u), jnp.finfo(u.dtype).eps * size)
-        largest = jnp.max(changes * least_size, axis=1, keepdims=True)
-        least = jnp.where(usual, self.reltol, self.abstol).min(1, keepdims=True)
-        most = jnp.max(changes, axis=1, keepdims=True)
-        abstol = _BELOW * least * jnp.minimum(largest / size, most)
-        return abstol, jnp.broadcast_to(self.reltol.min(1), len(adjoint))
+def _tolerances_of_adjoint(abstol: Any, reltol: Any, adjoint: Any, u: Any) -> tuple[Any, Any]:
+    """The tolerances of the adjoint from a saved time on, for its value there, by those of the
+    forward solve. Components of the adjoint are compared by what a change of the state `u` by its
+    own size changes in the loss, as their units are reciprocal. What is far below the largest such
+    change doesn't count. (A state that passes through zero has the size of the tolerances; for the
+    largest change, of roundings.)"""
+    usual = reltol > 0
+    floor = jnp.where(usual, abstol / jnp.where(usual, reltol, 1), 1)
+    changes, size = jnp.abs(adjoint), jnp.abs(u) + floor
+    least_size = jnp.maximum(jnp.abs(u), jnp.finfo(u.dtype).eps * size)
+    largest = jnp.max(changes * least_size, axis=1, keepdims=True)
+    least = jnp.where(usual, reltol, abstol).min(1, keepdims=True)
+    most = jnp.max(changes, axis=1, keepdims=True)
+    of_adjoint = _BELOW * least * jnp.minimum(largest / size, most)
+    return of_adjoint, jnp.broadcast_to(reltol.min(1), len(adjoint))
 
 
 def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
@@ -178,8 +167,7 @@ def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
     assert isinstance(plan.field, Program)
     structs = tuple(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in forward)
     program, consts = _adjoint_of(plan.field, flow.wanted, structs)
-    (state,) = program.out_avals
-    own = plan.batched
+    (state,), own = program.out_avals, plan.batched
     given = {
         "p": (*own.parameters, True, *(True for _ in forward)),
         **dict.fromkeys(("u0", "t0", "t1", "abstol", "reltol", "tstops"), True),
@@ -200,14 +188,9 @@ def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
 
 def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, ends: Any, start: Any, end: Any) -> Lane:
     """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
-    the constants.
-
-    Its time is the distance from an origin, the start, where it falls off: late times themselves
-    don't resolve that. Where `f` jumps, the times to its left and right have to be exact, and the
-    origin is zero.
-
-    **Arguments:** `ends`: times of forward steps that no step back goes beyond.
-    """
+    the constants. Its time is the distance from the start, as late times don't resolve how it falls
+    off; or from zero where `f` jumps at exact times. `ends`: times of forward steps that no step
+    back goes beyond."""
     direction = forward[0]
     jumps = lanes.d_discontinuities
     origin = start if jumps is None else jnp.zeros_like(start)
@@ -239,34 +222,23 @@ _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop":
 @functools.lru_cache(maxsize=256)
 def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tuple[Program, list]:
     """The field of the adjoint and of the integrals of `wanted` parameters, and its constants. Its
-    parameters are all numbers of the original field, followed by the origin of its time, and those
-    of the `forward` solve."""
-    avals = parameters_of(field)
-    n = len(field.jaxpr.constvars)
-    (out,) = field.out_avals
+    parameters: all numbers of the field, the origin of the time, and those of the `forward`
+    solve."""
+    (out,), (numbers, t) = field.out_avals, structs_of(field)
 
     def backwards(y: Any, p: tuple, passed: Any) -> Any:
         numbers, origin, forward = p
         direction = forward[0]
         t = origin - direction * passed
-
-        def at(u: Any, *chosen: Any) -> Any:
-            every = list(numbers)
-            for i, x in zip(wanted, chosen, strict=True):
-                every[i] = x
-            return field(every[:n], u, tuple(every[n:]), t)
-
         u = _state_at(*forward, t).reshape(out.shape)
+        at = at_numbers(field, field, numbers, wanted, t)
         _, pullback = jax.vjp(at, u, *(numbers[i] for i in wanted))
         found = pullback(y[: out.size].reshape(out.shape))
         return direction * jnp.concatenate([x.ravel().astype(out.dtype) for x in found])
 
-    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-    size = out.size + sum(avals[i].size for i in wanted)
+    size = out.size + sum(numbers[i].size for i in wanted)
     state = jax.ShapeDtypeStruct((size,), out.dtype)
-    aval: Any = field.jaxpr.invars[-1].aval
-    t = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    return trace(backwards, state, (structs, t, forward), t, rules=True)
+    return trace(backwards, state, (numbers, t, forward), t, rules=True)
 
 
 def _state_at(direction: Any, rows: Any, times: Any, u: Any, inner: Any, t: Any) -> Any:

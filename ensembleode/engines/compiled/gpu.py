@@ -49,10 +49,8 @@ def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
     **Arguments:** `lanes`: the numbers of the trajectories, which may be abstract values.
     """
     d = described(plan, lanes, 1, wanted=tuple(inexact_of(plan.field)))
-    in_reverse = plan.method.value.direction == "reverse"
-    back = kernel.pulling_back(d).text if in_reverse else None
-    texts = {"solve": kernel.solving(d)[0], "pull_back": back}
-    return {
-        name: None if text is None else Kernel(text, name, *kernel.pointers(d, name))
-        for name, text in texts.items()
-    }
+    found = {"solve": Kernel(kernel.solving(d)[0], "solve", *kernel.pointers(d, "solve"))}
+    if plan.method.value.direction != "reverse":
+        return {**found, "pull_back": None}
+    name, text = "pull_back", kernel.pulling_back(d).text
+    return {**found, name: Kernel(text, name, *kernel.pointers(d, name))}

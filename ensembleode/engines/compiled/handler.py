@@ -1,11 +1,10 @@
 """The handler of a custom call of XLA's typed FFI that calls a function of LLVM IR.
 
 XLA hands a handler one structure, the call frame, with arrays of pointers to buffers. The handler
-here passes on where the data of the buffers is, and does nothing else. XLA has no way to forget a
-handler, so XLA is given trampolines, which stay in memory when the handlers that they jump to are
-freed. The structures are those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later. Each
-of them has its own size as a member, and newer versions only append members. So the handler checks
-that whatever it reads is there, and at its place; if not, the call fails with an error of XLA's.
+here passes on where the data of the buffers is. XLA has no way to forget a handler, so it is given
+trampolines, which stay in memory when the handlers that they jump to are freed. The structures are
+those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later, where newer versions only append
+members. The handler checks that whatever it reads is there; if not, XLA's call fails with an error.
 """
 
 from __future__ import annotations
@@ -38,16 +37,13 @@ def handler_name(name: str) -> str:
 
 
 def handler(name: str, operands: int, results: int, *, shared: bool = False) -> str:
-    """The handler that calls `void @name(ptr a0, ..., ptr r0, ...)`, to be appended to the module
-    of that function. A trampoline jumps to it when a program runs.
+    """The handler that calls `void @name(ptr a0, ..., ptr r0, ...)`, to be appended to its module.
+    The pointers are to the data of the operands, then of the results, each row-major; that of a
+    buffer without elements may be null.
 
-    The pointers are to the data of the operands, then of the results, each row-major. The pointer
-    of a buffer without elements may be null.
-
-    **Arguments:** `shared`: whether the function is
-    `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does a part of the work. The
-    handler then shares the parts out, as the first buffer says (see `sharing`); that buffer isn't
-    passed on.
+    **Arguments:** `shared`: whether the function is `void @name(i64 first, i64 end, i64 thread, ptr
+    a0, ...)`, which does a part of the work. The first buffer, which isn't passed on, then says how
+    it is shared out (see `sharing`).
     """
     w = Writer()
     lists = {"args": operands, "rets": results}
@@ -57,8 +53,7 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
             w.load("i64", "%frame", _FRAME[which] + _LIST[x]) for x in ("size", "count")
         )
         known += [w.icmp("eq", "i64", size, _LIST_BYTES), w.icmp("eq", "i64", number, count)]
-    w.branch(w.all(known), "lists", "unknown")
-    w.label("lists")
+    w.go_on_if(w.all(known), "lists", "unknown")
     known, buffers = [], []
     for which, count in lists.items():
         types, pointers = (
@@ -67,19 +62,16 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
         for i in range(count):
             buffers.append(w.load("ptr", pointers, 8 * i))
             known.append(w.icmp("eq", "i32", w.load("i32", types, 4 * i), _IS_BUFFER))
-    w.branch(w.all(known), "buffers", "unknown")
-    w.label("buffers")
+    w.go_on_if(w.all(known), "buffers", "unknown")
     sizes = [w.load("i64", x, _BUFFER["size"]) for x in buffers]
-    w.branch(w.all([w.icmp("uge", "i64", x, _BUFFER_BYTES) for x in sizes]), "run", "unknown")
-    w.label("run")
+    w.go_on_if(w.all([w.icmp("uge", "i64", x, _BUFFER_BYTES) for x in sizes]), "run", "unknown")
     data = [w.load("ptr", x, _BUFFER["data"]) for x in buffers]
     if shared:
         share(w, name, *data)
     else:
         # Inlined, the function would be there twice.
         w.line(f"call void @{name}({as_pointers(data)}) noinline")
-    w.jump("done")
-    w.label("done")
+    w.go_on("done")
     w.line("ret ptr null")
     w.label("unknown")
     _return_error(w, f'@"{name}.refusal"')
@@ -100,38 +92,29 @@ _UNKNOWN = "the call frame of this XLA is not what ensembleode knows"
 
 def trampolines(count: int) -> str:
     """A module of functions `ptr @trampoline0(ptr frame)` and so on, which XLA is given and which
-    stay in memory.
-
-    Trampoline `i` jumps to the handler whose address is `@handlers[i]`. `@users[i]` counts the
-    programs that call it, from when XLA loads a program until XLA destroys it. XLA has to know the
-    type of that per-program state: `@id` and `@info` describe it. A program whose handler is not in
-    memory isn't loaded.
-    """
+    stay in memory. Trampoline `i` jumps to the handler at `@handlers[i]`; without one, its program
+    isn't loaded. `@users[i]` counts the programs that call it while XLA has them loaded; `@id` and
+    `@info` describe the type of that state to XLA."""
     w = Writer()
-    # XLA asks a handler about itself by a frame that is no call, and has an extension to be filled
-    # in.
+    # XLA asks a handler about itself by a frame that has an extension to be filled in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])
     w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
     w.label("extended")
     kind = w.load("i32", extension, _EXTENSION["type"])
-    w.branch(w.icmp("eq", "i32", kind, _IS_METADATA), "metadata", "call")
-    w.label("metadata")
+    w.go_on_if(w.icmp("eq", "i32", kind, _IS_METADATA), "metadata", "call")
     _fill_in_metadata(w, extension)
     w.label("call")
     stage = w.load("i32", "%frame", _FRAME["stage"])
-    w.branch(w.icmp("eq", "i32", stage, _IS_EXECUTE), "execute", "other")
-    w.label("execute")
+    w.go_on_if(w.icmp("eq", "i32", stage, _IS_EXECUTE), "execute", "other")
     target = w.load("ptr", "%handler", 0)
     w.line(f"ret ptr {w.value(f'tail call ptr {target}(ptr %frame)')}")
     w.label("other")
-    w.branch(w.icmp("eq", "i32", stage, _IS_INSTANTIATE), "instantiate", "done")
-    w.label("instantiate")
+    w.go_on_if(w.icmp("eq", "i32", stage, _IS_INSTANTIATE), "instantiate", "done")
     w.branch(w.icmp("eq", "ptr", w.load("ptr", "%handler", 0), "null"), "absent", "there")
     w.label("there")
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])
-    w.branch(w.icmp("uge", "i64", size, _API_BYTES), "state", "unknown")
-    w.label("state")
+    w.go_on_if(w.icmp("uge", "i64", size, _API_BYTES), "state", "unknown")
     context = w.load("ptr", "%frame", _CONTEXT)
     members = (("ptr", context), ("i64", _IS_INSTANTIATE), ("ptr", "@id"), ("ptr", "%users"))
     state = w.structure(("i64", _STATE_BYTES), ("ptr", "null"), *members)
@@ -143,10 +126,9 @@ def trampolines(count: int) -> str:
     w.line(f"ret ptr {refused}")
     w.label("done")
     w.line("ret ptr null")
-    w.label("absent")
-    w.jump("failed")
-    w.label("unknown")
-    w.jump("failed")
+    for label in ("absent", "unknown"):
+        w.label(label)
+        w.jump("failed")
     w.label("failed")
     w.line("%message = phi ptr [ @absence, %absent ], [ @refusal, %unknown ]")
     _return_error(w, "%message")
@@ -190,11 +172,9 @@ def _fill_in_metadata(w: Writer, extension: str) -> None:
     metadata = w.load("ptr", extension, _EXTENSION["metadata"])
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", metadata, _METADATA["size"])
-    w.branch(w.icmp("uge", "i64", size, _METADATA_BYTES), "versions", "unknown")
-    w.label("versions")
-    # XLA accepts versions from an oldest one up to its own. So its own minor version is returned,
-    # as sizes are checked at each call. Of another major version nothing is known, and XLA will
-    # refuse this one.
+    w.go_on_if(w.icmp("uge", "i64", size, _METADATA_BYTES), "versions", "unknown")
+    # XLA accepts versions from an oldest one up to its own, and sizes are checked at each call: so
+    # its own minor version is returned. XLA refuses another major version.
     minor = w.load("i32", api, _API["minor"])
     w.store("i32", 0, metadata, _METADATA["major"])
     w.store("i32", minor, metadata, _METADATA["minor"])
@@ -208,8 +188,7 @@ def _return_error(w: Writer, message: str) -> None:
     size = w.load("i64", api, _API["size"])
     version = w.load("i64", api, _API["version"])
     known = [w.icmp("uge", "i64", size, _API_BYTES), w.icmp("eq", "i64", version, _VERSION_BYTES)]
-    w.branch(w.all(known), "error", "lost")
-    w.label("error")
+    w.go_on_if(w.all(known), "error", "lost")
     members = (("ptr", "null"), ("ptr", message), ("i32", _FAILED_PRECONDITION))
     arguments = w.structure(("i64", _ERROR_BYTES), *members)
     create = w.load("ptr", api, _API["error"])

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 # The bytes of a cache line, at which arrays begin.
 _LINE = 64
-# The arrays of a function stay on its stack as long as they have no more bytes together. (XLA calls
-# kernels on threads whose stack `ulimit -s` sets, which also hold the registers that LLVM spills.)
+# The arrays of a function stay on its stack as long as they have no more bytes together.
 MOST_ON_STACK = 2**16
 
 
@@ -31,9 +30,7 @@ class Heap(abc.ABC):
         self._lent: dict[str, list[str]] = {}
 
     def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> Buffer | None:
-        """Memory for `n` elements, to be used in the current block of code; None where they are to
-        be on the stack."""
-        del of_lanes
+        """Memory for `n` elements in the current block; None where they are to be on the stack."""
         size = n * dtype.itemsize
         if self._on_stack + size > MOST_ON_STACK:
             return Buffer(self._b, self.place(size), dtype)
@@ -57,10 +54,8 @@ class Heap(abc.ABC):
 
 
 class Lent(Heap):
-    """The memory that a function is passed by its caller, a parameter for each of its arrays.
-
-    - `sizes`: the bytes of the arrays.
-    """
+    """The memory that a function is passed by its caller, a parameter for each of its arrays;
+    `sizes` are the bytes of the arrays."""
 
     def __init__(self, b: Builder):
         super().__init__(b)
@@ -76,16 +71,10 @@ class Lent(Heap):
 
 
 class Part(Heap):
-    """A thread's part of a buffer of bytes, from which arrays are taken as a kernel is written.
-
-    **Arguments:**
-
-    - `part`: returns the bytes from the part's start on, and those from its end on.
-    - `by_blocks`: whether all arrays of lanes are here, from the start on, and those of one block
-        lie where those of another one were. The other arrays are at the end.
-
-    - `size`: how many bytes the arrays need.
-    """
+    """A thread's part of a buffer of bytes, of which arrays take `size` as a kernel is written;
+    `part` returns the bytes from its start on, and those from its end on. Where arrays are
+    `by_blocks`, all arrays of lanes are here, from the start on, in the place of those of earlier
+    blocks."""
 
     def __init__(self, b: Builder, part: Callable[[], tuple[Buffer, Buffer]], *, by_blocks: bool):
         super().__init__(b)
@@ -128,6 +117,5 @@ class Part(Heap):
 
 
 def _whole_lines(size: int) -> int:
-    """The bytes of an array in lines, an odd number of them, so that equal components of many
-    arrays lie in different sets of a cache."""
+    """The bytes of an array in an odd number of lines, which spreads arrays over a cache."""
     return (-(-size // _LINE) | 1) * _LINE

@@ -11,14 +11,7 @@ from ...core.moving_jumps import Moving
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .callback_functions import CallbackFunctions
 from .description import Description, size_of, with_gradients
-from .equations import (
-    calls_in,
-    equations_in,
-    HeldNumbers,
-    keeping_in,
-    pulled_by,
-    with_groups,
-)
+from .equations import calls_in, equations_in, HeldNumbers, keeping_in, pulled_by, with_groups
 from .events_back import Jumps
 from .heap import Part
 from .loop import Loop
@@ -32,27 +25,24 @@ from .replay import Cotangents, Pullback
 from .saved_rows import EventRows, Outputs
 
 
-def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
-    """The functions of callbacks; None without callbacks."""
-    return None if d.events is None else CallbackFunctions(b, d)
-
-
 # The entries of `sizes`, the first operand of every kernel.
 N, ROWS, MAXITERS = range(3)
 # A further entry of the `sizes` of `solve`, where there are arrays: the bytes of a thread's.
 ARRAYS = 3
-
-
-# Operands of `pull_back` alone, its results, and its memory.
+# The results of `pull_back`.
 _GRADIENTS = ("u0", "own", "shared")
+# The dtypes of operands and results that don't have the state's.
+_INTEGERS = ("out_counts", "out_marks", "events", "reached", "happened", "places")
+_DTYPES = {"kept": np.dtype(np.int8), **dict.fromkeys(_INTEGERS, I32)}
 
 
-def _memory(d: Description) -> tuple[str, ...]:
+def _memory(d: Description) -> list[str]:
     """The names of the memory of `pull_back`."""
-    return ("turns", "events", "kept", *(("factors",) if d.sums_in_memory else ()))
+    return ["turns", "events", "kept", *(["factors"] if d.sums_in_memory else [])]
 
 
 def _cotangents(d: Description) -> list[str]:
+    """The operands of `pull_back` alone."""
     return ["rows", "reached", *(["happened", "of_events"] if d.events is not None else [])]
 
 
@@ -90,11 +80,11 @@ def _share(d: Description) -> tuple[str, ...]:
 class Frame:
     """The parameters of a kernel, as values and buffers."""
 
-    def __init__(self, b: Builder, d: Description, more: Sequence[tuple[str, np.dtype]] = ()):
+    def __init__(self, b: Builder, d: Description, names: Sequence[str]):
         self.sizes = Buffer(b, "%sizes", I32)
         self.wanted = Buffer(b, "%wanted", BOOL)
-        # The address of the flag that stops the solve, in two halves. Without a flag the address is
-        # zero, and that zero itself is read as the flag.
+        # The address of the flag that stops the solve, in two halves. Without a flag it is zero,
+        # and that zero itself is read.
         self.stop = None
         if not d.on_gpu:
             address = b.value("load i64, ptr %stop, align 4", np.dtype(I64), 0)
@@ -104,7 +94,7 @@ class Frame:
             self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
-        self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
+        self.others = {name: Buffer(b, f"%{name}", _DTYPES.get(name, d.dtype)) for name in names}
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
         # What is known of the rows of events, in the buffer of this name.
         self.events = None
@@ -117,8 +107,7 @@ class Frame:
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
     def heap(self, b: Builder, d: Description, length: int) -> Part | None:
-        """The memory for the arrays of this thread; `length` is the number of its length among the
-        sizes. None on a GPU."""
+        """A thread's memory for arrays, whose length is this entry of the sizes; None on a GPU."""
         if d.on_gpu:
             return None
 
@@ -128,9 +117,6 @@ class Frame:
             return memory.offset(start), memory.offset(start + b.cast(size, I64))
 
         return Part(b, part, by_blocks=d.in_memory)
-
-    def held(self, b: Builder, d: Description) -> Held:
-        return Held(b, d, self.numbers, self.order)
 
     @staticmethod
     def parameters(d: Description, more: Sequence[str]) -> list[str]:
@@ -144,8 +130,7 @@ def _module(d: Description) -> Module:
 
 
 def _place_of(d: Description) -> dict[str, str]:
-    """The attributes of a kernel's function. On a GPU it is internal, as the entry that calls it is
-    appended later."""
+    """The attributes of a kernel's function. On a GPU an entry is appended, which calls it."""
     if not d.on_gpu:
         return {"linkage": "external"}
     return {"linkage": "internal", "attributes": "alwaysinline"}
@@ -153,22 +138,15 @@ def _place_of(d: Description) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=256)
 def solving(d: Description) -> tuple[str, int]:
-    """The IR of the kernel `solve`, which solves all trajectories, and the bytes of a thread's
-    memory for arrays, which is the last result where there are any bytes.
-
-    Its operands are `sizes` (see above), the mask of wanted trajectories, the address of a byte
-    that stops it (not on a GPU), the numbers of the trajectories, and the times to save (where
-    times are saved). Its results are `Outputs`.
-    """
-    module = _module(d)
-    names = _outputs(d)
-    dtypes = {"out_counts": I32, "out_marks": I32}
-    more = [(name, dtypes.get(name, d.dtype)) for name in names]
+    """The IR of the kernel `solve`, and the bytes of a thread's memory for arrays, which is the
+    last result where there are any bytes. Its operands are named by `_inputs`, its results are
+    `Outputs`."""
+    module, names = _module(d), _outputs(d)
     parameters = Frame.parameters(d, names)
     with module.function("solve", parameters, **_place_of(d)) as b:
-        frame = Frame(b, d, more)
+        frame = Frame(b, d, names)
         heap = b.heap = frame.heap(b, d, ARRAYS)
-        held = frame.held(b, d)
+        held = Held(b, d, frame.numbers, frame.order)
         first, end, stride = frame.share[0], frame.n, frame.share[1]
         if not d.on_gpu:
             end, stride = frame.share[1], b.constant(1, I64)
@@ -178,7 +156,7 @@ def solving(d: Description) -> tuple[str, int]:
         more = frame.events, others.get("out_marks"), others.get("out_inner")
         outputs = Outputs(*results, *more)
         given = frame.times, outputs, frame.rows, frame.maxiters
-        functions = _callbacks_in(b, d)
+        functions = None if d.events is None else CallbackFunctions(b, d)
         equations = equations_in(b, d)
         Loop(b, d, equations, held, queue, *given, stop=frame.stop, functions=functions).run()
         b.return_()
@@ -187,8 +165,7 @@ def solving(d: Description) -> tuple[str, int]:
 
 
 def _with_arrays(parameters: list[str], heap: Part | None) -> int:
-    """Append the memory for arrays to the parameters of a kernel that has been written, if it needs
-    any; returns the bytes that each thread needs."""
+    """Append the memory for arrays to a kernel's parameters; returns the bytes of a thread's."""
     if heap is None or not heap.size:
         return 0
     parameters.append("ptr noalias %arrays")
@@ -210,14 +187,9 @@ TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 
 class PullingBack(NamedTuple):
-    """The kernel `pull_back`.
-
-    - `text`: its IR.
-    - `checkpoint`: the bytes of a checkpoint.
-    - `factors`: how many numbers of a thread's `ParameterSums` are in memory.
-    - `arrays`: the bytes of a thread's memory for arrays, which is the last result where there are
-        any.
-    """
+    """The kernel `pull_back`: its IR, the bytes of a checkpoint, how many `factors` of a thread's
+    `ParameterSums` are in memory, and the bytes of a thread's memory for arrays, the last
+    result."""
 
     text: str
     checkpoint: int
@@ -227,33 +199,25 @@ class PullingBack(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def pulling_back(d: Description) -> PullingBack:
-    """The kernel `pull_back`, which pulls back through all trajectories.
-
-    Its operands are those of `solving`, followed by the cotangents of what is saved, the number of
-    times that were reached, and, with callbacks, the number of events that happened. Its results
-    are the gradients (see `replay.Cotangents`), memory for a record (turns, events, checkpoints),
-    and for factors.
-    """
+    """The kernel `pull_back`. Its operands are those of `solving` and `_cotangents`; its results,
+    the gradients (see `replay.Cotangents`), memory for a record, and for factors."""
     module = _module(d)
-    real, bytes_ = d.dtype, np.dtype(np.int8)
-    given = _cotangents(d)
-    names = (*given, *_GRADIENTS, *_memory(d))
-    whole = {"kept": bytes_, **dict.fromkeys(("events", "reached", "happened"), I32)}
-    more = [(name, whole.get(name, real)) for name in names]
+    names = (*_cotangents(d), *_GRADIENTS, *_memory(d))
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
     with module.function("pull_back", parameters, **_place_of(d)) as b:
-        frame = Frame(b, d, more)
-        blocks = 2 if d.sums_in_memory else 0
-        heap = b.heap = frame.heap(b, d, THREADS + len(_memory(d)) + blocks)
+        frame = Frame(b, d, names)
+        last = THREADS + len(_memory(d)) + (2 if d.sums_in_memory else 0)
+        heap = b.heap = frame.heap(b, d, last)
         others = frame.others
-        held = frame.held(b, d)
+        held = Held(b, d, frame.numbers, frame.order)
         equations = equations_in(b, d)
+        functions = None if d.events is None else CallbackFunctions(b, d)
 
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
             given = frame.times, None, frame.rows, frame.maxiters
-            told = {"on_begin": on_begin, "functions": _callbacks_in(b, d)}
+            told = {"on_begin": on_begin, "functions": functions}
             return Loop(b, d, equations, held.another(), queue, *given, **told)
 
         work = _work(b, d, frame)
@@ -261,9 +225,9 @@ def pulling_back(d: Description) -> PullingBack:
         if work.factors is not None:
             in_memory = n_own if d.own_in_memory else 0
             sums = ParameterSums(b, work.factors, others["shared"], in_memory, n_shared)
-        calls = calls_in(b, d, equations, sums)
-        keeping = keeping_in(b, d, equations)
-        pullback = Pullback(calls, n_own, n_shared, _jumps_in(b, d, sums), sums, keeping)
+        calls, keeping = calls_in(b, d, equations, sums), keeping_in(b, d, equations)
+        jumps = None if functions is None else _jumps_in(b, d, sums, functions)
+        pullback = Pullback(calls, n_own, n_shared, jumps, sums, keeping)
         gradients = [others[x] for x in _GRADIENTS]
         more = others.get("happened"), frame.events
         cotangents = Cotangents(others["rows"], others["reached"], *gradients, *more)
@@ -289,35 +253,27 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
         first, end, thread = frame.share
         ends = THREADS + len(memory)
         lengths = [b.cast(frame.sizes.load(i), I64) for i in range(THREADS, ends)]
-        turns, events, kept, *factors = (
-            x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)
-        )
-        own = turns, events, kept, room, checkpoints
-        work = Work(first, end, group, group, *own, zero, one)
-        if not factors:
+        own = [x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)]
+        *own, factors = own if d.sums_in_memory else (*own, None)
+        work = Work(first, end, group, group, *own, room, checkpoints, zero, one)
+        if factors is None:
             return work
         blocks = Blocks(*(b.cast(frame.sizes.load(i), I64) for i in (ends, ends + 1)))
-        return work._replace(factors=factors[0], blocks=blocks)
+        return work._replace(factors=factors, blocks=blocks)
     thread, _ = frame.share
-    # A group of trajectories is done by the threads that share a sum and memory, THREADS in number.
-    # Each of them takes every THREADS-th trajectory of the group.
+    # A group of trajectories is done by THREADS threads, which share a sum and take turns.
     each = b.cast(frame.sizes.load(THREADS), I64)
     which = b.binary("udiv", thread, each)
     start, member = which * group, thread - which * each
     used = b.binary("udiv", frame.n, group) * each
-    own = *memory, room, checkpoints
-    return Work(start + member, start + group, one, each, *own, thread, used)
+    where = start + member, start + group
+    return Work(*where, one, each, *memory, room, checkpoints, thread, used)
 
 
-def _jumps_in(b: Builder, d: Description, sums: ParameterSums | None) -> Jumps | None:
-    """The callbacks, in the form that `replay.Pullback` wants.
-
-    **Arguments:** `sums`: where the cotangents of parameters are added up in memory; None where
-    `pull` returns them.
-    """
-    functions = _callbacks_in(b, d)
-    if functions is None:
-        return None
+def _jumps_in(
+    b: Builder, d: Description, sums: ParameterSums | None, functions: CallbackFunctions
+) -> Jumps:
+    """The callbacks, in the form that `replay.Pullback` wants; `sums`: see `equations.calls_in`."""
     own, shared = with_gradients(d)
     names: dict[Moving, str] = {}
 

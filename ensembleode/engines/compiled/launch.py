@@ -10,9 +10,7 @@ are no public API, so each of these names is in one function:
     ptxas compiles the PTX when the program is compiled.
 
 Where something of XLA is relied on, a comment names the file and the function that was read, in the
-XLA of August 2026 (183fa00), which is between those of JAX 0.11.1 and 0.11.2. Those of JAX 0.10.2
-and 0.11.0 do the same, in part in other functions, and so do the plugins of JAX 0.11.2 and 0.12.0.1
-as far as compiling shows (test_launch.py).
+XLA of August 2026 (183fa00). Those of JAX 0.10.2 to 0.12 do the same.
 """
 
 import ctypes
@@ -23,7 +21,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -34,8 +32,7 @@ from .entry import entry, entry_name
 
 
 # Threads of a block: few enough that several blocks fit on a multiprocessor with 255 registers for
-# each thread. (Kernels have no `.maxntid`. XLA checks none of these: what is launched goes as it is
-# to cuLaunchKernel, `LaunchCudaKernel` in xla/stream_executor/cuda/cuda_stream.cc.)
+# each thread. (XLA checks none of this: `LaunchCudaKernel` in stream_executor/cuda/cuda_stream.cc.)
 BLOCK = 128
 _TARGET = "__gpu$xla.gpu.ptx"
 _WARP = 32
@@ -55,12 +52,6 @@ class Kernel(NamedTuple):
     results: int
 
 
-# A launcher is like `launch`, with the number of blocks in place of the number of threads.
-Launcher: TypeAlias = Callable[
-    [Kernel, int, Sequence[Array], Sequence[jax.ShapeDtypeStruct]], list[Array]
-]
-
-
 def launch(
     kernel: Kernel, threads: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
@@ -78,8 +69,9 @@ def launch(
     return launcher()(kernel, blocks, operands, outputs)
 
 
-def launcher() -> Launcher:
-    """The function that launches kernels with the plugin that is installed.
+def launcher() -> Callable[..., list[Array]]:
+    """The function that launches kernels with the plugin that is installed: like `launch`, with the
+    number of blocks in place of the number of threads.
 
     **Raises:** `KernelError` when the installed plugin has neither call.
     """
@@ -105,57 +97,41 @@ def missing() -> list[str]:
     if (reason := available()) is not None:
         pieces.append(reason)
     if not cuda_devices():
-        plugin, driver = _plugin() is not None, _has_driver()
-        if not plugin:
-            pieces.append("JAX has no CUDA plugin: `pip install 'jax[cuda13]'`.")
-        if not driver:
-            pieces.append("There is no NVIDIA driver (libcuda.so.1).")
-        if plugin and driver:
-            pieces.append('JAX finds no GPU: `jax.devices("cuda")`, first thing, logs why.')
+        lacks = [] if _plugin() else ["JAX has no CUDA plugin: `pip install 'jax[cuda13]'`."]
+        lacks += [] if _has_driver() else ["There is no NVIDIA driver (libcuda.so.1)."]
+        pieces += lacks or ['JAX finds no GPU: `jax.devices("cuda")`, first thing, logs why.']
     if not _knows_target() and _triton() is None:
         pieces.append(_NO_CALL)
     return pieces
 
 
 def cuda_devices() -> list[jax.Device]:
-    """The CUDA devices of all processes, so that all processes compile the same code; an empty list
-    where there are none."""
+    """The CUDA devices of all processes; an empty list where there are none."""
     try:
         return jax.devices("cuda")
     except RuntimeError:
         return []
 
 
-#
-# Launchers
-#
-
-
 def custom_call(
     kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """Through XLA's custom call for PTX."""
-    first = len(operands)
-    # Without layouts, JAX constrains operands and results to be row-major (`ffi_lowering` in
-    # jax/_src/ffi.py), and XLA copies what isn't (`AddCustomCallConstraints` in
-    # xla/service/layout_assignment.cc). Without `input_output_aliases`, no result shares memory
-    # with an operand, donated ones included (`CanShareOperandBufferWithUser` in
-    # xla/hlo/analysis/hlo_dataflow_analysis.cc, `GpuAliasInfo::MayAlias` in
-    # xla/service/gpu/alias_info.cc).
-    #
-    # The call is never done over to save memory (`IsRematerializable` in
-    # xla/hlo/transforms/simplifiers/hlo_rematerialization.cc). Outside of `shard_map`, each device
-    # of several makes the whole call on gathered operands (`HandleCustomCall` and `DefaultAction`
-    # of the partitioner in xla/service/spmd). As no handler is registered for it, operands are no
-    # slices of other arrays (`IsFfiCustomCall` in xla/service/gpu/gpu_compiler.cc).
+    # - Operands and results are row-major: `ffi_lowering` in jax/_src/ffi.py, and
+    #   `AddCustomCallConstraints` in xla/service/layout_assignment.cc, where XLA copies others.
+    # - No result shares memory with an operand: `CanShareOperandBufferWithUser` in
+    #   xla/hlo/analysis/hlo_dataflow_analysis.cc, `MayAlias` in xla/service/gpu/alias_info.cc.
+    # - The call is never done over to save memory: `IsRematerializable` in
+    #   xla/hlo/transforms/simplifiers/hlo_rematerialization.cc.
+    # - Outside of `shard_map`, each device of several makes the whole call on gathered operands:
+    #   `HandleCustomCall` and `DefaultAction` of the partitioner in xla/service/spmd.
+    # - Operands are no slices: `IsFfiCustomCall` in xla/service/gpu/gpu_compiler.cc.
     call = jax.ffi.ffi_call(_TARGET, list(outputs))
-    # The attributes are read by `KernelCall::Parse` in xla/service/gpu/kernel_call.cc: all are
-    # needed but `output_indices`, others are ignored, and integers are cut to 32 bits. The launch
-    # is on the stream of what comes before and after, or a node of a CUDA graph of both that waits
-    # for whatever writes what it reads, and the other way around
-    # (xla/backends/gpu/runtime/custom_kernel_thunk.cc: `ExecuteOnStream`, `Record`, `buffer_uses`).
-    # Results are not cleared (`EmitPtxCustomKernelThunk` in
-    # xla/service/gpu/custom_kernel_emitter_cuda.cc).
+    # - Attributes are read by `KernelCall::Parse` in xla/service/gpu/kernel_call.cc: all are needed
+    #   but `output_indices`, others are ignored, and integers are cut to 32 bits.
+    # - The launch is on the stream of what comes before and after, or a node of a CUDA graph:
+    #   xla/backends/gpu/runtime/custom_kernel_thunk.cc.
+    # - Results are not cleared: `EmitPtxCustomKernelThunk` in custom_kernel_emitter_cuda.cc there.
     results = call(
         *operands,
         name=entry_name(kernel.name),
@@ -168,7 +144,7 @@ def custom_call(
         # One place for each result, in order, among all pointers (`KernelArguments::Create` in
         # xla/codegen/emitters/kernel_arguments.cc). Without them the order is the same, but some
         # versions pass a buffer that two operands share only once.
-        output_indices=tuple(np.int32(first + i) for i in range(len(outputs))),
+        output_indices=tuple(np.int32(len(operands) + i) for i in range(len(outputs))),
     )
     return list(results)
 
@@ -200,8 +176,7 @@ def triton_call(
 #
 
 
-# The architecture for kernels where no device is known: the oldest one that the drivers of JAX's
-# GPUs run.
+# The architecture where no device is known: the oldest one that JAX's drivers run.
 _BASELINE = 75
 # The compute capabilities that every supported LLVM generates code for: 90 is 9.0, and 120 is 12.0.
 # PTX runs on its own capability and on all later ones.
@@ -211,11 +186,8 @@ _KNOWN = (50, 52, 60, 61, 70, 75, 80, 86, 89, 90, 100, 120)
 @functools.lru_cache(maxsize=256)
 def ptx_of(kernel: Kernel, arch: str) -> str:
     """The PTX of the kernel for this architecture ("sm_90") and later ones, in the oldest version
-    possible so that old drivers take it.
-
-    (XLA hands it to the driver as it is, once for each program, device and launch in the program,
-    when that program first runs: `LoadPtx` in xla/stream_executor/cuda/cuda_executor.cc. The driver
-    has a cache on disk.)
+    possible for old drivers. (XLA hands it to the driver when a program first runs: `LoadPtx` in
+    xla/stream_executor/cuda/cuda_executor.cc. The driver has a cache on disk.)
 
     **Raises:** `KernelError` without LLVM; `CompileError`.
     """
@@ -225,8 +197,7 @@ def ptx_of(kernel: Kernel, arch: str) -> str:
 
 
 def arch_here() -> str:
-    """The architecture to compile for: that of this computer's GPUs; without GPUs, as the kernel
-    will run elsewhere, one that all GPUs run."""
+    """The architecture of this computer's GPUs; without GPUs, one that all GPUs run."""
     return arch_of(*cuda_devices())
 
 
@@ -284,8 +255,7 @@ def _plugin() -> str | None:
 
 
 def _triton():
-    """The module that makes Triton's kernels for the plugin, if it has everything that is used
-    here."""
+    """The module that makes Triton's kernels, if it has everything that is used here."""
     try:
         from jaxlib import gpu_triton
     except ImportError:

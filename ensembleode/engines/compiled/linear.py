@@ -1,14 +1,12 @@
 """The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
 matrix `M`.
 
-Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
-first solution with a matrix's factors is put back into the equations. If the equations are not
-fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
-is rejected.
+The order of the pivots is the same in all lanes. Instead of exchanging rows, the first solution
+with a matrix's factors is put back into the equations. If these are not fulfilled, because small
+pivots made the factors too large, the solution becomes NaN, and the step is rejected.
 
-Where the elimination plans sums of equations, so that no pivot vanishes, each of these equations is
-first divided by its largest entry in the columns of algebraic components. So none is lost in the
-rounding of another.
+Where the elimination plans sums of equations, so that no pivot vanishes, each of these is first
+divided by its largest entry in algebraic columns, so that none is lost in another's rounding.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
@@ -39,8 +37,7 @@ from .linear_loops import DenseFactors, is_rounding
 from .reading import Loaded
 
 
-# A block with more updates is factorised by loops. For dense blocks of 8 to 16 components, loops
-# and unrolled code take the same time; for more components, unrolled code takes longer to compile
+# A block with more updates is factorised by loops, as unrolled code takes longer to compile
 # (benchmarks/stiff_sizes.py).
 _MOST_UPDATES = 600
 # Rows that are sums of more equations are summed up by loops, and so is their block factorised.
@@ -72,11 +69,8 @@ class Factors:
 
 class LinearEquations:
     """Factorises matrices, and solves equations, as an elimination plans it: operation by
-    operation, or by loops over memory for large blocks.
-
-    **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
-    matrix, by default of the identity.
-    """
+    operation, or by loops for large blocks. `pattern` has the places of the Jacobian's entries,
+    `mass` the entries of the mass matrix (by default of the identity)."""
 
     def __init__(
         self,
@@ -93,16 +87,15 @@ class LinearEquations:
         self.by_loops = {x for x in plan.blocks if _is_by_loops(x, rows)}
         self.sums = {block: _taken_out(rows, block.components) for block in self.by_loops}
         self.rows = None if plan.rows is None else rows
-        # For each place of the matrix, the Jacobian's entries whose sum stands there, by their
-        # numbers and factors; and the entry of the mass matrix.
+        # For each place of the matrix: the numbers and factors of the Jacobian's entries whose sum
+        # stands there; and the entry of the mass matrix.
         stands_in = rows_by_equation(rows)
         self.terms: dict[Place, list[tuple[int, float]]] = {}
         for k, (equation, j) in enumerate(pattern):
             for i, factor in stands_in[equation]:
                 self.terms.setdefault((i, j), []).append((k, factor))
         self.mass = {(i, j): x for (e, j), x in mass.items() for i, _ in stands_in[e]}
-        # For the equations that are summed up, the numbers of their entries, and of those in the
-        # columns of algebraic components.
+        # For summed equations, the numbers of all their entries, and of those in algebraic columns.
         differential = {j for _, j in mass}
         numbers = {e: [k for k, (i, _) in enumerate(pattern) if i == e] for e in sorted(summed)}
         self.summed = {
@@ -127,8 +120,7 @@ class LinearEquations:
         return factors
 
     def _scaled(self, jacobian: Sequence[Value]) -> tuple[dict[int, Value], Sequence[Value]]:
-        """What the equations that are summed up are multiplied by, and the Jacobian with these
-        equations multiplied."""
+        """What summed equations are multiplied by, and the Jacobian with them multiplied."""
         if not self.summed:
             return {}, jacobian
         b, scales, entries = self.b, {}, [*jacobian]
@@ -142,8 +134,7 @@ class LinearEquations:
     def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
         components, inside = block.components, set(block.inside)
         mass = {place: x for place, x in self.mass.items() if place in inside}
-        # (All entries are those of this block, row by row, if nothing is outside of it, and no zero
-        # in it.)
+        # (Whether the Jacobian's entries are all those of this block, row by row.)
         size = self.plan.size
         is_whole = len(components) == size and len(jacobian) == size**2
         in_order = self.plan.rows is None and is_whole
@@ -153,8 +144,7 @@ class LinearEquations:
         return DenseFactors(self.b, components, entries, gamma_h, mass, self.sums[block])
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
-        """The entries of the matrix, without those inside of blocks that are factorised by
-        loops."""
+        """The entries of the matrix, without those inside of blocks in `by_loops`."""
         minus, dtype = -gamma_h, gamma_h.dtype
         apart = {p for block in self.by_loops for p in block.inside}
         terms = {p: x for p, x in self.terms.items() if p not in apart}
@@ -169,8 +159,7 @@ class LinearEquations:
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
-        """The solution for a right-hand side; its first component is NaN in lanes where the check
-        fails."""
+        """The solution for a right-hand side; its first component is NaN where the check fails."""
         b, x = self.b, _multiplied(right, factors.scales)
         if self.rows is not None:
             x = [_sum_of(x, row) for row in self.rows]
@@ -183,7 +172,7 @@ class LinearEquations:
                 _move(factors, x, move)
             if block in factors.dense:
                 factors.dense[block].sum_up(x)
-            given = {k: x[k] for k in (pivot.component for pivot in block.pivots)}
+            given = {pivot.component: x[pivot.component] for pivot in block.pivots}
             if block in factors.dense:
                 factors.dense[block].solve(x)
             else:
@@ -232,8 +221,8 @@ def _is_by_loops(block: Block, rows: Sequence[Row]) -> bool:
 
 
 def _taken_out(rows: list[Row], components: Sequence[int]) -> np.ndarray | None:
-    """The factors of the equations in the rows of a block, `[row, equation]`, which are equations
-    alone afterwards; None if they are so already."""
+    """The factors of the equations in the rows of a block, `[row, equation]`, where these are sums;
+    the rows are single equations afterwards."""
     summed = [i for i in components if len(rows[i]) > 1]
     if not summed:
         return None

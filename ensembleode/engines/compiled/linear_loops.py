@@ -7,17 +7,18 @@ everything to its left and above it is subtracted from them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from .builder import BOOL, Builder, Value
+from .components import set_all
 from .reading import Loaded, Memory
 
 
-# The rows, and the columns, of a tile: with a vector for each number, a tile takes half of 32
-# registers.
+# The rows, and the columns, of a tile, which takes half of 32 registers.
 _TILE = 4
 
 # The number of a row, a column or a tile.
@@ -25,12 +26,9 @@ _Index: TypeAlias = Value | int
 
 
 def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
-    """Whether the residual of an equation is as small as rounding makes it.
-
-    With accurate factors, the residual is a few units in the last place of `total`, the sum of the
-    magnitudes of the equation's terms. Near the smallest floating-point numbers, rounding errors
-    are absolute instead.
-    """
+    """Whether the residual of an equation is as small as rounding makes it: a few units in the last
+    place of `total`, the sum of the magnitudes of the equation's terms, or near the smallest
+    numbers."""
     info = np.finfo(rest.dtype)
     return abs(rest) <= b.mul_add(total, float(info.eps**0.375), float(info.tiny / info.eps))
 
@@ -41,13 +39,11 @@ class DenseFactors:
 
     **Arguments:**
 
-    - `components`: the components that are the rows and columns of the block.
-    - `entries`: the entries of J by row and column, without those that are zero; or all of them,
-        row by row.
+    - `components`: those of the block.
+    - `entries`: the nonzero entries of J by row and column; or all of them, row by row.
     - `mass`: the nonzero entries of M by row and column.
-    - `sums`: the factors `[row, equation]` of the equations whose sums are the rows of the block;
-        `entries` and right-hand sides are those of the equations. None if they are those of the
-        rows.
+    - `sums`: the factors `[row, equation]` of the equations whose sums are the rows; `entries` and
+        right-hand sides are those of the equations. None if they are those of the rows.
     """
 
     def __init__(
@@ -119,21 +115,11 @@ class DenseFactors:
         self.b.for_(n, add)
         return total.get()
 
-    #
-    # Loops
-    #
-
     def _each_tile(self, body: Callable[[_Index, int], None], first: _Index = 0) -> None:
-        """Run `body(tile, n)` for each tile from the first on; `n` is its number of rows or
-        columns."""
+        """Run `body(tile, n)` for each tile from the first on, of `n` rows or columns."""
         self.b.for_(self.tiles - first, lambda i: body(i + first, _TILE))
         if self.rest:
             body(self.tiles, self.rest)
-
-    def _each_tile_backwards(self, body: Callable[[_Index, int], None]) -> None:
-        if self.rest:
-            body(self.tiles, self.rest)
-        self.b.for_(self.tiles, lambda i: body((self.tiles - 1) - i, _TILE))
 
     def _summed(
         self,
@@ -142,26 +128,20 @@ class DenseFactors:
         first: _Index,
         end: _Index | None = None,
     ) -> list[Value]:
-        """The totals after `add(totals, k)` for each row or column `k` of the tiles, from tile
-        `first` to before tile `end`, or to the last."""
+        """The totals after `add(totals, k)` for each row or column `k` of tiles before `end`."""
         sums = [self.b.variable(self.dtype, x) for x in totals]
 
         def turn(i: Value) -> None:
             now, k = [s.get() for s in sums], (i + first) * _TILE
             for m in range(_TILE):
                 now = add(now, k + m)
-            for s, x in zip(sums, now, strict=True):
-                s.set(x)
+            set_all(sums, now)
 
         self.b.for_((self.tiles if end is None else end) - first, turn)
         found = [s.get() for s in sums]
         for m in range(self.rest if end is None else 0):
             found = add(found, self.tiles * _TILE + m)
         return found
-
-    #
-    # The factorisation
-    #
 
     def _factorise(self, tile: _Index, n: int) -> None:
         """Factorise a tile on the diagonal, and then the tiles to its right and below it."""
@@ -201,8 +181,7 @@ class DenseFactors:
     def _less(
         self, down: _Index, right: _Index, rows: int, columns: int, *, before: _Index
     ) -> list[list[Value]]:
-        """A tile of the matrix, minus the product of the tiles to its left and the tiles above it;
-        only tiles before number `before` count."""
+        """A tile of the matrix, minus the products of the tiles before it in rows and columns."""
         i, j, is_diagonal = down * _TILE, right * _TILE, down is right
         matrix = [
             [self._entry(i, j, r, c, has_one=is_diagonal and r == c) for c in range(columns)]
@@ -223,16 +202,11 @@ class DenseFactors:
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
     def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
-        """An entry of the matrix, from the entries of J and of M. `has_one` is the entry of M, if M
-        is the identity."""
+        """An entry of the matrix; `has_one` is that of M, if M is the identity."""
         x = self._at(self.jacobian, i, j, r, c)
         if self.mass is not None:
             return self.b.mul_add(x, self.minus, self._at(self.mass, i, j, r, c))
         return self.b.mul_add(x, self.minus, 1.0) if has_one else x * self.minus
-
-    #
-    # Solutions
-    #
 
     def solve(self, x: list[Value], *, transposed: bool = False) -> None:
         """Solve for the components of the block, in place.
@@ -269,9 +243,10 @@ class DenseFactors:
                 y.store(start + r, now[r])
 
         self._each_tile(lambda tile, n: solved(tile, n, upper=False))
-        self._each_tile_backwards(lambda tile, n: solved(tile, n, upper=True))
-        for place, i in enumerate(self.components):
-            x[i] = y.load(place)
+        if self.rest:
+            solved(self.tiles, self.rest, upper=True)
+        self.b.for_(self.tiles, lambda i: solved((self.tiles - 1) - i, _TILE, upper=True))
+        self._load_all(y, x)
 
     def sum_up(self, x: list[Value], *, transposed: bool = False) -> None:
         """Replace what belongs to the equations, in place, by their sums in the rows.
@@ -282,16 +257,13 @@ class DenseFactors:
             return
         given = self._in_memory(x)
         y = Memory.new(self.b, self.dtype, self.size, of_lanes=True)
-        self.b.for_(
-            self.size, lambda i: y.store(i, self._sum(i, given.load, transposed=transposed))
-        )
-        for place, i in enumerate(self.components):
-            x[i] = y.load(place)
+        number = functools.partial(self._sum, number=given.load, transposed=transposed)
+        self.b.for_(self.size, lambda i: y.store(i, number(i)))
+        self._load_all(y, x)
 
     def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value]) -> Value:
         """The lanes where all equations are fulfilled, up to rounding."""
-        b = self.b
-        zero = b.constant(0, self.dtype, of_lanes=True)
+        b, zero = self.b, self.b.constant(0, self.dtype, of_lanes=True)
         given = self._in_memory([right.get(i, zero) for i in range(len(x))])
         y, every = self._in_memory(x), b.variable(BOOL, True)
 
@@ -319,10 +291,6 @@ class DenseFactors:
         self._each_tile(rows)
         return every.get()
 
-    #
-    # Memory
-    #
-
     def _at(self, memory: Memory, i: _Index, j: _Index, r: int, c: int) -> Value:
         """The number that is `r` rows below and `c` columns to the right of a place."""
         return memory.moved(r * self.size + c).load(i * self.size + j)
@@ -338,6 +306,11 @@ class DenseFactors:
         for r, row in enumerate(x):
             for c, y in enumerate(row):
                 self.factors.moved(r * self.size + c).store(place, y)
+
+    def _load_all(self, memory: Memory, x: list[Value]) -> None:
+        """Put the numbers of the block in their places in `x`."""
+        for place, i in enumerate(self.components):
+            x[i] = memory.load(place)
 
     def _in_memory(self, x: Sequence[Value]) -> Memory:
         y = Memory.new(self.b, self.dtype, self.size, of_lanes=True)

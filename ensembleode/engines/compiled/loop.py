@@ -17,13 +17,12 @@ import numpy as np
 
 from ...solvers import verdicts
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, unit_of_time
+from ...solvers.step_size import in_abstol, initial_step, unit_of_time
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .callback_functions import CallbackFunctions
-from .components import arithmetic, each, places, total
-from .consistency import is_consistent
+from .components import arithmetic, each, places, set_all, total
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -35,8 +34,7 @@ from .switch import Switch
 from .turn import attempt, commit, control
 
 
-# If lanes end together, the number of turns after which the flag that stops them is read, a power
-# of two.
+# The number of turns after which lanes that end together read the flag: a power of two.
 _TURNS = 4096
 
 
@@ -45,15 +43,13 @@ class Loop:
 
     **Arguments:**
 
-    - `problem`: the description of the kernel.
     - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
         lanes that count.
     - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
     - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
         `Default`. None where nothing can stop the solve.
-    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
-        lanes in which they do.
-    - `functions`: the functions of the callbacks; None without callbacks.
+    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and their
+        lanes.
     """
 
     def __init__(
@@ -93,9 +89,7 @@ class Loop:
         self.active = b.variable(BOOL, False)
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
-        # The known times on which steps have to end.
         self.stops = Stops(b, held, dtype) if problem.has_stops else None
-        # How often the method's carry was made anew during the trajectory.
         self.restarts = b.variable(I32, 0) if problem.restarts else None
         restarts = problem.has_stops or problem.events is not None
         self.has_anchor = restarts and not problem.adaptive
@@ -106,12 +100,10 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
-        # With two methods: which one makes the steps.
         self.switch = Switch(self) if problem.switches else None
         self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
-            # Whether no step of the lane has failed; and the number of failed steps, which is at
-            # most one.
+            # Whether no step of the lane has failed, and the number of failed steps (0 or 1).
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
         # Whether any lane goes on, where lanes end together: a turn then needn't look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
@@ -127,10 +119,8 @@ class Loop:
 
     def run(self) -> None:
         """Solve all trajectories of the queue."""
-        b = self.b
-        b.if_(
-            self.pool.has_more(), self._run_together if self.is_uniform else self._run_on_their_own
-        )
+        run = self._run_together if self.is_uniform else self._run_on_their_own
+        self.b.if_(self.pool.has_more(), run)
 
     def _run_together(self) -> None:
         b = self.b
@@ -160,19 +150,11 @@ class Loop:
         b.do_while(one)
 
     def _run_on_their_own(self) -> None:
-        b = self.b
-
-        def go_on() -> None:
-            if self.switch is not None and self.parking is not None:
-                self._go_on_by_method(self.switch)
-            else:
-                self.go_on()
-
         def one() -> Value:
-            self._unless_stopped(go_on)
+            self._unless_stopped(self.go_on if self.parking is None else self._go_on_by_method)
             return self.goes_on.get()
 
-        b.do_while(one)
+        self.b.do_while(one)
 
     def _stopped(self) -> Value:
         assert self._stop is not None
@@ -202,11 +184,11 @@ class Loop:
         self.b.if_(self.must_refill.get(), self.refill, likely=False)
         return self._go_on(equations or self.equations)
 
-    def _go_on_by_method(self, switch: Switch) -> None:
-        """`go_on` where all lanes step with the same one of two methods: each has code of its own,
-        which computes nothing for the other one."""
+    def _go_on_by_method(self) -> None:
+        """`go_on` where all lanes step with one of two methods, each of which has its own code."""
+        assert self.switch is not None
         self.b.if_(self.must_refill.get(), self.refill, likely=False)
-        switch.by_method(lambda: self._go_on(self.equations))
+        self.switch.by_method(lambda: self._go_on(self.equations))
 
     def _go_on(self, equations: Callable[[Held, Value], Equations]) -> Step:
         """A turn, and the ends of trajectories."""
@@ -227,24 +209,19 @@ class Loop:
     def variables(self) -> list[Variable]:
         """The variables that keep their values from turn to turn, except for the numbers in `held`
         and in `arrays`, and for `code`, which isn't read where there are no outputs."""
-        state = [] if self.problem.in_memory else [*self.y, *self.carry]
-        several = [*state, self.t, self.h, self.active, self.occupied]
-        several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
-        several += [self.short_failures]
-        if self.switch is not None:
-            several += self.switch.variables()
-        if self.stops is not None:
-            several += self.stops.variables()
+        several = [] if self.problem.in_memory else [*self.y, *self.carry]
+        several += [self.t, self.h, self.active, self.occupied, self.naccept, self.ntried]
+        several += [*self.memory, *self.saved.variables(), self.short_failures]
+        for part in (self.switch, self.stops):
+            several += [] if part is None else part.variables()
         if self.has_anchor:
             several += [self._anchor, self._tried_before]
-        if self.happening is not None:
-            several += self.happening.variables()
+        several += [] if self.happening is None else self.happening.variables()
         several += [self.alive, *self.pool.variables(), self.must_refill, self.goes_on]
         return [x for x in several if x is not None]
 
     def arrays(self) -> list[tuple[Buffer, int]]:
-        """The buffers that keep their contents from turn to turn, each with its number of
-        elements."""
+        """The buffers that keep their contents from turn to turn, with their sizes."""
         if not self.problem.in_memory:
             return self.pool.arrays()
         n = self.problem.size * max(1, self.b.lanes)
@@ -273,8 +250,8 @@ class Loop:
 
     @property
     def anchor(self) -> tuple[Value, Value | int]:
-        """The time at which the current stretch of time begins, and how many steps had been tried
-        until then. Fixed steps are laid out from there."""
+        """Where the current stretch of time begins, and how many steps had been tried until
+        then."""
         if self.has_anchor:
             return self._anchor.get(), self._tried_before.get()
         return self.t0, 0
@@ -303,8 +280,7 @@ class Loop:
         return total(x * 0.0 for x in y[: self.problem.controlled]).eq(0.0)
 
     def may_be_infinite(self, y: tuple) -> Value:
-        """True where a component is infinite or NaN, and also where the sum of all of them
-        overflows."""
+        """True where a component is infinite or NaN, or the sum of all of them overflows."""
         return (total(y[: self.problem.controlled]) * 0.0).ne(0.0)
 
     #
@@ -330,7 +306,6 @@ class Loop:
         if p.has("dt"):
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
-
         if p.mass is not None:
             # (OrdinaryDiffEq's, whatever the mass matrix.)
             return carry, b.minimum(abs(span), 1e-6 * unit_of_time(self.xp, span))
@@ -338,22 +313,20 @@ class Loop:
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
 
+        def power(x: Value, order: int) -> Value:
+            """`10^(-(2 + log10(x)) / order)`"""
+            return FUNCTIONS["exp"](b, (FUNCTIONS["log"](b, x) + 2 * math.log(10)) / -float(order))
+
         at = t, y, f(y, t), span, held.tolerances(p.size)
         order, dtmax = p.method.order, self.bounds(held).dtmax
-        return carry, initial_step(self.xp, norm, self._power_of_ten, f, *at, order, dtmax)
-
-    def _power_of_ten(self, x: Value, order: int) -> Value:
-        """`10^(-(2 + log10(x)) / order)`"""
-        log = FUNCTIONS["log"](self.b, x)
-        return FUNCTIONS["exp"](self.b, (log + 2 * math.log(10)) / -float(order))
+        return carry, initial_step(self.xp, norm, power, f, *at, order, dtmax)
 
     def _begin(self, index: Value, fresh: Value) -> None:
         """Start these trajectories, in the lanes `fresh`."""
         b, p, held = self.b, self.problem, self.held
         held.take(index, fresh)
         y = held.u0(held.index.get(), fresh)
-        for variable, x in zip(self.y, y, strict=True):
-            variable.set_where(fresh, x)
+        set_all(self.y, y, fresh)
         t0 = self.t0
         self._set(self.t, fresh, t0)
         self._set(self.ntried, fresh, 0)
@@ -369,15 +342,13 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
-        if (consistent := is_consistent(self, fresh, self.t.get())) is not None:
-            inconsistent = wanted & finite & ~consistent
-            code = b.where(inconsistent, verdicts.INCONSISTENT, code)
+        if (consistent := self.consistent(fresh, self.t.get())) is not None:
+            code = b.where(wanted & finite & ~consistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
         active = code.eq(verdicts.GOING)
         if p.adaptive:
             assert p.controller is not None
-            for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
-                variable.set_where(fresh, np.float32(x))
+            set_all(self.memory, map(np.float32, p.controller.initial_memory()), fresh)
             self.short_failures.set_where(fresh, 0)
         if self.switch is not None:
             self.switch.begin(fresh)
@@ -393,11 +364,20 @@ class Loop:
         if self.happening is not None:
             self.happening.begin(fresh)
 
+    def consistent(self, mask: Value, t: Value) -> Value | None:
+        """The lanes where the algebraic equations hold at the time `t`; None without these."""
+        b, p = self.b, self.problem
+        if p.mass is None or not p.mass.is_singular:
+            return None
+        equations, n = self.equations(self.held, mask), p.controlled
+        assert equations.algebraic is not None
+        rest = equations.algebraic(equations.f(self.state(), t))
+        return p.norm(b, in_abstol(b, self.held.tolerances(n), rest[:n])) <= 1.0
+
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Start from the current times and states in the lanes of the mask, with this carry of the
         method and a first step of the size `h`, of either sign."""
-        for variable, x in zip(self.carry, carry, strict=True):
-            self._set(variable, mask, x)
+        set_all(self.carry, carry, None if self.is_uniform else mask)
         t, h = self.t.get(), abs(h)
         if self.problem.adaptive:
             h = self.bounds(self.held).first(self.b, h, t, self.t1 - self.t0)
@@ -408,26 +388,21 @@ class Loop:
             self.set_anchor(mask)
 
     def begin_anew(self, mask: Value) -> None:
-        """Make the method's carry anew from the current times and states, in the lanes of the
-        mask."""
-        b = self.b
+        """`carry_anew`, counted as a restart of the trajectories."""
         self.carry_anew(mask)
         assert self.restarts is not None
-        self.restarts.set(self.restarts.get() + b.cast(mask, I32))
+        self.restarts.set(self.restarts.get() + self.b.cast(mask, I32))
 
     def carry_anew(self, mask: Value) -> None:
-        """Recompute the method's carry from the current states, in the lanes of the mask."""
+        """Recompute the method's carry from the current times and states."""
         equations = self.equations(self.held, mask)
         made = self.problem.method.init(self.xp, equations, self.state(), self.t.get())
-        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
-            variable.set_where(mask, x)
+        set_all(self.carry, jax.tree.leaves(made), mask)
 
     def _after_stop(self, here: Value, jumps: Value) -> None:
-        """Begin the next stretch of time in the lanes `here`; in the lanes `jumps`, `f` jumps
-        there."""
-        b = self.b
+        """Begin the next stretch of time in the lanes `here`; in those of `jumps`, `f` jumps."""
         if self.problem.has("d_discontinuities"):
-            b.if_(b.any(jumps), lambda: self.begin_anew(jumps), likely=False)
+            self.b.if_(self.b.any(jumps), lambda: self.begin_anew(jumps), likely=False)
         if self.has_anchor:
             self.set_anchor(here)
 
@@ -471,14 +446,12 @@ class Loop:
     #
 
     def conclude(self, ended: Value, step: Step, verdict: Verdict) -> Value:
-        """Decide the return codes of the lanes that have ended. Returns these lanes, without those
-        that take another turn first to find out."""
+        """Decide the codes of these lanes; returns those that take no further turn to find out."""
         b, p = self.b, self.problem
         if self.outputs is None:
             return ended
         before, bounds = self.code.get(), self.bounds(self.held) if p.adaptive else None
-        # That a trajectory is lost may have been decided by the verdict already, from its failed
-        # steps.
+        # (`commit` may have found more trajectories lost than the verdict says.)
         verdict = verdict._replace(lost=~self.active.get())
         # This is decided from the written state, so that nothing stays in registers for it.
         code = verdicts.code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
@@ -518,25 +491,20 @@ class Loop:
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))
-        more = {}
-        if self.happening is not None:
-            more["events"] = self.happening.count
-        if self.switch is not None:
-            more |= {"stiff": self.switch.stiff, "switches": self.switch.switches}
-        if self.restarts is not None:
-            more["restarts"] = self.restarts
-        # These counts keep their places behind that of the rows even where there are no rows.
-        for i, name in enumerate(p.counted):
-            self.outputs.counts.scatter(index + n * (4 + i), ended, more[name].get())
+        more = [] if self.happening is None else [self.happening.count]
+        more += [] if self.switch is None else [self.switch.stiff, self.switch.switches]
+        more += [] if self.restarts is None else [self.restarts]
+        # The counts that `counted` names keep their places even where no rows are counted.
+        for i, x in enumerate(more):
+            self.outputs.counts.scatter(index + n * (4 + i), ended, x.get())
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
         self._free(ended)
 
     def _free(self, ended: Value) -> None:
-        b = self.b
         self.occupied.set(self.occupied.get() & ~ended)
         more = self.pool.has_more()
         if self.parking is not None:
             more = more | self.parking.has_some()
         self.must_refill.set(more)
-        self.goes_on.set(more | b.any(self.occupied.get()))
+        self.goes_on.set(more | self.b.any(self.occupied.get()))

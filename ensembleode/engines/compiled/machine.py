@@ -21,13 +21,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine that code can be generated for.
+    """A machine that code can be generated for; `name` is for people.
 
-    - `name`: a name for people.
     - `triple`, `cpu`, `features`: LLVM's description of it.
-    - `vector_bytes`: the bytes of a vector register; 0 on a GPU, where threads have none.
-    - `registers`: the number of vector registers; on a GPU, the number of 32-bit registers of a
-        thread.
+    - `vector_bytes`, `registers`: the bytes of a vector register, and how many there are; on a GPU
+        0, and the number of 32-bit registers of a thread.
     - `has_fma`: whether a product and a sum are one instruction, rounded once.
     - `has_range`: whether the larger of two magnitudes is one instruction (that of AVX-512).
     """
@@ -56,11 +54,6 @@ class Machine:
         return max(1, self.vector_bytes // np.dtype(dtype).itemsize)
 
 
-#
-# This computer
-#
-
-
 @functools.cache
 def host() -> Machine:
     """This computer.
@@ -76,22 +69,19 @@ def host() -> Machine:
         flat, has = "", {}
     else:
         flat, has = features.flatten(), dict(features)
+    # (Vectors whose length is fixed when code is compiled have 16 bytes on all ARM CPUs.)
     machine = Machine(cpu, triple, cpu, flat, 16, 32, True)
-    if machine.architecture == "x86_64":
-        return dataclasses.replace(machine, **of_x86(has))
-    # Vectors whose length is fixed when code is compiled have 16 bytes on all ARM CPUs.
-    return machine
+    is_x86 = machine.architecture == "x86_64"
+    return dataclasses.replace(machine, **of_x86(has)) if is_x86 else machine
 
 
 def of_x86(has: dict[str, bool]) -> dict:
     """The fields of an x86 CPU with these features: its vectors, and what instructions it has."""
     wide = has.get("avx512f", False)
-    fused = wide or has.get("fma", False)
-    size = 64 if wide else 32 if has.get("avx", False) else 16
     return {
-        "vector_bytes": size,
+        "vector_bytes": 64 if wide else 32 if has.get("avx", False) else 16,
         "registers": 32 if wide else 16,
-        "has_fma": fused,
+        "has_fma": wide or has.get("fma", False),
         "has_range": wide and has.get("avx512dq", False),
     }
 
@@ -111,12 +101,9 @@ def chosen() -> Machine | None:
 
 @contextlib.contextmanager
 def using(machine: Machine) -> Iterator[None]:
-    """Within this block, and in this thread, kernels are made for `machine`, and this computer runs
-    them.
-
-    JAX keeps functions that it has traced, whichever machine they were traced for. So make the
-    functions that use this machine within the block, and don't use them outside.
-    """
+    """Within this block, and in this thread, kernels are made for `machine`. JAX keeps traced
+    functions, so make the functions that use this machine within the block, and use them only
+    there."""
     token = _current.set(machine)
     try:
         yield
@@ -126,8 +113,7 @@ def using(machine: Machine) -> Iterator[None]:
 
 @functools.cache
 def stack_bytes() -> int:
-    """The bytes of the stack of a new thread, such as those on which XLA calls kernels (on Linux,
-    `ulimit -s` sets it)."""
+    """The bytes of the stack of a new thread, on which XLA calls kernels."""
     if sys.platform == "win32":
         return 2**20
     library, size = ctypes.CDLL(None), ctypes.c_size_t()
@@ -138,14 +124,8 @@ def stack_bytes() -> int:
     return size.value
 
 
-#
-# GPUs
-#
-
-
-# Pairs of a compute capability and the version of PTX to write from that capability on. A driver
-# refuses versions newer than itself: 7.8 is the version of CUDA 11.8, and later GPUs get the
-# version that first supported them.
+# Pairs of a compute capability and the version of PTX from there on: 7.8, which drivers take since
+# CUDA 11.8, or the version that first supported a later GPU.
 _PTX = ((120, 87), (110, 90), (103, 88), (100, 86), (0, 78))
 
 

@@ -44,11 +44,8 @@ def _default_controller(method: Method) -> AbstractController:
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
-    """The solver with its options.
-
-    **Raises:** `ValueError` for a fixed step without `dt`, and for an adaptive step without an
-    error estimate.
-    """
+    """The solver with its options. **Raises:** `ValueError` for a fixed step without `dt`, and for
+    an adaptive one without an error estimate."""
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
     label = type(alg).__name__
     if isinstance(alg.method, Switching) and not adaptive:

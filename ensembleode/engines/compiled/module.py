@@ -10,29 +10,17 @@ from .values import literal, type_of
 
 
 class Module:
-    """Functions of LLVM IR for vectors of `width` lanes; `text` is the whole module.
-
-    **Arguments:**
-
-    - `width`: the number of lanes; with one lane, values are scalars.
-    - `is_gpu`: whether the module is for a GPU, where a function may be a kernel.
-    - `has_fma`: whether a fused product and sum is as fast as the two operations.
-    - `has_range`: whether `largest_magnitude` may use AVX-512.
-    """
+    """Functions of LLVM IR for vectors of `width` lanes (with one lane, for scalars); `text` is the
+    whole module. On a GPU a function may be a kernel; `has_fma` says whether a fused product and
+    sum is fast, `has_range` whether `largest_magnitude` may use AVX-512."""
 
     def __init__(
-        self,
-        width: int,
-        *,
-        is_gpu: bool = False,
-        has_fma: bool = True,
-        has_range: bool = False,
+        self, width: int, *, is_gpu: bool = False, has_fma: bool = True, has_range: bool = False
     ):
         assert width >= 1
         assert width == 1 or not is_gpu
-        self.lanes = width if width > 1 else 0
-        self.width, self.is_gpu, self.has_fma = width, is_gpu, has_fma
-        self.has_range = has_range
+        self.width, self.lanes = width, width if width > 1 else 0
+        self.is_gpu, self.has_fma, self.has_range = is_gpu, has_fma, has_range
         self._declared: dict[str, str] = {}
         self._globals: dict[str, str] = {}
         self._functions: dict[str, str] = {}
@@ -44,10 +32,7 @@ class Module:
         """A pointer to a constant array in memory; equal arrays are written once."""
         entries = ", ".join(f"{type_of(dtype)} {literal(x, dtype)}" for x in values)
         text = f"[{len(values)} x {type_of(dtype)}] [{entries}]"
-        name = self._globals.get(text)
-        if name is None:
-            name = self._globals[text] = f"@table{len(self._globals)}"
-        return name
+        return self._globals.setdefault(text, f"@table{len(self._globals)}")
 
     def has(self, name: str) -> bool:
         """Whether there is a function of this name."""
@@ -79,8 +64,7 @@ class Module:
             f"{name} = private unnamed_addr constant {text}, align 64"
             for text, name in self._globals.items()
         )
-        # Vectors stay as wide as they are written, even where LLVM expects wide ones to lower the
-        # clock.
+        # Vectors stay as wide as they are written.
         wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ nounwind {'' if self.is_gpu else wide} }}"
         likely = (

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from .description import Description
 
 
-# The largest number of parameters of each trajectory's own that lanes hold, and of other numbers
-# under one name; others are read from memory. (With 130 parameters, the stack of a kernel has nine
-# megabytes, and LLVM takes three seconds longer.)
+# The largest number of own parameters that lanes hold, and of other numbers under one name; others
+# are read from memory.
 _MOST_HELD = 64
 # The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
@@ -41,8 +40,8 @@ _MOST_SHARED = 64
 _MOST_PACKED = 2**20
 
 
-# The rows of the table that are operands as leaves of a `Lane`: the constants, and then the
-# parameters, in the order that programs have. Times to save and flags are operands of their own.
+# The rows of the table that are operands as leaves of a `Lane`: constants, parameters, others.
+# Times to save and flags are operands of their own.
 _OPERANDS = sorted(
     but("times", "flag"),
     key=lambda x: (x.kind != "constants", x.kind != "parameters", x.dtype is not None),
@@ -56,12 +55,8 @@ _IN_MEMORY = [x.name for x in of_kind("stops")]
 
 
 class Number(NamedTuple):
-    """A leaf of a `Lane`.
-
-    - `name`: the name of its row of the table.
-    - `start`: the index of its first component in its group, counted per dtype (see
-        `fields.ir.Buffer`).
-    """
+    """A leaf of a `Lane`, by the name of its row of the table. Its first component has the index
+    `start` in its group, counted per dtype (see `fields.ir.Buffer`)."""
 
     name: str
     is_own: bool
@@ -95,12 +90,9 @@ class Layout(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The order in which the numbers of trajectories lie in an array.
-
-    Without `n` the trajectories come first, and the numbers of each lie side by side. With `n`
-    trajectories in all, the trajectories come last, as the threads of a GPU want it: neighbouring
-    threads access neighbouring elements.
-    """
+    """The order in which the numbers of trajectories lie in an array: the numbers of each
+    trajectory side by side; or with `n`, of so many trajectories in all, the trajectories last, so
+    that neighbouring threads of a GPU access neighbouring elements."""
 
     n: Value | None = None
 
@@ -112,23 +104,22 @@ class Order(NamedTuple):
         self, n: Value, row: Value | int, index: Value, i: Value | int, size: int
     ) -> Value:
         """The place of number `i`, of `size` numbers, of trajectory `index`, one of `n`, in a row
-        that all trajectories have. Rows that no trajectory reaches lie together, in memory that
-        nothing touches."""
+        that all trajectories have, so that rows that none reaches lie together."""
         return (row * n + index) * size + i if self.n is None else (row * size + i) * n + index
 
 
 def trajectories_last(x: Any) -> Any:
-    """An array with the trajectories along its first axis, rearranged for a GPU: [number,
-    trajectory]."""
+    """An array with the trajectories first, rearranged for a GPU: `[number, trajectory]`."""
     return x.reshape(x.shape[0], -1).T
 
 
 def layout_of(plan: Plan, lanes: Lane) -> Layout:
     """**Arguments:** `lanes`: arrays, or abstract values."""
     named = list(_leaves(plan, lanes))
-    avals = []
-    for _, x, dtype, is_own in named:
-        avals.append(jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype))
+    avals = [
+        jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype)
+        for _, x, dtype, is_own in named
+    ]
     groups = ["own" if is_own else "shared" for *_, is_own in named]
     places = Inputs.laid_out(avals, groups).places
     numbers = (
@@ -156,8 +147,7 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]
 
 
 def _held(layout: Layout) -> set[int]:
-    """The indices of the numbers that lanes hold: the smallest parameters, and others that are not
-    large."""
+    """The indices of the numbers that lanes hold: the smallest parameters, and small others."""
     own = [i for i, x in enumerate(layout.numbers) if x.is_own and x.name != "u0"]
     parameters = [i for i in own if layout.numbers[i].name in _PARAMETERS]
     found = {i for i in own if layout.numbers[i].size <= _MOST_HELD}.difference(parameters)
@@ -212,39 +202,36 @@ class Held:
         """Read the numbers of other trajectories, in the lanes `fresh`."""
         self.index.set_where(fresh, index)
         for i, variables in self._held.items():
-            size = len(variables)
             for c, variable in enumerate(variables):
-                at = self.order.place(index, c, size)
+                at = self.order.place(index, c, len(variables))
                 variable.set(self._buffers[i].gather(at, fresh, variable.get()))
 
     def number(self, name: str, component: int = 0) -> Value:
         """A number by its name: a value with lanes, or a scalar where all trajectories share it."""
-        i = self.layout.find(name)
-        assert i is not None, name
+        i = self._find(name)
         return self._component(i, component if self.layout.numbers[i].size > 1 else 0)
 
     def size(self, name: str) -> int:
         """How many numbers a trajectory has under this name."""
-        i = self.layout.find(name)
-        assert i is not None, name
-        return self.layout.numbers[i].size
+        return self.layout.numbers[self._find(name)].size
 
     def element(self, name: str, component: Value) -> Value:
         """A number by its name, read from memory; `component` may differ from lane to lane."""
+        return self._element(self._find(name), component)
+
+    def _find(self, name: str) -> int:
         i = self.layout.find(name)
         assert i is not None, name
-        return self._element(i, component)
+        return i
 
     def tolerances(self, components: int) -> Tolerances:
-        """The tolerances of the components; where step-size control doesn't look at a component,
-        its tolerance is arbitrary."""
+        """The tolerances of the components; arbitrary ones where step-size control doesn't look."""
         b, d = self.b, self.problem
 
         def of(name: str) -> tuple:
             if not d.in_memory:
-                return tuple(
-                    self.number(name, c if c < d.controlled else 0) for c in range(components)
-                )
+                places = (c if c < d.controlled else 0 for c in range(components))
+                return tuple(self.number(name, c) for c in places)
             if self.size(name) == 1:
                 return (self.number(name),)
             return tuple(built(b, d, lambda c: c, functools.partial(self.element, name)))
@@ -253,17 +240,13 @@ class Held:
 
     def u0(self, index: Value, fresh: Value) -> list[Any]:
         """The initial states of these trajectories in the lanes `fresh`; zero in the others."""
-        b, d = self.b, self.problem
-        i = self.layout.find("u0")
-        assert i is not None
+        b, d, i = self.b, self.problem, self._find("u0")
         number, buffer = self.layout.numbers[i], self._buffers[i]
         if not number.is_own:
             shared = self._element if d.in_memory else self._component
             return built(b, d, lambda c: c, lambda c: b.spread(shared(i, c)))
-        size = number.size
-        return built(
-            b, d, lambda c: self.order.place(index, c, size), lambda at: buffer.gather(at, fresh, 0)
-        )
+        place = functools.partial(self.order.place, index, size=number.size)
+        return built(b, d, place, lambda at: buffer.gather(at, fresh, 0))
 
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
         """An element of a group of the field's numbers."""
@@ -284,8 +267,7 @@ class Held:
         return Memory(buffer.offset(-number.start))
 
     def packed(self, strips: Strips) -> Buffer | None:
-        """Shared weights, packed at the start of the kernel; None for those that are more than its
-        stack should hold."""
+        """Shared weights, packed at the start of the kernel; None for those that are too many."""
         b, at = self.b, strips.weights.buffer
         if strips not in self._packed:
             taken = sum(x.size * x.dtype.itemsize for x in (*self._packed, strips))

@@ -6,9 +6,8 @@ Linux, `~/Library/Caches/ensembleode` on macOS, `%LOCALAPPDATA%\\ensembleode` on
 `ENSEMBLEODE_CACHE_DIR` turns the cache off. It may be deleted at any time.
 
 The code in it is run. So a file is used only if it and the folder `kernels` belong to the user, and
-nobody else may write to them; folder and files are made like that. If this doesn't hold, or
-anything else is wrong with the folder or with a file in it, code is compiled anew, and only time is
-lost.
+nobody else may write to them, as they are made. If anything is wrong with them, code is compiled
+anew.
 """
 
 import contextlib
@@ -24,8 +23,7 @@ from ...ground.own_files import check_own_folder, make_own_folder, NotOwnError, 
 
 VARIABLE = "ENSEMBLEODE_CACHE_DIR"
 
-# The largest total size of all files in bytes; beyond it, the least recently used files are
-# deleted.
+# The largest total size of all files in bytes; the least recently used ones are deleted.
 MOST = 500 * 2**20
 # The bytes written by this process after which the size of the folder is checked.
 _EACH = 10 * 2**20
@@ -57,8 +55,7 @@ def _users() -> pathlib.Path:
 
 
 def load(key: str) -> bytes | None:
-    """The object code that was saved under this key; None where there is none, where it is damaged,
-    or where somebody else could have written it."""
+    """The object code saved under this key; None where there is none that can be trusted."""
     folder = directory()
     if folder is None:
         return None
@@ -80,14 +77,12 @@ def load(key: str) -> bytes | None:
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """The digest of object code and its key; the key is included because a file may have been
-    renamed."""
+    """The digest of object code and its key, as a file may have been renamed."""
     return hashlib.sha256(key.encode() + code).digest()
 
 
 def save(key: str, code: bytes) -> None:
-    """Save object code for `load`, in this process and in others, if the disk allows it and the
-    folder is the user's own."""
+    """Save object code for `load`, if the disk allows it and the folder is the user's own."""
     global _unseen
     folder = directory()
     if folder is None:
@@ -95,8 +90,7 @@ def save(key: str, code: bytes) -> None:
     try:
         make_own_folder(folder)
         check_own_folder(folder)
-        # Not synced, so that nobody waits for the disk: a file that a power cut damages is
-        # recognised.
+        # (Not synced: a file that a power cut damages is recognised.)
         with written_whole(folder / f"{key}.o", synced=False, permissions=0o600) as file:
             file.write(_MAGIC + _digest(key, code) + code)
         _unseen += len(code)

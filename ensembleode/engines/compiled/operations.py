@@ -97,8 +97,7 @@ def _sign(b: Builder, x: Value) -> Value:
 
 
 def _extreme(how: str) -> Callable[..., Value]:
-    """The larger or the smaller of two numbers, or NaN if either is NaN; 0 counts as more than
-    -0."""
+    """The larger or smaller of two numbers, NaN if either is NaN; 0 counts as more than -0."""
 
     def extreme(b: Builder, x: Value, y: Value) -> Value:
         x, y = b.matched(x, y)
@@ -121,8 +120,7 @@ def _div(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
-    """The remainder, with the sign of the first operand; the remainder of an integer by zero is
-    that integer."""
+    """The remainder, with the sign of the first operand; that of an integer by zero is itself."""
     if x.is_real:
         return _rem_of_reals(b, x, y)
     by_zero, unsafe = _unsafe(b, x, y)
@@ -139,8 +137,7 @@ def _unsafe(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
 
 
 def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
-    """The exact remainder. Each turn subtracts as large a multiple of the divisor as a quotient can
-    represent exactly."""
+    """The exact remainder. Each turn subtracts a multiple of the divisor that is exact."""
     x, y = b.matched(x, y)
     info, integer = np.finfo(x.dtype), integer_like(x.dtype)
     with b.unfused():
@@ -208,8 +205,7 @@ def _ordered(how: str) -> Callable[..., Value]:
 
 
 def _shift(how: str) -> Callable[..., Value]:
-    """A shift. By at least as many bits as the number has, or by a negative number, it shifts all
-    bits out."""
+    """A shift. By a negative number, or by as many bits as there are, it shifts all out."""
 
     def shift(b: Builder, x: Value, n: Value) -> Value:
         x, n = b.matched(x, n)

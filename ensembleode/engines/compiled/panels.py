@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ...fields.outer_products import Term
 from .builder import Buffer, Builder, I64, Value
+from .components import set_all
 from .products import along, room
 
 
@@ -27,16 +28,14 @@ _TERMS_AT_ONCE = 4
 
 
 def suits(b: Builder, term: Term, lanes: int) -> bool:
-    """Whether the sums of a term are worth transposing its columns: they lie side by side, and
-    there are many."""
+    """Whether a term's columns are worth transposing: they lie side by side, and are many."""
     if term.right is None or b.lanes != lanes or b.lanes < 2:
         return False
     return term.to.second == 1 and term.columns >= b.lanes and term.rows >= _LEAST_ROWS
 
 
 class _Numbers(NamedTuple):
-    """Numbers of a matrix: that of step `s` and row (or column) `i` is a vector of lanes, which
-    begins at `s * step + i * other`."""
+    """Vectors of lanes; that of step `s` and row `i` begins at `s * step + i * other`."""
 
     buffer: Buffer
     step: int
@@ -47,14 +46,8 @@ class _Numbers(NamedTuple):
 
 
 class Panels:
-    """Writes the code that adds up a term.
-
-    **Arguments:**
-
-    - `factors`, `calls`, `each`, `unit`: number `i` of call `s`, of so many calls, is a vector of
-        `unit` lanes that begins at `s * each + i * unit`.
-    - `sums`: what is added to.
-    """
+    """Writes the code that adds a term to `sums`. Number `i` of call `s`, of so many `calls`, is a
+    vector of `unit` lanes that begins at `s * each + i * unit` in `factors`."""
 
     def __init__(
         self,
@@ -173,8 +166,7 @@ class Panels:
                     left = [x.load(lane + k) for x in each]
                     pairs = itertools.product(left, right)
                     now = [b.mul_add(x, y, t) for (x, y), t in zip(pairs, now, strict=True)]
-                for total, x in zip(totals, now, strict=True):
-                    total.set(x)
+                set_all(totals, now)
 
             along(b, self._unit, _TERMS_AT_ONCE, some)
 

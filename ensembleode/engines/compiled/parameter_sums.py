@@ -24,16 +24,12 @@ from .reading import Memory
 
 
 # The bytes of factors that are collected before they are multiplied, which should stay in a cache.
-# (With twice as many, gradients of 64 to 256 neurons take 1.02 to 1.03 times as long; with half of
-# it, those of 128 less and those of 256 more.)
 _COLLECTED = 2**19
 # More calls than this are not worth collecting.
 _MOST_CALLS = 64
-# How many tiles of rows are gone through for the same columns, while the factors of the columns are
-# in the nearest cache.
+# How many tiles of rows are gone through for the same columns.
 _TILES = 4
-# How many terms one function adds up. (LLVM's NewGVN ends the process at a function with a hundred
-# such loops, one after the other: each `p` of as many leaves has them.)
+# How many terms one function adds up. (LLVM's NewGVN fails at a hundred such loops.)
 _TERMS = 32
 
 
@@ -66,8 +62,8 @@ class ParameterSums:
         return self._sums.offset(self._start.get())
 
     def collection(self, name: str, program: TakenOut, kept: int) -> "Collection":
-        """Memory for the results of the calls of a function of this name, whose first `kept`
-        results are no factors."""
+        """Memory for the results of a function's calls, the first `kept` of which are no
+        factors."""
         layers = [(self.layer(), own) for own in _in_layers(program, self.n_own)]
         with self.b.inserting(self._beginning):
             calls = self.b.variable(I64, 0, of_lanes=False)
@@ -135,23 +131,23 @@ class Collection:
         layers: Sequence[tuple[int, Sequence]],
     ):
         self.b, self._sums, self._start, self._name = sums.b, sums, start, f"{name}_sums"
-        self._program, self._kept, self._layers = program, kept, layers
-        self._each = (kept + program.size) * max(1, self.b.lanes)
-        fitting = _COLLECTED // (self._each * sums.memory.dtype.itemsize)
+        self._program, self.kept, self._layers = program, kept, layers
+        self.dtype, self.each = sums.memory.dtype, (kept + program.size) * max(1, self.b.lanes)
+        fitting = _COLLECTED // (self.each * self.dtype.itemsize)
         self._most = max(1, min(_MOST_CALLS, fitting))
-        self.length = self._most * self._each
+        self.length = self._most * self.each
         self._calls = calls
 
     def next(self) -> Memory:
         """The memory for the results of the next call."""
-        place = self._calls.get() * self._each + self._start
+        place = self._calls.get() * self.each + self._start
         return Memory(self._sums.memory.offset(place), of_lanes=True)
 
     def add(self, mask: Value) -> None:
         """Add the factors that the last call has stored there, in the lanes of the mask."""
         b = self.b
-        factors = self.next().moved(self._kept)
-        size = self._each // max(1, b.lanes) - self._kept
+        factors = self.next().moved(self.kept)
+        size = self.each // max(1, b.lanes) - self.kept
 
         def clear(i: Value) -> None:
             factors.store(i, b.where(mask, factors.load(i), 0.0))
@@ -164,9 +160,7 @@ class Collection:
         """Add the products of the collected factors to the sums."""
         b, memory = self.b, self._sums.memory
         factors, to = memory.offset(self._start), self._sums.sums
-        parts = [
-            (memory.offset(start), x, True) for start, own in self._layers for x in _split(own)
-        ]
+        parts = [(memory.offset(at), x, True) for at, own in self._layers for x in _split(own)]
         for terms in (self._program.terms, self._program.scattered):
             parts += [(to, x, False) for x in _split(_shared(terms, self._sums.n_own))]
         for i, (sums, terms, is_own) in enumerate(parts):
@@ -178,17 +172,13 @@ class Collection:
 
     def _write(self, name: str, terms: Sequence, is_own: bool) -> None:
         """Write the function that adds some of the terms to the sums."""
-        b, dtype = self.b, self._sums.memory.dtype
+        b = self.b
         kind = _Entries if isinstance(terms[0], Scattered) else _Products
         parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
         with b.module.function(name, parameters, attributes="noinline") as inside:
             # (A register at a time: the tiles of sums are squarer.)
-            inside.lanes = min(b.lanes, current().lanes(dtype))
-            parts = max(1, b.lanes) // max(1, inside.lanes)
-            factors, sums = (Buffer(inside, f"%{x}", dtype) for x in ("factors", "sums"))
-            calls = inside.parameter("%calls", I64)
-            collected = _Collected(inside, factors, calls, self._each, self._kept, parts)
-            kind(collected, terms, sums, is_own).write()
+            inside.lanes = min(b.lanes, current().lanes(self.dtype))
+            kind(inside, self, is_own=is_own).write(terms)
             inside.return_()
 
 
@@ -204,8 +194,7 @@ def _shared(terms: Sequence, n_own: int) -> list:
 
 
 def _in_layers(program: TakenOut, n_own: int) -> list[Sequence]:
-    """The terms of the lanes' own sums, in layers. In each layer all that goes to a sum is added up
-    by one function, call by call."""
+    """The terms of the lanes' own sums in layers, in which one function adds up each sum."""
     layers: list[list[Term]] = []
     for term in program.terms:
         if term.to.start < n_own:
@@ -227,49 +216,46 @@ def _overlap(x: Term, y: Term) -> bool:
     return x.to.start <= last(y) and y.to.start <= last(x)
 
 
-class _Collected:
-    """The collected results of so many `calls`, of which each takes `each` numbers and the first
-    `kept` are no factors. The lanes fall into `parts` of as many as the builder has."""
+class _Sums:
+    """Writes the code that adds up terms of the collected results of calls, in sums of each lane's
+    own if `is_own`. The lanes fall into `parts` of as many as the builder has."""
 
-    def __init__(self, b: Builder, factors: Buffer, calls: Value, each: int, kept: int, parts: int):
-        self.b, self._factors, self.calls = b, factors, calls
-        self._each, self._kept, self.parts = each, kept, parts
+    def __init__(self, b: Builder, collection: Collection, *, is_own: bool):
+        self.b, self.is_own, dtype = b, is_own, collection.dtype
+        self._factors, self.sums = (Buffer(b, f"%{x}", dtype) for x in ("factors", "sums"))
+        self._calls = b.parameter("%calls", I64)
+        self._each, self._kept = collection.each, collection.kept
+        self.parts = max(1, collection.b.lanes) // max(1, b.lanes)
 
-    def panels(self, term: Term, sums: Buffer) -> Panels | None:
+    def panels(self, term: Term) -> Panels | None:
         """What adds up a term with its columns transposed; None where that is not worth it."""
-        b, here = self.b, current().lanes(sums.dtype)
-        term = term.side_by_side()
-        if not suits(b, term, here):
+        b, term = self.b, term.side_by_side()
+        if not suits(b, term, current().lanes(self.sums.dtype)):
             return None
         unit = self.parts * b.lanes
         factors = self._factors.offset(self._kept * unit)
-        return Panels(b, term, factors, self.calls, self._each, unit, sums)
+        return Panels(b, term, factors, self._calls, self._each, unit, self.sums)
 
     def for_each_call(self, body: Callable[[Memory], None]) -> None:
-        """Run `body(factors)` for each call in turn; number `i` of one part of the lanes has the
-        index `i * parts` in `factors.moved(part)`."""
+        """Run `body(factors)` for each call; number `i` of one part is at index `i * parts`."""
 
         def one(number: Value) -> None:
             at = Memory(self._factors.offset(number * self._each), of_lanes=True)
             body(at.moved(self._kept * self.parts))
 
-        self.b.for_(self.calls, one)
+        self.b.for_(self._calls, one)
 
 
-class _Products:
-    """Writes the code that adds up products of all collected calls, one term after the other."""
+class _Products(_Sums):
+    """Products, one term after the other."""
 
-    def __init__(self, collected: _Collected, terms: Sequence[Term], sums: Buffer, is_own: bool):
-        self.b, self.collected, self.terms = collected.b, collected, terms
-        self.sums, self.is_own = sums, is_own
-
-    def write(self) -> None:
-        for term in self.terms:
+    def write(self, terms: Sequence[Term]) -> None:
+        for term in terms:
             self._term(term)
 
     def _term(self, term: Term) -> None:
         b = self.b
-        if not self.is_own and (panels := self.collected.panels(term, self.sums)):
+        if not self.is_own and (panels := self.panels(term)):
             panels.write()
             return
         at_once = max(1, room(b) // (max(1, b.lanes) * self.sums.dtype.itemsize))
@@ -280,10 +266,9 @@ class _Products:
         tile_columns = min(term.columns, at_once // tile_rows)
 
         def rows(first: Value | int, n: int) -> None:
-            parts = list(_parts(n, tile_rows))
-
             def columns(column: Value | int, n_columns: int) -> None:
-                for start, size in parts:
+                for start in range(0, n, tile_rows):
+                    size = min(tile_rows, n - start)
                     self._tile(term, first + start, size, column, n_columns)
 
             along(b, term.columns, tile_columns, columns)
@@ -294,7 +279,7 @@ class _Products:
         self, term: Term, row: Value | int, n_rows: int, column: Value | int, n_columns: int
     ) -> None:
         """Add up some rows and columns, over all calls."""
-        b, collected, dtype = self.b, self.collected, self.sums.dtype
+        b, dtype = self.b, self.sums.dtype
         totals = [b.variable(dtype, 0) for _ in range(n_rows * n_columns)]
         places = [
             _place(term.to, row + i, column + j)
@@ -303,7 +288,7 @@ class _Products:
 
         def product(at: Memory, c: Value | int) -> None:
             def load(number: Value | int) -> Value:
-                return at.load(number * collected.parts)
+                return at.load(number * self.parts)
 
             left = [load(_place(term.left, row + i, c)) for i in range(n_rows)]
             if (y := term.right) is None:
@@ -321,53 +306,46 @@ class _Products:
                 b.for_(term.inner, lambda c: product(at, c))
 
         def every_part(at: Memory) -> None:
-            for part in range(collected.parts):
+            for part in range(self.parts):
                 call(at.moved(part))
 
         if not self.is_own:
-            collected.for_each_call(every_part)
+            self.for_each_call(every_part)
             found = b.sums_of_lanes([x.get() for x in totals])
             for total, to in zip(found, places, strict=True):
                 self.sums.store(to, self.sums.load(to) + total)
             return
 
-        # (The sums themselves are added to, so that the bits don't depend on how many calls are
-        # collected.)
+        # (The sums themselves are added to: the bits don't depend on how many calls there are.)
         def one_part(part: Value | int) -> None:
             sums = Memory(self.sums, of_lanes=True).moved(part)
-            at_part = [to * collected.parts for to in places]
+            at_part = [to * self.parts for to in places]
             for total, to in zip(totals, at_part, strict=True):
                 total.set(sums.load(to))
-            collected.for_each_call(lambda at: call(at.moved(part)))
+            self.for_each_call(lambda at: call(at.moved(part)))
             for total, to in zip(totals, at_part, strict=True):
                 sums.store(to, total.get())
 
-        if collected.parts == 1:
+        if self.parts == 1:
             one_part(0)
         else:
-            b.for_(collected.parts, one_part)
+            b.for_(self.parts, one_part)
 
 
-class _Entries:
-    """Writes the code that adds numbers to computed places of the sums, call by call."""
+class _Entries(_Sums):
+    """Numbers that are added to computed places of the sums, call by call."""
 
-    def __init__(
-        self, collected: _Collected, terms: Sequence[Scattered], sums: Buffer, is_own: bool
-    ):
-        self.b, self.collected, self.terms = collected.b, collected, terms
-        self.sums, self.is_own = sums, is_own
-
-    def write(self) -> None:
+    def write(self, terms: Sequence[Scattered]) -> None:
         add = self._add_own if self.is_own else self._add_shared
 
         def call(at: Memory) -> None:
-            for term in self.terms:
+            for term in terms:
                 self.b.for_(term.rows, lambda i, term=term: add(at, term, i))
 
-        self.collected.for_each_call(call)
+        self.for_each_call(call)
 
     def _add_own(self, at: Memory, term: Scattered, i: Value) -> None:
-        b, parts = self.b, self.collected.parts
+        b, parts = self.b, self.parts
         sums = Memory(self.sums, of_lanes=True)
         for part in range(parts):
             here = at.moved(part)
@@ -377,7 +355,7 @@ class _Entries:
             sums.store(place, sums.load(place) + value)
 
     def _add_shared(self, at: Memory, term: Scattered, i: Value) -> None:
-        b, width = self.b, self.collected.parts * max(1, self.b.lanes)
+        b, width = self.b, self.parts * max(1, self.b.lanes)
 
         def one_lane(lane: Value) -> None:
             number = b.cast(at.buffer.load(_place(term.number, i) * width + lane), I64)
@@ -390,8 +368,3 @@ class _Entries:
 
 def _place(places: Places, first: Value | int, second: Value | int = 0) -> Value | int:
     return first * places.first + (second * places.second + places.start)
-
-
-def _parts(n: int, size: int) -> Iterator[tuple[int, int]]:
-    """The starts and sizes of the parts of `n` things."""
-    return ((start, min(size, n - start)) for start in range(0, n, size))

@@ -8,6 +8,7 @@ don't depend on which others are in the lanes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,24 +22,21 @@ if TYPE_CHECKING:
 # The number of trajectories that may wait, for each lane: with more, the lanes switch less often.
 _WAITING = 4
 # The number of turns that a lane may be idle, on average, before the trajectories that have
-# switched are moved out and others take their lanes. Moving them takes about as long.
+# switched are moved out, which takes about as long.
 _PATIENCE = 2
 
 
 class Parking:
-    """Room for the trajectories that wait: first for those that wait for the first method, then for
-    those that wait for the second.
-
-    **Arguments:** `is_second`: whether the lanes step with the second method.
-    """
+    """Room for the trajectories that wait: for those of the first method, then of the second.
+    `is_second` says with which one the lanes step."""
 
     def __init__(self, loop: Loop, is_second: Variable):
         self.loop, self.b, self.is_second = loop, loop.b, is_second
         b = self.b
         self.room = _WAITING * b.lanes
         self._waiting = [b.variable(I64, 0, of_lanes=False) for _ in range(2)]
-        # The lanes whose trajectories have switched and are still to be moved (moving several takes
-        # no longer than moving one), and for how many turns such lanes have been idle in all.
+        # The lanes whose trajectories have switched and are still to be moved, and for how many
+        # turns such lanes have been idle in all.
         self._switched = b.variable(BOOL, False)
         self._idle = b.variable(I64, 0, of_lanes=False)
         self._places: list[tuple[Variable, Buffer]] = []
@@ -47,8 +45,8 @@ class Parking:
         """The variables of a trajectory, and where they are kept while it waits."""
         if not self._places:
             b, loop = self.b, self.loop
-            held = [x for xs in loop.held.variables() for x in xs]
-            every = [*loop.variables(), loop.code, loop.restarts, loop.held.index, *held]
+            held = loop.held.index, *itertools.chain(*loop.held.variables())
+            every = [*loop.variables(), loop.code, loop.restarts, *held]
             own = [x for x in every if x is not None and x.lanes and x is not loop.occupied]
             self._places = [(x, b.array(x.dtype, 2 * self.room)) for x in own]
         return self._places
@@ -88,8 +86,7 @@ class Parking:
         b.if_(b.any(switched), count, likely=False)
 
     def _park(self, mask: Value, is_second: Value) -> None:
-        """Keep the trajectories in the lanes of the mask until the lanes step with the given
-        method, and free their lanes."""
+        """Keep these trajectories until the lanes step with the given method; free their lanes."""
         b = self.b
         slots = b.variable(I64, 0)
         first = b.where(is_second, b.constant(self.room, I64), b.constant(0, I64))
@@ -106,8 +103,7 @@ class Parking:
 
     def refill(self, begin: Callable[[Value, Value], None]) -> None:
         """Give each free lane a trajectory that waits for the method of the lanes, or a new one,
-        which begins with the first method (`begin`: as of `Pool.fill`). If there is none of either,
-        the lanes switch to the other method."""
+        which begins with the first method. If there is neither, the lanes switch."""
         b, loop = self.b, self.loop
         switched = self._switched.get()
 

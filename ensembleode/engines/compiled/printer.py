@@ -7,6 +7,8 @@ branch that one of them takes, and masks keep the results of the others unchange
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,34 +23,29 @@ from .uniformity import Region, Uniformity
 
 # Loops of at most as many simple operations are unrolled.
 _WRITTEN_OUT = 128
-# The turns of longer loops that are written one behind the other where there are 32 vector
-# registers, if the cost of a turn is at most this. Such turns hide each other's latency (with 16
-# registers they are no faster).
+# The turns of longer loops that are written one behind the other, which hide each other's latency,
+# with 32 vector registers and for turns of at most this cost.
 _TURNS_AT_ONCE, _LONGEST_TURN = 4, 64
 # Where lanes take different branches, branches of at most this cost are all run without a test.
 _CHEAP = 32
 
 
 class Printer:
-    """Writes a function at the place where the builder is.
-
-    **Arguments:** `numbers`: those that it reads; `t`: the time, if it has one; `mask`: the lanes
-    whose results are used; `result`: where `stored` puts the result.
-    """
+    """Writes a function, which reads `numbers` and the time `t`, at the place where the builder is,
+    for the lanes of the mask; `stored` puts its result into `result`."""
 
     def __init__(
         self,
         b: Builder,
         fn: ir.Function,
         numbers: Numbers,
-        t: Value | None,
+        t: Value,
         mask: Value | None,
         result: Memory | None = None,
     ):
         self.b, self.fn, self.numbers = b, fn, numbers
-        own_time = t is not None and bool(t.lanes)
-        self.uniformity = Uniformity(fn, has_lanes=bool(b.lanes), own_time=own_time)
-        self.values: dict[str, Value] = {} if t is None else {"t": t}
+        self.uniformity = Uniformity(fn, has_lanes=bool(b.lanes), own_time=bool(t.lanes))
+        self.values = {"t": t}
         self.variables: dict[str, Variable] = {}
         self.memories: dict[object, Memory] = {}
         self.result = result
@@ -74,8 +71,7 @@ class Printer:
             self.result.store(i, x)
 
     def _in_place(self, stmt: ir.Stmt) -> bool:
-        """Whether a statement copies a whole array to the result. From now on that array lies where
-        it is copied to, so that there is nothing to do."""
+        """Whether a statement copies a whole array to the result, where that array then lies."""
         match stmt:
             case ir.For(i, n, (ir.Store(ir.Buffer("out") as out, to, ir.Load(source, index)),)):
                 is_whole = to == index == ir.Index(0, ((i, 1),)) and out.size == source.size == n
@@ -136,12 +132,11 @@ class Printer:
             self.values[var.name] = i
             self.block(body)
 
+        has_room = self.b.lanes > 1 and current().registers >= 32
+        is_short = walking.is_flat(body) and walking.cost(body) <= _LONGEST_TURN
+        at_once = _TURNS_AT_ONCE if has_room and is_short else 1
         if n * (walking.length(body) + walking.cost(body)) <= _WRITTEN_OUT:
             at_once = n
-        else:
-            has_room = self.b.lanes > 1 and current().registers >= 32
-            is_short = walking.is_flat(body) and walking.cost(body) <= _LONGEST_TURN
-            at_once = _TURNS_AT_ONCE if has_room and is_short else 1
 
         def turns(first: Value | int) -> None:
             for k in range(at_once):
@@ -233,27 +228,22 @@ class Printer:
             self.region, self.mask = before
 
     def product(self, stmt: ir.Product) -> None:
-        b, out = self.b, stmt.out
+        b, out, dtype = self.b, stmt.out, stmt.out.buffer.dtype
         shape = out.rows, out.columns, stmt.x.columns
         varies = self.uniformity.in_lanes(out.buffer)
-        tile = tile_of(b, shape, out.buffer.dtype, varies=varies)
-        product(
-            b,
-            shape,
-            tile,
-            out.buffer.dtype,
-            self._rows(stmt.x, tile.rows),
-            self._rows(stmt.y.swapped, tile.columns),
-            lambda row, column, total: self.store(out.buffer, _place(out, row, column), total),
-            varies=varies,
-        )
+        tile = tile_of(b, shape, dtype, varies=varies)
+        x, y = self._rows(stmt.x, tile.rows), self._rows(stmt.y.swapped, tile.columns)
+
+        def store(row: Value | int, column: Value | int, total: Value) -> None:
+            self.store(out.buffer, _place(out, row, column), total)
+
+        product(b, shape, tile, dtype, x, y, store, varies=varies)
 
     def _rows(self, m: ir.Matrix, at_once: int) -> Rows:
         """The rows of a matrix, of which a product takes so many at once."""
         if m.buffer.group == "shared" and strips_pay(self.b, m):
             strips = Strips(m, at_once)
-            packed = self.numbers.packed(strips)
-            if packed is not None:
+            if (packed := self.numbers.packed(strips)) is not None:
                 return strips.rows(packed)
 
         def found(first: Value | int, n: int, term: Value | int) -> list[Value]:
@@ -279,10 +269,7 @@ class Printer:
             return known
         # Scalars are added first, as that takes scalar instructions.
         first, *others = sorted(parts, key=lambda x: x.lanes)
-        total = first + known if known else first
-        for x in others:
-            total = total + x
-        return total
+        return functools.reduce(operator.add, others, first + known if known else first)
 
     def load(self, buffer: ir.Buffer, index: Value | int) -> Value:
         checked(buffer.dtype)
@@ -318,10 +305,8 @@ class Printer:
         return self.memories[place]
 
     def table(self) -> Memory:
-        if "table" not in self.memories:
-            place = Buffer(self.b, self.b.module.table(self.fn.tables, I64), I64)
-            self.memories["table"] = Memory(place, of_lanes=False)
-        return self.memories["table"]
+        place = Buffer(self.b, self.b.module.table(self.fn.tables, I64), I64)
+        return Memory(place, of_lanes=False)
 
     def memory(self, buffer: ir.Buffer) -> Memory:
         """The memory of a buffer's group, for computed indices."""

@@ -16,8 +16,7 @@ from .machine import current
 # `rows(first, n, term)` returns the numbers of `n` rows from `first` on, for one term of a product.
 Rows: TypeAlias = Callable[[Value | int, int, Value | int], list[Value]]
 
-# Products with at most as many multiplications are unrolled. (With AVX2, networks with 32 or 64
-# neurons, whose first layers have 64 and 128, take 0.90 times as long as if both were unrolled.)
+# Products with at most as many multiplications are unrolled.
 _WRITTEN_OUT = 60
 # The largest number of terms of sums that are unrolled, too.
 _LONGEST_SUM = 16
@@ -58,15 +57,9 @@ def product(
     *,
     varies: bool,
 ) -> None:
-    """Store the entries of `x @ y`. Each entry is the sum of its terms in order, starting from
-    zero.
-
-    **Arguments:**
-
-    - `shape`: the rows and the columns of the result, and the number of terms of an entry.
-    - `x`, `y`: the rows of `x`, and the columns of `y`.
-    - `varies`: whether the result differs from lane to lane.
-    """
+    """Store the entries of `x @ y`, each the sum of its terms in order, starting from zero. `shape`
+    has the rows, the columns and the terms, `x` gives the rows of `x`, `y` the columns of `y`, and
+    `varies` says whether the result differs from lane to lane."""
     rows, columns, terms = shape
 
     def tile(row: Value | int, column: Value | int, n_rows: int, n_columns: int) -> None:
@@ -108,12 +101,8 @@ def product(
 class Strips:
     """A matrix of weights that all lanes share, packed as `[strip, term, row of the strip]`: a
     product reads a strip from its beginning to its end (see Goto and van de Geijn, Anatomy of
-    High-Performance Matrix Multiplication, 2008). Read where it is, a matrix that is stored term by
-    term would take a cache line for each term, all of them in the same few sets of the cache.
-
-    - `tile`: the rows of a strip, as many as are computed at once; the last one may have fewer.
-    - `size`, `dtype`: how many numbers are packed, and of which dtype.
-    """
+    High-Performance Matrix Multiplication, 2008), instead of a cache line for each term. A strip
+    has `tile` rows, as many as are computed at once; the last one may have fewer."""
 
     weights: ir.Matrix
     tile: int
@@ -171,8 +160,6 @@ def along(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None
 
 
 def room(b: Builder) -> int:
-    """The bytes of sums that are accumulated at once. With vectors they take three quarters of the
-    registers, and the terms take the others. (With AVX-512 these are 12 rows of 2 vectors: a
-    product of 64 rows takes 0.8 times as long as with 2 rows.)"""
+    """The bytes of sums that are accumulated at once: of vectors, 3/4 of the registers."""
     here = current()
     return here.registers * here.vector_bytes * 3 // 4 if b.lanes > 1 else _AT_ONCE

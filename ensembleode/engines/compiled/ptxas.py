@@ -27,12 +27,9 @@ class PtxasError(RuntimeError):
 
 
 class Usage(NamedTuple):
-    """What one thread of a kernel takes: 32-bit registers, and bytes of memory.
-
-    `stack` is the thread's frame in local memory, which holds spilled registers, and arrays that
-    are indexed by variables. `spill_stores` and `spill_loads` are the bytes that the instructions
-    for spilling move, each instruction counted once.
-    """
+    """What one thread of a kernel takes: 32-bit registers, and bytes of memory. `stack` is its
+    frame in local memory, for spilled registers and arrays; the bytes that instructions for
+    spilling move are those of each instruction once."""
 
     registers: int
     spill_stores: int
@@ -57,9 +54,8 @@ def usage(ptx: str, arch: str) -> dict[str, Usage]:
             "`nvidia-cuda-nvcc-cu12` brings one."
         )
     with tempfile.TemporaryDirectory() as folder:
-        source = pathlib.Path(folder, "kernel.ptx")
+        source, made = (pathlib.Path(folder, f"kernel.{x}") for x in ("ptx", "cubin"))
         source.write_text(ptx, encoding="utf-8")
-        made = pathlib.Path(folder, "kernel.cubin")
         command = [path, "-v", f"-arch={gpu(arch).cpu}", str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -82,7 +78,7 @@ def parse_usage(log: str) -> dict[str, Usage]:
             r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
         ):
             if described == kernel:
-                frame = (int(match[1]), int(match[2]), int(match[3]))
+                frame = tuple(map(int, match.groups()))
         elif kernel and (match := re.search(r"Used (\d+) registers", line)):
             # This includes the stacks of the functions that the kernel calls.
             total = re.search(r"(\d+) bytes cumulative stack size", line)

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .builder import BOOL, Builder, I64, Value, Variable
+from .builder import BOOL, Builder, I64, Value
 from .loop import Loop
-from .parameter_sums import ParameterSums
 from .record import Record, Work
 from .replay import Cotangents, Pullback, Replay
 
@@ -30,21 +29,15 @@ def pull_back(
     alone: bool,
 ) -> int:
     """Pull back through trajectories, group by group; returns the bytes of a checkpoint.
-
-    **Arguments:**
-
-    - `make_loop(first, end, on_begin)`: returns the time loop of a group.
-    - `alone`: whether a group is a single trajectory, as in the threads of a GPU. Each thread then
-        sums its own gradient by shared parameters.
-    """
+    `make_loop(first, end, on_begin)` returns the time loop of a group. `alone`: whether a group is
+    a single trajectory, as in a GPU's threads, which each sum up a gradient by shared
+    parameters."""
     in_memory = pullback.sums
     first = b.variable(I64, work.first, of_lanes=False)
     n_sums = pullback.n_shared if in_memory is None else 0
     sums = [b.variable(cotangents.shared.dtype, 0) for _ in range(n_sums)]
     segment, target = (b.variable(I64, 0, of_lanes=False) for _ in range(2))
-    forwards = b.variable(BOOL, True, of_lanes=False)
-
-    size = 0
+    forwards, size = b.variable(BOOL, True, of_lanes=False), 0
 
     def one_group(last: Value) -> None:
         nonlocal size
@@ -90,10 +83,19 @@ def pull_back(
     def groups(last: Value) -> None:
         b.while_(lambda: first.get() < last, lambda: one_group(last))
 
+    def one_block(number: Value) -> None:
+        assert work.blocks is not None
+        assert in_memory is not None
+        start, end = work.blocks.range(b, number)
+        in_memory.begin(number)
+        first.set(start)
+        groups(end)
+        in_memory.end()
+
     if in_memory is None:
         groups(work.end)
     else:
-        _by_blocks(b, work, in_memory, first, groups)
+        b.for_(work.end, one_block, work.first)
     if alone:
         for i, x in enumerate(sums):
             cotangents.shared.store(i * work.threads + work.thread, x.get())
@@ -126,31 +128,7 @@ class Checkpoints:
         b.if_((segment & (spacing.get() - 1)).eq(0), one)
 
     def restore(self, segment: Value) -> Value:
-        """Go back to the last checkpoint up to this segment; returns the segment that begins
-        there."""
+        """Go back to the last checkpoint up to this segment; returns where that begins."""
         number = self.b.binary("udiv", segment, self._spacing.get())
         self._record.restore(number)
         return number * self._spacing.get()
-
-
-def _by_blocks(
-    b: Builder,
-    work: Work,
-    sums: ParameterSums,
-    first: Variable,
-    groups: Callable[[Value], None],
-) -> None:
-    """Pull back through blocks of trajectories: `groups(end)` does those from `first` to `end`."""
-    block = b.variable(I64, work.first, of_lanes=False)
-
-    def one_block() -> None:
-        number = block.get()
-        assert work.blocks is not None
-        start, end = work.blocks.range(b, number)
-        sums.begin(number)
-        first.set(start)
-        groups(end)
-        sums.end()
-        block.set(number + 1)
-
-    b.while_(lambda: block.get() < work.end, one_block)

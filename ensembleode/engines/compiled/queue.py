@@ -5,7 +5,7 @@ lanes, and are kept in a pool until lanes are free.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .components import changed, each
@@ -25,15 +25,9 @@ class Queue(NamedTuple):
 
 class Pool:
     """The number of the next trajectory of a queue, and the prepared first steps up to number
-    `end`.
-
-    **Arguments:**
-
-    - `n_carried`: how many numbers that carry has.
-    - `first_step(held, y, t, mask)`: returns the method's carry for a first step from the state `y`
-        at `t`, and the size of that step.
-    - `is_uniform`: whether the lanes begin together, so that nothing has to be prepared.
-    """
+    `end`. `first_step(held, y, t, mask)` returns the method's carry, of `n_carried` numbers, for a
+    step from the state `y` at `t`, and the size of that step. Lanes that begin together need no
+    preparation."""
 
     def __init__(
         self,
@@ -46,9 +40,9 @@ class Pool:
     ):
         self.b, self.queue = b, queue
         self._problem, self._held, self._first_step = problem, held, first_step
-        self.next = b.variable(I64, queue.first, of_lanes=False)
-        self._first = b.variable(I64, queue.first, of_lanes=False)
-        self._end = b.variable(I64, queue.first, of_lanes=False)
+        self.next, self._first, self._end = (
+            b.variable(I64, queue.first, of_lanes=False) for _ in range(3)
+        )
         self._n_carried = n_carried
         self._prepares = not problem.is_uniform and (n_carried > 0 or not problem.has("dt"))
         if self._prepares:
@@ -76,14 +70,12 @@ class Pool:
         is called with the numbers of these trajectories, and the lanes that get them."""
         b = self.b
         fresh = b.variable(BOOL, False)
-        queue_end = self.queue.n
 
         def some() -> Value:
-            return b.any(~occupied.get()) & (self.next.get() < queue_end)
+            return b.any(~occupied.get()) & self.has_more()
 
         def one() -> None:
-            empty = self.next.get() >= self._end.get()
-            b.if_(empty, self._prepare)
+            b.if_(self.next.get() >= self._end.get(), self._prepare)
             fresh.set(False)
             index = b.variable(I64, 0)
 
@@ -125,14 +117,14 @@ class Pool:
             self._h.store_lanes(0, h)
 
     def first(self, index: Value, fresh: Value, carry: list[Variable]) -> tuple[list[Value], Value]:
-        """The prepared first steps of these trajectories, in the lanes `fresh`; the other lanes
-        keep `carry`."""
-        b = self.b
+        """The prepared first steps, in the lanes `fresh`; the other lanes keep `carry`."""
+        b, width = self.b, max(1, self.b.lanes)
         at = index - self._first.get() if b.lanes else b.constant(0, I64)
-        width = max(1, b.lanes)
-        found = changed(
-            carry, lambda c, before: self._carry.gather(at + c * width, fresh, before())
-        )
+
+        def new(c: Any, before: Callable[[], Value]) -> Value:
+            return self._carry.gather(at + c * width, fresh, before())
+
+        found = changed(carry, new)
         if self._problem.has("dt"):
             return found, self._held.number("dt")
         return found, self._h.gather(at, fresh, 1)

@@ -26,17 +26,13 @@ if TYPE_CHECKING:
 
 
 class Quiet:
-    """Recognises steps without events.
-
-    **Arguments:** `within`: how far states within a step are from its end; None where nothing is
-        foreseen of any callback that looks there.
-    """
+    """Recognises steps without events. `within`: how far states within a step are from its end;
+    None where nothing is foreseen of any callback that looks there."""
 
     def __init__(
         self, loop: Loop, events: Events, functions: CallbackFunctions, within: Reach | None
     ):
-        self._loop, self._events, self._functions = loop, events, functions
-        self._within = within
+        self._loop, self._events, self._functions, self._within = loop, events, functions, within
         # The numbers of the conditions that have to be looked at within every step.
         self.unforeseen = frozenset(
             k
@@ -50,12 +46,11 @@ class Quiet:
     def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
         """None where every condition has to be looked at within every step, or there are none."""
         looked = [x for x in events.continuous if x.interp_points > 2]
-        within = None
+        within, p = None, loop.problem
         if any(functions.bounded(x.conditions) for x in looked):
             ns = {x.interp_points for x in looked}
             points = sorted({j / (n - 1) for n in ns for j in range(n - 1)})
-            problem = loop.problem
-            within = reach(problem.method, points, problem.dtype, has_errors=problem.adaptive)
+            within = reach(p.method, points, p.dtype, has_errors=p.adaptive)
         found = Quiet(loop, events, functions, within)
         return found if len(found.unforeseen) < events.components else None
 
@@ -71,12 +66,13 @@ class Quiet:
 
     def look(self, step: Step, low: Sequence[Value]) -> tuple[list[Value], Value]:
         """The conditions at the end of the step, without those that are `unforeseen`; and the lanes
-        in whose step none of them has an event.
-
-        **Arguments:** `low`: the conditions at the start of the step, if `asks_for_start`.
-        """
+        in whose step none of them has an event. `low`: the conditions at the start, if
+        `asks_for_start`."""
         of_state = functools.cache(functools.partial(self._of_state, step))
-        of_time = functools.partial(self._of_time, step)
+
+        def of_time() -> Value:
+            return abs(step.t2 - step.t) * SLACK + rounded(step.t2)
+
         at = self._loop.held, step.attempt.y2, step.t2, step.accepted
         ends, quiet = [], []
         for _, x, places in self._events.slices():
@@ -92,8 +88,7 @@ class Quiet:
         return ends, self._loop.b.spread(functools.reduce(operator.and_, quiet))
 
     def _of_state(self, step: Step, c: int) -> Value:
-        """The largest distance of component `c` from its value at the end of the step, at the
-        points that would be looked at."""
+        """The largest distance of component `c` within the step from its value at the end."""
         attempt, within = step.attempt, self._within
         assert within is not None
         total = rounded(attempt.y2[c])
@@ -103,13 +98,9 @@ class Quiet:
         largest = self._loop.b.largest_magnitude(stages)
         return largest * (abs(step.h) * (within.of_stages * SLACK)) + total
 
-    def _of_time(self, step: Step) -> Value:
-        return abs(step.t2 - step.t) * SLACK + rounded(step.t2)
-
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another in a direction that makes an
-    event."""
+    """Whether a condition crosses zero in a direction that makes an event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:
         return rises

@@ -14,13 +14,9 @@ from .products import Strips
 
 
 class Memory:
-    """Numbers in memory, from `buffer` on.
-
-    - `of_lanes`: whether each number has an entry for each lane, side by side; otherwise all lanes
-        share the numbers.
-    - `offsets`, `stride`: where each lane has its numbers in a place of its own: the place of its
-        first number, and the distance from one number to the next.
-    """
+    """Numbers in memory, from `buffer` on. With `of_lanes`, each number has an entry for each lane,
+    side by side. With `offsets`, each lane has its numbers in a place of its own, which begins at
+    its offset, one number every `stride` elements. Otherwise all lanes share the numbers."""
 
     def __init__(
         self,
@@ -46,8 +42,7 @@ class Memory:
         return Memory(buffer, of_lanes=self.of_lanes, offsets=self.offsets, stride=self.stride)
 
     def load(self, index: Value | int) -> Value:
-        """The number with this index. Lanes may have different indices. The indices must be valid
-        even in lanes that don't count."""
+        """The number with this index, which may differ from lane to lane, but is always valid."""
         b, place = self.buffer.builder, self._place(index)
         if isinstance(place, Value) and place.lanes:
             return self.buffer.gather(place, b.constant(True, BOOL, of_lanes=True), 0)
@@ -98,11 +93,8 @@ class Loaded(Sequence[Value]):
 
 
 class Numbers(abc.ABC):
-    """The source of a field's numbers.
-
-    The groups are those of `fields.ir.Buffer`: `u`, `own`, `shared` and `forward`; each dtype has
-    groups of its own. All lanes share the numbers in `shared`, so these are scalars.
-    """
+    """The source of a field's numbers, by the groups of `fields.ir.Buffer` and dtypes. All lanes
+    share the numbers in `shared`, so these are scalars."""
 
     @abc.abstractmethod
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
@@ -113,17 +105,12 @@ class Numbers(abc.ABC):
         return self.load(buffer.group, buffer.dtype, index)
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        """The memory of a group, for computed indices from `start` to below `end`, which all belong
-        to one array.
-
-        None where these numbers are in registers: they have to be copied first.
-        """
-        del group, dtype, start, end
+        """The memory of a group, for computed indices from `start` to below `end`, all of one
+        array; None where these numbers are in registers."""
         return None
 
     def packed(self, strips: Strips) -> Buffer | None:
         """Weights that all lanes share, packed; None where nobody keeps them."""
-        del strips
         return None
 
 

@@ -42,11 +42,10 @@ class Work(NamedTuple):
     - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
     - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns and so many
         `checkpoints`, an even number unless there are never more.
-    - `factors`, `blocks`: where the sums of shared parameters are in memory (see `parameter_sums`),
-        memory for factors, and the blocks that have a sum each; `first` and `end` are then numbers
-        of blocks.
+    - `factors`, `blocks`: where the sums of shared parameters are in memory, memory for factors,
+        and the blocks that have a sum each; `first` and `end` are then numbers of blocks.
     - `thread`, `threads`: on a GPU, the number of the thread, and how many threads interleave their
-        elements in that memory. On a CPU there is one.
+        elements in that memory.
     """
 
     first: Value
@@ -65,16 +64,14 @@ class Work(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A recorded step.
+    """A recorded step: the state `y`, the method's carry, the time and the size (zero if the step
+    was rejected).
 
-    - `y`: the state.
-    - `carry`: the method's carry.
-    - `t`, `h`: the time and the size; the size is zero if the step was rejected.
     - `t2`: the step's end (see `Description.records_end`).
-    - `stages`: the derivatives at its stages, if they are recorded.
-    - `residuals`: those of the field at its stages, or None.
     - `marks`: the marks of the callbacks that acted at the end.
     - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
+    - `stages`, `residuals`: the derivatives at its stages, and the field's residuals there, if
+        recorded.
     """
 
     y: list
@@ -89,22 +86,14 @@ class Turn(NamedTuple):
 
 
 class Record:
-    """Memory for turns, for events (in which lanes begin a trajectory), and for checkpoints.
-
-    Turns and events consist of cells, which have an entry for each lane.
-
-    - `alone`: whether a group is a single trajectory.
-    - `keeping`: makes equations whose field stores its residuals, where these are recorded (see
-        `equations.keeping_in`).
-    """
+    """Memory for turns, for events (in which lanes begin a trajectory), and for checkpoints. Turns
+    and events consist of cells, which have an entry for each lane. `alone`: whether a group is a
+    single trajectory; `keeping`: see `equations.keeping_in`."""
 
     def __init__(self, loop: Loop, work: Work, *, alone: bool, keeping: Callable | None = None):
         self.b, self.loop, self.work, self.alone = loop.b, loop, work, alone
-        b, problem = self.b, loop.problem
-        self.width = max(1, b.lanes)
-        self.numbers = problem.recorded
-        self._keeping = keeping
-        self.remembers = loop.problem.method.remembers
+        b, self._keeping = self.b, keeping
+        self.width, self.numbers = max(1, b.lanes), loop.problem.recorded
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
         # The last trajectory of each lane, or -1.
@@ -115,18 +104,17 @@ class Record:
         return (number * self.work.threads + self.work.thread) * self.width
 
     def add_turn(self, step: Step) -> None:
-        b, turn = self.b, self.turn.get()
+        b, p, turn = self.b, self.loop.problem, self.turn.get()
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
-        carried = jax.tree.leaves(step.carry) if self.remembers else []
-        if self.loop.switch is not None:
+        carried = jax.tree.leaves(step.carry) if p.method.remembers else []
+        if p.switches:
             assert isinstance(step.method, Switching)
             carried.append(b.cast(step.method.is_stiff, step.t.dtype))
-        ends = [step.t2] if self.loop.problem.records_end else []
+        ends = [step.t2] if p.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
-        p = self.loop.problem
 
         def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
@@ -160,16 +148,15 @@ class Record:
         if p.in_memory:
             stages += [[InMemory(x, p.size)] for x in evaluations]
         residuals = [None] * p.unevaluated + [self._residuals(x) for x in evaluations]
-        more = {"is_stiff": is_stiff, "stages": stages, "residuals": residuals}
-        return Turn(state, numbers, t, h, *ends[:1], marks=ends[1:], **more)
+        t2 = ends[0] if ends else None
+        return Turn(state, numbers, t, h, t2, ends[1:], is_stiff, stages, residuals)
 
     #
     # Evaluations of the field, with what the way back needs of them
     #
 
     def _evaluation_of(self, turn: Value, i: int) -> Memory:
-        """The memory for the derivative and the residuals of an evaluation. Where the last one of a
-        turn is passed on, it is number -1 of the next turn."""
+        """The memory for an evaluation; number -1 is one that the turn before has passed on."""
         p = self.loop.problem
         if p.passes_on:
             turn, i = (turn + 1, 0) if i == p.evaluations - 1 else (turn, i + 1)
@@ -208,8 +195,7 @@ class Record:
         self.event.set(self.event.get() + 1)
 
     def read_event(self, event: Value) -> tuple[Value, Value, Value]:
-        """An event: its turn, counted within the segment; for each lane the trajectory before it,
-        or -1; and the trajectory that begins with it, or -1."""
+        """An event: its turn, and for each lane the trajectories before and after it, or -1."""
         events = self.work.events
         turn, before, after = self._event_cells(event)
         number = self.b.cast(events.load(turn), I64)
@@ -224,84 +210,73 @@ class Record:
 
     @property
     def _unit(self) -> int:
-        """The unit in bytes, the alignment of vectors in memory; every variable takes one or more
-        units of a checkpoint."""
+        """The bytes in which checkpoints are counted: the alignment of vectors in memory."""
         return 64 if self.b.lanes else 8
 
     def checkpoint_size(self) -> int:
         """The size of a checkpoint in bytes."""
-        sizes = [_bytes_of(x) for x in self._variables()]
-        sizes += [n * x.dtype.itemsize for x, n in self.loop.arrays()]
-        return self._unit * sum(map(self._units, sizes))
+        return self._unit * sum(self._units())
 
-    def _units(self, size: int) -> int:
-        return -(-size // self._unit)
+    def _units(self) -> list[int]:
+        """How many units the variables take, and then the arrays."""
+        sizes = [max(1, x.lanes) * x.dtype.itemsize for x in self._variables()]
+        sizes += [n * x.dtype.itemsize for x, n in self.loop.arrays()]
+        return [-(-size // self._unit) for size in sizes]
 
     def _variables(self) -> list[Variable]:
-        loop = self.loop
+        held = self.loop.held
         # The numbers of a single trajectory are the same at all checkpoints.
-        held = [] if self.alone else [x for xs in loop.held.variables() for x in xs]
-        index = [] if self.alone else [loop.held.index]
-        return [*loop.variables(), *index, *held, self.last]
+        own = [] if self.alone else [held.index, *itertools.chain(*held.variables())]
+        return [*self.loop.variables(), *own, self.last]
 
     def keep(self, number: Value) -> None:
         """Write the checkpoint of this number."""
-        b = self.b
-        for variable, at in self._places(number):
+        b, variables = self.b, self._variables()
+        for variable, at in self._places(number, variables):
             x = variable.get()
             if variable.dtype == BOOL:
                 x = b.cast(x, np.int8)
             b.emit(f"store {x}, ptr {at}, align {x.dtype.itemsize}")
-        for buffer, n, at in self._array_places(number):
+        for (buffer, n), at in self._places(number, self.loop.arrays(), len(variables)):
             self._copy(buffer, Buffer(b, at, buffer.dtype), n)
 
     def restore(self, number: Value) -> None:
-        b = self.b
-        for variable, at in self._places(number):
+        b, variables = self.b, self._variables()
+        for variable, at in self._places(number, variables):
             dtype = np.dtype(np.int8) if variable.dtype == BOOL else variable.dtype
             text = f"load {type_of(dtype, variable.lanes)}, ptr {at}, align {dtype.itemsize}"
             x = b.value(text, dtype, variable.lanes)
             variable.set(x.ne(0) if variable.dtype == BOOL else x)
-        for buffer, n, at in self._array_places(number):
+        for (buffer, n), at in self._places(number, self.loop.arrays(), len(variables)):
             self._copy(Buffer(b, at, buffer.dtype), buffer, n)
 
     def move(self, number: Value, to: Value) -> None:
         """Copy a checkpoint to the place of another."""
-        b = self.b
 
         def one(unit: Value) -> None:
-            source, target = (Buffer(b, self._pointer(x, unit), I64) for x in (number, to))
+            source, target = (Buffer(self.b, self._pointer(x, unit), I64) for x in (number, to))
             for i in range(self._unit // 8):
                 target.store(i, source.load(i))
 
-        b.for_(self.checkpoint_size() // self._unit, one)
+        self.b.for_(sum(self._units()), one)
 
     def _copy(self, source: Buffer, target: Buffer, n: int) -> None:
-        self.b.for_(
-            n // self.width,
-            lambda i: target.store_lanes(i * self.width, source.load_lanes(i * self.width)),
-        )
+        def one(i: Value) -> None:
+            target.store_lanes(i * self.width, source.load_lanes(i * self.width))
 
-    def _places(self, number: Value) -> list[tuple[Variable, str]]:
-        found, at = [], 0
-        for variable in self._variables():
-            found.append((variable, self._pointer(number, at)))
-            at += self._units(_bytes_of(variable))
-        return found
+        self.b.for_(n // self.width, one)
+
+    def _places(self, number: Value, kept: Sequence, first: int = 0) -> list[tuple[Any, str]]:
+        """Each of what is kept, from number `first` on, with a pointer into a checkpoint."""
+        starts = itertools.accumulate(self._units(), initial=0)
+        pairs = zip(kept, itertools.islice(starts, first, None), strict=False)
+        return [(x, self._pointer(number, at)) for x, at in pairs]
 
     def _pointer(self, number: Value, unit: Value | int) -> str:
         """A pointer to this unit of a checkpoint."""
         work = self.work
-        place = number * (self.checkpoint_size() // self._unit) + unit
+        place = number * sum(self._units()) + unit
         return work.kept.pointer((place * work.threads + work.thread) * self._unit)
-
-    def _array_places(self, number: Value) -> list[tuple[Buffer, int, str]]:
-        found = []
-        at = sum(self._units(_bytes_of(x)) for x in self._variables())
-        for buffer, n in self.loop.arrays():
-            found.append((buffer, n, self._pointer(number, at)))
-            at += self._units(n * buffer.dtype.itemsize)
-        return found
 
     def fill(self) -> None:
         """Record turns until the segment is full, or all trajectories are done."""
@@ -318,10 +293,6 @@ class Record:
             return self.loop.goes_on.get() & (self.turn.get() < self.work.room)
 
         b.do_while(one)
-
-
-def _bytes_of(variable: Variable) -> int:
-    return max(1, variable.lanes) * variable.dtype.itemsize
 
 
 # The cells of an event: its turn, the trajectories before it, and those that begin.

@@ -17,7 +17,7 @@ import numpy as np
 from ...solvers.method import Method
 from ...solvers.switching import Switching
 from .builder import Buffer, Builder, I64, Value, Variable
-from .components import built, each_place, places
+from .components import built, each_place, places, set_all
 from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
@@ -31,16 +31,12 @@ class Cotangents(NamedTuple):
     """The cotangents that are pulled back, and the results, as row-major arrays.
 
     - `rows [trajectory, row, component]`: the cotangents of what was saved.
-    - `reached [trajectory]`: how many times were saved, including those past the last row; not used
-        where only ends are saved.
-    - `happened [trajectory]`: with callbacks, how many events there were; `events`: the cotangents
-        of their rows.
+    - `reached [trajectory]`: how many times were saved, or would have been with more rows.
+    - `happened [trajectory]`, `events`: how many events there were, and the cotangents of their
+        rows.
     - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
-        the results; the latter two are the gradients by the parameters.
-
-    Where the sums of shared parameters are in memory, `shared` is `[block, number]`. On a GPU the
-    trajectories come last, and `shared` is `[number, thread]`, with the sum over each
-    thread's trajectories.
+        the results, the latter two for the parameters. `shared` is `[block, number]` where its sums
+        are in memory, and `[number, thread]` on a GPU, where the trajectories come last.
     """
 
     rows: Buffer
@@ -57,11 +53,9 @@ class Pullback:
     """The functions that pull back through the equations.
 
     - `calls(held, mask)`: returns the equations of the trajectories in `held`, with their
-        transposes; the mask has the lanes that count.
+        transposes.
     - `n_own`, `n_shared`: how many parameters with cotangents each trajectory has, and all share.
-    - `jumps`: the functions of the callbacks, where there are any.
-    - `sums`: where the cotangents of shared parameters, and of each trajectory's own where these
-        are many, are added up in memory; None where `calls` return them.
+    - `sums`: where cotangents of parameters are added up in memory; None where `calls` return them.
     - `keeping`: see `Record`.
     """
 
@@ -88,28 +82,23 @@ class Replay:
         self.b, self.loop, self.record, self.order = b, loop, record, loop.order
         self.problem, self.cotangents, self.pullback = loop.problem, cotangents, pullback
         self.held = loop.held.another()
-        dtype = self.problem.dtype
-        events = self.problem.events
+        dtype, events = self.problem.dtype, self.problem.events
         self.events = None
         if events is not None:
             assert pullback.jumps is not None
             self.events = EventsBack(self, events, pullback.jumps)
-        is_dense = self.problem.saving.mode == "times" or (
-            events is not None and bool(events.continuous)
-        )
-        self.is_dense = is_dense
+        cuts = events is not None and bool(events.continuous)
+        self.is_dense = self.problem.saving.mode == "times" or cuts
         self.adjoint = places(b, self.problem)
         # The cotangents of those parts of the method's carry that are states.
         carried = jax.tree.leaves(self._trace_of(self.problem.method).inputs[1])
         self.states = [bool(v.aval.shape) for v in carried]
         self.carry = [places(b, self.problem) for x in self.states if x]
-        # Sums over trajectories of the gradients by shared parameters. They are not reset between
-        # trajectories.
+        # Sums over trajectories of the gradients by shared parameters.
         self.sums = sums
         n_each = self.problem.returned + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
-        # Where a lane may make the method's carry anew, the carry came from the state and the time
-        # at which the step after this one began: these are kept here.
+        # The start of the step after this one, from which a lane may have made the carry anew.
         self.begins_anew = bool(self.carry) and self.problem.restarts
         if self.begins_anew:
             self.y2 = places(b, self.problem)
@@ -144,22 +133,12 @@ class Replay:
         self.rows.set_where(mask, b.cast(self.cotangents.reached.gather(index, mask, 0), I64))
 
     def store(self, index: Value, mask: Value) -> None:
-        """Write the results of the trajectories whose start is reached, in the lanes of the
-        mask."""
+        """Write the results of the trajectories whose start is reached, in these lanes."""
         b, p, to = self.b, self.problem, self.cotangents
         index = b.where(mask, b.cast(index, I64), 0)
         if p.saving.mode == "times":
             # The rows that were saved at the start.
-
-            def left() -> Value:
-                return mask & (self.rows.get() > 0)
-
-            def one() -> None:
-                here = left()
-                self.rows.set_where(here, self.rows.get() - 1)
-                self._add_row(here)
-
-            b.while_(lambda: b.any(left()), one)
+            self._add_rows(lambda: mask & (self.rows.get() > 0))
         wanted = self.loop.queue.wanted.gather(index, mask, False)
         if self.carry:
             self._start(self.held.u0(index, wanted), self.held.number("t0"), wanted)
@@ -169,11 +148,10 @@ class Replay:
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
         each_place(self.adjoint, write)
-        n_own = self.pullback.n_own
+        n_own, n_shared = self.pullback.n_own, self.pullback.n_shared
         for i, x in enumerate(self.each):
-            buffer, n, at = to.own, n_own, i
-            if i >= n_own:
-                buffer, n, at = to.shared, self.pullback.n_shared, i - n_own
+            is_own = i < n_own
+            buffer, n, at = (to.own, n_own, i) if is_own else (to.shared, n_shared, i - n_own)
             place = self.order.place(index, at, n)
             buffer.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
@@ -201,27 +179,26 @@ class Replay:
 
     def _saved_after(self, mask: Value, t: Value) -> None:
         """Add the cotangents of the last rows, those at the time `t`, in the lanes of the mask."""
-        b, saved = self.b, self.loop.saved
 
         def due() -> Value:
             here = mask & (self.rows.get() > 0)
-            return here & saved.time_at(self.rows.get() - 1, here, self.held).eq(t)
+            return here & self.loop.saved.time_at(self.rows.get() - 1, here, self.held).eq(t)
+
+        self._add_rows(due)
+
+    def _add_rows(self, due: Callable[[], Value]) -> None:
+        """Add the cotangents of the last rows, as long as any lanes are `due`."""
 
         def one() -> None:
             here = due()
             self.rows.set_where(here, self.rows.get() - 1)
             self._add_row(here)
 
-        b.while_(lambda: b.any(due()), one)
+        self.b.while_(lambda: self.b.any(due()), one)
 
     def _add_row(self, mask: Value) -> None:
-        row = self.cotangent_of(self.rows.get(), mask)
-        for x, more in zip(self.adjoint, row, strict=True):
+        for x, more in zip(self.adjoint, self.cotangent_of(self.rows.get(), mask), strict=True):
             x.set_where(mask, x.get() + more)
-
-    #
-    # Backwards
-    #
 
     def run(self) -> None:
         """Go back through the turns of the record, the last first."""
@@ -266,8 +243,8 @@ class Replay:
         """The trace of a step."""
         if isinstance(method, Switching):
             method = method.nonstiff  # (Neither of the two remembers anything.)
-        has_mass = self.problem.mass is not None
-        return step_of(method, self.problem.dtype, is_dense=self.is_dense, has_mass=has_mass)
+        p = self.problem
+        return step_of(method, p.dtype, is_dense=self.is_dense, has_mass=p.mass is not None)
 
     def _through(self, method: Method, took: Value, turn: Turn) -> None:
         """Pull back through the steps of one method, in the lanes that took one."""
@@ -275,16 +252,13 @@ class Replay:
         y, t, h = turn.y, turn.t, turn.h
         (to_y2,), to_carry, _ = trace.outputs
         pulled = Pulled(b, trace, p.values, [y, *self._carried(turn.carry), [t], [h]])
-        for stage, values in zip(trace.stages, turn.stages, strict=False):
-            pulled.values[stage[0]] = values
-        for stage, found in zip(trace.stages, turn.residuals, strict=False):
-            if found is not None:
-                pulled.residuals[stage[0]] = found
+        stages = [stage[0] for stage in trace.stages]
+        pulled.values.update(zip(stages, turn.stages, strict=False))
+        pulled.residuals.update(zip(stages, turn.residuals, strict=False))
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)
-            for variable, x in zip((*self.y2, self.t2), (*y, t), strict=True):
-                variable.set_where(took, x)
+            set_all((*self.y2, self.t2), (*y, t), took)
         theta = None
         if self.events is not None:
             after = took & self.events.saves_after(turn.marks)
@@ -299,16 +273,14 @@ class Replay:
         eqns = trace.before((to_y2, to_carry))
         end = [x.get() for x in self.adjoint]
         if self.events is not None:
-            # Where the step was cut, the adjoint is the cotangent of the state within the attempt
-            # instead.
+            # Where the step was cut, this is the cotangent of the state within the attempt.
             end = [b.where(self.events.cut.get(), 0.0, x) for x in end]
-            for v, x in zip(trace.inputs[0], [self.events.to_start], strict=True):
-                if x:
-                    pulled.add(v, [i.get() for i in x])
+            if to_start := self.events.to_start:
+                pulled.add(trace.inputs[0][0], [x.get() for x in to_start])
         pulled.add(to_y2, end)
         self._add_carry(pulled, to_carry)
         if self.is_dense:
-            self._dense(method, took, y, t, h, pulled, eqns, calls, theta)
+            self._dense(method, took, turn, pulled, eqns, calls, theta)
         pulled.back(eqns, calls)
         to_state, to_carried, *_ = trace.inputs
         self._set(pulled, to_state, [self.adjoint], took)
@@ -329,16 +301,14 @@ class Replay:
         """Set variables to the cotangents of those inputs that are states."""
         states = [v for v in jax.tree.leaves(to) if v.aval.shape]
         for v, variables in zip(states, places, strict=True):
-            for x, new in zip(variables, pulled.found(v), strict=True):
-                x.set_where(mask, new)
+            set_all(variables, pulled.found(v), mask)
 
     def add_gradient(self, more: Any, mask: Value) -> None:
         for variable, x in zip(self.gradient, more or (), strict=False):
             variable.set_where(mask, variable.get() + x)
 
     def _start(self, y: list, t: Value, mask: Value) -> None:
-        """Pull back through the method's carry of a step that begins in `y` at `t` without a step
-        before it."""
+        """Pull back through the carry of a step from `y` at `t` that has no step before it."""
         b, p = self.b, self.problem
         trace = start_of(p.method, p.dtype)
         pulled = Pulled(b, trace, p.values, [y, [t]])
@@ -349,12 +319,11 @@ class Replay:
         self.add_gradient(pulled.gradient, mask)
 
     def _anew(self, took: Value, turn: Turn) -> None:
-        """Pull back through a restart at the end of this step, after an event or where the field
-        jumps, in the lanes that took the step and went on from there."""
+        """Pull back through a restart at the end of this step, in the lanes that went on there."""
         b, t2 = self.b, self.t2.get()
-        # Where the field jumps, the next step begins a little later than this one ends.
+        # Where the field jumps, the next step begins a little later than this one ends. (The last
+        # step of a trajectory has no step after it; t2 is NaN there.)
         begins = [t2.ne(turn.t2), *(x.ne(0.0) for x in turn.marks)]
-        # The last step of a trajectory has no step after it; t2 is NaN there.
         here = took & t2.eq(t2) & functools.reduce(operator.or_, begins)
 
         def begin() -> None:
@@ -368,17 +337,15 @@ class Replay:
         self,
         method: Method,
         took: Value,
-        y: list,
-        t: Value,
-        h: Value,
+        turn: Turn,
         pulled: Pulled,
         eqns: list,
         calls: Calls,
         theta_of_event: Value | None,
     ) -> None:
-        """Pull back through the rows saved within the step and the state at which the step was cut,
-        and through those equations that only these depend on."""
+        """Pull back through the rows within the step and its cut, and what only these depend on."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
+        y, t, h = turn.y, turn.t, turn.h
         direction = b.sign(held.number("t1") - held.number("t0"))
         within = within_of(method, p.dtype)
         (to_y,), dense = pulled.trace.inputs[0], jax.tree.leaves(pulled.trace.outputs[2])
@@ -391,14 +358,12 @@ class Replay:
         sums = {v: places(b, p) for v in wanted}
         for variable in itertools.chain(*sums.values()):
             variable.set(0)
-        # Values that are computed inside of a block can't be used after it, so these are computed
-        # here.
+        # (Values that are computed inside of a block can't be used after it.)
         for x in (*operands, *pulled.operands_of_calls(eqns)):
             pulled.value(x, calls)
 
         def time() -> Value:
-            row = b.maximum(self.rows.get() - 1, 0)
-            return loop.saved.time_at(row, took, held)
+            return loop.saved.time_at(b.maximum(self.rows.get() - 1, 0), took, held)
 
         def due() -> Value:
             inside = direction * (time() - t) > 0.0
@@ -423,8 +388,7 @@ class Replay:
             through(theta, [loop.xp.once(x) for x in row])
             return b.any(due())
 
-        has_times = p.saving.mode == "times"
-        cut = None
+        has_times, cut = p.saving.mode == "times", None
         if self.events is not None and self.events.events.continuous:
             cut = self.events.cut.get()
 
@@ -448,8 +412,7 @@ class Replay:
                 if has_times:
                     b.if_(b.any(due()), lambda: b.do_while(one))
             more = pulled.apart()
-            # The order is the same in every process, so that the object code is found on disk
-            # again.
+            # (In an order that is the same in every process, for the object code on disk.)
             for v in (v for v in sums if v in made):
                 more.add(v, [x.get() for x in sums[v]])
             more.back(others, self.pullback.calls(held, concerned))

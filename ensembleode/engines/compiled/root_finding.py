@@ -20,6 +20,7 @@ from ...solvers.reach import blur
 from ...solvers.time import REACH, REACH_OF_STEP
 from .balls import rounded, ROUNDINGS
 from .builder import BOOL, I32, integer_like, Value, Variable
+from .components import set_all
 from .quiet import differs
 from .saved_rows import Step
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from .events import Happening
 
 
-# A condition is still at the root of an event if it has moved by at most this number of rounding
-# errors of one since.
+# A condition is at the root of an event as long as it has moved by at most so many roundings.
 _SAME_ROOT = 10
 # The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000
@@ -38,23 +38,27 @@ _THRESHOLD = 16.0
 
 
 class Looks(NamedTuple):
-    """Which conditions are evaluated at points within a step.
-
-    - `every`: whether all of them are, as a scalar; None where that is known.
-    - `always`: the numbers of those that are if not all of them are.
-    """
+    """Which conditions are evaluated at points within a step: all of them if the scalar `every`
+    (None stands for true), otherwise those with the numbers `always`."""
 
     every: Value | None = None
     always: frozenset[int] = frozenset()
+
+
+def _numbers(places: slice) -> range:
+    return range(places.start, places.stop)
+
+
+def _either(masks: Sequence[Value]) -> Value:
+    return functools.reduce(operator.or_, masks)
 
 
 class Search:
     """The search for events in a step.
 
     - `bottom`, `low`: for each condition, the time from which its sign counts, and its value then.
-    - `top`: for each callback, the time at which an event was noticed.
-    - `high`: the values of the conditions at that time; `fires`: whether each has crossed zero by
-        then.
+    - `top`, `high`: the time at which an event of a callback was noticed, and the conditions there.
+    - `fires`: whether each condition has crossed zero by then.
     """
 
     def __init__(self, happening: Happening, step: Step):
@@ -71,30 +75,25 @@ class Search:
 
     def state_at(self, t: Value) -> tuple:
         """The state at a time within the step."""
-        step, method = self.step, self.step.method
+        step = self.step
         theta = (t - step.t) / step.h
-        return tuple(
-            map(self.b.spread, method.interpolate(self.b, step.y, self.dense(), step.h, theta))
-        )
+        u = step.method.interpolate(self.b, step.y, self.dense(), step.h, theta)
+        return tuple(map(self.b.spread, u))
 
     def dense(self) -> tuple:
         step, loop = self.step, self.loop
         at = step.y, step.attempt.dense, step.t, step.h
         return step.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
-    def any_fires(self) -> Value:
-        return self._either([x.get() for x in self.fires])
-
     def notice(self, looks: Looks) -> None:
-        """Find the conditions that have another sign at the end of the step, or at points within
-        it."""
+        """Find the conditions with another sign at the end of the step, or within it."""
         b, step = self.b, self.step
-        zero = self._either([x.get().eq(0.0) for x in self.low])
+        zero = _either([x.get().eq(0.0) for x in self.low])
         b.if_(self.on.recent.get() | b.any(step.accepted & zero), self._nudge, likely=False)
         end = self.on.conditions(step.attempt.y2, step.t2, step.accepted)
         low = [x.get() for x in self.low]
         for _, x, places in self._slices:
-            for k in self._numbers(places):
+            for k in _numbers(places):
                 self.high[k].set(end[k])
                 self.fires[k].set(step.accepted & differs(x, low[k], end[k]))
         self.on.arrive(step, end)
@@ -114,21 +113,17 @@ class Search:
 
     def _nudge(self) -> None:
         """Where a condition is zero at the start of the step, or rests at the root of an event, use
-        its sign a little later instead; none where it rests there as well.
-
-        OrdinaryDiffEq gives a condition that is zero at the start no sign at all, and misses an
-        event in that step.
-        """
+        its sign a little later; none where it rests there as well. (OrdinaryDiffEq gives it no
+        sign, and misses an event in that step.)"""
         b, step, on = self.b, self.step, self.on
         eps = _SAME_ROOT * np.finfo(self.dtype).eps
         for _, x, places in self._slices:
-            numbers, wanted = self._numbers(places), []
+            numbers, wanted = _numbers(places), []
             for k in numbers:
                 low = self.low[k].get()
                 here = abs(low - on.residual[k].get()) <= b.maximum(on.radius(k), eps)
                 wanted.append(step.accepted & (here | low.eq(0.0)))
-            # OrdinaryDiffEq takes a part of the step before it was cut to a known time, which may
-            # be far beyond the cut step.
+            # (OrdinaryDiffEq takes a part of the step before it was cut.)
             t = step.t + (step.t2 - step.t) * x.repeat_nudge
 
             def do(x=x, numbers=numbers, wanted=wanted, t=t) -> None:
@@ -138,7 +133,7 @@ class Search:
                     self.bottom[k].set_where(mask, t)
                     self.low[k].set_where(mask, b.where(rests, 0.0, new))
 
-            b.if_(b.any(self._either(wanted)), do)
+            b.if_(b.any(_either(wanted)), do)
 
     def _put_at_end(self, known: Value, end: list[Value]) -> None:
         """In the lanes `known`, whose step ends at a known time: conditions that cross zero there
@@ -148,7 +143,7 @@ class Search:
         for i, x, places in self._slices:
             if x.rootfind == NoRootFind:
                 continue
-            for k in self._numbers(places):
+            for k in _numbers(places):
                 here = known & self.top[i].get().eq(step.t2) & (abs(end[k]) <= radii[k])
                 here = here & differs(x, self.low[k].get(), later[k])
                 self.high[k].set_where(here, 0)
@@ -168,7 +163,6 @@ class Search:
         part = b.minimum(reach / abs(ahead), 0.5)
         radii = [abs(new - x) * part for new, x in zip(later, values, strict=True)]
         more = ROUNDINGS / REACH
-        of = on.loop.held, y, t, mask
 
         def of_state(c: int) -> Value:
             return rounded(y[c]) + abs(u[c] - y[c]) * part * more
@@ -177,10 +171,10 @@ class Search:
             return rounded(t) + reach * more
 
         for _, x, places in self._slices:
-            numbers = on.functions.bounded(x.conditions)
-            if not numbers:
+            if not (numbers := on.functions.bounded(x.conditions)):
                 continue
-            found = on.functions.balls(x.conditions, *of, of_state, of_time)
+            at = on.loop.held, y, t, mask, of_state, of_time
+            found = on.functions.balls(x.conditions, *at)
             for component, (_, radius) in zip(numbers, found, strict=True):
                 if radius is not None:
                     radii[places.start + component] = radius * (1 / more)
@@ -191,21 +185,13 @@ class Search:
         of_step = abs(self.step.h) * blur(self.step.method, self.dtype)
         return abs(t) * (REACH * float(np.finfo(self.dtype).eps)) + of_step
 
-    @staticmethod
-    def _numbers(places: slice) -> range:
-        return range(places.start, places.stop)
-
-    @staticmethod
-    def _either(masks: Sequence[Value]) -> Value:
-        return functools.reduce(operator.or_, masks)
-
     def _within_step(self, wanted: frozenset[int], low: list[Value]) -> None:
         """Look for other signs of the wanted conditions at points within the step."""
         for n in sorted({x.interp_points for x in self.events.continuous}):
             chosen = [
                 (i, x, places)
                 for i, x, places in self._slices
-                if x.interp_points == n and not wanted.isdisjoint(self._numbers(places))
+                if x.interp_points == n and not wanted.isdisjoint(_numbers(places))
             ]
             if n > 2 and chosen:
                 self._within(n, chosen, wanted, low)
@@ -217,27 +203,26 @@ class Search:
         wanted: frozenset[int],
         low: list[Value],
     ) -> None:
-        """Look at `n` points of the step, including both ends, until a wanted condition of the
-        chosen callbacks has another sign."""
+        """Look at `n` points of the step for other signs of wanted conditions of callbacks."""
         b, step = self.b, self.step
         span = step.t2 - step.t
-        looks = {}
-        for i, _, places in chosen:
-            # With several conditions, looking goes on as long as one of them has not changed its
-            # sign.
-            looks[i] = step.accepted & self._either([~x.get() for x in self.fires[places]])
+        # With several conditions, looking goes on as long as one of them has not changed its sign.
+        looks = {
+            i: step.accepted & _either([~x.get() for x in self.fires[places]])
+            for i, _, places in chosen
+        }
         dense = self.dense()
         # Whether a sign changes anywhere; only if so is it worked out where.
         seen = b.variable(BOOL, False)
 
         def at(theta: Any) -> tuple[tuple, Value]:
-            method, t = step.method, step.t + span * theta
-            u = method.interpolate(b, step.y, dense, step.h, theta)
+            t = step.t + span * theta
+            u = step.method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
 
         def conditions(x: Continuous, places: slice, u: tuple, t: Value) -> list:
             values = self.on.part_at(x.conditions, u, t, step.accepted)
-            every = zip(self._numbers(places), values, strict=True)
+            every = zip(_numbers(places), values, strict=True)
             return [(k, value) for k, value in every if k in wanted]
 
         def look(theta: Any) -> None:
@@ -246,9 +231,8 @@ class Search:
                 for k, value in conditions(x, places, u, t):
                     seen.set(seen.get() | (looks[i] & differs(x, low[k], value)))
 
-        thetas = [self.dtype.type(j / (n - 1)) for j in range(1, n - 1)]
-        for theta in thetas:
-            look(b.constant(theta, self.dtype))
+        for j in range(1, n - 1):
+            look(b.constant(j / (n - 1), self.dtype))
 
         def first() -> None:
             left = {i: b.variable(BOOL, looks[i] & seen.get()) for i, *_ in chosen}
@@ -258,7 +242,7 @@ class Search:
                 for i, x, places in chosen:
                     pairs = conditions(x, places, u, t)
                     crossed = [differs(x, self.low[k].get(), value) for k, value in pairs]
-                    here = left[i].get() & self._either(crossed)
+                    here = left[i].get() & _either(crossed)
                     for (k, value), y in zip(pairs, crossed, strict=True):
                         self.fires[k].set_where(here, y)
                         self.high[k].set_where(here, value)
@@ -270,23 +254,17 @@ class Search:
         b.if_(b.any(seen.get()), first, likely=False)
 
     def run(self, t2: Variable, end: list[Variable], relaxed: Variable) -> Value:
-        """Find the earliest event, cut the step there, and mark the conditions that cross zero
-        there. Returns the lanes that have an event."""
+        """Cut the step at the earliest event, and mark the conditions there. Returns its lanes."""
         b, on, step = self.b, self.on, self.step
         direction = self.loop.direction
-        met = b.variable(BOOL, False)
-        best = b.variable(self.dtype, step.t2)
+        met, best = b.variable(BOOL, False), b.variable(self.dtype, step.t2)
         roots = []
         for i, x, places in self._slices:
-            for k in self._numbers(places):
+            for k in _numbers(places):
                 here, root = self.fires[k].get(), b.variable(self.dtype, self.top[i].get())
                 wanted = here & self.high[k].get().ne(0.0)
                 if x.rootfind != NoRootFind:
-
-                    def find(k=k, wanted=wanted, root=root, i=i, x=x) -> None:
-                        self._root(k, i, x, wanted, root)
-
-                    b.if_(b.any(wanted), find)
+                    b.if_(b.any(wanted), functools.partial(self._root, k, i, x, wanted, root))
                 roots.append(root.get())
                 earlier = here & (~met.get() | (direction * (best.get() - roots[k]) > 0.0))
                 best.set_where(earlier, roots[k])
@@ -294,8 +272,7 @@ class Search:
         at, met = best.get(), met.get()
         cut = met & at.ne(step.t2)
         t2.set_where(met, at)
-        for variable, u in zip(end, self.state_at(at), strict=True):
-            variable.set_where(cut, u)
+        set_all(end, self.state_at(at), cut)
         y = tuple(v.get() for v in end)
         values = on.conditions(y, at, met)
         fires = [x.get() for x in self.fires]
@@ -307,18 +284,17 @@ class Search:
             ahead = at + step.h * REACH_OF_STEP
             beyond = [direction * (ahead - x.get()) > 0.0 for x in self.top]
             count = sum((b.cast(x, I32) for x in fires), b.constant(0, I32))
-            others = met & (self._either(beyond) | (count > 1))
+            others = met & (_either(beyond) | (count > 1))
             at_one_time = functools.partial(self._together, y, at, values, roots, beyond, acts)
             b.if_(b.any(others), lambda: at_one_time(others), likely=False)
         # The callbacks in their order, so that the first one's size of the next step is taken.
         for _, x, places in reversed(self._slices):
-            for k in self._numbers(places):
+            for k in _numbers(places):
                 sign = b.where(self.low[k].get() < 0.0, b.constant(1, I32), b.constant(-1, I32))
                 acting = acts[k].get()
                 on.marks[k].set_where(acting, sign)
-                # The value at the root, by which the root is recognised later.
-                residual = 0.0 if x.rootfind == NoRootFind else values[k]
-                on.residual[k].set_where(acting, residual)
+                # The root is recognised later by the value there.
+                on.residual[k].set_where(acting, 0.0 if x.rootfind == NoRootFind else values[k])
                 relaxed.set_where(acting, x.dtrelax)
         return met
 
@@ -333,15 +309,12 @@ class Search:
         lanes: Value,
     ) -> None:
         """In these lanes, add to the conditions that act at the event those whose root is there to
-        rounding.
-
-        **Arguments:** `beyond`: for each callback, whether its signs shortly after the event are
-            not known yet.
-        """
+        rounding; `beyond`: for each callback, whether its signs after the event are not known
+        yet."""
         b, on, reach = self.b, self.on, self._reach(at)
         later, radii = self._around(y, at, values, lanes)
         for i, x, places in self._slices:
-            for k in self._numbers(places) if x.rootfind != NoRootFind else ():
+            for k in _numbers(places) if x.rootfind != NoRootFind else ():
                 fires = self.fires[k].get()
                 crosses = (fires | beyond[i]) & differs(x, self.low[k].get(), later[k])
                 here = crosses & (abs(values[k]) <= radii[k])
@@ -351,21 +324,18 @@ class Search:
                 on.radii[k].set_where(lanes & acts[k].get(), radius)
 
     def forget(self, t2: Value) -> None:
-        """Conditions that have left the root of an event before the step's end `t2` don't rest
-        there any more."""
+        """Conditions that have left the root before the end `t2` don't rest there any more."""
         for k, low in enumerate(self.low):
             left = self.loop.direction * (t2 - self.bottom[k].get()) > 0.0
             left = left & self.step.accepted & low.get().ne(0.0) & self.on.marks[k].get().eq(0)
             self.on.residual[k].set_where(left, np.nan)
-        rests = self._either([x.get().eq(x.get()) for x in self.on.residual])
+        rests = _either([x.get().eq(x.get()) for x in self.on.residual])
         self.on.recent.set(self.b.any(rests))
 
     def _root(self, k: int, i: int, x: Continuous, wanted: Value, root: Variable) -> None:
         """The root of condition `k`, in the lanes that want it, by bisection and regula falsi,
-        until the bracket is two neighbouring floating-point numbers.
-
-        The search runs on `direction * time`, so that time increases.
-        """
+        until no number is within the bracket. The search runs on `direction * time`, which
+        increases."""
         b, dtype = self.b, self.dtype
         direction = self.loop.direction
         component = k - self._slices[i][2].start
@@ -426,8 +396,7 @@ class Search:
     def _next(self, x: Value, by: int) -> Value:
         """The next floating-point number above (1) or below (-1)."""
         b = self.b
-        integer = integer_like(self.dtype)
-        bits = b.bitcast(x, integer)
+        bits = b.bitcast(x, integer_like(self.dtype))
         least = b.constant(np.finfo(self.dtype).smallest_subnormal * by, self.dtype)
         up = b.where(x > 0.0, bits + by, bits - by)
         return b.where(x.eq(0.0), least, b.bitcast(up, self.dtype))

@@ -1,5 +1,6 @@
 """The rows that a kernel saves of its trajectories, and where the results go."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,6 @@ class EventRows(NamedTuple):
     """The rows of events, or their cotangents, `[slot * EVENT_ROWS, trajectory, component]`; on a
     GPU the trajectories come last.
 
-    - `n`: the number of trajectories.
     - `room`: how many events of a trajectory the record has room for, from slot `ends` on.
     - `last`: the number of events of which the next one ends its trajectory.
     - `ends`: 1 if slot 0 has the last event so far, recorded or not; else 0.
@@ -39,19 +39,17 @@ class EventRows(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Where the results go, as row-major arrays. On a GPU the trajectories come last: see
-    `numbers.Order`.
+    """Where the results go, as row-major arrays. On a GPU the trajectories come last.
 
-    - `u [trajectory, row, component]`: the saved states.
-    - `t [trajectory, row]`: their times, where every step is saved.
+    - `u [trajectory, row, component]`, `t [trajectory, row]`: the saved states, and their times
+        where every step is saved.
     - `counts [count, trajectory]`: the return code, the accepted and the tried steps, the rows, and
         then the counts that `Description.counted` names.
-    - `n`: the number of trajectories.
-    - `events`: the rows of events, with callbacks.
+    - `n`: the number of trajectories; `events`: the rows of events.
     - `marks [event, 1 + longest, trajectory]`: which callback an event belongs to, and how each of
         its conditions crossed zero (1 for a discrete callback).
-    - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step that
-        ends in a row, where these are saved.
+    - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step to a
+        row.
     """
 
     u: Buffer
@@ -78,14 +76,8 @@ class Step(NamedTuple):
 
 
 class SavedRows:
-    """The saved states of the trajectories in the lanes.
-
-    **Arguments:**
-
-    - `times`: the times to save, of each trajectory or of all.
-    - `outputs`: None where nothing is written.
-    - `n`: how many rows there is room for.
-    """
+    """The saved states of the trajectories in the lanes: `n` rows of each, at the `times` of each
+    trajectory or of all. Nothing is written where `outputs` is None."""
 
     def __init__(
         self,
@@ -98,26 +90,23 @@ class SavedRows:
     ):
         self.b, self.problem, self.held, self.order, self.n = b, problem, held, held.order, n
         self.xp = arithmetic(b, problem)
-        # Attributes that may be None have type Any: each is used only where it isn't None.
         self._times: Any = times
         self._outputs: Any = outputs
-        is_uniform, mode = problem.is_uniform, problem.saving.mode
-        saves = mode != "ends" and outputs is not None
-        shared = is_uniform and not problem.own_times and not problem.has("count")
+        saves = outputs is not None and problem.saving.mode != "ends"
+        has_times = problem.saving.mode == "times"
+        shared = problem.is_uniform and not problem.own_times and not problem.has("count")
         # Whether all lanes are at the same row.
-        self._is_shared = shared and mode == "times"
+        self._is_shared = shared and has_times
         # The next row of each lane; and its time, where times are saved.
-        self.row: Any = b.variable(I64, 0, of_lanes=not self._is_shared) if saves else None
-        self._time: Any = None
-        if saves and mode == "times":
-            self._time = b.variable(problem.dtype, 0, of_lanes=not self._is_shared)
+        variable = functools.partial(b.variable, value=0, of_lanes=not self._is_shared)
+        self.row: Any = variable(I64) if saves else None
+        self._time: Any = variable(problem.dtype) if saves and has_times else None
 
     def variables(self) -> list[Variable]:
         return [x for x in (self.row, self._time) if x is not None]
 
     def time_at(self, row: Value, mask: Value, held: Held) -> Value:
-        """The times of these rows in the lanes of the mask; infinitely far where there are no more
-        rows."""
+        """The times of these rows in the lanes of the mask; infinitely far behind the last row."""
         b, p = self.b, self.problem
         inside = row < self.n
         if p.has("count"):
@@ -130,9 +119,8 @@ class SavedRows:
             found = self._times.gather(at, mask, 0)
         else:
             found = self._times.load(at)
-        beyond = b.where(
-            held.number("t1") < held.number("t0"), -np.inf, b.constant(np.inf, p.dtype)
-        )
+        backwards = held.number("t1") < held.number("t0")
+        beyond = b.where(backwards, -np.inf, b.constant(np.inf, p.dtype))
         return b.where(inside, found, beyond)
 
     def write(self, row: Value, mask: Value, y: tuple) -> None:
@@ -160,12 +148,8 @@ class SavedRows:
                 self.write(b.constant(0, I64), fresh, y)
                 self._write_time(0, fresh, t0)
             return
-        if self._is_shared:
-            self.row.set(0)
-            self._time.set(self.time_at(self.row.get(), fresh, self.held))
-        else:
-            self.row.set_where(fresh, 0)
-            self._time.set_where(fresh, self.time_at(self.row.get(), fresh, self.held))
+        self._set(self.row, fresh, 0)
+        self._set(self._time, fresh, self.time_at(self.row.get(), fresh, self.held))
 
         def due() -> Value:
             here = self._time.get().eq(t0)
@@ -176,16 +160,19 @@ class SavedRows:
 
         b.while_(lambda: b.any(due()), one)
 
+    def _set(self, variable: Variable, mask: Value, x: Any) -> None:
+        """Set a variable of the rows in the lanes of the mask, or of all lanes that share it."""
+        if self._is_shared:
+            variable.set(x)
+        else:
+            variable.set_where(mask, x)
+
     def _write_next(self, mask: Value, y: tuple) -> None:
         """Write the next row, in the lanes of the mask."""
         row = self.row.get()
         self.write(row, mask, y)
-        if self._is_shared:
-            self.row.set(row + 1)
-            self._time.set(self.time_at(row + 1, mask, self.held))
-        else:
-            self.row.set_where(mask, row + 1)
-            self._time.set_where(mask, self.time_at(row + 1, mask, self.held))
+        self._set(self.row, mask, row + 1)
+        self._set(self._time, mask, self.time_at(row + 1, mask, self.held))
 
     def write_step(self, mask: Value, t: Value, y: tuple) -> None:
         """Write the next row where every step is saved, in the lanes of the mask."""

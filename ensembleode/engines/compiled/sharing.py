@@ -21,8 +21,8 @@ _API = {"size": 0, "destroy": 64, "schedule": 136}
 _API_BYTES = 144
 _DESTROY_BYTES, _SCHEDULE_BYTES = 24, 40
 
-# The entries of the first buffer: the number of items of work, the number of threads that may do
-# it, and the least number of items of a part.
+# The entries of the first buffer: how many items of work there are, how many threads may do them,
+# and how many items a part has at least.
 N, THREADS, LEAST = range(3)
 
 _WORK = {
@@ -66,8 +66,7 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     destroyed = w.structure(("i64", _DESTROY_BYTES), ("ptr", "null"), ("ptr", "null"))
     schedule = w.load("ptr", api, _API["schedule"])
     helpers = w.value(f"sub i64 {threads}, 1")
-    w.jump("ask")
-    w.label("ask")
+    w.go_on("ask")
     w.line("%asked = phi i64 [ 0, %begin ], [ %more, %asked.next ]")
     w.line("%more = add i64 %asked, 1")
     refused = w.value(f"call ptr {schedule}(ptr {task})")
@@ -76,8 +75,7 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     w.store("ptr", refused, destroyed, 16)
     w.line(f"call void {w.load('ptr', api, _API['destroy'])}(ptr {destroyed})")
     w.line(f"call void @{LEAVE}(ptr {work})")
-    w.jump("asked.next")
-    w.label("asked.next")
+    w.go_on("asked.next")
     w.branch(w.icmp("slt", "i64", "%more", helpers), "ask", "work")
     w.label("work")
     w.line(f"call void @{name}.parts(ptr {work}, i64 0)")
@@ -87,8 +85,7 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     w.label("wait")
     w.line(f"call i32 @{_YIELD}()")
     w.line(f"%still = load atomic i64, ptr {running} acquire, align 8")
-    w.branch(w.icmp("eq", "i64", "%still", _CLOSED), "finished", "wait")
-    w.label("finished")
+    w.go_on_if(w.icmp("eq", "i64", "%still", _CLOSED), "finished", "wait")
     w.line(f"call void @{LEAVE}(ptr {work})")
 
 
@@ -99,21 +96,18 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """The function that threads run on parts of a kernel's work; `count` is the number of its
-    pointers."""
+    """The function that threads run on parts of a kernel's work, with so many pointers."""
     parts = Writer()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
     following = parts.at("%work", _WORK["next"])
     data = [parts.load("ptr", "%work", _WORK_BYTES + 8 * i) for i in range(count)]
     parts.line("%shares = mul i64 %threads, 2")
-    parts.jump("next")
-    parts.label("next")
+    parts.go_on("next")
     # A fraction of what is left, rounded to a multiple of the least part.
     parts.line(f"%first = load atomic i64, ptr {following} monotonic, align 8")
     parts.line("%left = sub i64 %n, %first")
-    parts.branch(parts.icmp("sgt", "i64", "%left", 0), "take", "none")
-    parts.label("take")
+    parts.go_on_if(parts.icmp("sgt", "i64", "%left", 0), "take", "none")
     parts.line("%share = udiv i64 %left, %shares")
     parts.line("%many = udiv i64 %share, %least")
     parts.line("%rounded = mul i64 %many, %least")
@@ -122,8 +116,7 @@ def shared_work(name: str, count: int) -> str:
     parts.line("%end = call i64 @llvm.smin.i64(i64 %last, i64 %n)")
     parts.line(f"%tried = cmpxchg ptr {following}, i64 %first, i64 %end acq_rel monotonic, align 8")
     parts.line("%taken = extractvalue { i64, i1 } %tried, 1")
-    parts.branch("%taken", "run", "next")
-    parts.label("run")
+    parts.go_on_if("%taken", "run", "next")
     parts.line(
         f"call void @{name}(i64 %first, i64 %end, i64 %thread, {as_pointers(data)}) noinline"
     )
@@ -149,12 +142,10 @@ def thread_work() -> str:
     task = Writer()
     running = task.at("%work", _WORK["running"])
     task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")
-    task.branch(task.icmp("ult", "i64", "%before", _CLOSED), "run", "late")
-    task.label("run")
+    task.go_on_if(task.icmp("ult", "i64", "%before", _CLOSED), "run", "late")
     task.line(f"%thread = atomicrmw add ptr {task.at('%work', _WORK['thread'])}, i64 1 monotonic")
     task.line(f"call void {task.load('ptr', '%work', _WORK['parts'])}(ptr %work, i64 %thread)")
-    task.jump("late")
-    task.label("late")
+    task.go_on("late")
     task.line(f"atomicrmw sub ptr {running}, i64 1 acq_rel")
     task.line(f"call void @{LEAVE}(ptr %work)")
     task.line("ret void")
@@ -162,11 +153,9 @@ def thread_work() -> str:
     leave = Writer()
     users = leave.at("%work", _WORK["users"])
     leave.line(f"%before = atomicrmw sub ptr {users}, i64 1 acq_rel")
-    leave.branch(leave.icmp("eq", "i64", "%before", 1), "last", "done")
-    leave.label("last")
+    leave.go_on_if(leave.icmp("eq", "i64", "%before", 1), "last", "done")
     leave.line("call void @free(ptr %work)")
-    leave.jump("done")
-    leave.label("done")
+    leave.go_on("done")
     leave.line("ret void")
 
     lines = [

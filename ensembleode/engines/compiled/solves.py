@@ -3,13 +3,13 @@ of the same call."""
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 
 from ...core.events import EVENT_ROWS
@@ -27,55 +27,35 @@ from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
 from ..flow import Flow, Known, own_and_shared, widened
 from ..results import events_in, Left, result_of
-from . import kernel, launch, machine
+from . import description, kernel, launch, machine
 from .call import call
-from .description import Description, is_in_memory, size_of, with_gradients
+from .description import Description, size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
 
 
 # The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
-# With residuals of the field, or a large state, a turn may have a hundred kilobytes. The segments
-# of all threads have at most so many bytes, unless a thread's would have fewer turns than these,
-# which those of a group mostly fit in, and less than half of the bytes. (If a program needs more
-# than 32 MB in all, glibc hands them back to the system after each call, and their pages are
-# cleared for the next: with two threads, gradients of 64 to 256 neurons would take up to 1.14 times
-# as long.)
+# The most bytes of the segments of all threads, and the turns that a segment has in any case, if
+# they take less than half of these bytes.
 _LARGEST_SEGMENTS, _LEAST_TURNS = 15_000_000, 32
 # The largest number of checkpoints of a thread, and of their bytes.
 _MOST_CHECKPOINTS, _MOST_KEPT = 2**10, 2**28
-# On the way back, the number of trajectories of a group for each lane; they share the memory of a
-# segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
-# and more turns run again. With residuals, a group should fit in one segment.
+# On the way back, the number of trajectories of a group for each lane.
 _GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
-# On the way back, the number of vectors for each number; a step has several times as many numbers
-# as forwards. With 32 registers, the products of a network have enough to do with one vector, and
-# lanes with steps of their own wait for fewer others: for 16 to 256 neurons, adaptive gradients
-# take 0.81, 0.80, 0.90, 0.82 and 0.96 times as long, those of fixed steps 0.95, 0.94, 0.99, 1.05
-# and 1.05 (by benchmarks/networks.py). So with fixed steps, weights that leave the nearest cache
-# have two. With 16 registers there are too few sums for a weight that is loaded: one vector takes
-# 0.96, 0.97, 1.07, 1.11 and 1.18 times as long as two, and fixed steps 1.0, 1.08, 1.07, 1.01, 1.0.
+# On the way back, the vectors for each number; with products there is one if shared weights are no
+# more than this: with 32 registers and fixed steps, and with fewer (benchmarks/networks.py).
 _VECTORS_BACKWARDS, _MOST_NEAR, _FEW = 2, 2**13, 2**10
-# The largest number of lanes. With adaptive steps, lanes wait for one another, so there are half as
-# many. (By benchmarks/limits.py, in float32 with AVX-512: with 64 lanes, Lorenz takes 0.73 times as
-# long as with 32 by fixed steps, and 1.05 times by adaptive ones.)
+# The largest number of lanes; with adaptive steps, half as many (benchmarks/limits.py).
 MOST_LANES = 64
-# With as many shared weights, of states in registers and in memory, products have two vectors even
-# where these leave no registers for the state. (By benchmarks/engine_limits.py with AVX2, dense
-# matrices for 16, 64 and 256 components take 0.73, 0.83 and 0.69 times as long as with one, 0.71,
-# 0.79 and 0.69 times with their gradients; networks with 128 neurons for 16 to 1,000 components
-# 0.63 to 0.89 times. With fewer weights it may take 1.4 times as long, without products 1.5 times.)
+# With as many shared weights, of states in registers and in memory, products have two vectors.
 _REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
-# So many numbers of each component and lane, at most, LLVM spills to the stack where a state is
-# written out (measured: 10 to 20 in a solve, 25 to 40 in its reverse).
+# How many numbers of each component and lane LLVM spills at most where a state is written out.
 _SPILLED = 40
 # The largest number of blocks of trajectories whose gradients by shared parameters are summed up
-# one by one in memory; they are fewer, but no fewer than keep some threads busy, if their sums
-# would have more bytes than these.
+# one by one; the least one, even if their sums have more bytes than these.
 _MOST_BLOCKS, _LEAST_BLOCKS, _SUMS = 256, 32, 8_000_000
-# On a GPU: the least number of turns of a segment (longer segments mean fewer turns run again), and
-# the bytes of the records of all threads. If these don't suffice, fewer threads run.
+# On a GPU: the least number of turns of a segment, and the bytes of the records of all threads.
 _TURNS = 512
 _WORKSPACE = 2**30
 
@@ -83,8 +63,8 @@ _WORKSPACE = 2**30
 def described(
     plan: Plan, lanes: Lane, n: int, *, wanted: tuple[int, ...] | None = None
 ) -> Description:
-    """The description of the kernel that solves `n` trajectories or, for the cotangents that are
-    `wanted` (see `flow.Flow`), pulls back through them."""
+    """The description of the kernel that solves `n` trajectories, or pulls back for those
+    cotangents that are `wanted` (see `flow.Flow`)."""
     solver, on_gpu, here = plan.method.value, plan.engine.on_gpu, machine.current()
     assert isinstance(plan.field, Program)
     return Description(
@@ -109,8 +89,7 @@ def described(
 
 
 def _threads(plan: Plan, n: int) -> int:
-    """How many threads of the CPU share the trajectories: one thread if its lanes can hold them
-    all."""
+    """How many threads share the trajectories: one if its lanes can hold them all."""
     width = _width(plan, n)
     return 1 if n <= width else min(plan.threads, -(-n // width))
 
@@ -118,8 +97,8 @@ def _threads(plan: Plan, n: int) -> int:
 def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     """The number of lanes of a thread, when `n` trajectories are solved."""
     size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
-    has_products = _has_products(plan.field)
-    crowded = plan.method.value.controller is not None or has_products
+    has_products, is_adaptive = _has_products(plan.field), plan.method.value.adaptive
+    crowded = is_adaptive or has_products
     width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
     if not _in_memory(plan):
         # (A power of two, as all widths are.)
@@ -128,27 +107,29 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
-    is_adaptive = plan.method.value.controller is not None
-    if here.registers < 32:
-        alone = has_products and shared <= _FEW
-    else:
-        alone = has_products and (is_adaptive or shared <= _MOST_NEAR)
-    return min(width, (1 if alone else _VECTORS_BACKWARDS) * here.lanes(dtype))
+    enough = here.registers >= 32
+    few = shared <= (_MOST_NEAR if enough else _FEW) or (enough and is_adaptive)
+    vectors = 1 if has_products and few else _VECTORS_BACKWARDS
+    return min(width, vectors * here.lanes(dtype))
 
 
 def _in_memory(plan: Plan) -> bool:
-    """See `is_in_memory`."""
-    size, on_gpu = math.prod(plan.state.shape), plan.engine.on_gpu
-    method = plan.method.value.method
-    return is_in_memory(size, plan.controlled, method, plan.events, on_gpu=on_gpu)
+    """Whether a state is an array in memory: it is large, and neither callbacks, implicit methods,
+    step-size control nor a GPU ask for single components."""
+    size, is_explicit = math.prod(plan.state.shape), _is_explicit(plan)
+    whole = is_explicit and plan.events is None and plan.controlled == size
+    return whole and not plan.engine.on_gpu and size >= description.least_in_memory()
+
+
+def _is_explicit(plan: Plan) -> bool:
+    return isinstance(plan.method.value.method, RungeKutta)
 
 
 def _reused(plan: Plan) -> bool:
     """Whether shared weights are so many that it pays to load each once for several vectors."""
     _, shared = own_and_shared(plan.field, plan.batched)
-    is_explicit = isinstance(plan.method.value.method, RungeKutta)
     least = _REUSED_IN_MEMORY if _in_memory(plan) else _REUSED
-    return is_explicit and shared >= least and _has_products(plan.field)
+    return _is_explicit(plan) and shared >= least and _has_products(plan.field)
 
 
 @functools.lru_cache(maxsize=256)
@@ -158,23 +139,11 @@ def _has_products(field: Program) -> bool:
 
 
 def width_of(
-    size: int,
-    dtype: Any,
-    n: int,
-    here: machine.Machine,
-    *,
-    crowded: bool = True,
-    reused: bool = False,
+    size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool, reused: bool
 ) -> int:
-    """The number of lanes: those of several vectors, which hide each other's latency. There are
-    only as many vectors as leave registers free for the state, and no more than there are
-    trajectories.
-
-    **Arguments:** `crowded`: whether there are many numbers besides the state, those of an adaptive
-    step or the sums of a product. With 16 registers two vectors do better than four then (measured
-    by benchmarks/limits.py, with AVX2; a network with 64 neurons takes 0.77 times as long).
-    `reused`: whether there are weights of which each should be loaded for two vectors at least.
-    """
+    """The number of lanes: those of several vectors, as many as leave registers free for the state.
+    `crowded`: whether there are many numbers besides the state, as with adaptive steps or products;
+    `reused`: whether a weight should be loaded for two vectors at least."""
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = max(fitting, default=2 if reused else 1)
@@ -188,13 +157,7 @@ def width_of(
 
 
 def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
-    """The result of these trajectories; it has times only where each trajectory has its own.
-
-    **Arguments:**
-
-    - `lanes`: the numbers of the trajectories, with a leading axis where `plan.batched` says so.
-    - `mask`: which trajectories are wanted: [n].
-    """
+    """The result of the trajectories in the mask `[n]`; it has times where each has its own."""
     return _mapped(plan, rows_alone=False)(lanes, mask)
 
 
@@ -215,29 +178,31 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
         if not rows_alone and not plan.own_times:
             # (Along the mapped axis the times may differ; they come from `lanes`.)
             out = out._replace(t=None)
-        return _folded(out, size), jax.tree.map(lambda _: True, out)
+        folded = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)
+        return folded, jax.tree.map(lambda _: True, out)
 
     _.stands_for = plan.stands_for
     return run
 
 
 def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
-    n, saving, events = len(mask), plan.saving, plan.events
+    n, saving, events, saved = len(mask), plan.saving, plan.events, _saved_rows(plan)
     d = described(plan, lanes, n)
-    saved = _saved_rows(plan)
     outputs = [_array(d, n, saved * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, saved))
     if events is not None:
-        outputs.append(_by_row(d, n, plan.event_slots * EVENT_ROWS, d.size))
+        outputs.append(_by_row(d, n, plan.event_slots * EVENT_ROWS, d.size, d.dtype))
         outputs.append(_by_row(d, n, plan.max_events * (1 + events.longest), 1, np.int32))
     outputs.append(_counts(d, n))
     found = _run(plan, *_to_solve(d, plan, lanes, mask, outputs))
     *found, counts = found[: len(outputs)]
     of_events: list = []
     if events is not None:
-        of_events = [_trajectories_before_rows(d, x) for x in found[-2:]]
-        found = found[:-2]
+        *found, event_rows, marks = found
+        # (As `[trajectory, row, number]`.)
+        axis = -1 if d.on_gpu else 1
+        of_events = [jnp.moveaxis(x, axis, 0) for x in (event_rows, marks)]
     u, *t = [_trajectories_first(d, x) for x in found]
     rows = [u.reshape(n, saved, *plan.state.shape)]
     if plan.event_slots:
@@ -265,10 +230,10 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
 
 def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list) -> tuple:
     """The arguments of `_run` for the kernel `solve` with these outputs."""
-    n = len(mask)
+    n, (text, arrays) = len(mask), kernel.solving(d)
     threads = n if d.on_gpu else _threads(plan, n)
-    text, arrays = kernel.solving(d)
-    given = operands(d, plan, lanes, mask, _saved_rows(plan), *_lengths(arrays))
+    sizes = [arrays] if arrays else []
+    given = operands(d, plan, lanes, mask, _saved_rows(plan), *sizes)
     results = outputs + _arrays(threads * arrays)
     return text, "solve", given, results, n, threads, d.width
 
@@ -281,8 +246,7 @@ class Steps(NamedTuple):
     """The steps of trajectories. What was not reached is uninitialised.
 
     - `t [trajectory, row]`, `u [trajectory, row, component]`: where steps begin and end.
-    - `inner [trajectory, row, node, component]`: the states at the inner nodes of the step that
-        ends in a row (see `dense.inner_nodes`).
+    - `inner [trajectory, row, node, component]`: the inner nodes of the step that ends in a row.
     - `rows [trajectory]`: how many rows were reached.
     """
 
@@ -309,25 +273,10 @@ def _saved_rows(plan: Plan) -> int:
     return 1 if plan.saving.mode == "ends" else plan.saving.rows
 
 
-def _by_row(
-    d: Description, n: int, rows: int, size: int, dtype: Any = None
-) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of rows of `size` numbers that all trajectories have: see
-    `numbers.Order.place_in_row`."""
-    rows = max(1, rows)
-    return jax.ShapeDtypeStruct(
-        (rows, size, n) if d.on_gpu else (rows, n, size), np.dtype(dtype or d.dtype)
-    )
-
-
-def _trajectories_before_rows(d: Description, x: Any) -> Any:
-    """A result of the shape of `_by_row` as `[trajectory, row, number]`."""
-    return jnp.moveaxis(x, -1, 0) if d.on_gpu else jnp.swapaxes(x, 0, 1)
-
-
-def _rows_before_trajectories(d: Description, x: Any) -> Any:
-    """The inverse of `_trajectories_before_rows`."""
-    return jnp.moveaxis(x, 0, -1) if d.on_gpu else jnp.swapaxes(x, 0, 1)
+def _by_row(d: Description, n: int, rows: int, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of rows of `size` numbers: see `numbers.Order.place_in_row`."""
+    each = (size, n) if d.on_gpu else (n, size)
+    return jax.ShapeDtypeStruct((max(1, rows), *each), dtype)
 
 
 def _events_of(
@@ -359,23 +308,16 @@ def _run(
     threads: int,
     least: int,
 ) -> list[Any]:
-    """Call a kernel for so many items of work, which are trajectories or blocks of them; on a CPU,
-    with at most `threads` threads, each of which gets at least `least` items."""
+    """Call a kernel for `items` of work, by at most `threads` threads with `least` items each."""
     if plan.engine.on_gpu:
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
     return call(text, name, operands, outputs, items=items, threads=threads, least=least)
 
 
-def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of `size` numbers for each trajectory; the dtype is by default that of
-    the state."""
-    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
-
-
-def _lengths(arrays: int) -> tuple[int, ...]:
-    """The sizes that follow all others where a thread has so many bytes of arrays."""
-    return (arrays,) if arrays else ()
+def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of `size` numbers for each trajectory."""
+    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
 
 
 def _arrays(size: int) -> list[jax.ShapeDtypeStruct]:
@@ -417,25 +359,23 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
         # The bits of sums don't depend on how many threads there are, so neither does the width.
         d = dataclasses.replace(d, width=_width(plan, n // groups, backwards=True))
     back = kernel.pulling_back(d)
-    which = with_gradients(d)
-    avals = parameters_of(plan.field)
+    which, avals = with_gradients(d), parameters_of(plan.field)
     own, shared = (size_of(d, part) for part in which)
-    record = _record_on_gpu if d.on_gpu else _record_on_cpu
-    share = record(d, flow, back, shared)
+    share = (_record_on_gpu if d.on_gpu else _record_on_cpu)(d, flow, back, shared)
     rows, *of_events = (x.reshape(n, -1, d.size) for x in cotangents)
-    sizes = *share.sizes, *_lengths(back.arrays)
+    sizes = *share.sizes, *([back.arrays] if back.arrays else [])
     given = operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     given += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
-        happened = known.happened
+        happened, axis = known.happened, -1 if d.on_gpu else 1
         none = jnp.zeros(n, jnp.int32)
         given.append(none if happened is None else happened.astype(jnp.int32))
-        given += [_rows_before_trajectories(d, x) for x in of_events] or [jnp.zeros(1, d.dtype)]
+        given += [jnp.moveaxis(x, 0, axis) for x in of_events] or [jnp.zeros(1, d.dtype)]
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
     outputs += share.memory + _arrays(share.threads * back.arrays)
-    of_work = share.items, share.threads, share.least
-    results = _run(plan, back.text, "pull_back", given, outputs, *of_work)
+    work = share.items, share.threads, share.least
+    results = _run(plan, back.text, "pull_back", given, outputs, *work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
     found = {}
@@ -446,25 +386,18 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
 
 def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
     """The arrays whose numbers are the columns of `flat`, one after the other: `[row, ...]`."""
-    found, start = [], 0
-    for aval in avals:
-        end = start + math.prod(aval.shape)
-        # The number of rows is spelled out instead of -1, as an array may be empty.
-        each = flat[:, start:end].reshape(flat.shape[0], *aval.shape)
-        found.append(each.astype(aval.dtype))
-        start = end
-    return found
+    ends = itertools.accumulate((math.prod(x.shape) for x in avals), initial=0)
+    # The number of rows is spelled out instead of -1, as an array may be empty.
+    return [
+        flat[:, start:end].reshape(len(flat), *aval.shape).astype(aval.dtype)
+        for (start, end), aval in zip(itertools.pairwise(ends), avals, strict=True)
+    ]
 
 
 class _Share(NamedTuple):
-    """How the work of `pull_back` is shared out.
-
-    - `threads`: the number of threads.
-    - `sizes`: the other sizes (see `kernel.TURNS`).
-    - `memory`: the memory of the record and of factors.
-    - `items`, `least`: how many items of work there are, and how many at least a thread gets.
-    - `sums`: how many sums of shared parameters' cotangents there are.
-    """
+    """How the work of `pull_back` is shared out: among `threads`, with the other `sizes` (see
+    `kernel.TURNS`), the memory of the record and of factors, so many `items` of which a thread gets
+    at `least` some, and so many sums of shared parameters' cotangents."""
 
     threads: int
     sizes: tuple[int, ...]
@@ -494,39 +427,34 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     lengths = turns * turn + passed_on, events, checkpoints * back.checkpoint
     sizes = turns, group, checkpoints, *lengths
     if not in_memory:
-        memory = _memory(d, *(threads * length for length in lengths))
-        return _Share(threads, sizes, memory, flow.n, d.width, flow.n)
+        return _Share(threads, sizes, _memory(d, threads, *lengths), flow.n, d.width, flow.n)
     fitting = _SUMS // (max(1, shared) * d.dtype.itemsize * flow.groups)
     most_blocks = min(_MOST_BLOCKS, max(_LEAST_BLOCKS, fitting))
     block = group * -(-together // (group * most_blocks))
     blocks = flow.groups * -(-together // block)
     threads = min(threads, blocks)
-    memory = _memory(d, *(threads * length for length in lengths))
-    memory.append(jax.ShapeDtypeStruct((threads * back.factors,), d.dtype))
-    sizes = *sizes, back.factors, together, block
-    return _Share(threads, sizes, memory, blocks, 1, blocks)
+    memory = _memory(d, threads, *lengths, back.factors)
+    return _Share(threads, (*sizes, back.factors, together, block), memory, blocks, 1, blocks)
 
 
 def _record_on_gpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
-    """`_record_on_cpu` for a GPU. Every thread has memory for one trajectory at a time, and each
-    group has as many threads."""
+    """`_record_on_cpu` for a GPU, where each thread has one trajectory at a time."""
     # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
     checkpoints = _checkpoints(most, turns, back)
     each = turns * d.recorded, 2 * EVENT_CELLS, checkpoints * back.checkpoint
-    bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
+    bytes_ = sum(x.size * x.dtype.itemsize for x in _memory(d, 1, *each))
     bytes_ += shared * d.dtype.itemsize
     group = flow.n // flow.groups
     of_group = min(group, max(1, _WORKSPACE // bytes_ // flow.groups))
     threads = flow.groups * of_group
-    memory = _memory(d, *(size * threads for size in each))
-    return _Share(threads, (turns, group, checkpoints, of_group), memory, flow.n, 1, threads)
+    sizes = turns, group, checkpoints, of_group
+    return _Share(threads, sizes, _memory(d, threads, *each), flow.n, 1, threads)
 
 
 def _segment_turns(most: int, least: int) -> int:
-    """The number of turns of a segment: about the square root of `most`, the number of all turns,
-    or `least` if that is more."""
+    """The number of turns of a segment, of `most` in all: about its square root, or `least`."""
     return min(most, max(least, math.isqrt(most) + 1))
 
 
@@ -536,16 +464,7 @@ def _checkpoints(most: int, turns: int, back: kernel.PullingBack) -> int:
     return min(-(-most // turns) + 1, fitting & -2)
 
 
-def _memory(d: Description, turns: int, events: int, kept: int) -> list[jax.ShapeDtypeStruct]:
-    kinds = zip((turns, events, kept), (d.dtype, np.int32, np.int8), strict=True)
-    return [jax.ShapeDtypeStruct((size,), dtype) for size, dtype in kinds]
-
-
-#
-# Wider
-#
-
-
-def _folded(out: Any, size: int) -> Any:
-    """The results of `size` times as many trajectories, with the mapped axis first again."""
-    return jtu.tree_map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)
+def _memory(d: Description, threads: int, *sizes: int) -> list[jax.ShapeDtypeStruct]:
+    """The memory of all threads for turns, events, checkpoints and factors of these sizes."""
+    kinds = zip(sizes, (d.dtype, np.int32, np.int8, d.dtype), strict=False)
+    return [jax.ShapeDtypeStruct((threads * size,), dtype) for size, dtype in kinds]

@@ -53,34 +53,24 @@ _SOLVE, _MASS = _call("solve", _SIZE), _call("mass", _SIZE)
 _CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE, _MASS)
 
 
-def _f(y: tuple, t: Any) -> tuple:
-    return tuple(_F.bind(*y, jnp.asarray(t, y[0].dtype)))
-
-
-def _jvp(y: tuple, t: Any, dy: tuple, dt: Any) -> tuple:
-    dtype = y[0].dtype
-    return tuple(_JVP.bind(*y, jnp.asarray(t, dtype), *dy, jnp.asarray(dt, dtype)))
+def _like(y: tuple, number: Any) -> Any:
+    """The number in the dtype of a state."""
+    return jnp.asarray(number, y[0].dtype)
 
 
 def _linearise(y: tuple, t: Any) -> tuple:
-    entries, dfdt = _LINEARISE.bind(*y, jnp.asarray(t, y[0].dtype))
+    entries, dfdt = _LINEARISE.bind(*y, _like(y, t))
     return (entries,), (dfdt,)
 
 
-def _factorise(jacobian: tuple, gamma_h: Any) -> tuple:
-    return tuple(_FACTORISE.bind(*jacobian, gamma_h))
-
-
-def _solve(factors: tuple, right: tuple) -> tuple:
-    return tuple(_SOLVE.bind(*factors, *right))
-
-
-def _mass(y: tuple) -> tuple:
-    return tuple(_MASS.bind(*y))
-
-
-_EQUATIONS = Equations(_f, _jvp, _linearise, _factorise, _solve)
-_WITH_MASS = dataclasses.replace(_EQUATIONS, mass=_mass)
+_EQUATIONS = Equations(
+    lambda y, t: tuple(_F.bind(*y, _like(y, t))),
+    lambda y, t, dy, dt: tuple(_JVP.bind(*y, _like(y, t), *dy, _like(y, dt))),
+    _linearise,
+    lambda jacobian, gamma_h: tuple(_FACTORISE.bind(*jacobian, gamma_h)),
+    lambda factors, right: tuple(_SOLVE.bind(*factors, *right)),
+)
+_WITH_MASS = dataclasses.replace(_EQUATIONS, mass=lambda y: tuple(_MASS.bind(*y)))
 
 
 class Trace(NamedTuple):
@@ -115,7 +105,7 @@ def _traced(fn: Callable, *inputs: Any, has_stages: bool = False) -> Trace:
     assert not closed.consts, closed.consts
     tree = jax.tree.structure(inputs)
     found = jax.tree.unflatten(jax.tree.structure(outputs), jaxpr.outvars)
-    found, stages = (found[:-1], found[-1]) if has_stages else (found, ())
+    *found, stages = found if has_stages else (*found, ())
     wanted = jaxpr.replace(outvars=jax.tree.leaves(found))
     return Trace(used(wanted)[0], tree.unflatten(jaxpr.invars), found, stages)
 
@@ -224,7 +214,7 @@ class Pulled:
         variables = variables_of(trace.inputs)
         self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
         # The residuals of the calls whose results these variables are.
-        self.residuals: dict[Any, Loaded] = {}
+        self.residuals: dict[Any, Loaded | None] = {}
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
         self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
@@ -254,34 +244,26 @@ class Pulled:
         return self.values[atom]
 
     def _called(self, eqn: Any, args: Sequence[Any], equations: Equations) -> list:
-        """The results of a call. The factors of a matrix are whatever object the equations
-        return."""
-        if eqn.primitive is _LINEARISE:
-            entries, dfdt = equations.linearise(*args)
-            zero = [self.b.constant(0, eqn.invars[0].aval.dtype)]
-            return [entries, zero if dfdt is None else list(dfdt)]
+        """The results of a call; the factors of a matrix are whatever the equations return."""
+        found: Any = getattr(equations, eqn.primitive.name.removeprefix("equations_"))(*args)
         if eqn.primitive is _FACTORISE:
-            return [equations.factorise(*args)]
-        if eqn.primitive is _SOLVE:
-            return [list(equations.solve(*args))]
-        if eqn.primitive is _MASS:
-            assert equations.mass is not None
-            return [list(equations.mass(*args))]
-        return [list((equations.f if eqn.primitive is _F else equations.jvp)(*args))]
+            return [found]
+        if eqn.primitive is not _LINEARISE:
+            return [list(found)]
+        entries, dfdt = found
+        zero = [self.b.constant(0, eqn.invars[0].aval.dtype)]
+        return [entries, zero if dfdt is None else list(dfdt)]
 
     def operands_of_calls(self, eqns: Sequence[Any]) -> list:
-        """The operands that a pull-back through these equations needs at its calls, provided that
-        the calls' results are known."""
+        """The operands that a pull-back needs at calls of these equations with known results."""
         found = []
         for eqn in filter(_is_call, eqns):
-            if eqn.primitive is _MASS:
-                continue
-            found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
+            if eqn.primitive is not _MASS:
+                found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
         return found
 
     def apart(self) -> Pulled:
-        """A copy without cotangents, whose new values are not used outside of the block that it is
-        for."""
+        """A copy without cotangents, whose new values are used only in one block."""
         other = copy.copy(self)
         other.values, other.cotangents, other.gradient = dict(self.values), {}, None
         return other
@@ -329,12 +311,10 @@ class Pulled:
                     self.add(x, more)
 
     def _through_call(self, eqn: Any, cts: Sequence[Any], calls: Calls) -> None:
-        whole = [
-            None if c is None else self._whole(c, v) for c, v in zip(cts, eqn.outvars, strict=True)
-        ]
+        pairs = zip(cts, eqn.outvars, strict=True)
+        whole = [None if c is None else self._whole(c, v) for c, v in pairs]
         if eqn.primitive is _SOLVE:
-            factors, right = eqn.invars
-            (x,) = eqn.outvars
+            (factors, right), (x,) = eqn.invars, eqn.outvars
             to_right = calls.solve(self.value(factors, calls), whole[0])
             solution = self._whole(self.value(x, calls), x)
             self.add(right, list(to_right))
@@ -353,11 +333,12 @@ class Pulled:
             return
         args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
         if eqn.primitive is _LINEARISE:
-            found = list(calls.linearise(*args, whole))
+            found = calls.linearise(*args, whole)
         elif eqn.primitive is _F:
-            found = list(calls.f(*args, whole[0], self.residuals.get(eqn.outvars[0])))
+            found = calls.f(*args, whole[0], self.residuals.get(eqn.outvars[0]))
         else:
-            found = list(calls.jvp(*args, whole[0]))
+            found = calls.jvp(*args, whole[0])
+        found = list(found)
         for x in eqn.invars:
             if x.aval.shape:
                 if self.is_active(x):
@@ -380,11 +361,6 @@ def _zipped(op: Callable, *xs: _Components, dtype: Any = None) -> _Components:
     """Apply `op`, whose results have this dtype, component by component."""
     n = max(map(len, xs))
     return [componentwise(op, *(x[i % len(x)] for x in xs), dtype=dtype) for i in range(n)]
-
-
-#
-# Forward values of equations
-#
 
 
 _THE_SAME = ("broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient")
@@ -424,23 +400,15 @@ def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> lis
 
 def _linear(*signs: int) -> Callable:
     def rule(b, eqn, active, values, cts):
-        del b, eqn, values
-        minus = [-x for x in cts[0]] if -1 in signs else []
-        return [
-            (cts[0] if sign > 0 else minus) if is_active else None
-            for sign, is_active in zip(signs, active, strict=True)
-        ]
+        by_sign = {1: cts[0], -1: [-x for x in cts[0]] if -1 in signs else []}
+        return [by_sign[sign] if a else None for sign, a in zip(signs, active, strict=True)]
 
     return rule
 
 
 def _product(b, eqn, active, values, cts):
-    del b, eqn
-    others = values[::-1]
-    return [
-        _zipped(operator.mul, other(), cts[0]) if is_active else None
-        for other, is_active in zip(others, active, strict=True)
-    ]
+    pairs = zip(values[::-1], active, strict=True)
+    return [_zipped(operator.mul, other(), cts[0]) if a else None for other, a in pairs]
 
 
 def _by_jax(b, eqn, active, values, cts):
@@ -448,15 +416,13 @@ def _by_jax(b, eqn, active, values, cts):
     args = [x() for x in values]
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-    cts = [
-        [b.constant(0, v.aval.dtype)] if c is None else c
-        for c, v in zip(cts, eqn.outvars, strict=True)
-    ]
+    pairs = zip(cts, eqn.outvars, strict=True)
+    cts = [[b.constant(0, v.aval.dtype)] if c is None else c for c, v in pairs]
 
     def pulled(xs, cs):
         def of(*chosen):
-            every, left = list(xs), iter(chosen)
-            every = [next(left) if a else x for a, x in zip(active, every, strict=True)]
+            left = iter(chosen)
+            every = [next(left) if a else x for a, x in zip(active, xs, strict=True)]
             out = eqn.primitive.bind(*every, **eqn.params)
             return out if eqn.primitive.multiple_results else [out]
 

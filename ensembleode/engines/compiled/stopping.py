@@ -25,16 +25,12 @@ define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr
 
 
 def stopped(stop: Any, turn: Any) -> Any:
-    """Whether the flag is set: a boolean, which all trajectories that are mapped over share.
-
-    **Arguments:** `stop`: the address of the flag, `Lane.stop`; `turn`: a value that changes as the
-    loop goes on.
-    """
+    """Whether the flag at this address, `Lane.stop`, is set, for all trajectories that are mapped
+    over; `turn` is a value that changes as the loop goes on."""
     ask = jax.custom_batching.custom_vmap(_stopped)
 
     @ask.def_vmap
     def _(size, batched, stop, turn):
-        del size
         return stopped(stop, turn[0] if batched[1] else turn), False
 
     return ask(stop, turn)

@@ -18,11 +18,8 @@ def known_times(layout: Layout) -> list[str]:
 
 
 class Stops:
-    """The variables that lanes have for their known times.
-
-    - `tstop`: the end of a lane's current stretch of time, beyond which no step goes.
-    - `jumps`: whether `f` may jump there.
-    """
+    """The variables that lanes have for their known times: the end `tstop` of the current stretch
+    of time, beyond which no step goes, and whether `f` may jump there."""
 
     def __init__(self, b: Builder, held: Held, dtype: np.dtype):
         self.b, self._held = b, held
@@ -40,11 +37,7 @@ class Stops:
 
     def arrive(self, here: Value, t: Variable) -> Value:
         """In the lanes `here`, whose stretch of time ends at `t`, go on to the next stretch. Where
-        `f` jumps, it begins a unit in the last place later; if `f` jumps there as well, behind
-        that.
-
-        **Returns:** the lanes where `f` jumps.
-        """
+        `f` jumps, it begins a unit in the last place later. Returns the lanes where `f` jumps."""
         b, held = self.b, self._held
         t1 = held.number("t1")
         direction = b.sign(t1 - held.number("t0"))
@@ -62,8 +55,7 @@ class Stops:
         return jumps
 
     def _pass(self, name: str, t: Variable, direction: Value, here: Value) -> None:
-        """Go to the first row after the time `t`; several rows may have that time. Where `f` jumps
-        at `t`, that is moved."""
+        """Go to the first row after the time `t`, which moves where `f` jumps at `t`."""
         b, row = self.b, self._rows[name]
 
         def due() -> Value:

@@ -16,15 +16,10 @@ if TYPE_CHECKING:
 
 
 class Switch:
-    """Which of two methods makes the next attempt, or made the last one, and the variables that
-    decide it.
-
-    If results are saved and there are several lanes, all lanes step with the same method, and the
-    trajectories that need the other one wait in `parking`. Otherwise each lane has its own method.
-
-    - `stiff`: how many attempts of a trajectory the Rosenbrock method made.
-    - `switches`: how often a trajectory switched.
-    """
+    """Which of two methods makes the next attempt, or made the last one. If results are saved and
+    there are several lanes, all lanes step with the same method, and the trajectories that need the
+    other one wait in `parking`. `stiff` counts a trajectory's attempts by the Rosenbrock method,
+    `switches` how often it switched."""
 
     def __init__(self, loop: Loop):
         method = loop.problem.method
@@ -40,22 +35,18 @@ class Switch:
         self._known: Value | None = None
 
     def now(self) -> Value:
-        """Where the Rosenbrock method makes the attempt: a mask, or a constant in code that is for
-        one of the methods."""
+        """Where the Rosenbrock method makes the attempt: a mask, or a constant."""
         return self.is_stiff.get() if self._known is None else self._known
 
     def by_method(self, write: Callable[[], object]) -> None:
         """Write the code of a turn once for each method, where all lanes have the same one."""
 
-        def known(is_stiff: bool) -> Callable[[], None]:
-            def one() -> None:
-                self._known = self.b.constant(is_stiff, BOOL)
-                write()
-                self._known = None
+        def known(is_stiff: bool) -> None:
+            self._known = self.b.constant(is_stiff, BOOL)
+            write()
+            self._known = None
 
-            return one
-
-        self.b.if_(self.is_stiff.get(), known(True), known(False))
+        self.b.if_(self.is_stiff.get(), lambda: known(True), lambda: known(False))
 
     def variables(self) -> list[Variable]:
         """The variables that are kept from turn to turn."""
@@ -84,11 +75,9 @@ class Switch:
         self._count.set(choice.count)
 
         def switch() -> None:
-            bounded = loop.bounds(loop.held).bounded(b, choice.h)
-            loop.h.set_where(choice.switched, bounded)
+            loop.h.set_where(choice.switched, loop.bounds(loop.held).bounded(b, choice.h))
             self.switches.set(self.switches.get() + b.cast(choice.switched, I32))
-            anew = method.begins_anew(choice)
-            if anew is not None:
+            if (anew := method.begins_anew(choice)) is not None:
                 b.if_(b.any(anew), lambda: loop.carry_anew(anew))
             if self.parking is None:
                 self.is_stiff.set(choice.is_stiff)

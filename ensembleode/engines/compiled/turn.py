@@ -15,7 +15,7 @@ from ...solvers.step_size import squared_error
 from ...solvers.time import adaptive_step, fixed_step, size_before
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, Value
-from .components import copied
+from .components import copied, set_all
 from .numbers import Held
 from .saved_rows import Step
 
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> tuple[Step, Value]:
-    """The step that the known times allow; and, for a fixed step, the lanes where time can't
-    resolve it.
-
-    **Arguments:** `make_equations`: see `Loop`.
-    """
+    """The step that the known times allow; and the lanes where time can't resolve a fixed one."""
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
@@ -53,7 +49,11 @@ def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> t
     method = loop.now(p.method)
     if loop.switch is not None:
         loop.switch.count(loop.active.get())
-    equations = make_equations(loop.held, _trying(loop))
+    # The lanes that try a step.
+    mask = loop.active.get()
+    if p.adaptive and loop.outputs is not None:
+        mask = mask | loop.code.get().eq(verdicts.PROBING)
+    equations = make_equations(loop.held, mask)
     attempt = method.step(loop.xp, equations, y, carry, t, size)
     return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
@@ -65,14 +65,6 @@ def _size(loop: Loop, t: Value, t2: Value) -> Value:
         jumps = loop.stops.jumps.get() & t2.eq(loop.tstop)
         return size_before(loop.b, t, t2, jumps, loop.direction)
     return t2 - t
-
-
-def _trying(loop: Loop) -> Value:
-    """The lanes that try a step."""
-    mask = loop.active.get()
-    if loop.problem.adaptive and loop.outputs is not None:
-        mask = mask | loop.code.get().eq(verdicts.PROBING)
-    return mask
 
 
 def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
@@ -104,13 +96,10 @@ def commit(loop: Loop, size: Any, step: Step, verdict: Verdict) -> None:
     arrived = step.t2.eq(loop.t1)
     if loop.is_uniform:
         loop.t.set(step.t2)
-        # Set in each turn, though it stays the same: LLVM would keep what it computes from a size
-        # that doesn't change in registers that the stages need.
+        # (Set in each turn: LLVM would keep what it computes from a constant size in registers.)
         loop.h.set(verdict.next_h)
-        for variable, x in zip(loop.y, step.attempt.y2, strict=True):
-            variable.set(x)
-        for variable, x in zip(loop.carry, jax.tree.leaves(step.attempt.carry), strict=True):
-            variable.set(x)
+        set_all(loop.y, step.attempt.y2)
+        set_all(loop.carry, jax.tree.leaves(step.attempt.carry))
         tries = loop.ntried.get()
 
         def look() -> None:
@@ -129,21 +118,17 @@ def commit(loop: Loop, size: Any, step: Step, verdict: Verdict) -> None:
 
     def arrive() -> None:
         loop.t.set_where(accepted, step.t2)
-        for variable, x in zip(loop.y, step.attempt.y2, strict=True):
-            variable.set_where(accepted, x)
-        for variable, x in zip(loop.carry, jax.tree.leaves(step.attempt.carry), strict=True):
-            variable.set_where(accepted, x)
+        set_all(loop.y, step.attempt.y2, accepted)
+        set_all(loop.carry, jax.tree.leaves(step.attempt.carry), accepted)
 
     if loop.happening is None:
-        # Nearly every step is accepted in some lane. But in a block of its own, LLVM doesn't mix
-        # this with the step, for which there are too few registers already.
+        # In a block of its own, LLVM doesn't mix this with the step.
         b.if_(b.any(accepted), arrive, likely=True)
     else:
         arrive()
     loop.active.set(active & ~((accepted & arrived) | verdict.lost))
     if p.adaptive:
-        for variable, x in zip(loop.memory, verdict.memory, strict=True):
-            variable.set(x)
+        set_all(loop.memory, verdict.memory)
         loop.h.set_where(active, verdict.next_h)
 
         def count() -> None:

@@ -24,11 +24,8 @@ _Visit: TypeAlias = Callable[[ir.Stmt, Region], None]
 
 
 class Uniformity:
-    """Which numbers and branches of a function are the same in all lanes.
-
-    - `has_lanes`: whether there are lanes at all.
-    - `own_time`: whether the time differs from lane to lane.
-    """
+    """Which numbers and branches of a function are the same in all lanes. `has_lanes` says whether
+    there are lanes at all, `own_time` whether the time differs from lane to lane."""
 
     def __init__(self, fn: ir.Function, *, has_lanes: bool, own_time: bool):
         self.has_lanes = has_lanes
@@ -91,10 +88,6 @@ class Uniformity:
 
     def _index_varies(self, index: ir.Index) -> bool:
         return any(self.varies(e) for e, _ in index.terms)
-
-    #
-    # The pass
-    #
 
     def _block(self, stmts: Sequence[ir.Stmt], region: Region, visit: _Visit) -> None:
         for stmt in stmts:

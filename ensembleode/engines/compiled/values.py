@@ -45,7 +45,6 @@ def literal(value: Any, dtype: np.dtype) -> str:
 
 def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value, Any], Value]:
     """An operator that calls a method of the builder with the value and another operand."""
-
     if swapped:
         return lambda self, other: getattr(self.builder, method)(*how, other, self)
     return lambda self, other: getattr(self.builder, method)(*how, self, other)
@@ -53,11 +52,9 @@ def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value,
 
 class Value:
     """The result of an instruction: `lanes` entries of a dtype, or a scalar where `lanes` is zero.
-
-    The operators are those of NumPy, on values of one dtype. A Python number takes the dtype of the
-    other operand, and a scalar is spread over the lanes. `==` compares objects: use `eq` and `ne`
-    instead; `ne` is true for NaN.
-    """
+    The operators are those of NumPy; a Python number takes the dtype of the other operand, and a
+    scalar is spread over the lanes. `==` compares objects: use `eq`, and `ne`, which is true for
+    NaN."""
 
     __slots__ = ("builder", "constant", "dtype", "factors", "lanes", "name")
 
@@ -148,10 +145,9 @@ class Buffer:
 
     def pointer(self, index: Value | int) -> str:
         """A pointer to an element; a vector of pointers where the index has lanes."""
-        index = self.builder.as_value(index, I64)
-        place = self.builder.name()
-        element = type_of(self._stored)
-        self.builder.emit(f"{place} = getelementptr {element}, ptr {self.base}, {index}")
+        b = self.builder
+        index, place = b.as_value(index, I64), b.name()
+        b.emit(f"{place} = getelementptr {type_of(self._stored)}, ptr {self.base}, {index}")
         return place
 
     def offset(self, index: Value | int) -> Buffer:
@@ -171,12 +167,9 @@ class Buffer:
 
     def load_lanes(self, index: Value | int) -> Value:
         """Read as many elements as there are lanes, from this index on."""
-        b = self.builder
-        type_, align = type_of(self._stored, b.lanes), self._stored.itemsize
-        pointer = self.pointer(index)
-        return self._read(
-            b.value(f"load {type_}, ptr {pointer}, align {align}", self._stored, b.lanes)
-        )
+        b, stored, pointer = self.builder, self._stored, self.pointer(index)
+        text = f"load {type_of(stored, b.lanes)}, ptr {pointer}, align {stored.itemsize}"
+        return self._read(b.value(text, stored, b.lanes))
 
     def store_lanes(self, index: Value | int, value: Value) -> None:
         """Write as many elements as there are lanes, from this index on."""
@@ -185,8 +178,7 @@ class Buffer:
         b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
 
     def gather(self, index: Value, mask: Value, other: Any) -> Value:
-        """Read the elements at these indices in the lanes of the mask; the other lanes read
-        nothing, and get `other`."""
+        """Read the elements at these indices in the lanes of the mask; the others get `other`."""
         b, stored = self.builder, self._stored
         if not b.lanes:
             found = Variable(b, self.dtype, 0, other)

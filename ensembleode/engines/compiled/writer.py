@@ -30,8 +30,7 @@ class Writer:
         self.line(f"store {type_} {value}, ptr {self.at(base, offset)}")
 
     def structure(self, *members: tuple[str, str | int]) -> str:
-        """A structure in memory with these members, pairs of a type and a value, of eight bytes
-        each."""
+        """A structure in memory with these members, types and values, of eight bytes each."""
         base = self.value(f"alloca {{ {', '.join(type_ for type_, _ in members)} }}")
         for i, (type_, value) in enumerate(members):
             self.store(type_, value, base, 8 * i)
@@ -54,6 +53,16 @@ class Writer:
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
+
+    def go_on(self, name: str) -> None:
+        """Jump to the code that follows, which gets this label."""
+        self.jump(name)
+        self.label(name)
+
+    def go_on_if(self, condition: str, name: str, otherwise: str) -> None:
+        """Jump to the code that follows, which gets this label, or to another."""
+        self.branch(condition, name, otherwise)
+        self.label(name)
 
 
 def as_pointers(values: Iterable[str]) -> str:
