@@ -19,7 +19,7 @@ from ..core.plan import Plan
 from ..core.rate import rate_of
 from ..fields import parameters_of
 from ..fields.jacobian import leaves_no_tangent
-from ..tracing.program import is_inexact, Program, trace
+from ..tracing.program import is_inexact, Program, structs_of, substituted, trace
 from .results import each
 
 
@@ -96,13 +96,7 @@ def inexacts_of(plan: Plan, lanes: Lane) -> list:
 
 def with_wanted(flow: Flow, lanes: Lane, values: Sequence) -> Lane:
     """The numbers of trajectories with the `wanted` parameters replaced by these."""
-    return lanes.with_parameters(replaced(lanes.parameters, flow.wanted, values))
-
-
-def replaced(xs: Sequence, places: Sequence[int], new: Sequence) -> list:
-    """A list with those entries replaced that are at these places."""
-    by_place = dict(zip(places, new, strict=True))
-    return [by_place.get(i, x) for i, x in enumerate(xs)]
+    return lanes.with_parameters(substituted(lanes.parameters, flow.wanted, values))
 
 
 def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
@@ -187,16 +181,16 @@ def at_numbers(
     n = len(field.jaxpr.constvars)
 
     def at(state, *chosen):
-        every = replaced(numbers, places, chosen)
+        every = substituted(numbers, places, chosen)
         return program(every[:n], state, (*every[n:], *more), t)
 
     return at
 
 
-def structs_of(field: Program) -> tuple[tuple, jax.ShapeDtypeStruct]:
+def numbers_and_time(field: Program) -> tuple[tuple, jax.ShapeDtypeStruct]:
     """The abstract values of a field's constants and parameters, and of its time."""
-    avals: list[Any] = [*parameters_of(field), field.jaxpr.invars[-1].aval]
-    *numbers, t = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+    _, *parameters, t = field.jaxpr.invars
+    *numbers, t = structs_of([*field.jaxpr.constvars, *parameters, t])
     return tuple(numbers), t
 
 
@@ -204,7 +198,7 @@ def _inputs_with_tangents(field: Program, moved: Sequence[int]) -> tuple:
     """The abstract values of a state with its tangent, of numbers, their tangents, the time."""
     (out,) = field.out_avals
     state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
-    numbers, t = structs_of(field)
+    numbers, t = numbers_and_time(field)
     return state, numbers, tuple(numbers[i] for i in moved), t
 
 

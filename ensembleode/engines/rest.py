@@ -27,9 +27,9 @@ from ..events import End
 from ..fields.jacobian import is_reverse_only
 from ..ground.alone import alone
 from ..ground.retcode import is_successful, ReturnCode
-from ..tracing.program import is_inexact, Program
+from ..tracing.program import is_inexact, Program, substituted
 from .along import fit_for
-from .flow import at_numbers, replaced
+from .flow import at_numbers
 from .results import each
 
 
@@ -285,7 +285,7 @@ def _along(system: System, fn: Callable, at: Sequence, tangents: Sequence) -> An
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 
     def of_inexact(*chosen):
-        return fn(*replaced(at, places, chosen))
+        return fn(*substituted(at, places, chosen))
 
     points, tangents = ([xs[i] for i in places] for xs in (at, tangents))
     if not is_reverse_only(system.field):

@@ -30,7 +30,7 @@ from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
 from ...tracing.program import Program, trace
 from ..along import is_there, where
-from ..flow import at_numbers, Flow, Known, structs_of
+from ..flow import at_numbers, Flow, Known, numbers_and_time
 from ..results import each
 from . import solves
 
@@ -224,7 +224,7 @@ def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tupl
     """The field of the adjoint and of the integrals of `wanted` parameters, and its constants. Its
     parameters: all numbers of the field, the origin of the time, and those of the `forward`
     solve."""
-    (out,), (numbers, t) = field.out_avals, structs_of(field)
+    (out,), (numbers, t) = field.out_avals, numbers_and_time(field)
 
     def backwards(y: Any, p: tuple, passed: Any) -> Any:
         numbers, origin, forward = p
