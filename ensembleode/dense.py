@@ -155,7 +155,6 @@ class Again(Dense):
         return product
 
     def rows(self, rows: Any) -> "Again":
-        del rows
         return self
 
     def of(self, i: Any) -> "Again":

@@ -214,7 +214,6 @@ _tangent_p = jex.Primitive("ensembleode_tangent")
 
 
 def _evaluate(x, t, *, forward_error, **_):
-    del x
     if forward_error is not None:
         raise TypeError(forward_error)
     return t
@@ -228,7 +227,6 @@ def _jvp(primals, tangents, **params):
 
 
 def _transpose(ct, x, t, *, second_error, reverse_error, **_):
-    del x, t
     if reverse_error is not None:
         raise TypeError(reverse_error)
     # The gradient can depend on the variables of differentiation only through ct.
