@@ -119,11 +119,6 @@ class Pool(abc.ABC):
     def _result(self, future: Any) -> bytes: ...
 
 
-def keep_pickled(payload: bytes) -> None:
-    """[`keep`][] for objects that arrive as bytes."""
-    keep(pickle.loads(payload))
-
-
 def run_pickled(payload: bytes) -> bytes:
     """[`run`][] for a task that arrives as bytes."""
     return pickle.dumps(run(pickle.loads(payload)), protocol=5)
@@ -220,7 +215,7 @@ class DaskPool(Pool):
     def __init__(self, connect: Callable[[], Connection]):
         super().__init__()
         self._connect = connect
-        self._connection: Connection | None = None
+        self._connection: Any = None  # a `Connection`, once it is made
         self._nobody_since: float | None = None
         self._counted: tuple[float, int] = (-1.0, 0)
         self._had_workers = False
@@ -229,7 +224,6 @@ class DaskPool(Pool):
 
     @property
     def client(self) -> Any:
-        assert self._connection is not None
         return self._connection.client
 
     def open(self) -> None:
@@ -244,7 +238,6 @@ class DaskPool(Pool):
 
     @property
     def queued(self) -> int:
-        assert self._connection is not None
         return self._connection.queued
 
     def close(self) -> None:
@@ -275,7 +268,6 @@ class DaskPool(Pool):
             self._had_workers, self._nobody_since = True, None
         elif self._had_workers:
             self._nobody_since = self._nobody_since or time.monotonic()
-            assert self._connection is not None
             patience = self._connection.patience or _patience()
             if time.monotonic() - self._nobody_since > patience:
                 raise ClusterError(
@@ -312,7 +304,7 @@ class DaskPool(Pool):
         self.traffic.sent += len(payload)
         # Nobody waits for this future, as the worker may be gone. With `allow_other_workers`, the
         # task would wait for ever once there is no worker.
-        future = self._submit(keep_pickled, payload, workers=[to])
+        future = self._submit(keep, payload, workers=[to])
         self._delivering = [*(x for x in self._delivering if not x.done()), future]
 
     def _result(self, future: Any) -> bytes:
