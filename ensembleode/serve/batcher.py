@@ -162,7 +162,7 @@ class Batcher:
 
     @property
     def _running(self) -> list[_Runner]:
-        """The threads that run a batch which somebody waits for."""
+        """The threads that run a batch that somebody waits for."""
         return [x for x in self._runners.values() if x.parts]
 
     @property
@@ -267,10 +267,16 @@ class Batcher:
                 now = time.monotonic()
                 busy = {x for x, runner in self._runners.items() if runner.parts or runner.hangs}
                 found, due = self._lines.next(now, busy, at_once=self._draining)
-                if found is None:
-                    await self._wait(due - now)
-                else:
+                if found is not None:
                     self._begin(*found, now)
+                elif (seconds := due - now) < _TICK:
+                    await asyncio.sleep(0)
+                else:  # until then, or until something is due earlier
+                    self._wake.clear()
+                    limit = None if seconds == math.inf else seconds - _TICK
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(limit):
+                            await self._wake.wait()
         except Exception as e:
             # Without this task nothing is solved, so items are not left to wait, and nothing is
             # accepted.
@@ -280,29 +286,19 @@ class Batcher:
                 runner.parts = []
             raise
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait for this long, or until something is due earlier."""
-        if seconds < _TICK:
-            await asyncio.sleep(0)
-            return
-        self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if seconds == math.inf else seconds - _TICK):
-                await self._wake.wait()
-
     def _begin(self, problem: Any, key: Any, now: float) -> None:
         """Run the next batch of a line."""
         parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
         try:
-            runner = self._runners.get(problem)
-            if runner is None:
+            if problem not in self._runners:
                 name = f"ensembleode-batches-{problem}"
-                runner = self._runners[problem] = _Runner(self._run_and_tell, name)
+                self._runners[problem] = _Runner(self._run_and_tell, name)
         except RuntimeError as e:  # no thread could be started
             self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
             self._rest()
             return
+        runner = self._runners[problem]
         runner.parts, runner.began = parts, now
         self._look(problem, runner)
         runner.given.put((problem, key, slices))
@@ -317,8 +313,7 @@ class Batcher:
             runner.timer = self._loop.call_later(left, self._look, problem, runner)
 
     def _give_up(self, problem: Any, runner: _Runner) -> None:
-        """Give up the present run of a thread, and refuse its problem. Python can't end the run; if
-        it can be told to stop, as a loop of compiled code can, this is the place to tell it."""
+        """Give up the present run of a thread, which Python can't end, and refuse its problem."""
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
         _refuse([item for item, _, _ in parts], Hung(problem, mine=True))

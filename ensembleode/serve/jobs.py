@@ -94,9 +94,8 @@ class Jobs:
     def start(self, may_run: threading.Event | None = None) -> None:
         """Start with the jobs that were left over, as soon as no other process has the folder and
         `may_run` is set."""
-        self._thread = threading.Thread(
-            target=self._live, args=[may_run], name="ensembleode-jobs", daemon=True
-        )
+        name = "ensembleode-jobs"
+        self._thread = threading.Thread(target=self._live, args=[may_run], name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -230,10 +229,8 @@ class Jobs:
             (owners.count(owner), self._share if owner else self._most_queued),
         ):
             if queued >= most:
-                raise Refused(
-                    429, "queue_full", f"{most} ensembles are queued; try again later.",
-                    headers={"Retry-After": "10"},
-                )  # fmt: skip
+                message = f"{most} ensembles are queued; try again later."
+                raise Refused(429, "queue_full", message, headers={"Retry-After": "10"})
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
@@ -242,11 +239,9 @@ class Jobs:
         self._tried.wait(_PATIENCE)
         with self._lock:
             if not self._opened.is_set():
-                raise Refused(
-                    503, "ensembles_not_ready",
-                    "another process has the folder of the ensembles still; try again later.",
-                    headers={"Retry-After": "1"},
-                )  # fmt: skip
+                message = "another process has the folder of the ensembles still; try again later."
+                later = {"Retry-After": "1"}
+                raise Refused(503, "ensembles_not_ready", message, headers=later)
             yield
 
     @contextlib.contextmanager
@@ -412,8 +407,7 @@ class Jobs:
 
     def _fail(self, id: str, error: str) -> None:
         with self._lock:
-            job = self._jobs.get(id)
-            if job is None:  # deleted in the meantime
+            if (job := self._jobs.get(id)) is None:  # deleted in the meantime
                 return
             if job["status"] in _GOING_ON:
                 job |= {"status": "failed", "error": error}

@@ -78,9 +78,9 @@ class Lines:
         line, or brings it forward, because it fills the batch."""
         problem, key = item.where
         lines = self.problems.setdefault(problem, OrderedDict())
-        line = lines.get(key)
-        if line is None:
-            line = lines[key] = _Line(self._most(key))
+        if key not in lines:
+            lines[key] = _Line(self._most(key))
+        line = lines[key]
         line.items[item] = None
         line.waiting += item.n
         line.first = min(line.first, item.submitted)

@@ -100,9 +100,11 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
     import uvicorn
 
     service = app.service
+    # (Middleware sees all requests, so none may take the shorter path.)
+    endpoints = {} if app.user_middleware else app.endpoints
     return uvicorn.Config(
         app,
-        http=protocol(service, app.of_calls),
+        http=protocol(service, endpoints),
         access_log=False,
         server_header=False,
         # The addresses of clients behind a proxy are not needed.

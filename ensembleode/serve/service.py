@@ -99,7 +99,8 @@ class Service:
                 every = [x for solver in self.solvers.values() for x in solver.warming()]
                 self.compiled = (0, len(every))
                 # The largest programs take longest, so they are compiled first.
-                for done, _ in enumerate(threads.map(self._warm_up, reversed(every)), 1):
+                steps = threads.map(lambda step: self.status == "warming" and step(), every[::-1])
+                for done, _ in enumerate(steps, 1):
                     self.compiled = (done, len(every))
                     self._compiled_at = time.monotonic()
                     if self.status == "warming":
@@ -114,10 +115,6 @@ class Service:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._ready)
-
-    def _warm_up(self, step: Callable[[], Any]) -> None:
-        if self.status == "warming":
-            step()
 
     def _ready(self) -> None:
         if self.status == "warming":
@@ -213,7 +210,10 @@ class Service:
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
         size = n * self.solvers[program.problem].bytes_of(numbers, program.pulls)
-        self.hold_answer(call, size)
+        # (The answer is counted until it is written.)
+        if not self.answers.has(call, call.owner or "", size):
+            raise QueueFull(1.0)
+        self.answers.put(call, call.owner or "", size)
         future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
         call.future = future
         look = None if call.receive is None else asyncio.create_task(_look_after(call))
@@ -228,13 +228,6 @@ class Service:
                 look.cancel()
         self.metrics.waits[program.problem].observe(done.wait)
         return done
-
-    def hold_answer(self, call: Call, size: int) -> None:
-        """Count an answer of this size, until it is written; raises `QueueFull` where there is no
-        room."""
-        if not self.answers.has(call, call.owner or "", size):
-            raise QueueFull(1.0)
-        self.answers.put(call, call.owner or "", size)
 
     def solver(self, name: str) -> Solver:
         if name not in self.solvers:

@@ -62,7 +62,8 @@ def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
         found = _of_msgpack(body) if binary else _of_json(body or b"{}")
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
-        raise Refused(400, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
+        why = str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
+        raise Refused(400, "invalid_body", f"the body is not {kind}: {why}.") from None
     if not isinstance(found, dict):
         raise Refused(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
@@ -206,10 +207,6 @@ def path_of(name: str, at: Any) -> str:
 def _kind(x: Any) -> str:
     names = {dict: "an object", str: "a string", bool: "a boolean", list: "a list"}
     return "null" if x is None else names.get(type(x), type(x).__name__)
-
-
-def _short(e: Exception) -> str:
-    return str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
 
 
 def encoded(content: Any, binary: bool) -> bytes:
