@@ -66,10 +66,8 @@ def evaluated_on_each(
     args: tuple,
     post: Callable | None = None,
 ) -> Any:
-    """`fn` traced for the part of one device, and evaluated on each device; `post` runs there, too.
-
-    Ensembles that are solved inside `fn` are solved on that device.
-    """
+    """`fn` traced for the part of one device, on which ensembles inside of it are solved, too, and
+    evaluated on each device; `post` runs there, too."""
 
     def part(spec, tree):
         ways = mesh.size if spec == _SPLIT else 1

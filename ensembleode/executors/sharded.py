@@ -99,8 +99,7 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) ->
 
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
-    """The mesh of the devices that get trajectories; None for the single device where JAX computes
-    anyway."""
+    """The mesh of the devices that get trajectories; None for the one where JAX computes anyway."""
     field: Any = plan.field
     if is_on_one_device() or field.jaxpr.effects:
         # Places that are only filled up on some device would have the effects, too.
@@ -132,9 +131,8 @@ def _factorises(plan: Plan) -> bool:
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:
-    """The outcome, moved to the device of a committed array among the numbers. If there is none,
-    the outcome is on the default device and uncommitted, so that it can be used with arrays
-    elsewhere."""
+    """The outcome on the device of a committed array among the numbers; if there is none, on the
+    default device and uncommitted, so that it can be used with arrays elsewhere."""
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
             return jax.device_put(outcome, next(iter(x.devices())))
@@ -174,8 +172,7 @@ def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
 @dataclasses.dataclass(frozen=True)
 class _Deal:
     """Deals `n` trajectories out to `parts` devices, `width` at a time in turn, since neighbours
-    often cost the same. The places that are left over hold copies of the last trajectory.
-    """
+    often cost the same. The rest of the places hold copies of the last trajectory."""
 
     n: int
     width: int

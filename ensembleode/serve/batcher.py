@@ -54,8 +54,7 @@ class BatchFailed(Exception):
 
 @dataclasses.dataclass(eq=False)
 class Hung(Exception):
-    """A batch of the problem has not returned in time: either that of the item (`mine`), or
-    another."""
+    """A batch of the problem doesn't return: that of the item (`mine`), or another."""
 
     problem: Any
     mine: bool
@@ -359,8 +358,7 @@ class Batcher:
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
     def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
-        """Hand the results of a batch to its items; a result that is a `BatchFailed` is raised
-        there."""
+        """Hand the results of a batch to its items; there, a `BatchFailed` is raised."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ..core.plan import NO_CALLBACK
 from ..events import end_by, Events
 from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution
@@ -120,10 +121,11 @@ def _unpacked(x: dict) -> Any:
 
 class Gradients(NamedTuple):
     """The gradients of a remote solve: `u0` in the shape of the request's, `p` as the vector of its
-    numbers (summed over the trajectories where all of these shared them), and the return codes."""
+    numbers (summed over the trajectories that share them), and the return codes. (A solver's have
+    all an axis of trajectories.)"""
 
-    u0: np.ndarray
-    p: np.ndarray
+    u0: Any
+    p: Any
     retcode: Any
 
 
@@ -212,27 +214,27 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
     columns = [(part.u, part.retcode, part.lengths, part.stats) for part in parts]
     u, retcode, lengths, stats = jax.tree.map(lambda *pages: np.concatenate(pages), *columns)
     about = (True, first.elapsed, first.engine, "trajectories")
-    events = [part.events for part in parts if part.events is not None]
-    found = _in_a_row(events) if events else None
-    of_ends = _of_ends(found, retcode)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=found, **of_ends)
+    events = None
+    if of_pages := [part.events for part in parts if part.events is not None]:
+        # Each page has as much room as its trajectories need.
+        most = max(page.t.shape[1] for page in of_pages)
+        of_pages = [with_room(page, most) for page in of_pages]
+        events = jax.tree.map(lambda *pages: np.concatenate(pages), *of_pages)
+    of_ends = _of_ends(events, retcode)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=events, **of_ends)
 
 
-def _in_a_row(parts: list[Events]) -> Events:
-    """The events of pages, joined; each page has as much room as its trajectories need."""
-    most = max(part.t.shape[1] for part in parts)
+def with_room(events: Events, most: int) -> Events:
+    """The events of several trajectories, with room for this many of each."""
 
-    def joined(name: str, fill: Any) -> np.ndarray:
-        pages = []
-        for part in parts:
-            x = np.asarray(getattr(part, name))
-            rest = np.full((len(x), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
-            pages.append(np.concatenate([x, rest], axis=1))
-        return np.concatenate(pages)
+    def filled(name: str, fill: float) -> np.ndarray:
+        x = np.asarray(getattr(events, name))
+        rest = np.full((len(x), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
+        return np.concatenate([x, rest], axis=1)
 
-    fills = {"t": np.nan, "which": -1, "direction": 0, "u_before": np.nan, "u_after": np.nan}
-    count = np.concatenate([part.count for part in parts])
-    return Events(**{name: joined(name, x) for name, x in fills.items()}, count=count)
+    nan, none = np.nan, NO_CALLBACK
+    fills = {"t": nan, "which": none, "direction": 0, "u_before": nan, "u_after": nan}
+    return Events(**{name: filled(name, x) for name, x in fills.items()}, count=events.count)
 
 
 def refusal(status: int, kind: str, content: bytes) -> ServiceError:
@@ -276,8 +278,7 @@ class Attempts:
 
     @property
     def rest(self) -> float | None:
-        """The seconds until an answer is given up even if it is arriving; None without a
-        deadline."""
+        """The seconds until an answer that arrives is given up; None without a deadline."""
         return None if self.deadline is None else max(0.001, self.left + _GRACE)
 
     def is_too_late(self, for_success: bool) -> bool:
@@ -285,8 +286,7 @@ class Attempts:
         return self.left <= (0.0 if for_success else -_GRACE)
 
     def after_refusal(self, status: int, kind: str, content: bytes, later: str | None) -> float:
-        """The seconds to wait after this answer; raises it as an error where trying again is no
-        use."""
+        """The seconds to wait after this answer; raises it where trying again is no use."""
         error = refusal(status, kind, content)
         taken = status in (502, 504)  # possibly: a gateway that got no answer
         mine = status == 504 and self.deadline is not None
@@ -294,8 +294,7 @@ class Attempts:
         return self._pause(error, again, _seconds(later))
 
     def after_loss(self, error: ServiceError, *, again: bool) -> float:
-        """The seconds to wait when there was no answer; raises `error` where trying again is no
-        use."""
+        """The seconds to wait after no answer; raises `error` where trying again is no use."""
         if self.left <= 0:
             error.code = "deadline"
         return self._pause(error, again, 0.0)

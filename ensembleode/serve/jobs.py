@@ -92,8 +92,7 @@ class Jobs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, may_run: threading.Event | None = None) -> None:
-        """Start with the jobs that were left over, as soon as no other process has the folder and
-        `may_run` is set."""
+        """Start with the jobs that are left over, once the folder is free and `may_run` is set."""
         name = "ensembleode-jobs"
         self._thread = threading.Thread(target=self._live, args=[may_run], name=name, daemon=True)
         self._thread.start()
@@ -127,8 +126,7 @@ class Jobs:
     def create(
         self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
     ) -> dict[str, Any]:
-        """Create a job. With a `key` that was given before, return that job (and run it again, if
-        it failed)."""
+        """Create a job; or return that of the same `key` (and run it again, if it failed)."""
         spec, arrays = specified(entry, body)
         check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
@@ -187,8 +185,7 @@ class Jobs:
             return _told(job)
 
     def delete(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Delete a job that has ended, with its store. A job that has not is cancelled, and
-        kept."""
+        """Delete a job that has ended, with its store; one that has not is cancelled, and kept."""
         with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
                 return self.cancel(id, owner)
@@ -234,8 +231,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
-        """A request for jobs waits a little for the folder, which another process may have
-        (503)."""
+        """A request waits a little for the folder, which another process may have (503)."""
         self._tried.wait(_PATIENCE)
         with self._lock:
             if not self._opened.is_set():
@@ -510,8 +506,7 @@ def _is_of(job: dict[str, Any], owner: str) -> bool:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a folder, which happens at once, so that no half-deleted folder is mistaken for a
-    job."""
+    """Rename a folder, at once, so that no half-deleted one is mistaken for a job."""
     trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH}")
     os.replace(path, trash)
     return trash

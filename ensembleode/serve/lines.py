@@ -74,8 +74,7 @@ class Lines:
         return [x for lines in found for line in lines.values() for x in line.items]
 
     def add(self, item: Item) -> bool:
-        """Add an item. Returns whether it sets the time of a batch, because it is the first of its
-        line, or brings it forward, because it fills the batch."""
+        """Add an item. Returns whether it sets the time of a batch, or brings it forward."""
         problem, key = item.where
         lines = self.problems.setdefault(problem, OrderedDict())
         if key not in lines:

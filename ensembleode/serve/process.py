@@ -119,8 +119,7 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
 
 
 def _most_connections() -> int:
-    """The largest number of connections: the limit of open files, minus some that are needed
-    otherwise. Further clients are told to come again (503)."""
+    """The limit of open files, minus some that are needed otherwise; further clients get a 503."""
     most = 4096
     try:
         import resource
@@ -131,9 +130,8 @@ def _most_connections() -> int:
 
 
 def _leave_alone() -> None:
-    """Exclude permanent objects from garbage collection. Compiled programs consist of a million
-    objects, and looking through them took a fifth of a second each time. The objects of a request
-    are freed by themselves when it is answered."""
+    """Keep the garbage collector from looking through the millions of objects of compiled programs.
+    (The objects of a request are freed without it.)"""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

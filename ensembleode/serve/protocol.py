@@ -65,8 +65,7 @@ async def _too_late(call: Call) -> Reply:
 
 
 def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.Protocol]:
-    """The class for uvicorn's `http` option, with the endpoints of
-    `POST /v1/problems/{name}/...`."""
+    """The class for uvicorn's `http`, with the endpoints of `POST /v1/problems/{name}/...`."""
     of_bytes = {what.encode(): endpoint for what, endpoint in endpoints.items()}
 
     class Protocol(HttpToolsProtocol):
@@ -92,8 +91,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._make_room()
 
         def _make_room(self) -> None:
-            """Close the connection that has been idle for longest: there is a limit of open
-            files."""
+            """Close the connection that is idle for longest, as there is a limit of open files."""
             every: Any = self.connections
             idle = [x for x in every if x is not self and x.is_idle]
             if idle:

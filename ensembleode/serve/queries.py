@@ -48,9 +48,8 @@ class Query:
 def query(
     entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
 ) -> Query:
-    """The request in the fields that were given, of which those in `more` are allowed besides the
-    usual ones; raises `Refused`. `ensemble` is the largest number of trajectories of an ensemble;
-    requests have another limit."""
+    """The request in the given fields, of which those in `more` are allowed besides the usual ones;
+    raises `Refused`. `ensemble`: the largest number of trajectories, if it is for an ensemble."""
     for name in given:
         if name not in _FIELDS and name not in more:
             names = ", ".join((*_FIELDS, *more))
@@ -91,8 +90,7 @@ def query(
 
 
 def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
-    """A lower or upper bound of the state or the parameters, within their limits; raises
-    `Refused`."""
+    """A bound of the state or the parameters, within their limits; raises `Refused`."""
     like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
     if given is None:
         raise invalid(path, "it is missing.")
@@ -156,8 +154,7 @@ def _deadline(given: Any) -> float | None:
 def _times(
     entry: Entry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
-    """The times `[1 or n, rows]`, how many of them each trajectory saves, and whether all share
-    them."""
+    """The times `[1 or n, rows]`, how many each trajectory saves, and whether all share them."""
     most = entry.limits.saveat
     t0, t1 = tspan[..., 0], tspan[..., 1]
     path = "saveat"
@@ -259,8 +256,7 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
 
 
 def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
-    """An array of this shape, or one with an additional leading axis; and whether it has that
-    axis."""
+    """An array of this shape, or with a leading axis more; and whether it has that axis."""
     if given is None:
         return default, False
     found = converted(given, name, dtype)

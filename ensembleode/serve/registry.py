@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -372,8 +371,3 @@ def _names_of(p: Any, size: int) -> list[str] | None:
     if not (type(p) is dict and len(p) == size and all(isinstance(k, str) for k in p)):
         return None
     return sorted(p) if all(is_parameter(x) and np.shape(x) == () for x in p.values()) else None
-
-
-def state_of(entry: Entry) -> jax.ShapeDtypeStruct:
-    """The abstract value of the state."""
-    return jax.ShapeDtypeStruct(entry.shape, entry.dtype)

@@ -123,8 +123,7 @@ class Service:
             self._warm_now.set()
 
     def dead(self) -> list[str]:
-        """The parts without which the service doesn't work and that have ended, or hang for
-        good."""
+        """The parts without which the service doesn't work, and which ended, or hang for good."""
         found = [f"batches of {problem}" for problem in self.hung]
         if self.status == "warming" and time.monotonic() - self._compiled_at > _COMPILING:
             found.append("compiling")
@@ -165,8 +164,7 @@ class Service:
         return self._ending
 
     async def stop(self) -> None:
-        """Finish accepted requests within `drain_seconds` from the beginning of draining, and
-        end."""
+        """Finish accepted requests within `drain_seconds` from the start of draining, and end."""
         self.begin_draining()
         await self._begin_to_end()
 
@@ -243,8 +241,7 @@ class Service:
             raise Refused(503, self.status, f"{message}.", headers={"Retry-After": "1"})
 
     def owner(self, call: Call) -> str | None:
-        """The owner of a call's token, or "" where no token is needed; None for a call that isn't
-        let in."""
+        """The owner of a call's token, "" if none is needed; None for a call that isn't let in."""
         return "" if self.tokens is None else self.tokens.owner(call.header(b"authorization"))
 
     async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:

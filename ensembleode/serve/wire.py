@@ -158,8 +158,7 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:
-    """Numbers that NumPy doesn't convert as they are; raises `Refused` where they aren't
-    numbers."""
+    """Numbers that NumPy doesn't convert; raises `Refused` where they aren't numbers."""
 
     def shape_of(x: Any, path: str) -> tuple[int, ...]:
         if isinstance(x, list):

@@ -117,8 +117,7 @@ def _slots(known: Known) -> dict[str, Any]:
 
 
 def _in_json(tree: Any) -> Any:
-    """The structure of a pytree of slots in JSON. A node that is neither a dict, a list nor a tuple
-    is described as a dict of its parts."""
+    """The structure of a pytree of slots in JSON; further classes of nodes become dicts."""
     if isinstance(tree, _Slot):
         return tree.said
     parts = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)

@@ -161,8 +161,7 @@ def _attributes_in(node: Any) -> dict[str, Any]:
 
 
 def _as_now(path: Path, kept: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a store of an earlier format in today's form, by the metadata and the files
-    of its arrays."""
+    """The attributes of a store of an earlier format in today's form, by its arrays."""
     from .store_files import checksum_at_end
 
     zarr = zarr_or_said()

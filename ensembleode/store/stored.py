@@ -7,14 +7,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import (
-    event_dims,
-    inner_dims,
-    name_beside,
-    output_name,
-    OWN_TIMES,
-    state_dims,
-)
+from ..analysis import labelled
+from ..analysis.labelled import OWN_TIMES
 from ..core.job import adds_end, events_of, Job
 from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
@@ -90,31 +84,31 @@ def variables_of(
         field, ndim = str(path[0].name), len(x.shape)
         grows, fill = False, fill_of(path, x.dtype)
         name = {"t": "time"}.get(field, field)
-        dims = inner_dims(name, ndim)
+        dims = labelled.inner_dims(name, ndim)
         if field == "u" and kind == "outputs":
-            name = _checked(output_name(path[1:]))
-            dims = inner_dims(name, ndim)
+            name = _checked(labelled.output_name(path[1:]))
+            dims = labelled.inner_dims(name, ndim)
             if is_key(x):
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
         elif field in ("u", "inner"):
             lead = (time,) if field == "u" else (time, "node")
-            dims = (*lead, *state_dims(ndim - len(lead)))
+            dims = (*lead, *labelled.state_dims(ndim - len(lead)))
             if of_states:
-                leaf = _checked(output_name(path[1:]))
+                leaf = _checked(labelled.output_name(path[1:]))
                 name = leaf if field == "u" else _INNER + leaf
-                dims = (*lead, *inner_dims(name, ndim - len(lead)))
+                dims = (*lead, *labelled.inner_dims(name, ndim - len(lead)))
         elif field in ("integral", "p_at", "saved"):
-            name = name_beside(field, path[1:])
+            name = labelled.name_beside(field, path[1:])
             of_rows = time if field != "saved" or times_of_values is None else OWN_TIMES
-            dims = (of_rows, *inner_dims(name, ndim - 1))
+            dims = (of_rows, *labelled.inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
         elif field == "ended":
             name = jtu.keystr(path, simple=True, separator=".")
-            dims = inner_dims(name, ndim)
+            dims = labelled.inner_dims(name, ndim)
         elif field == "events":
             name = jtu.keystr(path, simple=True, separator=".")
-            dims, grows = event_dims(path[1:], ndim), name != "events.count"
+            dims, grows = labelled.event_dims(path[1:], ndim), name != "events.count"
         about = ("trajectory", *dims), x.shape, np.dtype(x.dtype)
         variables.append(Variable(name, *about, grows, fill))
     names = [v.name for v in variables]

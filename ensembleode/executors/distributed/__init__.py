@@ -81,8 +81,7 @@ class Distributed(Executor):
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts), each
 
     def _seen(self, job: Job, indices: Any) -> Callable:
-        """A function that is called with a growing outcome, and the rows that are new in it. It
-        notes lost trajectories, and reports to the job."""
+        """A function to be called with the outcome so far, and the rows that are new in it."""
 
         def seen(outcome, results, rows):
             self._note(outcome, results, indices)

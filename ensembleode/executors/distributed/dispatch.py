@@ -111,8 +111,7 @@ def dispatch(
 
 
 class _Work:
-    """The state of a dispatch: the units to be done, those that a worker has, and the results so
-    far."""
+    """A dispatch: the units to be done, those that workers have, and the results so far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
@@ -139,8 +138,7 @@ class _Work:
         self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
-        """The large arrays that workers keep, by hash; and the shared arrays in the form in which
-        tasks have them."""
+        """The objects that workers keep, by hash; and the shared arrays as tasks have them."""
         kept: dict[str, Any] = {self.shipped.hash: self.shipped.content}
         shared = []
         for x in self.batch.shared:

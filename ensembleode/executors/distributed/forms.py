@@ -62,13 +62,11 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
-        """The results of the trajectories of one unit, and their sums; trajectories that the mask
-        excludes don't count."""
+        """The results of one unit's trajectories, and their sums, without those that are masked."""
 
     @abc.abstractmethod
     def on(self, base: "Given | None") -> "Form":
-        """The form derived in the same way from another base; with None as the base, it can be
-        pickled."""
+        """The form derived in the same way from another base; with None, it can be pickled."""
 
     def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
         """The results of several units of equally many trajectories, with a sum for each unit."""
@@ -158,8 +156,7 @@ def given(kind: str, plan: Plan, numbers: Numbers) -> Given:
 
 @functools.lru_cache(maxsize=256)
 def outputs_of(form: Given) -> tuple[Any, Any]:
-    """The structures of the results of each trajectory, with a trajectory axis of length one; and
-    of the parts."""
+    """The structures of its results: with a trajectory axis of length one, and of the parts."""
     every, shared = form.operands
     every = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in every]
     mask = jax.ShapeDtypeStruct((1,), bool)

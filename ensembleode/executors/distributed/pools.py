@@ -126,9 +126,8 @@ def run_pickled(payload: bytes) -> bytes:
 
 @functools.cache
 def _by_value(fn: Callable) -> Callable:
-    """A function that does the same, and is pickled with its code: a worker that can't import this
-    package says so when it runs it. (It would lose its connection on reading a task with a function
-    that it can't import.)"""
+    """A function that does the same, and is pickled with its code. A worker that can't import this
+    package then says so when it runs it, and doesn't lose its connection when it reads it."""
     module, name = fn.__module__, fn.__name__
 
     def imported(payload: bytes) -> Any:

@@ -63,8 +63,7 @@ class ChunkProgram:
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
-    """The numbers of a batch, separated into those that differ between trajectories and those that
-    don't."""
+    """The numbers of a batch: those that differ between trajectories, and the others."""
     every, shared = eqx.partition(lanes, batched)
     return Numbers((every, indices), (shared, repeat, key, consts))
 
@@ -182,8 +181,7 @@ def _blank(x: Any) -> Any:
 def _remade(
     fn: Callable, args: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
 ) -> Callable:
-    """On the worker: the function of a program. `looks` says whether it looks at a flag that stops
-    it."""
+    """On the worker: the function of a program, which `looks` at a flag that stops it or not."""
     job, _ = fn(*args)
     if looks:
         job = looking_at(job, None)

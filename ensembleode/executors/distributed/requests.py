@@ -73,8 +73,7 @@ class Request:
         return *unflattened(form, results.each, results.parts), results
 
     def in_program(self, numbers: Numbers, costs: Any) -> tuple[Any, Any]:
-        """Evaluate inside a program, for a form that is `Given`: the results of each trajectory,
-        and those of all."""
+        """Evaluate a `Given` form in a program: the results of each trajectory, and of all."""
         operands = [[raw(x) for x in jtu.tree_leaves(x)] for x in numbers]
         outs = self.bind(self.form, operands, [] if costs is None else [costs])
         count = len(self.form.results[0])
@@ -100,8 +99,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Call:
-    """The function that a compiled program calls: flat arrays in, flat arrays out; compared by
-    content."""
+    """The function of flat arrays that a compiled program calls; compared by content."""
 
     pool: Pool
     threads: int
@@ -149,8 +147,7 @@ def fail_lost(outcome: Outcome, results: Results) -> None:
 
 
 def unflattened(form: Given, each: Sequence, parts: Sequence) -> tuple[Any, Any]:
-    """The results for each trajectory, and those for all or for each unit, in their structures,
-    from flat arrays."""
+    """The results for each trajectory, and the others, in their structures, from flat arrays."""
 
     def filled(structs, leaves):
         structs, structure = jtu.tree_flatten(structs)
@@ -203,8 +200,7 @@ def _jvp(primals, tangents, *, request):
 
 
 def _total_jvp(request, operands, costs, tangents):
-    """The derivative of a sum, one real number: its gradient is computed together with it, which
-    costs no more than a solve."""
+    """The derivative of a sum, whose gradient is computed together with it, at no further cost."""
     form = request.form
     wanted = tuple(not _is_zero(t) for t in tangents)
     with_gradient = dataclasses.replace(form, kind="total and gradient", wanted=wanted)

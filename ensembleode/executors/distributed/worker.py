@@ -107,8 +107,7 @@ class Pickled(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
-    """A program in the form in which workers are sent it, and the hash by which they keep it, and
-    by which it is compared."""
+    """A program as workers are sent it, and the hash by which they keep it."""
 
     hash: str
     content: Exported | Pickled = dataclasses.field(compare=False, repr=False)
