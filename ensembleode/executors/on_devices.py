@@ -46,7 +46,7 @@ def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any
     if plan.method.value.direction == "reverse" and not plan.engine.closes(plan):
         label = type(plan.method.value.adjoint).__name__ + "()"
         return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)
-    return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
+    return _solved(numbers, mask, plan, mesh)
 
 
 def _solve(plan: Plan) -> Callable:
@@ -70,18 +70,15 @@ def evaluated_on_each(
     evaluated on each device; `post` runs there, too."""
 
     def part(spec, tree):
-        ways = mesh.size if spec == _SPLIT else 1
-
         def struct(x):
             x = jnp.asarray(x)
-            shape = (x.shape[0] // ways, *x.shape[1:]) if ways > 1 else x.shape
+            shape = (x.shape[0] // mesh.size, *x.shape[1:]) if spec == _SPLIT else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
         return jax.tree.map(struct, tree)
 
-    structs = tuple(map(part, in_specs, args))
     with for_one_device():
-        closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
+        closed, out = jax.make_jaxpr(fn, return_shape=True)(*map(part, in_specs, args))
     tree = jtu.tree_structure(out)
 
     # A single call, so that it is mapped and differentiated outside of the mesh, too.
@@ -96,9 +93,11 @@ def evaluated_on_each(
     return jax.shard_map(local, mesh=mesh, check_vma=False, **specs)(closed.consts, *args)
 
 
-@eqx.filter_custom_vjp
-def _with_adjoint(numbers, mask, plan, mesh):
+def _solved(numbers, mask, plan, mesh):
     return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
+
+
+_with_adjoint = eqx.filter_custom_vjp(_solved)
 
 
 class _PullBack(eqx.Module):

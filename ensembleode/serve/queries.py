@@ -62,7 +62,13 @@ def query(
     n = 1
     if many:
         axes = (("u0", u0, many_u0), ("p", p, many_p), ("tspan", tspan, many_spans))
-        n = _agreed([(name, len(x)) for name, x, has in axes if has])
+        counts = [(name, len(x)) for name, x, has in axes if has]
+        first, n = counts[0]
+        for name, count in counts:
+            if count == 0:
+                raise invalid(name, f"{name} is empty.")
+            if count != n:
+                raise invalid(name, f"{name} has {count} trajectories, and {first} has {n}.")
         limit = "trajectories" if ensemble is None else "ensemble"
         if n > (most := limits.trajectories if ensemble is None else ensemble):
             message = f"{n} trajectories are more than the limit {limit}={most}."
@@ -121,9 +127,7 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
 
 def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
     """Raises `Refused` where the arrays of the answer are too large."""
-    each = entry.p.size + entry.u0.size if pulls else asked.rows * entry.u0.size
-    each = each * entry.dtype.itemsize + (0 if pulls else entry.event_bytes)
-    size = asked.n * each
+    size = asked.n * entry.answer_bytes(asked.rows, pulls)
     if size > entry.limits.answer:
         less = "fewer trajectories" if pulls else "fewer trajectories, or times,"
         more = "" if pulls else ", or have it kept as an ensemble, to be downloaded in parts"
@@ -131,16 +135,6 @@ def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
             "answer", None, f"the answer would have {size} bytes, and the limit answer is "
             f"{entry.limits.answer}: ask for {less} at a time{more}.", 413,
         )  # fmt: skip
-
-
-def _agreed(counts: list[tuple[str, int]]) -> int:
-    first, n = counts[0]
-    for name, count in counts:
-        if count == 0:
-            raise invalid(name, f"{name} is empty.")
-        if count != n:
-            raise invalid(name, f"{name} has {count} trajectories, and {first} has {n}.")
-    return n
 
 
 def _deadline(given: Any) -> float | None:

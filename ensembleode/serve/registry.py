@@ -179,11 +179,13 @@ class Entry:
         """The number of events of a trajectory that there is room for."""
         return self.options.get("max_events") or 0
 
-    @property
-    def event_bytes(self) -> int:
-        """The largest number of bytes of a trajectory's events."""
-        states = 2 * self.u0.size * self.dtype.itemsize
-        return self.max_events * (states + self.time_dtype.itemsize + 8)
+    def answer_bytes(self, rows: int, pulls: bool = False) -> int:
+        """The most bytes of a trajectory's part of an answer, which is states and events, or of a
+        gradient."""
+        state = self.u0.size * self.dtype.itemsize
+        if pulls:
+            return state + self.p.size * self.dtype.itemsize
+        return rows * state + self.max_events * (2 * state + self.time_dtype.itemsize + 8)
 
     @functools.cached_property
     def time_dtype(self) -> np.dtype:

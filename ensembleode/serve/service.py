@@ -207,7 +207,8 @@ class Service:
         assert self.batcher is not None
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
-        size = n * self.solvers[program.problem].bytes_of(numbers, program.pulls)
+        entry = self.solvers[program.problem].entry
+        size = n * entry.answer_bytes(numbers.times.shape[1], program.pulls)
         # (The answer is counted until it is written.)
         if not self.answers.has(call, call.owner or "", size):
             raise QueueFull(1.0)

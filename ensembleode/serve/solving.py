@@ -152,7 +152,7 @@ class Solver:
     def _sizes(self, rows: int, pulls: bool) -> list[int]:
         """The sizes of batches, in increasing order."""
         entry = self.entry
-        each = rows * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
+        each = entry.answer_bytes(rows)
         if pulls:
             each = max(each, entry.p.size * entry.p.itemsize)
         fitting = _BATCH // max(1, each) // self.width * self.width
@@ -162,13 +162,6 @@ class Solver:
         if rows > self.rows[0]:
             return sorted({self.width, most})
         return sorted({self.width, min(most, 8 * self.width), most})
-
-    def bytes_of(self, numbers: Numbers, pulls: bool) -> int:
-        """The bytes of a trajectory's part of an answer."""
-        entry = self.entry
-        if pulls:
-            return (entry.u0.size + entry.p.size) * entry.dtype.itemsize
-        return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
 
     def warming(self) -> Iterator[Callable[[], Any]]:
         """The functions that compile everything, to be called one after the other."""

@@ -85,11 +85,6 @@ def pool_of(ensemblealg: "OnCluster") -> Pool:
     return pool
 
 
-def close(ensemblealg: "OnCluster") -> None:
-    """End what was started for an ensemble algorithm. The next solve starts it again."""
-    pool_of(ensemblealg).close()
-
-
 _RUN_AGAIN = (
     "EnsembleDistributed() starts processes, which run this script again to begin with: "
     'put what solves under `if __name__ == "__main__":`.'
@@ -116,9 +111,7 @@ def _started(workers: int, threads: int) -> Connection:
         raise RuntimeError(_RUN_AGAIN)
     is_unguarded = _is_unguarded()
     dask, distributed = _dask()
-    environment = worker_environment(threads) | {
-        "PYTHONHASHSEED": "6640",  # Dask's default
-    }
+    environment = worker_environment(threads) | {"PYTHONHASHSEED": "6640"}  # Dask's default
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
         # The profiler would need a core of its own.
