@@ -145,7 +145,7 @@ class Batcher:
         self._idle.set()
         self._task: asyncio.Task | None = None
         self._ended = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # the event loop, from `start` on
 
     @property
     def waiting(self) -> int:
@@ -201,8 +201,6 @@ class Batcher:
         - `background`: the item gets no more than a share of a batch, and isn't counted in the
             queue.
         """
-        loop = self._loop
-        assert loop is not None
         if self._draining:
             raise Draining
         runner = self._runners.get(problem)
@@ -212,11 +210,12 @@ class Batcher:
         if not background and self.waiting and excess > 0:
             raise QueueFull(min(60.0, max(1.0, math.ceil(excess / self._rate))))
         now = time.monotonic()
-        item = Item((problem, line), payload, n, n, now, loop.create_future(), background)
+        item = Item((problem, line), payload, n, n, now, self._loop.create_future(), background)
         if deadline is not None:
             if deadline <= now:
                 raise DeadlineExceeded
-            item.timer = loop.call_later(deadline - now, _refuse, [item], DeadlineExceeded())
+            late = DeadlineExceeded()
+            item.timer = self._loop.call_later(deadline - now, _refuse, [item], late)
         self._idle.clear()
         if self._lines.add(item):
             self._wake.set()
@@ -304,7 +303,6 @@ class Batcher:
 
     def _look(self, problem: Any, runner: _Runner) -> None:
         """Check whether a run is over its time limit; if not, check again when it would be."""
-        assert self._loop is not None
         left = runner.began + self._limit - time.monotonic()
         if left <= 0:
             self._give_up(problem, runner)
@@ -323,7 +321,6 @@ class Batcher:
         self, runner: _Runner, problem: Any, key: Any, slices: Sequence[Slice]
     ) -> None:
         """Run a batch in the thread of its problem, and report to the event loop."""
-        assert self._loop is not None
         began = time.monotonic()
         try:
             results = self._apart(runner, key, slices, [_RUNS_APART])

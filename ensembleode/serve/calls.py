@@ -161,8 +161,8 @@ class Reply(NamedTuple):
         return b"".join([_STATUS_LINES[self.status_code], *lines, b"\r\n"])
 
 
-def in_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    return Reply(wire.encoded(content, False), wire.JSON, status, headers)
+def in_json(content: Any, status: int = 200) -> Reply:
+    return Reply(wire.encoded(content, False), wire.JSON, status)
 
 
 def reply_to(refused: Refused) -> Reply:

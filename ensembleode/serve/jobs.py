@@ -165,11 +165,10 @@ class Jobs:
         page (None at the end)."""
         with self._access():
             mine = (job for job in self._jobs.values() if _is_of(job, owner))
-            places = sorted((_place(job), job["id"]) for job in mine)
-            places = [place for place in places if place[0] > after]
-            page = places[:most]
-            end = page[-1][0] if len(page) < len(places) else None
-            return {"ensembles": [_told(self._jobs[id]) for _, id in page], "next": end}
+            left = sorted((job for job in mine if _place(job) > after), key=_place)
+            page = left[:most]
+            end = _place(page[-1]) if len(page) < len(left) else None
+            return {"ensembles": [*map(_told, page)], "next": end}
 
     def status(self, id: str, owner: str = "") -> dict[str, Any]:
         with self._access_to(id, owner) as job:

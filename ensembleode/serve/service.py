@@ -64,8 +64,8 @@ class Service:
             observe=lambda program, n, _, seconds: self.metrics.batch(program.problem, n, seconds),
             **batching,
         )
-        self.batcher: Batcher | None = None
-        self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
+        self.batcher = self._make_batcher()  # each start makes a new one
+        self.metrics = Metrics(registry.names, lambda: self.batcher.waiting)
         self.jobs: Jobs | None = None
         if store is not None:
             owners = 1 if tokens is None else len(tokens)
@@ -75,7 +75,7 @@ class Service:
         self.bodies, self.answers = Room(*BODIES), Room(*ANSWERS)
         self._warm_now = threading.Event()
         self._until = float("inf")  # when accepted requests are given up
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # the event loop, from `start` on
         self._warming: threading.Thread | None = None
         self._ending: asyncio.Task | None = None
         self._ids = itertools.count(1)
@@ -112,7 +112,6 @@ class Service:
             self.on_failure()
             return
         logger.info("ready after %.1f s", time.perf_counter() - began)
-        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._ready)
 
@@ -127,7 +126,7 @@ class Service:
         found = [f"batches of {problem}" for problem in self.hung]
         if self.status == "warming" and time.monotonic() - self._compiled_at > _COMPILING:
             found.append("compiling")
-        if self.batcher is not None and self.batcher.is_dead:
+        if self.batcher.is_dead:
             found.append("batcher")
         if self.jobs is not None and self.jobs.is_dead:
             found.append("ensembles")
@@ -136,13 +135,13 @@ class Service:
     @property
     def hung(self) -> list[str]:
         """The problems with a batch that doesn't return."""
-        return self.batcher.hung if self.batcher is not None else []
+        return self.batcher.hung
 
     @property
     def is_at_work(self) -> bool:
         """Whether a thread is compiling or solving, whether or not somebody waits for it."""
         warms = self._warming is not None and self._warming.is_alive()
-        return warms or (self.batcher is not None and self.batcher.is_at_work)
+        return warms or self.batcher.is_at_work
 
     def begin_draining(self) -> None:
         """Refuse requests from now on, and have accepted ones end within `drain_seconds`; then
@@ -174,7 +173,6 @@ class Service:
 
         if self.jobs is not None:
             await asyncio.to_thread(self.jobs.stop, left())
-        assert self.batcher is not None
         if not await self.batcher.drain(left()):
             logger.warning("some requests were not answered within %s s", self.drain_seconds)
         if self._warming is not None and self._warming.is_alive():
@@ -190,8 +188,6 @@ class Service:
     def _in_background(self, program: Program, numbers: Numbers) -> Any:
         """Submit a background item from another thread; returns a future of its results."""
         batcher = self.batcher
-        assert self._loop is not None
-        assert batcher is not None
 
         async def done() -> Done:
             n = len(numbers.u0)
@@ -204,7 +200,6 @@ class Service:
     ) -> Done:
         """The results for a request's numbers. It raises the errors of `Batcher.submit`, and stops
         where the client has disconnected."""
-        assert self.batcher is not None
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
         entry = self.solvers[program.problem].entry

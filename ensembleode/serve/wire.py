@@ -124,8 +124,6 @@ def converted(given: Any, name: str, dtype: np.dtype) -> np.ndarray:
         except (ValueError, OverflowError):  # ragged, or too deep
             found = None
         if found is None or found.dtype.kind not in "fiu":
-            if isinstance(given, list) and not given:
-                return np.zeros(0, dtype)
             found = _looked_through(given, name)
     if found.dtype != dtype:
         with np.errstate(over="ignore", invalid="ignore"):
