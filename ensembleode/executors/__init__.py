@@ -26,11 +26,9 @@ EXECUTORS: dict[type, Callable[[Any, Engine], Executor]] = {
 
 
 def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
-    """The executor of an ensemble algorithm with an engine.
-
-    **Raises:** `TypeError` for an object that is no ensemble algorithm; the errors of the executor
-    for devices that don't exist; `ValueError` for a backend of Julia with another engine.
-    """
+    """The executor of an ensemble algorithm with an engine. Raises `TypeError` for what is no
+    ensemble algorithm, and `ValueError` for a backend of Julia with another engine, and as
+    executors do for devices that don't exist."""
     if (
         not isinstance(ensemblealg, ensemble.EnsembleAlgorithm)
         or type(ensemblealg) not in EXECUTORS

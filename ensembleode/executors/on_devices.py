@@ -33,16 +33,9 @@ def is_on_one_device() -> bool:
 
 
 def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:
-    """Solve the trajectories that each device holds.
-
-    **Arguments:**
-
-    - `numbers`: the numbers that differ between trajectories, of which each device has its part;
-        and the numbers that all trajectories share.
-    - `mask`: false for places that are only filled up.
-
-    **Returns:** the result, split over the devices; without `t` where all trajectories share it.
-    """
+    """Solve the trajectories that each device holds; the result is split over the devices, and
+    without `t` where all trajectories share it. The first of `numbers`, of which each device has
+    its part, differ between trajectories; `mask` is false for places that are only filled up."""
     if plan.method.value.direction == "reverse" and not plan.engine.closes(plan):
         label = type(plan.method.value.adjoint).__name__ + "()"
         return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)

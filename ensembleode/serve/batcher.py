@@ -79,12 +79,8 @@ class Done(NamedTuple):
 
 class _Runner:
     """A thread that calls a function with each of the arguments that it is given, until one is
-    None.
-
-    It is a daemon thread: a call that never returns can't be ended, and must not keep the process
-    from ending, as a thread of a `ThreadPoolExecutor` would. If such a call returns after all, the
-    thread goes on.
-    """
+    None. It is a daemon, as a call that never returns must not keep the process from ending. If
+    such a call returns after all, the thread goes on."""
 
     def __init__(self, call: Callable[..., Any], name: str):
         self.began = math.inf  # when the present call began

@@ -134,29 +134,25 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
     try:
         u, t = _floats(answer["u"]), _floats(answer["t"])
         retcode = codes(answer["retcode"])
-        counts = answer["stats"]
-        stats = [_integers(counts.get(name)) for name in COUNTS]
+        stats = [_integers(answer["stats"].get(name)) for name in COUNTS]
         lengths = _integers(answer.get("lengths"))
         if lengths is None:
             lengths = np.full(retcode.shape, t.shape[-1], np.int32)
         events = _events(answer.get("events"), u.shape[retcode.ndim + 1 :])
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ServiceError("the answer is not a solution.", code="bad_answer") from e
+    is_one = not retcode.ndim
+    if is_one and (events is None or retcode != ReturnCode.Terminated.value):
+        counts = Stats(*(None if x is None else int(x) for x in stats))
+        code = ReturnCode(int(retcode))
+        return ODESolution(u, t, code, counts, int(lengths), None, engine, events=events)
+    found = (u, t, retcode, lengths, Stats(*stats))
+    if is_one:  # as one of several, which knows where an event has ended it
+        found, events = jax.tree.map(lambda x: np.asarray(x)[None], (found, events))
+    of_ends = _of_ends(events, found[2])
     about = (True, elapsed, engine, "trajectories")
-    if retcode.ndim:
-        of_ends = _of_ends(events, retcode)
-        return EnsembleSolution(
-            u, t, retcode, lengths, Stats(*stats), *about, events=events, **of_ends
-        )
-    one = Stats(*(None if x is None else int(x) for x in stats))
-    retcode = ReturnCode(int(retcode))
-    if retcode is ReturnCode.Terminated and events is not None:
-        many = jax.tree.map(lambda x: np.asarray(x)[None], (u, t, lengths, Stats(*stats), events))
-        u, t, lengths, stats, events = many
-        code = np.asarray([retcode.value], np.int8)
-        of_ends = _of_ends(events, code)
-        return EnsembleSolution(u, t, code, lengths, stats, *about, events=events, **of_ends)[0]
-    return ODESolution(u, t, retcode, one, int(lengths), None, engine, events=events)
+    sim = EnsembleSolution(*found, *about, events=events, **of_ends)
+    return sim[0] if is_one else sim
 
 
 def _of_ends(events: Events | None, retcode: np.ndarray) -> dict[str, Any]:

@@ -72,10 +72,7 @@ class Jobs:
         queued: int = 100,
         owners: int = 1,
     ):
-        """
-        **Arguments:** `queued`: the number of jobs that may be queued; `owners`: how many owners
-        share that.
-        """
+        """`queued`: how many jobs may be queued; `owners`: how many owners share that."""
         self._folder = folder
         self._solvers = solvers
         self._submit = submit

@@ -154,11 +154,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._be_patient()
 
         def _be_patient(self) -> None:
-            self._patience = self.loop.call_later(_HEAD_SECONDS, self._lose_patience)
-
-        def _lose_patience(self) -> None:
-            self._patience = None
-            self.transport.close()
+            self._patience = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
         def _refuse(self) -> None:
             """Answer a request with endless headers, unless another request is being answered."""

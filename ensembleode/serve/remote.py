@@ -276,11 +276,9 @@ def solve(
     engine: EngineChoice,
 ) -> EnsembleSolution | ODESolution:
     """A solve with some traced arguments (of the arrays `u0`, `p`, `tspan` and `saveat`), by a
-    service that has the methods `_ask_solution(problem, body, deadline)` and `_ask_gradients`.
-
-    **Raises:** `ValueError` for shapes that don't fit the problem; `TypeError` for a grid of times
-    whose size is not known.
-    """
+    service with the methods `_ask_solution(problem, body, deadline)` and `_ask_gradients`. Raises
+    `ValueError` for shapes that don't fit, and `TypeError` for a grid of times whose size isn't
+    known."""
     given = dict(arguments)
     state = tuple(description["state"]["shape"])
     dtype = np.dtype(description["state"]["dtype"])

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import operator
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..ground import cpu_devices
@@ -290,5 +292,4 @@ def _part(part: Slice) -> Numbers:
     numbers = part.payload
     if part.stop - part.start == len(numbers.u0):
         return numbers
-    at = slice(part.start, part.stop)
-    return Numbers(*(None if x is None else x[at] for x in numbers))
+    return jax.tree.map(operator.itemgetter(slice(part.start, part.stop)), numbers)

@@ -219,12 +219,9 @@ class Solver:
         with self._computing():
             result = self._run(program, numbers)
         result = jax.tree.map(np.asarray, result)
-        ends = [*itertools.accumulate(counts)]
-        of_parts = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
-        columns = (
-            [jax.tree.map(operator.itemgetter(part), x) for part in of_parts] for x in result
-        )
-        return [*map(type(result)._make, zip(*columns, strict=True))]
+        ends = zip(counts, itertools.accumulate(counts), strict=True)
+        of_parts = (operator.itemgetter(slice(end - count, end)) for count, end in ends)
+        return [jax.tree.map(part, result) for part in of_parts]
 
     def _run(self, program: Program, numbers: Numbers) -> Any:
         if not self._jit:

@@ -55,11 +55,8 @@ class KeptGiven(NamedTuple):
 
 
 def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
-    """The initial states and parameters as a store keeps them. What can't be stored is named in the
-    log.
-
-    **Arguments:** `given`: None where they are not known; `taken`: the names of other variables.
-    """
+    """The initial states and parameters (None: not known) as a store keeps them, under names that
+    aren't `taken`. What can't be stored is named in the log."""
     if given is None:
         return KeptGiven(None, [], [], {}, None)
     slots = _slots(given.known_of(np.arange(1)))
@@ -96,11 +93,8 @@ def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
 
 
 def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]) -> Known:
-    """The initial states and parameters in a store.
-
-    **Arguments:** `leaf`: returns the variable of a name; `own`: the names of those that differ
-    between trajectories.
-    """
+    """The initial states and parameters in a store; `leaf` returns the variable of a name, and
+    `own` are the names of those that differ between trajectories."""
 
     def mark(name: str) -> bool:
         return name in own

@@ -22,11 +22,8 @@ def zarr_or_said() -> Any:
 def metadata_of(
     variables: Sequence[Variable], shared: Sequence[Variable], layout: Any, most: int
 ) -> dict[str, Any]:
-    """The metadata files of a store.
-
-    **Arguments:** `shared`: the arrays that all trajectories share; `layout`: a `Layout`; `most`:
-    the largest number of events of a trajectory.
-    """
+    """The metadata files of a store; `shared` are the arrays that all trajectories share, `most` is
+    the largest number of events of a trajectory."""
     zarr, files = zarr_or_said(), {}
     group = zarr.create_group(zarr.storage.MemoryStore(files))
     n, size = layout.trajectories, layout.batch_size

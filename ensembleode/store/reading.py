@@ -46,9 +46,8 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
 
 
 def solution_at(path: Path, elapsed: float | None = None) -> EnsembleSolution:
-    """**Arguments:** `elapsed`: the seconds of a solve; by default those that the store says.
-
-    **Raises:** `StoreError` where there is no store, or its metadata is damaged."""
+    """The solution in a store, of which a solve took `elapsed` seconds (by default, as it says).
+    Raises `StoreError` where there is no store, or its metadata is damaged."""
     zarr = zarr_or_said()
     kept = attributes_at(path)
     if kept is None:
@@ -110,10 +109,7 @@ def _digest(text: str) -> str:
 
 def attributes_at(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None:
     """The attributes of the store. None where there is no store, or where they are damaged or
-    missing and `lost_is_none`.
-
-    **Raises:** `StoreError` for a store that this version can't read.
-    """
+    missing and `lost_is_none`. Raises `StoreError` for a store that this version can't read."""
     group, digest = (_json_of(path / x) for x in ("zarr.json", ATTRIBUTES))
     if group is None and digest is None:
         return None
@@ -186,8 +182,7 @@ def _as_now(path: Path, kept: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def readable(path: Any) -> Iterator[None]:
-    """**Raises:** `StoreError` where the metadata of the store have changed since they were
-    written."""
+    """Raises `StoreError` where the store's metadata have changed since they were written."""
     try:
         yield
     except StoreError:

@@ -265,10 +265,8 @@ class StoreFiles(WrapperStore):
             file.unlink(missing_ok=True)
 
     def keep(self, batch: int, lost: bool, most: int) -> None:
-        """Have the record of a batch written, now or soon; the batch's chunks are written already.
-
-        **Arguments:** `most`: the largest number of events of a trajectory.
-        """
+        """Have the record of a batch written, now or soon; its chunks are written already. `most`
+        is the largest number of events of a trajectory."""
         files = itertools.chain(*self.layout.files(batch, most))
         # (Zarr writes no chunk that has but the fill value.)
         written = {file: self._written.pop(file, 0) for file in files}

@@ -70,12 +70,9 @@ def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
 def variables_of(
     outcome: Outcome, kind: str, own_times: bool, times_of_values: Any
 ) -> tuple[list[Variable], Any]:
-    """The variables, in the order of the leaves that are kept; and the description of how outputs
-    are put together from them.
-
-    **Arguments:** `own_times`: whether trajectories have times of their own; `times_of_values`:
-    the times of a `SavingCallback`, if it has times of its own.
-    """
+    """The variables, in the order of the leaves that are kept; and how outputs are put together
+    from them. `own_times`: whether trajectories have times of their own; `times_of_values`: the
+    times of a `SavingCallback`, if it has its own."""
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)
     tree = described(outcome.u, "") if kind == "outputs" or of_states else None
@@ -123,10 +120,8 @@ def variables_of(
 
 
 def _checked(name: str) -> str:
-    """The name of an output or of a part of the state, which is that of a folder in the store.
-
-    **Raises:** `TypeError` for one that the store can't have.
-    """
+    """The name of an output or of a part of the state, which is that of a folder in the store;
+    raises `TypeError` for one that the store can't have."""
     parts = name.split("/")
     is_ours = name in ("time", OWN_TIMES) or parts[0] == "zarr.json"
     if is_ours or not {".", ".."}.isdisjoint(parts) or name.endswith(".partial"):
@@ -152,11 +147,8 @@ def end_described(job: Job, ended: End | None) -> Any:
 
 
 def events_described(events: Events | None, room: int) -> Any:
-    """The description of events in JSON: how their states are put together, and how many events are
-    in a chunk. None where no events are kept.
-
-    **Raises:** `TypeError` for states that can't be stored.
-    """
+    """The description of events in JSON: how their states are put together, and how many events a
+    chunk has; None without events. Raises `TypeError` for states that can't be stored."""
     if events is None:
         return None
     states = {x: described(getattr(events, x), f"events.{x}") for x in ("u_before", "u_after")}
@@ -164,12 +156,8 @@ def events_described(events: Events | None, room: int) -> Any:
 
 
 def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -> EnsembleSolution:
-    """The solution in the group of a store.
-
-    **Arguments:**
-
-    - `kept`: the attributes of the store; `whole`: whether all batches are there.
-    """
+    """The solution in a store's group, whose attributes are `kept`; `whole` if it has all
+    batches."""
 
     names = {x[0] for part in ("variables", "shared") for x in kept[part]}
 

@@ -66,10 +66,8 @@ class Distributed(Executor):
 
     def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
-
-        Workers add up the outputs of their trajectories. When this is differentiated, each worker
-        also returns the gradient of its sum, and never its trajectories.
-        """
+        Workers add up the outputs of their trajectories; where this is differentiated, they return
+        the gradient of that sum, too, and never their trajectories."""
         request, numbers, costs = self._prepared("total", job, indices, 1)
         if job.traced:
             counts, total = request.in_program(numbers, costs)
@@ -130,8 +128,8 @@ class Distributed(Executor):
 
 
 def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any) -> Distributed:
-    """**Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
-    can't be reached."""
+    """Raises `ImportError` if Dask is needed and missing, `ClusterError` for an unreachable
+    cluster."""
     pool = local.pool_of(ensemblealg)
     pool.open()
     return Distributed(pool, ensemblealg._sizes()[1], ensemblealg.costs)

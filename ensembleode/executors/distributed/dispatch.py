@@ -81,17 +81,10 @@ def dispatch(
     threads: int = 1,
     report: Callable[[Results, Any], Any] | None = None,
 ) -> Results:
-    """Run a program on all trajectories of a batch.
-
-    An exception that ends it early (including `KeyboardInterrupt`) is not raised, but is in the
-    results.
-
-    **Arguments:**
-
-    - `shipped`: the program in the form in which workers are sent it.
-    - `threads`: how many calls of it each worker runs at once.
-    - `report`: called with the results so far, and the rows that are new in them.
-    """
+    """Run a program on all trajectories of a batch, in the form `shipped` for workers, each of
+    which runs `threads` calls at once. `report` is called with the results so far, and the rows
+    that are new in them. An exception that ends it early, even `KeyboardInterrupt`, is not raised,
+    but in the results."""
     work = _Work(pool, program, shipped, batch, threads, report)
     try:
         pool.open()
@@ -159,10 +152,6 @@ class _Work:
         # A chunk takes as long as its longest trajectory.
         costs = np.maximum.reduceat(self.batch.costs, np.arange(0, self.batch.n, self.rows))
         return order[np.argsort(costs[order], kind="stable")].tolist()
-
-    #
-    # The loop
-    #
 
     def run(self, stop: Stop) -> None:
         while self.pending or self.in_flight or self.suspects:

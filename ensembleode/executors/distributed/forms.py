@@ -200,11 +200,6 @@ def _total(out: Any, mask: Any) -> Any:
     return jax.tree.map(lambda x: total(_of_rows(mask, x)), out)
 
 
-#
-# Derived forms
-#
-
-
 @dataclasses.dataclass(frozen=True)
 class _Derived(Form):
     """- `of`: the form that it is derived from."""
@@ -225,11 +220,8 @@ class _Derived(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Tangent(_Derived):
-    """The tangents of the real results. The tangents of operands are further operands, after those
-    of the form.
-
-    - `moving`: which operands have tangents.
-    """
+    """The tangents of the real results. The tangents of those operands that are `moving` are
+    further operands, after those of the form."""
 
     moving: Flags
 
@@ -314,11 +306,8 @@ class Transposed(_Derived):
 
 @dataclasses.dataclass(frozen=True)
 class Mapped(_Derived):
-    """A form evaluated for several values of some operands at once. The axis of these is the first
-    of shared operands, the second of operands of each trajectory, and likewise in all results.
-
-    - `size`: the number of values; `mapped`: which operands have several.
-    """
+    """A form evaluated for `size` values of the operands that are `mapped`. Their axis is the first
+    of shared operands, the second of operands of each trajectory, and likewise in all results."""
 
     size: int
     mapped: Flags
@@ -350,11 +339,6 @@ class Mapped(_Derived):
         axes = [1 if flag else None for flag in every], [0 if flag else None for flag in shared]
         fn = jax.vmap(self.of.of_unit, (axes, None), (1, 0), axis_size=self.size)
         return fn(tuple(map(list, operands)), mask)
-
-
-#
-# Helpers
-#
 
 
 def is_real(x: Any) -> bool:

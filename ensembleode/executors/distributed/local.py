@@ -64,10 +64,8 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
 
 
 def pool_of(ensemblealg: "OnCluster") -> Pool:
-    """The workers of an ensemble algorithm, already running or to be started.
-
-    **Raises:** `TypeError` for a `cluster` that is no cluster.
-    """
+    """The workers of an ensemble algorithm, already running or to be started. Raises `TypeError`
+    for a `cluster` that is none."""
     cluster = ensemblealg.cluster
     if cluster is None:
         sizes = ensemblealg._sizes()
@@ -160,11 +158,8 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
 
 
 def _lasting(LocalCluster: type) -> type:
-    """A subclass of Dask's `LocalCluster` that never gives up a worker.
-
-    Dask closes for good any worker that is not there 15 s after a worker died, even one that has
-    died again in the meantime and is being restarted.
-    """
+    """A subclass of Dask's `LocalCluster` that never gives up a worker. (Dask closes for good any
+    that is not there 15 s after one died, even if it has died again and is being restarted.)"""
     import dask
 
     class Lasting(LocalCluster):
@@ -177,11 +172,8 @@ def _lasting(LocalCluster: type) -> type:
 
 def set_aside(environment: dict[str, str]) -> Callable[[], None]:
     """Remove these variables from this process's environment; returns a function that restores
-    them.
-
-    Dask sets the variables for the processes that it starts in this process, too (each time that it
-    starts one), and prefers values that are set here to those that it is given.
-    """
+    them. (Dask sets them in this process for each process that it starts, and prefers values that
+    are set here to those that it is given.)"""
     before = {name: os.environ.pop(name, None) for name in environment}
 
     def restore():

@@ -206,10 +206,7 @@ class Connection(NamedTuple):
 
 
 class DaskPool(Pool):
-    """The workers of a Dask cluster.
-
-    - `connect`: makes the connection when it is first needed.
-    """
+    """The workers of a Dask cluster; `connect` makes the connection when it is first needed."""
 
     def __init__(self, connect: Callable[[], Connection]):
         super().__init__()

@@ -28,11 +28,8 @@ from .worker import Exported, Pickled, Shipped
 
 @dataclasses.dataclass(frozen=True)
 class ChunkProgram:
-    """A form as a program over chunks; hashable, and compared by content.
-
-    - `width`: the number of trajectories of a chunk; `capacity`: the number of chunks of a call.
-    - `unit`: how many chunks are added up to one part of a sum.
-    """
+    """A form as a program over chunks of `width` trajectories, `capacity` of them a call, of which
+    each `unit` is added up to one part of a sum; hashable, and compared by content."""
 
     form: Form
     width: int
@@ -98,22 +95,12 @@ def _bytes(struct: Any) -> int:
     return int(np.prod(struct.shape)) * np.dtype(struct.dtype).itemsize
 
 
-#
-# The computation
-#
-
-
 def _flat(program: ChunkProgram, *flat: Any) -> list:
     every = len(program.form.operands[0])
     units = program.capacity // program.unit
     operands = flat[:every], flat[every + 1 :]
     each, parts = program.form.of_units(operands, flat[every], units)
     return [*each, *parts]
-
-
-#
-# Serialised programs
-#
 
 
 @functools.lru_cache(maxsize=256)
@@ -135,12 +122,9 @@ def exported(program: ChunkProgram) -> Shipped | None:
 
 
 def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
-    """The problem that a program comes from, to be traced again on the worker.
-
-    **Arguments:** `remake`: a function that makes the job, and its arguments.
-
-    **Raises:** `ValueError` for functions that close over traced values.
-    """
+    """The problem that a program comes from, to be traced again on the worker; `remake` is a
+    function that makes the job, and its arguments. Raises `ValueError` for functions that close
+    over traced values."""
     import cloudpickle
 
     fn, args = remake

@@ -34,11 +34,8 @@ _STOP = jtu.GetAttrKey("stop")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A form of `n` trajectories, to be evaluated by the workers of a pool.
-
-    - `threads`: the number of threads of each worker.
-    - `pickle`: makes the shipped form of a program that can't be exported.
-    """
+    """A form of `n` trajectories, to be evaluated by the workers of a pool, each with so many
+    threads. `pickle` makes the shipped form of a program that can't be exported."""
 
     pool: Pool
     threads: int
@@ -155,11 +152,6 @@ def unflattened(form: Given, each: Sequence, parts: Sequence) -> tuple[Any, Any]
 
     structs = outputs_of(form)
     return filled(structs[0], each), filled(structs[1], parts)
-
-
-#
-# The primitive
-#
 
 
 _request_p = jex.Primitive("ensembleode_request")

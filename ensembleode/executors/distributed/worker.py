@@ -60,10 +60,8 @@ class Task(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The flat results of a task: `each [trajectory, ...]` and `parts [part, ...]`.
-
-    - `seconds`: the time spent solving; `compiled`: how many programs were compiled for this task.
-    """
+    """The flat results of a task, `each [trajectory, ...]` and `parts [part, ...]`; the seconds
+    spent solving, and how many programs were compiled for it."""
 
     each: list[np.ndarray]
     parts: list[np.ndarray]
@@ -72,10 +70,7 @@ class Done(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The worker needs these objects before it can begin.
-
-    - `address`: the address at which Dask reaches the worker.
-    """
+    """The worker, which Dask reaches at this `address`, needs these objects before it can begin."""
 
     hashes: tuple[str, ...]
     address: str | None
@@ -88,10 +83,8 @@ class Refused(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """A program that `jax.export` serialised, for CPUs.
-
-    - `kernels`: the kernels that it calls, which are compiled for the CPU of the worker.
-    """
+    """A program that `jax.export` serialised, for CPUs; and the kernels that it calls, which are
+    compiled for the CPU of the worker."""
 
     serialised: bytes
     outputs: int
@@ -237,11 +230,6 @@ def _address() -> str | None:
 
 def _here() -> str:
     return f"the worker on {platform.node()} (process {os.getpid()})"
-
-
-#
-# Kept objects
-#
 
 
 class _Kept:
