@@ -56,9 +56,8 @@ class Devices(Executor):
             return finished(job, solve, job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
-        # The numbers are put on all devices: committed to one device, they could not be used with
-        # the others. `src` keeps their cotangents on all devices, where the arrays may be that they
-        # are added to.
+        # Numbers that are committed to one device can't be used with the others. `src` keeps their
+        # cotangents on all devices, where the arrays may be that they are added to.
         everywhere = NamedSharding(mesh, PartitionSpec())
         put = functools.partial(jax.device_put, device=everywhere, src=everywhere)
         if job.traced:
@@ -66,8 +65,7 @@ class Devices(Executor):
             outcome = _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
             if not has_accelerator():
                 return outcome
-            # What goes on to the accelerator does so from one device, and the cotangents that come
-            # from there go to all.
+            # It goes on to the accelerator from one device; cotangents from there go to all.
             back = functools.partial(jax.device_put, device=self.devices[0], src=everywhere)
             return jax.tree.map(back, outcome)
         outcome = finished(job, _fastest(_solve_sharded), job.plan, mesh, *put(numbers))

@@ -24,9 +24,8 @@ logger = logging.getLogger("ensembleode.serve")
 
 # The resolution of the timers of event loops.
 _TICK = 0.002
-# The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
-# one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
-# should not be many runs.
+# The largest number of runs for the parts of a batch that crashed: two runs for each halving find
+# one culprit among thousands.
 _RUNS_APART = 32
 
 
@@ -272,8 +271,7 @@ class Batcher:
                         async with asyncio.timeout(limit):
                             await self._wake.wait()
         except Exception as e:
-            # Without this task nothing is solved, so items are not left to wait, and nothing is
-            # accepted.
+            # Without this task nothing is solved, so nothing waits, and nothing is accepted.
             self._draining = True
             self._refuse_all(self._crash("all problems", e))
             for runner in self._running:

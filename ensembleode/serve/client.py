@@ -16,9 +16,8 @@ from .client_requests import arguments_of, bounds_of, for_both, numbers_of, path
 from .exchange import ServiceError as ServiceError
 
 
-# The service closes connections that are idle for half a minute. A different server for its app
-# (such as uvicorn), or a proxy, may close them after five seconds, possibly at the moment at which
-# they are used again.
+# Another server of the app (such as uvicorn), or a proxy, may close connections that are idle for
+# five seconds, possibly just as they are used again.
 _IDLE = 4.0
 
 

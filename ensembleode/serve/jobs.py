@@ -416,8 +416,7 @@ class Jobs:
         except StoreError as e:
             if not {"versions", "format"} & set(e.differs):
                 raise
-            # Other versions may also describe the problem differently, which is still that of the
-            # job.
+            # (Other versions may also describe the same problem differently.)
             what = "ensemble %s begins anew: its store is of other versions (%s)"
             logger.warning(what, job["id"], e)
             _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))

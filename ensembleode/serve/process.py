@@ -59,13 +59,11 @@ def run(
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             # uvicorn's own handler would close the socket at once, so that nobody is told that the
-            # service is draining; and it would end the process by the signal when everything is
-            # done.
+            # service is draining; and at the end it would end the process by the signal.
             self.force_exit = service.status == "draining" and sig == signal.SIGINT
             self.should_exit |= self.force_exit
             if service.status != "draining":
-                # This ends the process even if something hangs (a lock, or a file on a network),
-                # and prints where.
+                # This ends the process even if something hangs, and prints where.
                 seconds = service.drain_seconds + _LAST_SECONDS
                 faulthandler.dump_traceback_later(seconds, exit=True)
             service.begin_draining()

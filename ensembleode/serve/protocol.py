@@ -22,8 +22,7 @@ from .service import Service
 from .wire import Refused
 
 
-# The largest size of a request's headers in bytes (for more, the answer is 431); and the seconds
-# for them to arrive.
+# The most bytes of a request's headers (for more, the answer is 431), and seconds for them.
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
 # The seconds between two pieces of a body that was refused.
 _PAUSE = 0.01
@@ -249,8 +248,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._exchange._body.append(body)
             elif not isinstance(self.cycle, _Exchange):  # or it is too late
                 if self.cycle.response_complete:
-                    # A refused body arrives as fast as it can, and other clients would wait for
-                    # that.
+                    # Otherwise, other clients would wait for a refused body that arrives fast.
                     self.flow.pause_reading()
                     self.loop.call_later(_PAUSE, self._go_on_reading)
                 super().on_body(body)

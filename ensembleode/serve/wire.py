@@ -21,8 +21,7 @@ from .exchange import BINARY as BINARY, JSON as JSON
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
 _KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
-# The largest number of lists and objects of a body: an empty one takes a byte or two, and seventy
-# bytes when it is read.
+# The most lists and objects of a body; each takes a byte or two there, and seventy when read.
 _LISTS = 2**20
 # Further limits of MessagePack, for example on the number of elements of a list.
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}

@@ -25,8 +25,7 @@ from ..ground.files import make_folders, sync, written_whole
 from .stored import StoreError
 
 
-# The largest part of the time to be spent on waiting for the disk; until then, finished batches
-# wait for further ones.
+# The largest part of the time to wait for the disk; until then, finished batches wait for others.
 _SHARE = 0.1
 _CHUNK = re.compile(r"(.+)/c/(\d+)(?:/\d+)*")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)

@@ -289,8 +289,7 @@ class Writer:
         with self._explained():
             self._files.forget(batch)
             try:
-                # The number of events is written first, so that arrays are never longer than
-                # readers are told.
+                # First, so that arrays are never longer than readers are told.
                 if most > self._most:
                     self._most = most
                     self.arrays = self._arrays()

@@ -178,8 +178,7 @@ class _Work:
         while self.pending and len(self.in_flight) < self.pool.queued * slots:
             size = self._size(slots)
             units = np.sort([self.pending.pop() for _ in range(size)])
-            # Sent along with the first tasks, one of which goes to each worker; a worker that lacks
-            # them asks.
+            # Sent along with as many tasks as there are slots; a worker that lacks them asks.
             new = [h for h in self.kept if self.pool.sent[h] < slots]
             self.pool.sent.update(new)
             self._submit(units, new)

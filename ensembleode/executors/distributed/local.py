@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 _own: dict[Hashable, DaskPool] = {}
 _POOL = "_ensembleode_pool"
-# Options of a `LocalCluster`: loopback only, no dashboard, one thread for each worker, no memory
-# limit.
+# Options of a `LocalCluster`.
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "host": "127.0.0.1",
     "dashboard_address": None,
-    # The server of health checks starts anyway, by default on a fixed port, which several would
-    # want.
+    # The server of health checks starts anyway, by default on the same port for all clusters.
     "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},
     "memory_limit": 0,
 }

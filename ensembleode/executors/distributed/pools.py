@@ -290,16 +290,14 @@ class DaskPool(Pool):
 
         if self.client.status != "running":
             raise self._scheduler_lost()
-        # The data of a task must not be scattered, as a worker may be replaced; so Dask shouldn't
-        # advise that.
+        # (Dask advises to scatter large data, which a worker that is replaced would lack.)
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
             return self.client.submit(_by_value(fn), payload, pure=False, **where)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
         payload = pickle.dumps(things, protocol=5)
         self.traffic.sent += len(payload)
-        # Nobody waits for this future, as the worker may be gone. With `allow_other_workers`, the
-        # task would wait for ever once there is no worker.
+        # Nobody waits for this future, as the worker may be gone.
         future = self._submit(keep, payload, workers=[to])
         self._delivering = [*(x for x in self._delivering if not x.done()), future]
 
