@@ -21,7 +21,6 @@ from .lines import Item, Lines, Part
 
 logger = logging.getLogger("ensembleode.serve")
 
-
 # The resolution of the timers of event loops.
 _TICK = 0.002
 # The largest number of runs for the parts of a batch that crashed: two runs for each halving find
@@ -102,13 +101,11 @@ class Batcher:
 
     - `run(line, slices)`: returns a result for each slice; it blocks.
     - `most(line)`: the largest size of a batch of that line; by default `max_batch`.
-    - `max_wait`: the longest time in seconds for which the first item of a batch waits for others
-        (a twentieth of it, if none arrives in that time).
-    - `queue`: how many trajectories may wait, over all items.
+    - `max_wait`: for how many seconds the first item of a batch waits for others at the most.
+    - `queue`: how many trajectories may wait.
     - `share`: how many trajectories of an item are certain to be in a batch.
     - `coalesce`: whether items share batches.
-    - `limit`: the longest time of a run in seconds. After that its items are given up, and its
-        problem accepts no others until the run returns.
+    - `limit`: the seconds after which a run is given up, and others refused until it returns.
     - `observe(line, count, items, seconds)`: called for each batch.
     """
 
@@ -184,17 +181,12 @@ class Batcher:
         deadline: float | None = None,
         background: bool = False,
     ) -> "asyncio.Future[Done]":
-        """Have an item run. If the future is cancelled, the parts of the item that haven't run are
-        dropped.
+        """Have an item of `n` trajectories run; the lines of a problem take turns. If the future is
+        cancelled, the parts of the item that haven't run are dropped.
 
-        Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded`, `BatchFailed`,
-        `Hung`.
-
-        - `problem`: the lines of one problem take turns.
-        - `n`: how many trajectories the item stands for.
-        - `deadline`: the time after which an answer is too late, on the clock `time.monotonic`.
-        - `background`: the item gets no more than a share of a batch, and isn't counted in the
-            queue.
+        Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded` (by the clock
+        `time.monotonic`), `BatchFailed`, `Hung`. An item in the `background` gets no more than a
+        share of a batch, and isn't counted in the queue.
         """
         if self._draining:
             raise Draining

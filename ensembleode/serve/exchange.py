@@ -89,9 +89,14 @@ def _packed(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         if not x.ndim:  # a spacing, or the state of a scalar problem
             return x.item()
-        x = x.astype(x.dtype.newbyteorder("<"), copy=False)
-        return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+        return packed(x)
     raise TypeError(f"a request has numbers and arrays in it, not {type(x).__name__}.")
+
+
+def packed(x: Any) -> dict[str, Any]:
+    """An array, or a number of NumPy's, in MessagePack."""
+    x = x.astype(x.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": x.dtype.str, "shape": x.shape, "data": x.tobytes()}
 
 
 def unpack(kind: str, content: bytes) -> Any:

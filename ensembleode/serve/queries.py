@@ -263,22 +263,16 @@ def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; its arrays are NumPy's."""
     rows = asked.rows
+    u, times, codes = answer.u[:, :rows], asked.times, _codes(answer.retcode)
     counts = {name: getattr(answer, name) for name in COUNTS}
-    if asked.many:
-        # Padding times that the engine saved, too, don't count.
-        lengths = np.minimum(answer.lengths, asked.counts)
-        u = answer.u[:, :rows]
-        if lengths.min() < rows:
-            reached = np.arange(rows) < lengths[:, None]
-            u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
-        times, codes = asked.times, _codes(answer.retcode)
-    else:
-        u, lengths = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
-        if lengths < rows:
-            u = u.copy()
-            u[lengths:] = np.nan
-        times = asked.times if asked.times.ndim == 1 else asked.times[0]
-        (codes,) = _codes(answer.retcode)
+    # Padding times that the engine saved, too, don't count.
+    lengths = np.minimum(answer.lengths, asked.counts)
+    if lengths.min() < rows:
+        reached = np.arange(rows) < lengths[:, None]
+        u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
+    if not asked.many:
+        u, lengths, codes = u[0], int(lengths[0]), codes[0]
+        times = times if times.ndim == 1 else times[0]
         counts = {k: None if x is None else int(x[0]) for k, x in counts.items()}
     answered = {"u": u, "t": times, "retcode": codes, "stats": counts, "lengths": lengths}
     if answer.events is not None:

@@ -14,12 +14,11 @@ import msgpack
 import numpy as np
 import orjson
 
-from .exchange import BINARY as BINARY, JSON as JSON
+from .exchange import BINARY as BINARY, JSON as JSON, packed
 
 
 # The dtypes that arrays of requests may have.
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
-_KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
 # The most lists and objects of a body; each takes a byte or two there, and seventy when read.
 _LISTS = 2**20
@@ -215,11 +214,7 @@ def encoded(content: Any, binary: bool) -> bytes:
 
 def _packed(x: Any) -> Any:
     if isinstance(x, np.ndarray | np.generic):  # a sum of scalars is np.generic
-        kind = _KINDS.get(x.dtype)
-        if kind is None:
-            x = x.astype(x.dtype.newbyteorder("<"))
-            kind = x.dtype.str
-        return {"dtype": kind, "shape": x.shape, "data": x.tobytes()}
+        return packed(x)
     raise TypeError(f"{type(x).__name__} can't be packed")
 
 

@@ -33,8 +33,7 @@ class _Slot:
 class KeptGiven(NamedTuple):
     """
     - `described`: the structure of `u0` and `p` in JSON, with the names of their variables.
-    - `variables`: the variables for leaves that differ between trajectories; `places`: the indices
-        of these leaves.
+    - `variables`: those of leaves that differ between trajectories; `places`: their indices.
     - `shared`: the arrays that all trajectories share, by name, each with its dimensions.
     - `given`: computes the values; None where they are not known.
     """

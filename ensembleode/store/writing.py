@@ -58,8 +58,6 @@ class Writer:
         started: float,
     ):
         """
-        **Arguments:**
-
         - `outcome`: the abstract outcome of one trajectory.
         - `times`: the saved times, where all trajectories share them.
         - `description`: everything else that the numbers depend on.
@@ -68,10 +66,9 @@ class Writer:
         - `store_key`: stands for what the Python functions compute that are called at run time.
         - `started`: the start of the solve, in seconds of `time.perf_counter`.
 
-        **Raises:** `StoreError` for a store of another ensemble (naming the differences), for one
-        that another process writes to, for a directory that can't be written to, and for Python
-        functions of which it can't be known what they compute; `TypeError` for outputs that can't
-        be stored.
+        **Raises:** `StoreError` for a store of another ensemble, or that can't be written to, and
+        for functions of which it can't be known what they compute; `TypeError` for outputs that
+        can't be stored.
         """
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
         self._started = started

@@ -39,11 +39,9 @@ _LARGE = 2**15
 class Batch(NamedTuple):
     """The numbers of a batch, flat, and what is known about it.
 
-    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: arrays for all
-        trajectories.
+    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: arrays for all of them.
     - `costs`: the cost of each trajectory in any unit; None where it isn't known.
-    - `stop`: the index of the shared array with the address of a flag that stops a program; None if
-        there is none.
+    - `stop`: the index of the shared array with the address of a flag that stops it, if any.
     """
 
     each: list[np.ndarray]
@@ -125,10 +123,8 @@ class _Work:
             [blank(x.shape, x.dtype, fill_of((), x.dtype)) for x in xs] for xs in program.results(n)
         )
         self.results = Results(each, parts, np.zeros(n, bool))
-        bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
-            x.nbytes for x in [*self.results.each, *self.results.parts]
-        )
-        self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
+        size = sum(x.nbytes for x in (*batch.each, *each, *parts))
+        self.most = max(1, _BYTES * units // max(1, size))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
         """The objects that workers keep, by hash; and the shared arrays as tasks have them."""

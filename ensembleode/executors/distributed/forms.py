@@ -124,9 +124,7 @@ class Given(Form):
         return _without_axis(map(raw_struct, each)), parts
 
     def on(self, base: "Given | None") -> "Given":
-        if base is None:
-            return Given(self.kind, wanted=self.wanted)
-        return dataclasses.replace(base, kind=self.kind, wanted=self.wanted)
+        return dataclasses.replace(base or Given(self.kind), kind=self.kind, wanted=self.wanted)
 
     def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
         each, parts = _evaluated(self, operands, mask)

@@ -54,8 +54,7 @@ class Pool(abc.ABC):
     """Workers, and what is known about them.
 
     - `sent`: for each hash, how often the object was sent along with a task.
-    - `queued`: the number of tasks under way for each slot, so that no worker has to wait for a
-        task.
+    - `queued`: the number of tasks under way for each slot, so that no worker waits for one.
     - `rates`: the seconds that a unit takes, by program; `given_up`: how many units were lost.
     """
 
@@ -77,27 +76,18 @@ class Pool(abc.ABC):
         """Send objects to the worker at this address, if it still exists, for its next tasks."""
 
     def result(self, future: Any) -> Any:
-        """The answer to a task.
-
-        **Raises:** `Died`; `ClusterError` where the cluster can't go on; any exception of a
-        function that the program calls.
-        """
+        """The answer to a task. Raises `Died`, `ClusterError` where the cluster can't go on, and
+        any exception of a function that the program calls."""
         answer = self._result(future)
         self.traffic.received += len(answer)
         return pickle.loads(answer)
 
     def open(self) -> None:
-        """Be ready for tasks.
-
-        **Raises:** `ClusterError` where the cluster can't be reached.
-        """
+        """Be ready for tasks. Raises `ClusterError` where the cluster can't be reached."""
 
     @abc.abstractmethod
     def slots(self) -> int:
-        """The number of tasks that can run at the same time at present.
-
-        **Raises:** `ClusterError` where the cluster no longer exists.
-        """
+        """How many tasks can run at a time. Raises `ClusterError` where the cluster is gone."""
 
     @abc.abstractmethod
     def cancel(self, futures: list) -> None:
@@ -192,10 +182,8 @@ class Connection(NamedTuple):
     """A Dask client, and functions for its connection.
 
     - `close`: ends what was started for it; `settle`: called after each batch.
-    - `patience`: how many seconds to wait when there is no worker any more; None for Dask's
-        configuration.
-    - `queued`: the number of tasks under way for each slot. (A cluster that adapts grows while
-        several seconds of tasks are waiting.)
+    - `patience`: the seconds to wait when no worker is left; by default Dask's configuration.
+    - `queued`: the number of tasks under way for each slot; clusters grow while many are waiting.
     """
 
     client: Any
