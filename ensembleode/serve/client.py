@@ -12,8 +12,7 @@ from ..solution import EngineChoice
 from ..tracing.program import is_tracer
 from . import exchange, remote
 from .client_jobs import EnsembleJob as EnsembleJob
-from .client_requests import arguments_of, bounds_of, for_both, numbers_of, path_of, Request
-from .exchange import ServiceError as ServiceError
+from .exchange import for_both, Request, ServiceError as ServiceError
 
 
 # Another server of the app (such as uvicorn), or a proxy, may close connections that are idle for
@@ -74,7 +73,9 @@ class _Both:
 
         **Arguments:** `name`: the name under which it is registered.
         """
-        self._known[name] = found = await self._ask(Request("GET", path_of("problems", name)))
+        self._known[name] = found = await self._ask(
+            Request("GET", exchange.path_of("problems", name))
+        )
         return found
 
     def solve(
@@ -114,7 +115,7 @@ class _Both:
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
         """
         given = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        arguments = arguments_of(may_be_traced=self._may_be_traced, **given)
+        arguments = exchange.arguments_of(may_be_traced=self._may_be_traced, **given)
         if not any(map(is_tracer, arguments.values())):
             return self._ask_solution(name, arguments, deadline)
         known = self._known.get(name) or self.problem(name)
@@ -141,7 +142,7 @@ class _Both:
 
         **Raises:** the same errors as `solve`.
         """
-        body = arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
+        body = exchange.arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
 
     @for_both
@@ -170,13 +171,13 @@ class _Both:
 
         **Raises:** the same errors as `solve`.
         """
-        numbers = numbers_of if trajectories is None else bounds_of
+        numbers = exchange.numbers_of if trajectories is None else exchange.bounds_of
         body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
-        body |= arguments_of(tspan=tspan, saveat=saveat)
+        body |= exchange.arguments_of(tspan=tspan, saveat=saveat)
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
         # By this key the service recognises a repeated request, and makes no second job.
-        path, key = path_of("problems", name, "/ensembles"), uuid.uuid4().hex
+        path, key = exchange.path_of("problems", name, "/ensembles"), uuid.uuid4().hex
         answer = await self._ask(Request("POST", path, body, key=key))
         return EnsembleJob(self, answer["id"], name)
 
@@ -186,7 +187,7 @@ class _Both:
 
         **Arguments:** `id`: the id of the job.
         """
-        found = await self._ask(Request("GET", path_of("ensembles", id)))
+        found = await self._ask(Request("GET", exchange.path_of("ensembles", id)))
         return EnsembleJob(self, id, found["problem"])
 
     @for_both
@@ -205,14 +206,18 @@ class _Both:
     async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The solution for a request of NumPy arrays."""
         started = time.perf_counter()
-        request = Request("POST", path_of("problems", name, "/solve"), body, deadline=deadline)
+        request = Request(
+            "POST", exchange.path_of("problems", name, "/solve"), body, deadline=deadline
+        )
         answer = await self._ask(request)
         return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
 
     @for_both
     async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The `Gradients` for a request of NumPy arrays."""
-        request = Request("POST", path_of("problems", name, "/vjp"), body, deadline=deadline)
+        request = Request(
+            "POST", exchange.path_of("problems", name, "/vjp"), body, deadline=deadline
+        )
         return exchange.gradients(await self._ask(request))
 
     async def _ask(self, request: Request) -> Any:

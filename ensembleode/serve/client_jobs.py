@@ -6,8 +6,7 @@ from typing import Any
 
 from ..solution import ODESolution
 from . import exchange
-from .client_requests import for_both, path_of, Request
-from .exchange import ServiceError
+from .exchange import for_both, path_of, Request, ServiceError
 
 
 # The seconds between two queries for a job's status, at first and at most.

@@ -1,19 +1,24 @@
-"""The exchange between clients and a service: bodies, answers, errors, and when to try again.
+"""The exchange between clients and a service: requests, answers, errors, and when to try again.
 
 Nothing here waits or opens connections, so both the blocking and the asynchronous client use it.
 Bodies are MessagePack, in which an array is a dtype, a shape and its bytes.
 """
 
+import dataclasses
 import email.utils
+import functools
 import json
 import math
 import random
 import time
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, UTC
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..core.plan import NO_CALLBACK
@@ -21,6 +26,7 @@ from ..events import end_by, Events
 from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution
 from ..stats import COUNTS, Stats
+from ..tracing.program import is_tracer
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"
@@ -60,22 +66,6 @@ class ServiceError(RuntimeError):
         known = [str(x) for x in (self.status, self.code) if x]
         known += [f"id {self.id}"] if self.id else []
         return f"{where}{message}" + (f" ({', '.join(known)})" if known else "")
-
-
-def numbers(name: str, x: Any) -> np.ndarray:
-    """An argument as an array of floating-point or complex numbers. **Raises:** `TypeError` for
-    others."""
-    try:
-        array = np.asarray(x)
-    except ValueError as e:  # ragged
-        raise TypeError(f"{name} must be an array of numbers, got rows of unequal length.") from e
-    if array.dtype.kind in "iu":
-        return array.astype(np.float64)
-    if array.dtype.name in ("float16", "bfloat16"):
-        return array.astype(np.float32)
-    if array.dtype.kind not in "fc":
-        raise TypeError(f"{name} must be an array of numbers, got {x!r:.200}.")
-    return array
 
 
 def pack(body: Mapping[str, Any]) -> bytes:
@@ -323,3 +313,94 @@ def _seconds(retry_after: str | None) -> float:
             return 0.0
         seconds = (at - datetime.now(at.tzinfo and UTC)).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+@dataclasses.dataclass
+class Request:
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, Any] | None = None
+    deadline: float | None = None
+    repeatable: bool = True
+    key: str | None = None
+
+    def options(self, attempts: Attempts) -> dict[str, Any]:
+        """The options of HTTPX's `request`."""
+        headers = {} if self.key is None else {"idempotency-key": self.key}
+        content = None
+        if self.body is not None:
+            headers["content-type"] = BINARY
+            # The service is told how much of the deadline is left.
+            late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
+            content = pack({**self.body, **late})
+        asked = {"method": self.method, "url": self.path, "params": self.query}
+        return asked | {"headers": headers, "content": content, "timeout": attempts.patience}
+
+
+def path_of(kind: str, name: str, what: str = "") -> str:
+    return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
+
+
+def bounds_of(name: str, pair: Any) -> dict[str, Any]:
+    if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
+        what = "a pair (low, high), between which each trajectory's is drawn"
+        raise ValueError(f"with trajectories, {name} must be {what}, got {pair!r:.200}.")
+    return {"low": numbers_of(name, pair[0]), "high": numbers_of(name, pair[1])}
+
+
+def arguments_of(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
+    """The arguments that are not None, as NumPy arrays; those that are traced stay as they are."""
+    return {name: numbers_of(name, x, may_be_traced) for name, x in given.items() if x is not None}
+
+
+def numbers_of(name: str, x: Any, may_be_traced: bool = False) -> Any:
+    """An argument as an array of floating-point or complex numbers, traced only where that may be.
+    Raises `TypeError` for others."""
+    x = _as_vector(x) if name == "p" else x
+    if any(map(is_tracer, jax.tree.leaves(x))):
+        if not may_be_traced:
+            raise TypeError(
+                f"{name} is traced: only Client.solve works inside jit, grad and vmap. Call this "
+                "outside of them."
+            )
+        return x if is_tracer(x) else jnp.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as e:  # ragged
+        raise TypeError(f"{name} must be an array of numbers, got rows of unequal length.") from e
+    if array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    if array.dtype.name in ("float16", "bfloat16"):
+        return array.astype(np.float32)
+    if array.dtype.kind not in "fc":
+        raise TypeError(f"{name} must be an array of numbers, got {x!r:.200}.")
+    return array
+
+
+def _as_vector(p: Any) -> Any:
+    """Parameters as they are, if they are an array or lists of numbers; for a pytree, the vector of
+    its numbers that are real and not integers."""
+    if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
+        return p
+    leaves = jax.tree.leaves(p)
+    if isinstance(p, int | float | list | tuple) and not any(map(eqx.is_array, leaves)):
+        return p
+    leaves = [x for x in leaves if eqx.is_inexact_array(x) or isinstance(x, float)]
+    leaves = [x for x in leaves if not jnp.iscomplexobj(x)]
+    if not leaves:
+        raise TypeError(f"p must have numbers that are no integers in it, got {p!r:.200}.")
+    xp = jnp if any(map(is_tracer, leaves)) else np
+    dtype = jnp.result_type(*leaves)
+    return xp.concatenate([xp.asarray(x).astype(dtype).reshape(-1) for x in leaves])
+
+
+def for_both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
+    """Makes a method for both clients from a coroutine. In the asynchronous client it is awaited.
+    In the other one it is run to its end at once, as its requests and pauses block."""
+
+    @functools.wraps(method)
+    def asking(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self._made(method(self, *arguments, **named))
+
+    return asking

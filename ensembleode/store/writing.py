@@ -27,7 +27,6 @@ from ..solution import EngineChoice, EnsembleSolution
 from . import reading, stored
 from .described import described, Variable
 from .kept_given import kept_given
-from .metadata import files_of_shared, metadata_of, zarr_or_said
 from .stored import StoreError
 
 
@@ -234,7 +233,7 @@ class Writer:
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the store; those that are missing, or not as they should be, are made."""
         shared = [*map(Variable.of_json, self._kept["shared"])]
-        metadata = metadata_of(self._all, shared, self._files.layout, self._most)
+        metadata = reading.metadata_of(self._all, shared, self._files.layout, self._most)
         self._files.metadata = metadata
         written = []
         for file, data in metadata.items():
@@ -245,7 +244,9 @@ class Writer:
                 self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
-        return {v.name: zarr_or_said().open_array(self._files, path=v.name) for v in self._all}
+        return {
+            v.name: reading.zarr_or_said().open_array(self._files, path=v.name) for v in self._all
+        }
 
     def _write_shared(self) -> bool:
         """Write the arrays that all trajectories share, where they are not what was written.
@@ -253,14 +254,19 @@ class Writer:
         with self._explained("read"):
             is_there = self._files.has_shared()
         if not (is_there and self._kept["sums"]):
-            values = {name: x for name, (_, x) in self._shared.items()}
-            self._files.put_shared(files_of_shared(values, self._files.metadata))
+            # (Zarr writes no file for zeros alone.)
+            metadata, zarr = self._files.metadata, reading.zarr_or_said()
+            files = dict(metadata)
+            group = zarr.open_group(zarr.storage.MemoryStore(files))
+            for name, (_, x) in self._shared.items():
+                group[name][...] = x
+            self._files.put_shared({k: x for k, x in files.items() if k not in metadata})
         before, self._kept["sums"] = self._kept["sums"], self._files.shared
         return before != self._files.shared
 
     def _write_group(self) -> None:
         """Write the group and the attributes; if complete, with the consolidated metadata."""
-        zarr, files = zarr_or_said(), dict(self._files.metadata)
+        zarr, files = reading.zarr_or_said(), dict(self._files.metadata)
         memory = zarr.storage.MemoryStore(files)
         group = zarr.open_group(memory)
         times = ["time"] if self.kind == "trajectories" else []
@@ -358,7 +364,7 @@ def _folder(path: Any) -> Path:
 
 def _locked(path: Path) -> Any:
     """The lock of the folder itself, whichever symbolic links lead there."""
-    zarr_or_said()
+    reading.zarr_or_said()
     real = path.resolve()
     real.parent.mkdir(parents=True, exist_ok=True)
     try:
