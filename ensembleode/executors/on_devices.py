@@ -93,37 +93,27 @@ def _solved(numbers, mask, plan, mesh):
 _with_adjoint = eqx.filter_custom_vjp(_solved)
 
 
-class _PullBack(eqx.Module):
-    """A pullback that the devices hold: its arrays have a leading axis of devices."""
-
-    arrays: list
-    structure: jtu.PyTreeDef = eqx.field(static=True)
-
-
 @_with_adjoint.def_fwd
 def _(perturbed, numbers, mask, plan, mesh):
     (every, shared), (rest_every, rest_shared) = eqx.partition(numbers, perturbed)
-    structure = jtu.tree_structure(None)
 
     def forward(every, shared, rest_every, rest_shared, mask):
-        nonlocal structure
-
         def solve(every, shared):
             lanes = eqx.combine(every, rest_every), eqx.combine(shared, rest_shared)
             return eqx.partition(_solve(plan)(*lanes, mask), eqx.is_inexact_array)
 
         inexact, pullback, counts = jax.vjp(solve, every, shared, has_aux=True)
-        arrays, structure = jtu.tree_flatten(pullback)
-        return eqx.combine(inexact, counts), [x[None] for x in arrays]
+        # The arrays of the pullback get an axis of devices.
+        return eqx.combine(inexact, counts), jax.tree.map(lambda x: x[None], pullback)
 
-    result, arrays = evaluated_on_each(
+    result, pullback = evaluated_on_each(
         mesh,
         forward,
         (_SPLIT, _WHOLE, _SPLIT, _WHOLE, _SPLIT),
         _SPLIT,
         (every, shared, rest_every, rest_shared, mask),
     )
-    return result, (_PullBack(arrays, structure), eqx.filter(result, eqx.is_inexact_array))
+    return result, (pullback, eqx.filter(result, eqx.is_inexact_array))
 
 
 @_with_adjoint.def_bwd
@@ -132,14 +122,13 @@ def _(residuals, cotangents, perturbed, numbers, mask, plan, mesh):
     pullback, inexact = residuals
     cotangents = sensitivity.with_zeros(inexact, cotangents)
 
-    def pull_back(arrays, cotangents):
-        arrays = [x[0] for x in arrays]
-        return jtu.tree_unflatten(pullback.structure, arrays)(cotangents)
+    def pull_back(pullback, cotangents):
+        return jax.tree.map(lambda x: x[0], pullback)(cotangents)
 
     def summed(gradients):
         every, shared = gradients
         return every, jax.tree.map(lambda g: jax.lax.psum(g, AXIS), shared)
 
     return evaluated_on_each(
-        mesh, pull_back, (_SPLIT, _SPLIT), (_SPLIT, _WHOLE), (pullback.arrays, cotangents), summed
+        mesh, pull_back, (_SPLIT, _SPLIT), (_SPLIT, _WHOLE), (pullback, cotangents), summed
     )
