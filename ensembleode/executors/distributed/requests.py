@@ -34,8 +34,8 @@ _STOP = jtu.GetAttrKey("stop")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A form of `n` trajectories, to be evaluated by the workers of a pool, each with so many
-    threads. `pickle` makes the shipped form of a program that can't be exported."""
+    """A form of `n` trajectories, to be evaluated by the workers of a pool, each of which has
+    `threads` threads. `pickle` makes the shipped form of a program that can't be exported."""
 
     pool: Pool
     threads: int

@@ -44,7 +44,8 @@ class Task(NamedTuple):
     - `width`, `capacity`: the number of trajectories of a chunk, and of chunks of a call.
     - `threads`: how many calls run at once.
     - `kept`: objects that the worker may lack, by hash.
-    - `stop`: the index of the shared array with the address of a flag that stops it; its work.
+    - `stop`: the index of the shared array with the address of the flag that programs look at, and
+        the name of the work that this task belongs to.
     """
 
     program: str
