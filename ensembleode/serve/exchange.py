@@ -243,11 +243,10 @@ def refusal(status: int, kind: str, content: bytes) -> ServiceError:
 class Attempts:
     """Decides how often a request is tried again, and how long the client waits in between.
 
-    - `timeout`: the seconds to wait for an answer; a pause that the service asks for is no longer
-        than that, either.
+    - `timeout`: the seconds to wait for an answer, or as long as the service asks for at the most.
     - `deadline`: the seconds for everything, or None.
-    - `repeatable`: whether doing the request twice has the same effect as doing it once. If not, it
-        is only tried again where the service can't have received it.
+    - `repeatable`: whether doing the request twice has the effect of doing it once; otherwise it is
+        only tried again where the service can't have received it.
     """
 
     def __init__(

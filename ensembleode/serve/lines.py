@@ -56,10 +56,8 @@ Part: TypeAlias = tuple[Item, int, int]
 class Lines:
     """The lines of each problem. The problem and the line whose turn it is come first.
 
-    - `most(line)`: the largest size of a batch of that line; `share`: how much of an item is
-        certain to be in a batch.
-    - `max_wait`: the longest time in seconds that the first item of a batch waits for others.
-    - `coalesce`: whether items share batches at all.
+    - `most(line)`: the largest size of a batch of that line.
+    - `share`, `max_wait`, `coalesce`: see `Batcher`.
     """
 
     def __init__(self, most: Callable[[Any], int], share: int, max_wait: float, coalesce: bool):

@@ -25,8 +25,7 @@ class Query:
     """A request for some trajectories.
 
     - `numbers`: the numbers of `n` trajectories, without a cotangent.
-    - `counts`: how many times each trajectory saves, a number or `[n]`; `rows`: the largest of
-        these.
+    - `counts`: how many times each trajectory saves, a number or `[n]`; `rows`: the most of these.
     - `times`: the times of the answer, `[rows]` or `[n, rows]` (NaN past the count).
     - `many`: whether the answer has a trajectory axis.
     - `own`: whether `u0`, and whether `p`, differ between trajectories.

@@ -146,9 +146,8 @@ class Service:
         return warms or self.batcher.is_at_work
 
     def begin_draining(self) -> None:
-        """Refuse requests from now on, and have accepted ones end within `drain_seconds`; then
-        `on_drained` is called with the number of those that are left. (This takes no lock, as the
-        handler of a signal calls it.)"""
+        """Refuse requests from now on, and have accepted ones end within `drain_seconds`; then call
+        `on_drained` with the seconds left. (This takes no lock, as a signal handler calls it.)"""
         if self.status != "draining":
             self.status = "draining"
             self._until = time.monotonic() + self.drain_seconds
