@@ -192,7 +192,7 @@ class OnCluster(EnsembleAlgorithm):
         """End the workers that were started for it; the user's own workers are left alone."""
         from .executors.distributed import local
 
-        local.close(self)
+        local.pool_of(self).close()
 
     def traffic(self) -> Any:
         """A [`Traffic`][ensembleode.Traffic] with the data that went to its workers and came back

@@ -8,39 +8,31 @@ an engine.
 from collections.abc import Callable
 from typing import Any
 
+from .. import ensemble
 from ..core.executor import Executor
 from ..engines import Engine
-from ..ensemble import (
-    EnsembleAlgorithm,
-    EnsembleColumns,
-    EnsembleDistributed,
-    EnsembleGPUArray,
-    EnsembleGPUKernel,
-    EnsembleSerial,
-    EnsembleSplitThreads,
-    EnsembleThreads,
-)
 from . import columns, distributed, kernel, serial, sharded
 
 
 EXECUTORS: dict[type, Callable[[Any, Engine], Executor]] = {
-    EnsembleSerial: lambda *_: serial.Serial(),
-    EnsembleThreads: sharded.threads,
-    EnsembleColumns: lambda *_: columns.Columns(),
-    EnsembleGPUArray: sharded.arrays,
-    EnsembleGPUKernel: kernel.executor,
-    EnsembleDistributed: distributed.executor,
-    EnsembleSplitThreads: distributed.executor,
+    ensemble.EnsembleSerial: lambda *_: serial.Serial(),
+    ensemble.EnsembleThreads: sharded.threads,
+    ensemble.EnsembleColumns: lambda *_: columns.Columns(),
+    ensemble.EnsembleGPUArray: sharded.arrays,
+    ensemble.EnsembleGPUKernel: kernel.executor,
+    ensemble.EnsembleDistributed: distributed.executor,
+    ensemble.EnsembleSplitThreads: distributed.executor,
 }
 
 
 def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
-    """The executor of an ensemble algorithm with an engine.
-
-    **Raises:** `TypeError` for an object that is no ensemble algorithm; the errors of the executor
-    for devices that don't exist; `ValueError` for a backend of Julia with another engine.
-    """
-    if not isinstance(ensemblealg, EnsembleAlgorithm) or type(ensemblealg) not in EXECUTORS:
+    """The executor of an ensemble algorithm with an engine. Raises `TypeError` for what is no
+    ensemble algorithm, and `ValueError` for a backend of Julia with another engine, and as
+    executors do for devices that don't exist."""
+    if (
+        not isinstance(ensemblealg, ensemble.EnsembleAlgorithm)
+        or type(ensemblealg) not in EXECUTORS
+    ):
         hint = "; give an instance, with ()" if isinstance(ensemblealg, type) else ""
         raise TypeError(
             f"ensemblealg must be one of {', '.join(c.__name__ + '()' for c in EXECUTORS)}, got "

@@ -30,9 +30,8 @@ class Columns(Executor):
 
 
 class _ColumnsField(NamedTuple):
-    """`f`, or a product with its Jacobian, mapped over the columns of a `[*state, trajectory]`
-    array; static and hashable. The parameters and the constants have an axis of trajectories, or
-    None."""
+    """`f`, or a product with its Jacobian, mapped over the columns of `[*state, trajectory]`;
+    static and hashable."""
 
     field: Program
     axes_of_p: tuple

@@ -15,11 +15,8 @@ from .sharded import arrays, Devices
 
 @dataclasses.dataclass(frozen=True)
 class Kernels(Devices):
-    """The executor on these GPUs; without any, on the GPU where JAX computes.
-
-    Where that is no GPU (`on_gpu` is false), trajectories are solved on the CPU, and the same
-    things are refused as on a GPU.
-    """
+    """The executor on these GPUs; without any, on the GPU where JAX computes. Where that is none
+    (`on_gpu` is false), the CPU solves, and the same things are refused as on a GPU."""
 
     on_gpu: bool = True
     how: str = "in one kernel"
@@ -37,7 +34,7 @@ class Kernels(Devices):
 
 
 def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
-    """**Raises:** `ValueError` when there are fewer GPUs than asked for."""
+    """Raises `ValueError` when there are fewer GPUs than asked for."""
     if computes_on_nvidia():
         return Kernels(arrays(ensemblealg, engine).devices)
     if ensemblealg.devices is not None:

@@ -33,20 +33,13 @@ def is_on_one_device() -> bool:
 
 
 def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:
-    """Solve the trajectories that each device holds.
-
-    **Arguments:**
-
-    - `numbers`: the numbers that differ between trajectories, of which each device has its part;
-        and the numbers that all trajectories share.
-    - `mask`: false for places that are only filled up.
-
-    **Returns:** the result, split over the devices; without `t` where all trajectories share it.
-    """
+    """Solve the trajectories that each device holds; the result is split over the devices, and
+    without `t` where all trajectories share it. The first of `numbers`, of which each device has
+    its part, differ between trajectories; `mask` is false for places that are only filled up."""
     if plan.method.value.direction == "reverse" and not plan.engine.closes(plan):
         label = type(plan.method.value.adjoint).__name__ + "()"
         return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)
-    return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
+    return _solved(numbers, mask, plan, mesh)
 
 
 def _solve(plan: Plan) -> Callable:
@@ -66,24 +59,19 @@ def evaluated_on_each(
     args: tuple,
     post: Callable | None = None,
 ) -> Any:
-    """`fn` traced for the part of one device, and evaluated on each device; `post` runs there, too.
-
-    Ensembles that are solved inside `fn` are solved on that device.
-    """
+    """`fn` traced for the part of one device, on which ensembles inside of it are solved, too, and
+    evaluated on each device; `post` runs there, too."""
 
     def part(spec, tree):
-        ways = mesh.size if spec == _SPLIT else 1
-
         def struct(x):
             x = jnp.asarray(x)
-            shape = (x.shape[0] // ways, *x.shape[1:]) if ways > 1 else x.shape
+            shape = (x.shape[0] // mesh.size, *x.shape[1:]) if spec == _SPLIT else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
         return jax.tree.map(struct, tree)
 
-    structs = tuple(map(part, in_specs, args))
     with for_one_device():
-        closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
+        closed, out = jax.make_jaxpr(fn, return_shape=True)(*map(part, in_specs, args))
     tree = jtu.tree_structure(out)
 
     # A single call, so that it is mapped and differentiated outside of the mesh, too.
@@ -98,42 +86,34 @@ def evaluated_on_each(
     return jax.shard_map(local, mesh=mesh, check_vma=False, **specs)(closed.consts, *args)
 
 
-@eqx.filter_custom_vjp
-def _with_adjoint(numbers, mask, plan, mesh):
+def _solved(numbers, mask, plan, mesh):
     return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
 
 
-class _PullBack(eqx.Module):
-    """A pullback that the devices hold: its arrays have a leading axis of devices."""
-
-    arrays: list
-    structure: jtu.PyTreeDef = eqx.field(static=True)
+_with_adjoint = eqx.filter_custom_vjp(_solved)
 
 
 @_with_adjoint.def_fwd
 def _(perturbed, numbers, mask, plan, mesh):
     (every, shared), (rest_every, rest_shared) = eqx.partition(numbers, perturbed)
-    structure = jtu.tree_structure(None)
 
     def forward(every, shared, rest_every, rest_shared, mask):
-        nonlocal structure
-
         def solve(every, shared):
             lanes = eqx.combine(every, rest_every), eqx.combine(shared, rest_shared)
             return eqx.partition(_solve(plan)(*lanes, mask), eqx.is_inexact_array)
 
         inexact, pullback, counts = jax.vjp(solve, every, shared, has_aux=True)
-        arrays, structure = jtu.tree_flatten(pullback)
-        return eqx.combine(inexact, counts), [x[None] for x in arrays]
+        # The arrays of the pullback get an axis of devices.
+        return eqx.combine(inexact, counts), jax.tree.map(lambda x: x[None], pullback)
 
-    result, arrays = evaluated_on_each(
+    result, pullback = evaluated_on_each(
         mesh,
         forward,
         (_SPLIT, _WHOLE, _SPLIT, _WHOLE, _SPLIT),
         _SPLIT,
         (every, shared, rest_every, rest_shared, mask),
     )
-    return result, (_PullBack(arrays, structure), eqx.filter(result, eqx.is_inexact_array))
+    return result, (pullback, eqx.filter(result, eqx.is_inexact_array))
 
 
 @_with_adjoint.def_bwd
@@ -142,14 +122,13 @@ def _(residuals, cotangents, perturbed, numbers, mask, plan, mesh):
     pullback, inexact = residuals
     cotangents = sensitivity.with_zeros(inexact, cotangents)
 
-    def pull_back(arrays, cotangents):
-        arrays = [x[0] for x in arrays]
-        return jtu.tree_unflatten(pullback.structure, arrays)(cotangents)
+    def pull_back(pullback, cotangents):
+        return jax.tree.map(lambda x: x[0], pullback)(cotangents)
 
     def summed(gradients):
         every, shared = gradients
         return every, jax.tree.map(lambda g: jax.lax.psum(g, AXIS), shared)
 
     return evaluated_on_each(
-        mesh, pull_back, (_SPLIT, _SPLIT), (_SPLIT, _WHOLE), (pullback.arrays, cotangents), summed
+        mesh, pull_back, (_SPLIT, _SPLIT), (_SPLIT, _WHOLE), (pullback, cotangents), summed
     )

@@ -59,10 +59,7 @@ class Place(NamedTuple):
         return "on the CPU" if self.on_cpu else ""
 
     def computing(self) -> contextlib.AbstractContextManager:
-        """A context within which JAX computes there.
-
-        **Raises:** `NoCpuError` where JAX was told to leave the CPU out.
-        """
+        """A context within which JAX computes there; raises `NoCpuError` where it has no CPU."""
         return placement.on_cpu() if self.on_cpu else contextlib.nullcontext()
 
     def brought_home(self, solution: Any) -> Any:
@@ -70,11 +67,9 @@ class Place(NamedTuple):
         return placement.brought_home(solution) if self.on_cpu and not being_staged() else solution
 
     def check(self, executor: Executor, plan: Plan, choice: EngineChoice) -> None:
-        """**Arguments:** `choice`: the engine of the plan, and why it is this one.
-
-        **Raises:** `NotHere` where the next place is to be tried; `ValueError` and `KernelError`
-        for a plan that an algorithm which was asked for can't carry out.
-        """
+        """Raises `NotHere` where the next place is to be tried, and the errors of an algorithm that
+        was asked for and can't carry out the plan. `choice`: the plan's engine, and why it is this
+        one."""
         if self.if_compiled and not isinstance(plan.engine, Compiled):
             asked_for = f"engine={choice.name!r} is {choice.reason}"
             raise NotHere(dict(choice.refused).get("compiled", asked_for))
@@ -110,11 +105,8 @@ def brought_here(numbers: Any) -> Any:
 
 def places(ensemblealg: EnsembleAlgorithm | None, *, alone: bool, in_julia: bool) -> list[Place]:
     """The places for an ensemble algorithm, or without one, of which the first that can run a solve
-    does so.
-
-    **Arguments:** `alone`: whether a single problem is solved; `in_julia`: whether in Julia, which
-    has devices of its own.
-    """
+    does so. `alone`: whether a single problem is solved; `in_julia`: whether in Julia, which has
+    devices of its own."""
     elsewhere = placement.platform() != "cpu"
     if ensemblealg is not None:
         return [Place(ensemblealg, elsewhere and isinstance(ensemblealg, _ON_CPU), is_given=True)]

@@ -56,8 +56,7 @@ _solve = jit_recent(solve_lane)
 
 @jit_recent
 def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
-    # If all numbers were constants of the program, XLA would run the loop while compiling it, very
-    # slowly.
+    # If all numbers were constants, XLA would run the loop while compiling it, very slowly.
     lanes = lanes._replace(u0=jax.lax.optimization_barrier(lanes.u0))
     each, shared = eqx.partition(lanes, plan.batched)
 

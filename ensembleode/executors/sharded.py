@@ -56,9 +56,8 @@ class Devices(Executor):
             return finished(job, solve, job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
-        # The numbers are put on all devices: committed to one device, they could not be used with
-        # the others. `src` keeps their cotangents on all devices, where the arrays may be that they
-        # are added to.
+        # Numbers that are committed to one device can't be used with the others. `src` keeps their
+        # cotangents on all devices, where the arrays may be that they are added to.
         everywhere = NamedSharding(mesh, PartitionSpec())
         put = functools.partial(jax.device_put, device=everywhere, src=everywhere)
         if job.traced:
@@ -66,8 +65,7 @@ class Devices(Executor):
             outcome = _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
             if not has_accelerator():
                 return outcome
-            # What goes on to the accelerator does so from one device, and the cotangents that come
-            # from there go to all.
+            # It goes on to the accelerator from one device; cotangents from there go to all.
             back = functools.partial(jax.device_put, device=self.devices[0], src=everywhere)
             return jax.tree.map(back, outcome)
         outcome = finished(job, _fastest(_solve_sharded), job.plan, mesh, *put(numbers))
@@ -99,8 +97,7 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) ->
 
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
-    """The mesh of the devices that get trajectories; None for the single device where JAX computes
-    anyway."""
+    """The mesh of the devices that get trajectories; None for the one where JAX computes anyway."""
     field: Any = plan.field
     if is_on_one_device() or field.jaxpr.effects:
         # Places that are only filled up on some device would have the effects, too.
@@ -132,9 +129,8 @@ def _factorises(plan: Plan) -> bool:
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:
-    """The outcome, moved to the device of a committed array among the numbers. If there is none,
-    the outcome is on the default device and uncommitted, so that it can be used with arrays
-    elsewhere."""
+    """The outcome on the device of a committed array among the numbers; if there is none, on the
+    default device and uncommitted, so that it can be used with arrays elsewhere."""
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
             return jax.device_put(outcome, next(iter(x.devices())))
@@ -174,8 +170,7 @@ def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
 @dataclasses.dataclass(frozen=True)
 class _Deal:
     """Deals `n` trajectories out to `parts` devices, `width` at a time in turn, since neighbours
-    often cost the same. The places that are left over hold copies of the last trajectory.
-    """
+    often cost the same. The rest of the places hold copies of the last trajectory."""
 
     n: int
     width: int

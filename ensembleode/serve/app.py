@@ -179,11 +179,6 @@ class App(FastAPI):
 
         return decorated
 
-    @property
-    def of_calls(self) -> dict[str, Callable]:
-        """The endpoints that take a `Call`, if nothing has to be done before or after them."""
-        return {} if self.user_middleware else self.endpoints
-
 
 def _route_class(service: Service, cors: Sequence[str]) -> type[APIRoute]:
     class Route(APIRoute):

@@ -21,12 +21,10 @@ from .lines import Item, Lines, Part
 
 logger = logging.getLogger("ensembleode.serve")
 
-
 # The resolution of the timers of event loops.
 _TICK = 0.002
-# The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
-# one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
-# should not be many runs.
+# The largest number of runs for the parts of a batch that crashed: two runs for each halving find
+# one culprit among thousands.
 _RUNS_APART = 32
 
 
@@ -54,8 +52,7 @@ class BatchFailed(Exception):
 
 @dataclasses.dataclass(eq=False)
 class Hung(Exception):
-    """A batch of the problem has not returned in time: either that of the item (`mine`), or
-    another."""
+    """A batch of the problem doesn't return: that of the item (`mine`), or another."""
 
     problem: Any
     mine: bool
@@ -80,12 +77,8 @@ class Done(NamedTuple):
 
 class _Runner:
     """A thread that calls a function with each of the arguments that it is given, until one is
-    None.
-
-    It is a daemon thread: a call that never returns can't be ended, and must not keep the process
-    from ending, as a thread of a `ThreadPoolExecutor` would. If such a call returns after all, the
-    thread goes on.
-    """
+    None. It is a daemon, as a call that never returns must not keep the process from ending. If
+    such a call returns after all, the thread goes on."""
 
     def __init__(self, call: Callable[..., Any], name: str):
         self.began = math.inf  # when the present call began
@@ -108,13 +101,11 @@ class Batcher:
 
     - `run(line, slices)`: returns a result for each slice; it blocks.
     - `most(line)`: the largest size of a batch of that line; by default `max_batch`.
-    - `max_wait`: the longest time in seconds for which the first item of a batch waits for others
-        (a twentieth of it, if none arrives in that time).
-    - `queue`: how many trajectories may wait, over all items.
+    - `max_wait`: for how many seconds the first item of a batch waits for others at the most.
+    - `queue`: how many trajectories may wait.
     - `share`: how many trajectories of an item are certain to be in a batch.
     - `coalesce`: whether items share batches.
-    - `limit`: the longest time of a run in seconds. After that its items are given up, and its
-        problem accepts no others until the run returns.
+    - `limit`: the seconds after which a run is given up, and others refused until it returns.
     - `observe(line, count, items, seconds)`: called for each batch.
     """
 
@@ -146,7 +137,7 @@ class Batcher:
         self._idle.set()
         self._task: asyncio.Task | None = None
         self._ended = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # the event loop, from `start` on
 
     @property
     def waiting(self) -> int:
@@ -162,7 +153,7 @@ class Batcher:
 
     @property
     def _running(self) -> list[_Runner]:
-        """The threads that run a batch which somebody waits for."""
+        """The threads that run a batch that somebody waits for."""
         return [x for x in self._runners.values() if x.parts]
 
     @property
@@ -190,20 +181,13 @@ class Batcher:
         deadline: float | None = None,
         background: bool = False,
     ) -> "asyncio.Future[Done]":
-        """Have an item run. If the future is cancelled, the parts of the item that haven't run are
-        dropped.
+        """Have an item of `n` trajectories run; the lines of a problem take turns. If the future is
+        cancelled, the parts of the item that haven't run are dropped.
 
-        Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded`, `BatchFailed`,
-        `Hung`.
-
-        - `problem`: the lines of one problem take turns.
-        - `n`: how many trajectories the item stands for.
-        - `deadline`: the time after which an answer is too late, on the clock `time.monotonic`.
-        - `background`: the item gets no more than a share of a batch, and isn't counted in the
-            queue.
+        Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded` (by the clock
+        `time.monotonic`), `BatchFailed`, `Hung`. An item in the `background` gets no more than a
+        share of a batch, and isn't counted in the queue.
         """
-        loop = self._loop
-        assert loop is not None
         if self._draining:
             raise Draining
         runner = self._runners.get(problem)
@@ -213,11 +197,12 @@ class Batcher:
         if not background and self.waiting and excess > 0:
             raise QueueFull(min(60.0, max(1.0, math.ceil(excess / self._rate))))
         now = time.monotonic()
-        item = Item((problem, line), payload, n, n, now, loop.create_future(), background)
+        item = Item((problem, line), payload, n, n, now, self._loop.create_future(), background)
         if deadline is not None:
             if deadline <= now:
                 raise DeadlineExceeded
-            item.timer = loop.call_later(deadline - now, _refuse, [item], DeadlineExceeded())
+            late = DeadlineExceeded()
+            item.timer = self._loop.call_later(deadline - now, _refuse, [item], late)
         self._idle.clear()
         if self._lines.add(item):
             self._wake.set()
@@ -267,49 +252,43 @@ class Batcher:
                 now = time.monotonic()
                 busy = {x for x, runner in self._runners.items() if runner.parts or runner.hangs}
                 found, due = self._lines.next(now, busy, at_once=self._draining)
-                if found is None:
-                    await self._wait(due - now)
-                else:
+                if found is not None:
                     self._begin(*found, now)
+                elif (seconds := due - now) < _TICK:
+                    await asyncio.sleep(0)
+                else:  # until then, or until something is due earlier
+                    self._wake.clear()
+                    limit = None if seconds == math.inf else seconds - _TICK
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(limit):
+                            await self._wake.wait()
         except Exception as e:
-            # Without this task nothing is solved, so items are not left to wait, and nothing is
-            # accepted.
+            # Without this task nothing is solved, so nothing waits, and nothing is accepted.
             self._draining = True
             self._refuse_all(self._crash("all problems", e))
             for runner in self._running:
                 runner.parts = []
             raise
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait for this long, or until something is due earlier."""
-        if seconds < _TICK:
-            await asyncio.sleep(0)
-            return
-        self._wake.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if seconds == math.inf else seconds - _TICK):
-                await self._wake.wait()
-
     def _begin(self, problem: Any, key: Any, now: float) -> None:
         """Run the next batch of a line."""
         parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
         try:
-            runner = self._runners.get(problem)
-            if runner is None:
+            if problem not in self._runners:
                 name = f"ensembleode-batches-{problem}"
-                runner = self._runners[problem] = _Runner(self._run_and_tell, name)
+                self._runners[problem] = _Runner(self._run_and_tell, name)
         except RuntimeError as e:  # no thread could be started
             self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
             self._rest()
             return
+        runner = self._runners[problem]
         runner.parts, runner.began = parts, now
         self._look(problem, runner)
         runner.given.put((problem, key, slices))
 
     def _look(self, problem: Any, runner: _Runner) -> None:
         """Check whether a run is over its time limit; if not, check again when it would be."""
-        assert self._loop is not None
         left = runner.began + self._limit - time.monotonic()
         if left <= 0:
             self._give_up(problem, runner)
@@ -317,8 +296,7 @@ class Batcher:
             runner.timer = self._loop.call_later(left, self._look, problem, runner)
 
     def _give_up(self, problem: Any, runner: _Runner) -> None:
-        """Give up the present run of a thread, and refuse its problem. Python can't end the run; if
-        it can be told to stop, as a loop of compiled code can, this is the place to tell it."""
+        """Give up the present run of a thread, which Python can't end, and refuse its problem."""
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
         _refuse([item for item, _, _ in parts], Hung(problem, mine=True))
@@ -329,7 +307,6 @@ class Batcher:
         self, runner: _Runner, problem: Any, key: Any, slices: Sequence[Slice]
     ) -> None:
         """Run a batch in the thread of its problem, and report to the event loop."""
-        assert self._loop is not None
         began = time.monotonic()
         try:
             results = self._apart(runner, key, slices, [_RUNS_APART])
@@ -364,8 +341,7 @@ class Batcher:
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
     def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
-        """Hand the results of a batch to its items; a result that is a `BatchFailed` is raised
-        there."""
+        """Hand the results of a batch to its items; there, a `BatchFailed` is raised."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue

@@ -23,8 +23,7 @@ from .wire import Refused
 
 logger = logging.getLogger("ensembleode.serve")
 
-_MSGPACK = (wire.BINARY.encode(), b"application/msgpack")
-_BINARY = {**dict.fromkeys(_MSGPACK, True), wire.JSON.encode(): False}
+_IS_BINARY = {wire.BINARY: True, "application/msgpack": True, wire.JSON: False}
 _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in HTTPStatus}
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 # The time in seconds for a body to arrive.
@@ -71,7 +70,9 @@ class Call:
                         raise too_large(limit)
                     if size > max(LARGE, bodies.of(self)):
                         if not bodies.has(self, self.owner or "", size):
-                            raise bodies_full()
+                            message = "too many large bodies are here already; try again later."
+                            later = {"Retry-After": "1"}
+                            raise Refused(429, "bodies_full", message, headers=later)
                         bodies.put(self, self.owner or "", size)
                     if not more:
                         return body
@@ -91,37 +92,33 @@ class Call:
         if encoding not in ("", "identity"):
             message = f"the Content-Encoding {encoding[:40]!r} is not read: send the body as it is."
             raise Refused(415, "unsupported_media_type", message)
-        binary = _BINARY.get(self.headers.get(b"content-type", b""))
-        if binary is None:
-            kind = self.header(b"content-type").partition(";")[0].strip().lower()
-            binary = _BINARY.get(kind.encode())
-        if binary is not None:
-            return binary
-        message = f"the Content-Type must be {wire.JSON} or {wire.BINARY}."
-        raise Refused(415, "unsupported_media_type", message)
+        kind = self.header(b"content-type").partition(";")[0].strip().lower()
+        if kind not in _IS_BINARY:
+            message = f"the Content-Type must be {wire.JSON} or {wire.BINARY}."
+            raise Refused(415, "unsupported_media_type", message)
+        return _IS_BINARY[kind]
 
     def wants_binary(self) -> bool:
-        accepted = self.headers.get(b"accept", b"")
-        return _MSGPACK[0] in accepted or _MSGPACK[1] in accepted
+        accepted = self.header(b"accept")
+        return any(kind in accepted for kind, is_binary in _IS_BINARY.items() if is_binary)
 
     def check_host(self, hosts: frozenset[bytes]) -> None:
         """Raises `Refused` if the request was sent to another host name than these. The page of
         another site may have given its own name this address."""
         host = self.headers.get(b"host", b"").lower()
-        if host not in hosts and host.rpartition(b":")[0] not in hosts:
-            other = "this service answers to other names"
-            raise Refused(
-                421, "misdirected", f"{other}: ask it by the address it was started with."
+        if hosts.isdisjoint((host, host.rpartition(b":")[0])):
+            other = (
+                "this service answers to other names: ask it by the address it was started with."
             )
+            raise Refused(421, "misdirected", other)
 
     def check_origin(self, allowed: Collection[str]) -> None:
         """Raises `Refused` if the request is from the page of another site, as browsers tell. (They
         ask for permission before a request with a body of JSON, but not before one without a
         body.)"""
         origin = self.header(b"origin")
-        if not origin or origin in allowed or "*" in allowed:
-            return
-        if self.header(b"sec-fetch-site") == "same-origin":
+        is_ours = not origin or self.header(b"sec-fetch-site") == "same-origin"
+        if is_ours or origin in allowed or "*" in allowed:
             return
         if origin.partition("://")[2].lower() != self.header(b"host").lower():
             message = "the page of another site asks for this; allow it by cors."
@@ -131,11 +128,6 @@ class Call:
 def too_large(limit: int) -> Refused:
     message = f"the body is larger than the limit body={limit} bytes."
     return wire.over("body", None, message, 413)
-
-
-def bodies_full() -> Refused:
-    message = "too many large bodies are here already; try again later."
-    return Refused(429, "bodies_full", message, headers={"Retry-After": "1"})
 
 
 def too_late() -> Refused:
@@ -169,8 +161,8 @@ class Reply(NamedTuple):
         return b"".join([_STATUS_LINES[self.status_code], *lines, b"\r\n"])
 
 
-def in_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    return Reply(wire.encoded(content, False), wire.JSON, status, headers)
+def in_json(content: Any, status: int = 200) -> Reply:
+    return Reply(wire.encoded(content, False), wire.JSON, status)
 
 
 def reply_to(refused: Refused) -> Reply:

@@ -12,13 +12,11 @@ from ..solution import EngineChoice
 from ..tracing.program import is_tracer
 from . import exchange, remote
 from .client_jobs import EnsembleJob as EnsembleJob
-from .client_requests import arguments_of, bounds_of, for_both, numbers_of, path_of, Request
-from .exchange import ServiceError as ServiceError
+from .exchange import for_both, path_of, Request, ServiceError as ServiceError
 
 
-# The service closes connections that are idle for half a minute. A different server for its app
-# (such as uvicorn), or a proxy, may close them after five seconds, possibly at the moment at which
-# they are used again.
+# Another server of the app (such as uvicorn), or a proxy, may close connections that are idle for
+# five seconds, possibly just as they are used again.
 _IDLE = 4.0
 
 
@@ -66,7 +64,7 @@ class _Both:
     async def problems(self) -> Any:
         """The problems of the service: a list of descriptions as from
         [`problem`][ensembleode.Client.problem]."""
-        return (await self._ask(Request("GET", "/v1/problems")))["problems"]
+        return (await self._ask("GET", "/v1/problems"))["problems"]
 
     @for_both
     async def problem(self, name: str) -> Any:
@@ -75,7 +73,7 @@ class _Both:
 
         **Arguments:** `name`: the name under which it is registered.
         """
-        self._known[name] = found = await self._ask(Request("GET", path_of("problems", name)))
+        self._known[name] = found = await self._ask("GET", path_of("problems", name))
         return found
 
     def solve(
@@ -115,7 +113,7 @@ class _Both:
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
         """
         given = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        arguments = arguments_of(may_be_traced=self._may_be_traced, **given)
+        arguments = exchange.arguments_of(may_be_traced=self._may_be_traced, **given)
         if not any(map(is_tracer, arguments.values())):
             return self._ask_solution(name, arguments, deadline)
         known = self._known.get(name) or self.problem(name)
@@ -142,7 +140,7 @@ class _Both:
 
         **Raises:** the same errors as `solve`.
         """
-        body = arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
+        body = exchange.arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
 
     @for_both
@@ -171,14 +169,14 @@ class _Both:
 
         **Raises:** the same errors as `solve`.
         """
-        numbers = numbers_of if trajectories is None else bounds_of
+        numbers = exchange.numbers_of if trajectories is None else exchange.bounds_of
         body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
-        body |= arguments_of(tspan=tspan, saveat=saveat)
+        body |= exchange.arguments_of(tspan=tspan, saveat=saveat)
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
         # By this key the service recognises a repeated request, and makes no second job.
-        path, key = path_of("problems", name, "/ensembles"), uuid.uuid4().hex
-        answer = await self._ask(Request("POST", path, body, key=key))
+        key = uuid.uuid4().hex
+        answer = await self._ask("POST", path_of("problems", name, "/ensembles"), body, key=key)
         return EnsembleJob(self, answer["id"], name)
 
     @for_both
@@ -187,7 +185,7 @@ class _Both:
 
         **Arguments:** `id`: the id of the job.
         """
-        found = await self._ask(Request("GET", path_of("ensembles", id)))
+        found = await self._ask("GET", path_of("ensembles", id))
         return EnsembleJob(self, id, found["problem"])
 
     @for_both
@@ -195,7 +193,7 @@ class _Both:
         """The handles of all jobs of the service, the oldest first."""
         found, after = [], ""
         while after is not None:
-            page = await self._ask(Request("GET", "/v1/ensembles", query={"after": after}))
+            page = await self._ask("GET", "/v1/ensembles", query={"after": after})
             found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
             after = page["next"]
         return found
@@ -206,17 +204,18 @@ class _Both:
     async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The solution for a request of NumPy arrays."""
         started = time.perf_counter()
-        request = Request("POST", path_of("problems", name, "/solve"), body, deadline=deadline)
-        answer = await self._ask(request)
+        path = path_of("problems", name, "/solve")
+        answer = await self._ask("POST", path, body, deadline=deadline)
         return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
 
     @for_both
     async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The `Gradients` for a request of NumPy arrays."""
-        request = Request("POST", path_of("problems", name, "/vjp"), body, deadline=deadline)
-        return exchange.gradients(await self._ask(request))
+        path = path_of("problems", name, "/vjp")
+        return exchange.gradients(await self._ask("POST", path, body, deadline=deadline))
 
-    async def _ask(self, request: Request) -> Any:
+    async def _ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+        request = Request(method, path, body, **options)
         attempts = exchange.Attempts(
             self._retries, self._timeout, request.deadline, request.repeatable
         )

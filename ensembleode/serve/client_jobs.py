@@ -6,8 +6,7 @@ from typing import Any
 
 from ..solution import ODESolution
 from . import exchange
-from .client_requests import for_both, path_of, Request
-from .exchange import ServiceError
+from .exchange import for_both, path_of, ServiceError
 
 
 # The seconds between two queries for a job's status, at first and at most.
@@ -31,8 +30,7 @@ class EnsembleJob:
         self._made = client._made
 
     async def _ask(self, method: str, what: str = "", **options: Any) -> Any:
-        request = Request(method, path_of("ensembles", self.id, what), **options)
-        return await self._client._ask(request)
+        return await self._client._ask(method, path_of("ensembles", self.id, what), **options)
 
     @for_both
     async def status(self) -> Any:

@@ -47,8 +47,7 @@ def _registry(name: str) -> Registry:
 
 
 def _ensemblealg(text: str) -> Any:
-    """The ensemble algorithm from text such as `EnsembleThreads` or `EnsembleThreads(n=4)`: a name,
-    and plain values."""
+    """The ensemble algorithm from text such as `EnsembleThreads` or `EnsembleThreads(n=4)`."""
     from .. import ensemble
 
     try:

@@ -46,7 +46,7 @@ def _arrays(asked: queries.Query) -> dict[str, np.ndarray]:
 
 
 def check_store(entry: Entry, n: int, times: np.ndarray) -> None:
-    each = times.shape[-1] * (entry.u0.size * entry.dtype.itemsize) + entry.event_bytes
+    each = entry.answer_bytes(times.shape[-1])
     each += times.shape[-1] * times.itemsize if times.ndim == 2 else 0
     limit = entry.limits.store
     if n * each > limit:

@@ -1,25 +1,32 @@
-"""The exchange between clients and a service: bodies, answers, errors, and when to try again.
+"""The exchange between clients and a service: requests, answers, errors, and when to try again.
 
 Nothing here waits or opens connections, so both the blocking and the asynchronous client use it.
 Bodies are MessagePack, in which an array is a dtype, a shape and its bytes.
 """
 
+import dataclasses
 import email.utils
+import functools
 import json
 import math
 import random
 import time
-from collections.abc import Mapping
+import urllib.parse
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, UTC
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from ..core.plan import NO_CALLBACK
 from ..events import end_by, Events
 from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution
 from ..stats import COUNTS, Stats
+from ..tracing.program import is_tracer
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"
@@ -61,22 +68,6 @@ class ServiceError(RuntimeError):
         return f"{where}{message}" + (f" ({', '.join(known)})" if known else "")
 
 
-def numbers(name: str, x: Any) -> np.ndarray:
-    """An argument as an array of floating-point or complex numbers. **Raises:** `TypeError` for
-    others."""
-    try:
-        array = np.asarray(x)
-    except ValueError as e:  # ragged
-        raise TypeError(f"{name} must be an array of numbers, got rows of unequal length.") from e
-    if array.dtype.kind in "iu":
-        return array.astype(np.float64)
-    if array.dtype.name in ("float16", "bfloat16"):
-        return array.astype(np.float32)
-    if array.dtype.kind not in "fc":
-        raise TypeError(f"{name} must be an array of numbers, got {x!r:.200}.")
-    return array
-
-
 def pack(body: Mapping[str, Any]) -> bytes:
     """The body of a request: a dictionary of numbers, strings, arrays and dictionaries of these."""
     import msgpack
@@ -88,9 +79,14 @@ def _packed(x: Any) -> Any:
     if isinstance(x, np.ndarray):
         if not x.ndim:  # a spacing, or the state of a scalar problem
             return x.item()
-        x = x.astype(x.dtype.newbyteorder("<"), copy=False)
-        return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+        return packed(x)
     raise TypeError(f"a request has numbers and arrays in it, not {type(x).__name__}.")
+
+
+def packed(x: Any) -> dict[str, Any]:
+    """An array, or a number of NumPy's, in MessagePack."""
+    x = x.astype(x.dtype.newbyteorder("<"), copy=False)
+    return {"dtype": x.dtype.str, "shape": x.shape, "data": x.tobytes()}
 
 
 def unpack(kind: str, content: bytes) -> Any:
@@ -120,10 +116,11 @@ def _unpacked(x: dict) -> Any:
 
 class Gradients(NamedTuple):
     """The gradients of a remote solve: `u0` in the shape of the request's, `p` as the vector of its
-    numbers (summed over the trajectories where all of these shared them), and the return codes."""
+    numbers (summed over the trajectories that share them), and the return codes. (A solver's have
+    all an axis of trajectories.)"""
 
-    u0: np.ndarray
-    p: np.ndarray
+    u0: Any
+    p: Any
     retcode: Any
 
 
@@ -132,29 +129,25 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
     try:
         u, t = _floats(answer["u"]), _floats(answer["t"])
         retcode = codes(answer["retcode"])
-        counts = answer["stats"]
-        stats = [_integers(counts.get(name)) for name in COUNTS]
+        stats = [_integers(answer["stats"].get(name)) for name in COUNTS]
         lengths = _integers(answer.get("lengths"))
         if lengths is None:
             lengths = np.full(retcode.shape, t.shape[-1], np.int32)
         events = _events(answer.get("events"), u.shape[retcode.ndim + 1 :])
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ServiceError("the answer is not a solution.", code="bad_answer") from e
+    is_one = not retcode.ndim
+    if is_one and (events is None or retcode != ReturnCode.Terminated.value):
+        counts = Stats(*(None if x is None else int(x) for x in stats))
+        code = ReturnCode(int(retcode))
+        return ODESolution(u, t, code, counts, int(lengths), None, engine, events=events)
+    found = (u, t, retcode, lengths, Stats(*stats))
+    if is_one:  # as one of several, which knows where an event has ended it
+        found, events = jax.tree.map(lambda x: np.asarray(x)[None], (found, events))
+    of_ends = _of_ends(events, found[2])
     about = (True, elapsed, engine, "trajectories")
-    if retcode.ndim:
-        of_ends = _of_ends(events, retcode)
-        return EnsembleSolution(
-            u, t, retcode, lengths, Stats(*stats), *about, events=events, **of_ends
-        )
-    one = Stats(*(None if x is None else int(x) for x in stats))
-    retcode = ReturnCode(int(retcode))
-    if retcode is ReturnCode.Terminated and events is not None:
-        many = jax.tree.map(lambda x: np.asarray(x)[None], (u, t, lengths, Stats(*stats), events))
-        u, t, lengths, stats, events = many
-        code = np.asarray([retcode.value], np.int8)
-        of_ends = _of_ends(events, code)
-        return EnsembleSolution(u, t, code, lengths, stats, *about, events=events, **of_ends)[0]
-    return ODESolution(u, t, retcode, one, int(lengths), None, engine, events=events)
+    sim = EnsembleSolution(*found, *about, events=events, **of_ends)
+    return sim[0] if is_one else sim
 
 
 def _of_ends(events: Events | None, retcode: np.ndarray) -> dict[str, Any]:
@@ -212,27 +205,27 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
     columns = [(part.u, part.retcode, part.lengths, part.stats) for part in parts]
     u, retcode, lengths, stats = jax.tree.map(lambda *pages: np.concatenate(pages), *columns)
     about = (True, first.elapsed, first.engine, "trajectories")
-    events = [part.events for part in parts if part.events is not None]
-    found = _in_a_row(events) if events else None
-    of_ends = _of_ends(found, retcode)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=found, **of_ends)
+    events = None
+    if of_pages := [part.events for part in parts if part.events is not None]:
+        # Each page has as much room as its trajectories need.
+        most = max(page.t.shape[1] for page in of_pages)
+        of_pages = [with_room(page, most) for page in of_pages]
+        events = jax.tree.map(lambda *pages: np.concatenate(pages), *of_pages)
+    of_ends = _of_ends(events, retcode)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=events, **of_ends)
 
 
-def _in_a_row(parts: list[Events]) -> Events:
-    """The events of pages, joined; each page has as much room as its trajectories need."""
-    most = max(part.t.shape[1] for part in parts)
+def with_room(events: Events, most: int) -> Events:
+    """The events of several trajectories, with room for this many of each."""
 
-    def joined(name: str, fill: Any) -> np.ndarray:
-        pages = []
-        for part in parts:
-            x = np.asarray(getattr(part, name))
-            rest = np.full((len(x), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
-            pages.append(np.concatenate([x, rest], axis=1))
-        return np.concatenate(pages)
+    def filled(name: str, fill: float) -> np.ndarray:
+        x = np.asarray(getattr(events, name))
+        rest = np.full((len(x), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
+        return np.concatenate([x, rest], axis=1)
 
-    fills = {"t": np.nan, "which": -1, "direction": 0, "u_before": np.nan, "u_after": np.nan}
-    count = np.concatenate([part.count for part in parts])
-    return Events(**{name: joined(name, x) for name, x in fills.items()}, count=count)
+    nan, none = np.nan, NO_CALLBACK
+    fills = {"t": nan, "which": none, "direction": 0, "u_before": nan, "u_after": nan}
+    return Events(**{name: filled(name, x) for name, x in fills.items()}, count=events.count)
 
 
 def refusal(status: int, kind: str, content: bytes) -> ServiceError:
@@ -250,11 +243,10 @@ def refusal(status: int, kind: str, content: bytes) -> ServiceError:
 class Attempts:
     """Decides how often a request is tried again, and how long the client waits in between.
 
-    - `timeout`: the seconds to wait for an answer; a pause that the service asks for is no longer
-        than that, either.
+    - `timeout`: the seconds to wait for an answer, or as long as the service asks for at the most.
     - `deadline`: the seconds for everything, or None.
-    - `repeatable`: whether doing the request twice has the same effect as doing it once. If not, it
-        is only tried again where the service can't have received it.
+    - `repeatable`: whether doing the request twice has the effect of doing it once; otherwise it is
+        only tried again where the service can't have received it.
     """
 
     def __init__(
@@ -276,8 +268,7 @@ class Attempts:
 
     @property
     def rest(self) -> float | None:
-        """The seconds until an answer is given up even if it is arriving; None without a
-        deadline."""
+        """The seconds until an answer that arrives is given up; None without a deadline."""
         return None if self.deadline is None else max(0.001, self.left + _GRACE)
 
     def is_too_late(self, for_success: bool) -> bool:
@@ -285,8 +276,7 @@ class Attempts:
         return self.left <= (0.0 if for_success else -_GRACE)
 
     def after_refusal(self, status: int, kind: str, content: bytes, later: str | None) -> float:
-        """The seconds to wait after this answer; raises it as an error where trying again is no
-        use."""
+        """The seconds to wait after this answer; raises it where trying again is no use."""
         error = refusal(status, kind, content)
         taken = status in (502, 504)  # possibly: a gateway that got no answer
         mine = status == 504 and self.deadline is not None
@@ -294,8 +284,7 @@ class Attempts:
         return self._pause(error, again, _seconds(later))
 
     def after_loss(self, error: ServiceError, *, again: bool) -> float:
-        """The seconds to wait when there was no answer; raises `error` where trying again is no
-        use."""
+        """The seconds to wait after no answer; raises `error` where trying again is no use."""
         if self.left <= 0:
             error.code = "deadline"
         return self._pause(error, again, 0.0)
@@ -323,3 +312,94 @@ def _seconds(retry_after: str | None) -> float:
             return 0.0
         seconds = (at - datetime.now(at.tzinfo and UTC)).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+@dataclasses.dataclass
+class Request:
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, Any] | None = None
+    deadline: float | None = None
+    repeatable: bool = True
+    key: str | None = None
+
+    def options(self, attempts: Attempts) -> dict[str, Any]:
+        """The options of HTTPX's `request`."""
+        headers = {} if self.key is None else {"idempotency-key": self.key}
+        content = None
+        if self.body is not None:
+            headers["content-type"] = BINARY
+            # The service is told how much of the deadline is left.
+            late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
+            content = pack({**self.body, **late})
+        asked = {"method": self.method, "url": self.path, "params": self.query}
+        return asked | {"headers": headers, "content": content, "timeout": attempts.patience}
+
+
+def path_of(kind: str, name: str, what: str = "") -> str:
+    return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
+
+
+def bounds_of(name: str, pair: Any) -> dict[str, Any]:
+    if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
+        what = "a pair (low, high), between which each trajectory's is drawn"
+        raise ValueError(f"with trajectories, {name} must be {what}, got {pair!r:.200}.")
+    return {"low": numbers_of(name, pair[0]), "high": numbers_of(name, pair[1])}
+
+
+def arguments_of(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
+    """The arguments that are not None, as NumPy arrays; those that are traced stay as they are."""
+    return {name: numbers_of(name, x, may_be_traced) for name, x in given.items() if x is not None}
+
+
+def numbers_of(name: str, x: Any, may_be_traced: bool = False) -> Any:
+    """An argument as an array of floating-point or complex numbers, traced only where that may be.
+    Raises `TypeError` for others."""
+    x = _as_vector(x) if name == "p" else x
+    if any(map(is_tracer, jax.tree.leaves(x))):
+        if not may_be_traced:
+            raise TypeError(
+                f"{name} is traced: only Client.solve works inside jit, grad and vmap. Call this "
+                "outside of them."
+            )
+        return x if is_tracer(x) else jnp.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError as e:  # ragged
+        raise TypeError(f"{name} must be an array of numbers, got rows of unequal length.") from e
+    if array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    if array.dtype.name in ("float16", "bfloat16"):
+        return array.astype(np.float32)
+    if array.dtype.kind not in "fc":
+        raise TypeError(f"{name} must be an array of numbers, got {x!r:.200}.")
+    return array
+
+
+def _as_vector(p: Any) -> Any:
+    """Parameters as they are, if they are an array or lists of numbers; for a pytree, the vector of
+    its numbers that are real and not integers."""
+    if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
+        return p
+    leaves = jax.tree.leaves(p)
+    if isinstance(p, int | float | list | tuple) and not any(map(eqx.is_array, leaves)):
+        return p
+    leaves = [x for x in leaves if eqx.is_inexact_array(x) or isinstance(x, float)]
+    leaves = [x for x in leaves if not jnp.iscomplexobj(x)]
+    if not leaves:
+        raise TypeError(f"p must have numbers that are no integers in it, got {p!r:.200}.")
+    xp = jnp if any(map(is_tracer, leaves)) else np
+    dtype = jnp.result_type(*leaves)
+    return xp.concatenate([xp.asarray(x).astype(dtype).reshape(-1) for x in leaves])
+
+
+def for_both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
+    """Makes a method for both clients from a coroutine. In the asynchronous client it is awaited.
+    In the other one it is run to its end at once, as its requests and pauses block."""
+
+    @functools.wraps(method)
+    def asking(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self._made(method(self, *arguments, **named))
+
+    return asking

@@ -72,10 +72,7 @@ class Jobs:
         queued: int = 100,
         owners: int = 1,
     ):
-        """
-        **Arguments:** `queued`: the number of jobs that may be queued; `owners`: how many owners
-        share that.
-        """
+        """`queued`: how many jobs may be queued; `owners`: how many owners share that."""
         self._folder = folder
         self._solvers = solvers
         self._submit = submit
@@ -92,11 +89,9 @@ class Jobs:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, may_run: threading.Event | None = None) -> None:
-        """Start with the jobs that were left over, as soon as no other process has the folder and
-        `may_run` is set."""
-        self._thread = threading.Thread(
-            target=self._live, args=[may_run], name="ensembleode-jobs", daemon=True
-        )
+        """Start with the jobs that are left over, once the folder is free and `may_run` is set."""
+        name = "ensembleode-jobs"
+        self._thread = threading.Thread(target=self._live, args=[may_run], name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -128,8 +123,7 @@ class Jobs:
     def create(
         self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
     ) -> dict[str, Any]:
-        """Create a job. With a `key` that was given before, return that job (and run it again, if
-        it failed)."""
+        """Create a job; or return that of the same `key` (and run it again, if it failed)."""
         spec, arrays = specified(entry, body)
         check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
@@ -168,11 +162,10 @@ class Jobs:
         page (None at the end)."""
         with self._access():
             mine = (job for job in self._jobs.values() if _is_of(job, owner))
-            places = sorted((_place(job), job["id"]) for job in mine)
-            places = [place for place in places if place[0] > after]
-            page = places[:most]
-            end = page[-1][0] if len(page) < len(places) else None
-            return {"ensembles": [_told(self._jobs[id]) for _, id in page], "next": end}
+            left = sorted((job for job in mine if _place(job) > after), key=_place)
+            page = left[:most]
+            end = _place(page[-1]) if len(page) < len(left) else None
+            return {"ensembles": [*map(_told, page)], "next": end}
 
     def status(self, id: str, owner: str = "") -> dict[str, Any]:
         with self._access_to(id, owner) as job:
@@ -188,8 +181,7 @@ class Jobs:
             return _told(job)
 
     def delete(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Delete a job that has ended, with its store. A job that has not is cancelled, and
-        kept."""
+        """Delete a job that has ended, with its store; one that has not is cancelled, and kept."""
         with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
                 return self.cancel(id, owner)
@@ -230,23 +222,18 @@ class Jobs:
             (owners.count(owner), self._share if owner else self._most_queued),
         ):
             if queued >= most:
-                raise Refused(
-                    429, "queue_full", f"{most} ensembles are queued; try again later.",
-                    headers={"Retry-After": "10"},
-                )  # fmt: skip
+                message = f"{most} ensembles are queued; try again later."
+                raise Refused(429, "queue_full", message, headers={"Retry-After": "10"})
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
-        """A request for jobs waits a little for the folder, which another process may have
-        (503)."""
+        """A request waits a little for the folder, which another process may have (503)."""
         self._tried.wait(_PATIENCE)
         with self._lock:
             if not self._opened.is_set():
-                raise Refused(
-                    503, "ensembles_not_ready",
-                    "another process has the folder of the ensembles still; try again later.",
-                    headers={"Retry-After": "1"},
-                )  # fmt: skip
+                message = "another process has the folder of the ensembles still; try again later."
+                later = {"Retry-After": "1"}
+                raise Refused(503, "ensembles_not_ready", message, headers=later)
             yield
 
     @contextlib.contextmanager
@@ -412,8 +399,7 @@ class Jobs:
 
     def _fail(self, id: str, error: str) -> None:
         with self._lock:
-            job = self._jobs.get(id)
-            if job is None:  # deleted in the meantime
+            if (job := self._jobs.get(id)) is None:  # deleted in the meantime
                 return
             if job["status"] in _GOING_ON:
                 job |= {"status": "failed", "error": error}
@@ -430,8 +416,7 @@ class Jobs:
         except StoreError as e:
             if not {"versions", "format"} & set(e.differs):
                 raise
-            # Other versions may also describe the problem differently, which is still that of the
-            # job.
+            # (Other versions may also describe the same problem differently.)
             what = "ensemble %s begins anew: its store is of other versions (%s)"
             logger.warning(what, job["id"], e)
             _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
@@ -516,8 +501,7 @@ def _is_of(job: dict[str, Any], owner: str) -> bool:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a folder, which happens at once, so that no half-deleted folder is mistaken for a
-    job."""
+    """Rename a folder, at once, so that no half-deleted one is mistaken for a job."""
     trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH}")
     os.replace(path, trash)
     return trash

@@ -56,10 +56,8 @@ Part: TypeAlias = tuple[Item, int, int]
 class Lines:
     """The lines of each problem. The problem and the line whose turn it is come first.
 
-    - `most(line)`: the largest size of a batch of that line; `share`: how much of an item is
-        certain to be in a batch.
-    - `max_wait`: the longest time in seconds that the first item of a batch waits for others.
-    - `coalesce`: whether items share batches at all.
+    - `most(line)`: the largest size of a batch of that line.
+    - `share`, `max_wait`, `coalesce`: see `Batcher`.
     """
 
     def __init__(self, most: Callable[[Any], int], share: int, max_wait: float, coalesce: bool):
@@ -74,13 +72,12 @@ class Lines:
         return [x for lines in found for line in lines.values() for x in line.items]
 
     def add(self, item: Item) -> bool:
-        """Add an item. Returns whether it sets the time of a batch, because it is the first of its
-        line, or brings it forward, because it fills the batch."""
+        """Add an item. Returns whether it sets the time of a batch, or brings it forward."""
         problem, key = item.where
         lines = self.problems.setdefault(problem, OrderedDict())
-        line = lines.get(key)
-        if line is None:
-            line = lines[key] = _Line(self._most(key))
+        if key not in lines:
+            lines[key] = _Line(self._most(key))
+        line = lines[key]
         line.items[item] = None
         line.waiting += item.n
         line.first = min(line.first, item.submitted)

@@ -1,13 +1,14 @@
 """The metrics of a service, for Prometheus."""
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from ..ground.retcode import ReturnCode
@@ -20,8 +21,8 @@ _CODES = [code.name for code in ReturnCode]
 
 
 class Histogram:
-    """Counts values up to each bound, in a single thread. The histogram of prometheus-client takes
-    a lock for each count, and several microseconds."""
+    """Counts values up to each bound, in a single thread. (That of prometheus-client takes a lock
+    for each count.)"""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -35,61 +36,22 @@ class Histogram:
         self.total += value
 
 
-class _Histograms(Collector):
-    """The histograms of all problems."""
-
-    def __init__(self, name: str, what: str, bounds: tuple[float, ...], problems: list[str]):
-        self.name, self.what = name, what
-        self.of = {problem: Histogram(bounds) for problem in problems}
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self.name, self.what, labels=["problem"])
-        for problem, histogram in self.of.items():
-            names = [*map(str, map(float, histogram.bounds)), "+Inf"]
-            buckets = list(zip(names, accumulate(histogram.counts), strict=True))
-            family.add_metric([problem], buckets, histogram.total)
-        yield family
-
-
-class _Statuses(Collector):
-    """Counts requests by problem and status, also in a single thread."""
-
-    def __init__(self):
-        self.counts: dict[tuple[str, int], int] = defaultdict(int)
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily(
-            "ensembleode_requests", "Requests by status.", labels=["problem", "status"]
-        )
-        for (problem, status), count in self.counts.items():
-            family.add_metric([problem, str(status)], count)
-        yield family
-
-
-class Metrics:
+class Metrics(Collector):
     """The metrics of one app, in a registry of their own."""
 
     def __init__(self, problems: list[str], waiting: Callable[[], int]):
-        self._registry = registry = CollectorRegistry()
-
-        def histograms(name: str, what: str, buckets: tuple) -> dict[str, Histogram]:
-            every = _Histograms(f"ensembleode_{name}", what, buckets, problems)
-            registry.register(every)
-            return every.of
-
-        Gauge(
-            "ensembleode_queue_trajectories", "Trajectories that wait.", registry=registry
-        ).set_function(waiting)
-        self.sizes = histograms("batch_size", "Trajectories of a batch.", _SIZES)
-        self.waits = histograms("wait_seconds", "From a request to its first batch.", _SECONDS)
-        self.solves = histograms("solve_seconds", "Of a batch.", _SECONDS)
-        self.requests = histograms("request_seconds", "From a request to its answer.", _SECONDS)
-        self._codes = Counter(
+        self._waiting = waiting
+        self.sizes = {name: Histogram(_SIZES) for name in problems}
+        self.waits, self.solves, self.requests = (
+            {name: Histogram(_SECONDS) for name in problems} for _ in range(3)
+        )
+        self._codes = prometheus_client.Counter(
             "ensembleode_retcodes", "Trajectories by return code.", ["problem", "retcode"],
-            registry=registry,
+            registry=None,
         )  # fmt: skip
-        self._statuses = _Statuses()
-        registry.register(self._statuses)
+        self._statuses: Counter[tuple[str, int]] = Counter()
+        self._registry = prometheus_client.CollectorRegistry()
+        self._registry.register(self)
 
     def batch(self, problem: str, count: int, seconds: float) -> None:
         self.sizes[problem].observe(count)
@@ -102,9 +64,31 @@ class Metrics:
 
     def request(self, problem: str, status: int, seconds: float) -> None:
         """Count a request; `problem` is empty where there is no problem of the requested name."""
-        self._statuses.counts[problem, status] += 1
+        self._statuses[problem, status] += 1
         if problem:
             self.requests[problem].observe(seconds)
 
+    def collect(self) -> Iterator[Any]:
+        what = "Trajectories that wait."
+        yield GaugeMetricFamily("ensembleode_queue_trajectories", what, self._waiting())
+        for name, what, histograms in (
+            ("batch_size", "Trajectories of a batch.", self.sizes),
+            ("wait_seconds", "From a request to its first batch.", self.waits),
+            ("solve_seconds", "Of a batch.", self.solves),
+            ("request_seconds", "From a request to its answer.", self.requests),
+        ):
+            family = HistogramMetricFamily(f"ensembleode_{name}", what, labels=["problem"])
+            for problem, histogram in histograms.items():
+                names = [*map(str, map(float, histogram.bounds)), "+Inf"]
+                buckets = list(zip(names, accumulate(histogram.counts), strict=True))
+                family.add_metric([problem], buckets, histogram.total)
+            yield family
+        yield from self._codes.collect()
+        labels = ["problem", "status"]
+        family = CounterMetricFamily("ensembleode_requests", "Requests by status.", labels=labels)
+        for (problem, status), count in self._statuses.items():
+            family.add_metric([problem, str(status)], count)
+        yield family
+
     def text(self) -> bytes:
-        return generate_latest(self._registry)
+        return prometheus_client.generate_latest(self._registry)

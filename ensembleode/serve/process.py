@@ -59,13 +59,11 @@ def run(
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             # uvicorn's own handler would close the socket at once, so that nobody is told that the
-            # service is draining; and it would end the process by the signal when everything is
-            # done.
+            # service is draining; and at the end it would end the process by the signal.
             self.force_exit = service.status == "draining" and sig == signal.SIGINT
             self.should_exit |= self.force_exit
             if service.status != "draining":
-                # This ends the process even if something hangs (a lock, or a file on a network),
-                # and prints where.
+                # This ends the process even if something hangs, and prints where.
                 seconds = service.drain_seconds + _LAST_SECONDS
                 faulthandler.dump_traceback_later(seconds, exit=True)
             service.begin_draining()
@@ -100,9 +98,11 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
     import uvicorn
 
     service = app.service
+    # (Middleware sees all requests, so none may take the shorter path.)
+    endpoints = {} if app.user_middleware else app.endpoints
     return uvicorn.Config(
         app,
-        http=protocol(service, app.of_calls),
+        http=protocol(service, endpoints),
         access_log=False,
         server_header=False,
         # The addresses of clients behind a proxy are not needed.
@@ -117,8 +117,7 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
 
 
 def _most_connections() -> int:
-    """The largest number of connections: the limit of open files, minus some that are needed
-    otherwise. Further clients are told to come again (503)."""
+    """The limit of open files, minus some that are needed otherwise; further clients get a 503."""
     most = 4096
     try:
         import resource
@@ -129,9 +128,8 @@ def _most_connections() -> int:
 
 
 def _leave_alone() -> None:
-    """Exclude permanent objects from garbage collection. Compiled programs consist of a million
-    objects, and looking through them took a fifth of a second each time. The objects of a request
-    are freed by themselves when it is answered."""
+    """Keep the garbage collector from looking through the millions of objects of compiled programs.
+    (The objects of a request are freed without it.)"""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

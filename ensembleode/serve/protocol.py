@@ -22,8 +22,7 @@ from .service import Service
 from .wire import Refused
 
 
-# The largest size of a request's headers in bytes (for more, the answer is 431); and the seconds
-# for them to arrive.
+# The most bytes of a request's headers (for more, the answer is 431), and seconds for them.
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
 # The seconds between two pieces of a body that was refused.
 _PAUSE = 0.01
@@ -65,8 +64,7 @@ async def _too_late(call: Call) -> Reply:
 
 
 def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.Protocol]:
-    """The class for uvicorn's `http` option, with the endpoints of
-    `POST /v1/problems/{name}/...`."""
+    """The class for uvicorn's `http`, with the endpoints of `POST /v1/problems/{name}/...`."""
     of_bytes = {what.encode(): endpoint for what, endpoint in endpoints.items()}
 
     class Protocol(HttpToolsProtocol):
@@ -92,8 +90,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._make_room()
 
         def _make_room(self) -> None:
-            """Close the connection that has been idle for longest: there is a limit of open
-            files."""
+            """Close the connection that is idle for longest, as there is a limit of open files."""
             every: Any = self.connections
             idle = [x for x in every if x is not self and x.is_idle]
             if idle:
@@ -156,11 +153,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._be_patient()
 
         def _be_patient(self) -> None:
-            self._patience = self.loop.call_later(_HEAD_SECONDS, self._lose_patience)
-
-        def _lose_patience(self) -> None:
-            self._patience = None
-            self.transport.close()
+            self._patience = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
 
         def _refuse(self) -> None:
             """Answer a request with endless headers, unless another request is being answered."""
@@ -255,8 +248,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 self._exchange._body.append(body)
             elif not isinstance(self.cycle, _Exchange):  # or it is too late
                 if self.cycle.response_complete:
-                    # A refused body arrives as fast as it can, and other clients would wait for
-                    # that.
+                    # Otherwise, other clients would wait for a refused body that arrives fast.
                     self.flow.pause_reading()
                     self.loop.call_later(_PAUSE, self._go_on_reading)
                 super().on_body(body)

@@ -25,8 +25,7 @@ class Query:
     """A request for some trajectories.
 
     - `numbers`: the numbers of `n` trajectories, without a cotangent.
-    - `counts`: how many times each trajectory saves, a number or `[n]`; `rows`: the largest of
-        these.
+    - `counts`: how many times each trajectory saves, a number or `[n]`; `rows`: the most of these.
     - `times`: the times of the answer, `[rows]` or `[n, rows]` (NaN past the count).
     - `many`: whether the answer has a trajectory axis.
     - `own`: whether `u0`, and whether `p`, differ between trajectories.
@@ -48,9 +47,8 @@ class Query:
 def query(
     entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
 ) -> Query:
-    """The request in the fields that were given, of which those in `more` are allowed besides the
-    usual ones; raises `Refused`. `ensemble` is the largest number of trajectories of an ensemble;
-    requests have another limit."""
+    """The request in the given fields, of which those in `more` are allowed besides the usual ones;
+    raises `Refused`. `ensemble`: the largest number of trajectories, if it is for an ensemble."""
     for name in given:
         if name not in _FIELDS and name not in more:
             names = ", ".join((*_FIELDS, *more))
@@ -63,7 +61,13 @@ def query(
     n = 1
     if many:
         axes = (("u0", u0, many_u0), ("p", p, many_p), ("tspan", tspan, many_spans))
-        n = _agreed([(name, len(x)) for name, x, has in axes if has])
+        counts = [(name, len(x)) for name, x, has in axes if has]
+        first, n = counts[0]
+        for name, count in counts:
+            if count == 0:
+                raise invalid(name, f"{name} is empty.")
+            if count != n:
+                raise invalid(name, f"{name} has {count} trajectories, and {first} has {n}.")
         limit = "trajectories" if ensemble is None else "ensemble"
         if n > (most := limits.trajectories if ensemble is None else ensemble):
             message = f"{n} trajectories are more than the limit {limit}={most}."
@@ -91,8 +95,7 @@ def query(
 
 
 def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
-    """A lower or upper bound of the state or the parameters, within their limits; raises
-    `Refused`."""
+    """A bound of the state or the parameters, within their limits; raises `Refused`."""
     like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
     if given is None:
         raise invalid(path, "it is missing.")
@@ -123,9 +126,7 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
 
 def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
     """Raises `Refused` where the arrays of the answer are too large."""
-    each = entry.p.size + entry.u0.size if pulls else asked.rows * entry.u0.size
-    each = each * entry.dtype.itemsize + (0 if pulls else entry.event_bytes)
-    size = asked.n * each
+    size = asked.n * entry.answer_bytes(asked.rows, pulls)
     if size > entry.limits.answer:
         less = "fewer trajectories" if pulls else "fewer trajectories, or times,"
         more = "" if pulls else ", or have it kept as an ensemble, to be downloaded in parts"
@@ -133,16 +134,6 @@ def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
             "answer", None, f"the answer would have {size} bytes, and the limit answer is "
             f"{entry.limits.answer}: ask for {less} at a time{more}.", 413,
         )  # fmt: skip
-
-
-def _agreed(counts: list[tuple[str, int]]) -> int:
-    first, n = counts[0]
-    for name, count in counts:
-        if count == 0:
-            raise invalid(name, f"{name} is empty.")
-        if count != n:
-            raise invalid(name, f"{name} has {count} trajectories, and {first} has {n}.")
-    return n
 
 
 def _deadline(given: Any) -> float | None:
@@ -156,8 +147,7 @@ def _deadline(given: Any) -> float | None:
 def _times(
     entry: Entry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
-    """The times `[1 or n, rows]`, how many of them each trajectory saves, and whether all share
-    them."""
+    """The times `[1 or n, rows]`, how many each trajectory saves, and whether all share them."""
     most = entry.limits.saveat
     t0, t1 = tspan[..., 0], tspan[..., 1]
     path = "saveat"
@@ -259,8 +249,7 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
 
 
 def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
-    """An array of this shape, or one with an additional leading axis; and whether it has that
-    axis."""
+    """An array of this shape, or with a leading axis more; and whether it has that axis."""
     if given is None:
         return default, False
     found = converted(given, name, dtype)
@@ -273,22 +262,16 @@ def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; its arrays are NumPy's."""
     rows = asked.rows
+    u, times, codes = answer.u[:, :rows], asked.times, _codes(answer.retcode)
     counts = {name: getattr(answer, name) for name in COUNTS}
-    if asked.many:
-        # Padding times that the engine saved, too, don't count.
-        lengths = np.minimum(answer.lengths, asked.counts)
-        u = answer.u[:, :rows]
-        if lengths.min() < rows:
-            reached = np.arange(rows) < lengths[:, None]
-            u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
-        times, codes = asked.times, _codes(answer.retcode)
-    else:
-        u, lengths = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
-        if lengths < rows:
-            u = u.copy()
-            u[lengths:] = np.nan
-        times = asked.times if asked.times.ndim == 1 else asked.times[0]
-        (codes,) = _codes(answer.retcode)
+    # Padding times that the engine saved, too, don't count.
+    lengths = np.minimum(answer.lengths, asked.counts)
+    if lengths.min() < rows:
+        reached = np.arange(rows) < lengths[:, None]
+        u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
+    if not asked.many:
+        u, lengths, codes = u[0], int(lengths[0]), codes[0]
+        times = times if times.ndim == 1 else times[0]
         counts = {k: None if x is None else int(x[0]) for k, x in counts.items()}
     answered = {"u": u, "t": times, "retcode": codes, "stats": counts, "lengths": lengths}
     if answer.events is not None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -180,11 +179,13 @@ class Entry:
         """The number of events of a trajectory that there is room for."""
         return self.options.get("max_events") or 0
 
-    @property
-    def event_bytes(self) -> int:
-        """The largest number of bytes of a trajectory's events."""
-        states = 2 * self.u0.size * self.dtype.itemsize
-        return self.max_events * (states + self.time_dtype.itemsize + 8)
+    def answer_bytes(self, rows: int, pulls: bool = False) -> int:
+        """The most bytes of a trajectory's part of an answer, which is states and events, or of a
+        gradient."""
+        state = self.u0.size * self.dtype.itemsize
+        if pulls:
+            return state + self.p.size * self.dtype.itemsize
+        return rows * state + self.max_events * (2 * state + self.time_dtype.itemsize + 8)
 
     @functools.cached_property
     def time_dtype(self) -> np.dtype:
@@ -372,8 +373,3 @@ def _names_of(p: Any, size: int) -> list[str] | None:
     if not (type(p) is dict and len(p) == size and all(isinstance(k, str) for k in p)):
         return None
     return sorted(p) if all(is_parameter(x) and np.shape(x) == () for x in p.values()) else None
-
-
-def state_of(entry: Entry) -> jax.ShapeDtypeStruct:
-    """The abstract value of the state."""
-    return jax.ShapeDtypeStruct(entry.shape, entry.dtype)

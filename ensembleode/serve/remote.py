@@ -84,8 +84,7 @@ class Call:
         return tuple(field for field in self.operands if field.name in ("u0", "p"))
 
     def results(self, operands: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """The abstract results: for a solve those of `_Solved`, for a gradient one for each of
-        `differentiated`."""
+        """The abstract results: those of `_Solved`, or one for each of `differentiated`."""
         if self.gradient:
             pairs = zip(self.operands, operands, strict=True)
             found = [x for field, x in pairs if field in self.differentiated]
@@ -179,8 +178,7 @@ def _staged(*operands: Any, call: Call) -> list:
 
 
 def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list, list]:
-    """One request of `size` times as many trajectories, those of the first entry of the mapped axis
-    first."""
+    """One request of `size` times as many trajectories, those of the first mapped entry first."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     n = call.n or 1
     rest = iter(zip(operands, dims, strict=True))
@@ -270,10 +268,6 @@ def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
 _answered.defvjp(_answered_fwd, _answered_bwd)
 
 
-def is_traced(x: Any) -> bool:
-    return any(map(is_tracer, jax.tree.leaves(x)))
-
-
 def solve(
     service: Any,
     description: Mapping[str, Any],
@@ -282,11 +276,9 @@ def solve(
     engine: EngineChoice,
 ) -> EnsembleSolution | ODESolution:
     """A solve with some traced arguments (of the arrays `u0`, `p`, `tspan` and `saveat`), by a
-    service that has the methods `_ask_solution(problem, body, deadline)` and `_ask_gradients`.
-
-    **Raises:** `ValueError` for shapes that don't fit the problem; `TypeError` for a grid of times
-    whose size is not known.
-    """
+    service with the methods `_ask_solution(problem, body, deadline)` and `_ask_gradients`. Raises
+    `ValueError` for shapes that don't fit, and `TypeError` for a grid of times whose size isn't
+    known."""
     given = dict(arguments)
     state = tuple(description["state"]["shape"])
     dtype = np.dtype(description["state"]["dtype"])

@@ -5,11 +5,8 @@ from typing import Any
 
 
 class Room:
-    """Counts the bytes that bodies, answers or connections hold, by their owners.
-
-    **Arguments:** `most`, `most_of_one`: the bytes of all together, and of one owner's. A single
-    one may be larger.
-    """
+    """Counts the bytes that bodies, answers or connections hold: those of all (`most`), and of each
+    owner (`most_of_one`). A single one may be larger."""
 
     def __init__(self, most: int, most_of_one: int):
         self.most, self.most_of_one = most, most_of_one

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import operator
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..ground import cpu_devices
@@ -64,8 +66,8 @@ class Service:
             observe=lambda program, n, _, seconds: self.metrics.batch(program.problem, n, seconds),
             **batching,
         )
-        self.batcher: Batcher | None = None
-        self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
+        self.batcher = self._make_batcher()  # each start makes a new one
+        self.metrics = Metrics(registry.names, lambda: self.batcher.waiting)
         self.jobs: Jobs | None = None
         if store is not None:
             owners = 1 if tokens is None else len(tokens)
@@ -75,7 +77,7 @@ class Service:
         self.bodies, self.answers = Room(*BODIES), Room(*ANSWERS)
         self._warm_now = threading.Event()
         self._until = float("inf")  # when accepted requests are given up
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # the event loop, from `start` on
         self._warming: threading.Thread | None = None
         self._ending: asyncio.Task | None = None
         self._ids = itertools.count(1)
@@ -99,7 +101,8 @@ class Service:
                 every = [x for solver in self.solvers.values() for x in solver.warming()]
                 self.compiled = (0, len(every))
                 # The largest programs take longest, so they are compiled first.
-                for done, _ in enumerate(threads.map(self._warm_up, reversed(every)), 1):
+                steps = threads.map(lambda step: self.status == "warming" and step(), every[::-1])
+                for done, _ in enumerate(steps, 1):
                     self.compiled = (done, len(every))
                     self._compiled_at = time.monotonic()
                     if self.status == "warming":
@@ -111,13 +114,8 @@ class Service:
             self.on_failure()
             return
         logger.info("ready after %.1f s", time.perf_counter() - began)
-        assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._ready)
-
-    def _warm_up(self, step: Callable[[], Any]) -> None:
-        if self.status == "warming":
-            step()
 
     def _ready(self) -> None:
         if self.status == "warming":
@@ -126,12 +124,11 @@ class Service:
             self._warm_now.set()
 
     def dead(self) -> list[str]:
-        """The parts without which the service doesn't work and that have ended, or hang for
-        good."""
+        """The parts without which the service doesn't work, and which ended, or hang for good."""
         found = [f"batches of {problem}" for problem in self.hung]
         if self.status == "warming" and time.monotonic() - self._compiled_at > _COMPILING:
             found.append("compiling")
-        if self.batcher is not None and self.batcher.is_dead:
+        if self.batcher.is_dead:
             found.append("batcher")
         if self.jobs is not None and self.jobs.is_dead:
             found.append("ensembles")
@@ -140,18 +137,17 @@ class Service:
     @property
     def hung(self) -> list[str]:
         """The problems with a batch that doesn't return."""
-        return self.batcher.hung if self.batcher is not None else []
+        return self.batcher.hung
 
     @property
     def is_at_work(self) -> bool:
         """Whether a thread is compiling or solving, whether or not somebody waits for it."""
         warms = self._warming is not None and self._warming.is_alive()
-        return warms or (self.batcher is not None and self.batcher.is_at_work)
+        return warms or self.batcher.is_at_work
 
     def begin_draining(self) -> None:
-        """Refuse requests from now on, and have accepted ones end within `drain_seconds`; then
-        `on_drained` is called with the number of those that are left. (This takes no lock, as the
-        handler of a signal calls it.)"""
+        """Refuse requests from now on, and have accepted ones end within `drain_seconds`; then call
+        `on_drained` with the seconds left. (This takes no lock, as a signal handler calls it.)"""
         if self.status != "draining":
             self.status = "draining"
             self._until = time.monotonic() + self.drain_seconds
@@ -168,8 +164,7 @@ class Service:
         return self._ending
 
     async def stop(self) -> None:
-        """Finish accepted requests within `drain_seconds` from the beginning of draining, and
-        end."""
+        """Finish accepted requests within `drain_seconds` from the start of draining, and end."""
         self.begin_draining()
         await self._begin_to_end()
 
@@ -179,7 +174,6 @@ class Service:
 
         if self.jobs is not None:
             await asyncio.to_thread(self.jobs.stop, left())
-        assert self.batcher is not None
         if not await self.batcher.drain(left()):
             logger.warning("some requests were not answered within %s s", self.drain_seconds)
         if self._warming is not None and self._warming.is_alive():
@@ -195,8 +189,6 @@ class Service:
     def _in_background(self, program: Program, numbers: Numbers) -> Any:
         """Submit a background item from another thread; returns a future of its results."""
         batcher = self.batcher
-        assert self._loop is not None
-        assert batcher is not None
 
         async def done() -> Done:
             n = len(numbers.u0)
@@ -209,11 +201,14 @@ class Service:
     ) -> Done:
         """The results for a request's numbers. It raises the errors of `Batcher.submit`, and stops
         where the client has disconnected."""
-        assert self.batcher is not None
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
-        size = n * self.solvers[program.problem].bytes_of(numbers, program.pulls)
-        self.hold_answer(call, size)
+        entry = self.solvers[program.problem].entry
+        size = n * entry.answer_bytes(numbers.times.shape[1], program.pulls)
+        # (The answer is counted until it is written.)
+        if not self.answers.has(call, call.owner or "", size):
+            raise QueueFull(1.0)
+        self.answers.put(call, call.owner or "", size)
         future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
         call.future = future
         look = None if call.receive is None else asyncio.create_task(_look_after(call))
@@ -229,13 +224,6 @@ class Service:
         self.metrics.waits[program.problem].observe(done.wait)
         return done
 
-    def hold_answer(self, call: Call, size: int) -> None:
-        """Count an answer of this size, until it is written; raises `QueueFull` where there is no
-        room."""
-        if not self.answers.has(call, call.owner or "", size):
-            raise QueueFull(1.0)
-        self.answers.put(call, call.owner or "", size)
-
     def solver(self, name: str) -> Solver:
         if name not in self.solvers:
             raise Refused(404, "not_found", f"there is no problem {name[:100]!r}.")
@@ -250,8 +238,7 @@ class Service:
             raise Refused(503, self.status, f"{message}.", headers={"Retry-After": "1"})
 
     def owner(self, call: Call) -> str | None:
-        """The owner of a call's token, or "" where no token is needed; None for a call that isn't
-        let in."""
+        """The owner of a call's token, "" if none is needed; None for a call that isn't let in."""
         return "" if self.tokens is None else self.tokens.owner(call.header(b"authorization"))
 
     async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:
@@ -304,5 +291,4 @@ def _part(part: Slice) -> Numbers:
     numbers = part.payload
     if part.stop - part.start == len(numbers.u0):
         return numbers
-    at = slice(part.start, part.stop)
-    return Numbers(*(None if x is None else x[at] for x in numbers))
+    return jax.tree.map(operator.itemgetter(slice(part.start, part.stop)), numbers)

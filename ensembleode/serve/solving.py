@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.job import compiler_options
-from ..core.plan import NO_CALLBACK
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..events import Events
 from ..executors.places import places
@@ -32,7 +31,8 @@ from ..solution import EnsembleSolution
 from ..solving import solve
 from ..stats import COUNTS
 from ..tracing.program import equations, is_tracer
-from .registry import Entry, state_of
+from .exchange import Gradients, with_room
+from .registry import Entry
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -78,15 +78,6 @@ class Answer(NamedTuple):
     events: Events | None = None
 
 
-class Gradients(NamedTuple):
-    """The gradients with respect to `u0 [n, *state]` and `p [n, size]`, and the return codes of the
-    trajectories."""
-
-    u0: Any
-    p: Any
-    retcode: Any
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
     """The description of a compiled program, without the size of the batch."""
@@ -112,30 +103,28 @@ class Solver:
         # (Where there are several places, `solve` finds out which can run the problem.)
         self.ensemblealg = None if others else place.algorithm
         self._computing = contextlib.nullcontext if others else place.computing
-        with self._computing():
-            self._prepare(max_batch)
-
-    def _prepare(self, max_batch: int) -> None:
-        entry = self.entry
-        self.width = _smallest_batch(state_of(entry))
+        each = max(1, entry.u0.size) * entry.dtype.itemsize
+        width = 2 ** int(math.log2(max(1, _SMALLEST // each)))
+        self.width = max(_FEWEST, min(_MOST, width))
         self.max_batch = -(-max(max_batch, self.width) // self.width) * self.width
         few = max(2, len(entry.default_times))
         limit = entry.limits.saveat
         self.rows = sorted({min(limit, -(-few // _ROWS) * _ROWS), limit})
         # With workers, there is nothing to be compiled in this process.
         remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
-        engine, calls_host = _described(entry)
+        with self._computing():
+            engine, calls_host = _described(entry)
+            self._leaves = jnp.asarray(entry.p)
+            options = compiler_options(platform())
         self._jit = not remote and engine != "julia"
         if self._jit and calls_host and isinstance(self.ensemblealg, EnsembleThreads):
             # A batch that never returns keeps threads of XLA's pool, which all problems share; it
             # must not get all of them. Nothing is lost, as Python runs one call at a time anyway.
             self.ensemblealg = EnsembleThreads(1)
         self._is_compiled = engine == "compiled"
-        self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
         self.no_gradient: str | None = None  # why there are no gradients, if so
         if self._jit:
-            options = compiler_options(platform())
             self._compiled = {
                 kind: jax.jit(
                     functools.partial(self._with_few_arrays, *kind), compiler_options=options
@@ -163,7 +152,7 @@ class Solver:
     def _sizes(self, rows: int, pulls: bool) -> list[int]:
         """The sizes of batches, in increasing order."""
         entry = self.entry
-        each = rows * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
+        each = entry.answer_bytes(rows)
         if pulls:
             each = max(each, entry.p.size * entry.p.itemsize)
         fitting = _BATCH // max(1, each) // self.width * self.width
@@ -173,13 +162,6 @@ class Solver:
         if rows > self.rows[0]:
             return sorted({self.width, most})
         return sorted({self.width, min(most, 8 * self.width), most})
-
-    def bytes_of(self, numbers: Numbers, pulls: bool) -> int:
-        """The bytes of a trajectory's part of an answer."""
-        entry = self.entry
-        if pulls:
-            return (entry.u0.size + entry.p.size) * entry.dtype.itemsize
-        return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
 
     def warming(self) -> Iterator[Callable[[], Any]]:
         """The functions that compile everything, to be called one after the other."""
@@ -224,32 +206,24 @@ class Solver:
             _in_rows(times, (size, program.rows), np.nan),
             _in_rows(cotangent, (size, program.rows, *self.entry.shape), 0),
         )
-        self._fill_up_times(numbers, n)
-        if self._is_compiled and size > n:
-            # Trajectories that fill up the batch take no step.
-            numbers.t1[n:] = numbers.t0[n:]
-        result = jax.tree.map(np.asarray, self._run(program, numbers))
-        ends = [*itertools.accumulate(counts)]
-        of_parts = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
-        columns = (
-            [jax.tree.map(operator.itemgetter(part), x) for part in of_parts] for x in result
-        )
-        return [*map(type(result)._make, zip(*columns, strict=True))]
-
-    def _fill_up_times(self, numbers: Numbers, n: int) -> None:
-        """Replace times that are NaN, and all times after the first `n` trajectories."""
+        # In place of missing times, and of those of trajectories that fill up the batch, the
+        # compiled engine is given infinite ones, which it ignores; others save the end again.
         times, t0, t1 = numbers.times, numbers.t0[:, None], numbers.t1[:, None]
         missing = np.isnan(times)
         missing[n:] = True
-        # The compiled engine ignores times that are infinitely far; others save the end again.
         end = np.copysign(np.inf, t1 - t0) if self._is_compiled else t1
         np.copyto(times, end, where=missing)
+        if self._is_compiled and size > n:
+            # Trajectories that fill up the batch take no step.
+            numbers.t1[n:] = numbers.t0[n:]
+        with self._computing():
+            result = self._run(program, numbers)
+        result = jax.tree.map(np.asarray, result)
+        ends = zip(counts, itertools.accumulate(counts), strict=True)
+        of_parts = (operator.itemgetter(slice(end - count, end)) for count, end in ends)
+        return [jax.tree.map(part, result) for part in of_parts]
 
     def _run(self, program: Program, numbers: Numbers) -> Any:
-        with self._computing():
-            return self._found(program, numbers)
-
-    def _found(self, program: Program, numbers: Numbers) -> Any:
         if not self._jit:
             run = self._vjp if program.pulls else self._solve
             return run(program.own, self._leaves, *numbers)
@@ -298,16 +272,7 @@ class Solver:
         there were events."""
         if events is None or is_tracer(events.t):
             return events
-        missing = self.entry.max_events - events.t.shape[1]
-
-        def filled(x: Any, fill: Any) -> np.ndarray:
-            x = np.asarray(x)
-            rest = np.full((len(x), missing, *x.shape[2:]), fill, x.dtype)
-            return np.concatenate([x, rest], axis=1)
-
-        states = (filled(x, np.nan) for x in (events.u_before, events.u_after))
-        which, direction = filled(events.which, NO_CALLBACK), filled(events.direction, 0)
-        return Events(filled(events.t, np.nan), which, direction, *states, events.count)
+        return with_room(events, self.entry.max_events)
 
     def _vjp(self, own: bool, leaves, u0, p, t0, t1, times, cotangent) -> Gradients:
         def states(u0, p):
@@ -320,12 +285,6 @@ class Solver:
         if p is None:
             p = jnp.zeros((len(u0), 0), self.entry.p.dtype)
         return Gradients(u0, p, retcode)
-
-
-def _smallest_batch(state: Any) -> int:
-    """The number of trajectories with such a state in the smallest batch."""
-    each = max(1, math.prod(state.shape)) * state.dtype.itemsize
-    return max(_FEWEST, min(_MOST, 2 ** int(math.log2(max(1, _SMALLEST // each)))))
 
 
 def joined(results: Sequence[Any]) -> Any:
@@ -362,16 +321,15 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
 
 
 def _described(entry: Entry) -> tuple[str, bool]:
-    """The engine that solves the problem, and whether it calls Python; raises the errors of `solve`
-    for a problem that can't be solved."""
-    found = {}
+    """The engine for the problem, and whether that calls Python; raises the errors of `solve`."""
+    engines = []
 
-    def one(u0):
+    def states(u0):
         prob = remake(entry.prob, u0=u0)
         sol = solve(prob, entry.alg, saveat=entry.default_times, **entry.options)
-        found["engine"] = sol.engine
+        engines.append(sol.engine)
         return sol.u
 
-    jaxpr = jax.make_jaxpr(one)(state_of(entry)).jaxpr
+    jaxpr = jax.make_jaxpr(states)(jax.ShapeDtypeStruct(entry.shape, entry.dtype)).jaxpr
     calls_host = any("callback" in eqn.primitive.name for eqn in equations(jaxpr))
-    return found["engine"].name, calls_host
+    return engines[0].name, calls_host

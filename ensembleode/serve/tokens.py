@@ -35,12 +35,9 @@ class Tokens:
 
 
 def read(path: str | os.PathLike | None) -> Tokens | None:
-    """The tokens in a file, one in each line (`#` begins a comment). Without a file, those in the
-    environment variable `ENSEMBLEODE_TOKENS`, separated by white space or commas; None if that
-    isn't set.
-
-    **Raises:** `TokensError` where there are none; `OSError`.
-    """
+    """The tokens in a file, one a line (`#` begins a comment); without a file, those in the
+    variable `ENSEMBLEODE_TOKENS`, separated by white space or commas, or None if that isn't set.
+    Raises `TokensError` where there are none."""
     if path is not None:
         with open(path, encoding="utf-8") as file:
             tokens = [x for line in file if (x := line.partition("#")[0].strip())]

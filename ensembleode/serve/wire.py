@@ -14,15 +14,13 @@ import msgpack
 import numpy as np
 import orjson
 
-from .exchange import BINARY as BINARY, JSON as JSON
+from .exchange import BINARY as BINARY, JSON as JSON, packed
 
 
 # The dtypes that arrays of requests may have.
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
-_KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
-# The largest number of lists and objects of a body: an empty one takes a byte or two, and seventy
-# bytes when it is read.
+# The most lists and objects of a body; each takes a byte or two there, and seventy when read.
 _LISTS = 2**20
 # Further limits of MessagePack, for example on the number of elements of a list.
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
@@ -62,7 +60,8 @@ def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
         found = _of_msgpack(body) if binary else _of_json(body or b"{}")
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
-        raise Refused(400, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
+        why = str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
+        raise Refused(400, "invalid_body", f"the body is not {kind}: {why}.") from None
     if not isinstance(found, dict):
         raise Refused(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
@@ -123,8 +122,6 @@ def converted(given: Any, name: str, dtype: np.dtype) -> np.ndarray:
         except (ValueError, OverflowError):  # ragged, or too deep
             found = None
         if found is None or found.dtype.kind not in "fiu":
-            if isinstance(given, list) and not given:
-                return np.zeros(0, dtype)
             found = _looked_through(given, name)
     if found.dtype != dtype:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -157,8 +154,7 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:
-    """Numbers that NumPy doesn't convert as they are; raises `Refused` where they aren't
-    numbers."""
+    """Numbers that NumPy doesn't convert; raises `Refused` where they aren't numbers."""
 
     def shape_of(x: Any, path: str) -> tuple[int, ...]:
         if isinstance(x, list):
@@ -208,10 +204,6 @@ def _kind(x: Any) -> str:
     return "null" if x is None else names.get(type(x), type(x).__name__)
 
 
-def _short(e: Exception) -> str:
-    return str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
-
-
 def encoded(content: Any, binary: bool) -> bytes:
     """The body of a response."""
     if binary:
@@ -222,11 +214,7 @@ def encoded(content: Any, binary: bool) -> bytes:
 
 def _packed(x: Any) -> Any:
     if isinstance(x, np.ndarray | np.generic):  # a sum of scalars is np.generic
-        kind = _KINDS.get(x.dtype)
-        if kind is None:
-            x = x.astype(x.dtype.newbyteorder("<"))
-            kind = x.dtype.str
-        return {"dtype": kind, "shape": x.shape, "data": x.tobytes()}
+        return packed(x)
     raise TypeError(f"{type(x).__name__} can't be packed")
 
 

@@ -10,11 +10,8 @@ import numpy as np
 
 
 class Variable(NamedTuple):
-    """An array of the store: its name, its dimensions, and the shape and dtype of one trajectory's
-    part.
-
-    - `grows`: whether the first axis of that part becomes as long as trajectories need.
-    """
+    """An array of the store: its name and dimensions; the shape and dtype of one trajectory's part,
+    and whether the first axis of that `grows` with what trajectories need."""
 
     name: str
     dims: tuple[str, ...]
@@ -36,10 +33,7 @@ class Variable(NamedTuple):
 
 
 def described(out: Any, name: str) -> Any:
-    """A pytree of outputs in JSON, with the names of its leaves.
-
-    **Raises:** `TypeError` for leaves that can't be stored.
-    """
+    """A pytree of outputs in JSON, with its leaves' names; raises `TypeError` for other leaves."""
     inside = f"{name}." if name else ""
     if type(out) is dict and all(isinstance(k, str) for k in out):
         return {"dict": {str(k): described(v, f"{inside}{k}") for k, v in out.items()}}
@@ -59,11 +53,8 @@ def described(out: Any, name: str) -> Any:
 def put_together(
     tree: Any, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
 ) -> Any:
-    """The pytree that `described` has described.
-
-    **Arguments:** `leaf`: returns the leaf of a name; `plain`: converts a leaf that is in the JSON
-    itself.
-    """
+    """The pytree that was `described`; `leaf` returns the leaf of a name, and `plain` converts a
+    leaf that is in the JSON itself."""
 
     def put(part):
         return put_together(part, leaf, plain)

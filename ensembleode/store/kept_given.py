@@ -33,8 +33,7 @@ class _Slot:
 class KeptGiven(NamedTuple):
     """
     - `described`: the structure of `u0` and `p` in JSON, with the names of their variables.
-    - `variables`: the variables for leaves that differ between trajectories; `places`: the indices
-        of these leaves.
+    - `variables`: those of leaves that differ between trajectories; `places`: their indices.
     - `shared`: the arrays that all trajectories share, by name, each with its dimensions.
     - `given`: computes the values; None where they are not known.
     """
@@ -55,11 +54,8 @@ class KeptGiven(NamedTuple):
 
 
 def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
-    """The initial states and parameters as a store keeps them. What can't be stored is named in the
-    log.
-
-    **Arguments:** `given`: None where they are not known; `taken`: the names of other variables.
-    """
+    """The initial states and parameters (None: not known) as a store keeps them, under names that
+    aren't `taken`. What can't be stored is named in the log."""
     if given is None:
         return KeptGiven(None, [], [], {}, None)
     slots = _slots(given.known_of(np.arange(1)))
@@ -96,11 +92,8 @@ def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
 
 
 def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]) -> Known:
-    """The initial states and parameters in a store.
-
-    **Arguments:** `leaf`: returns the variable of a name; `own`: the names of those that differ
-    between trajectories.
-    """
+    """The initial states and parameters in a store; `leaf` returns the variable of a name, and
+    `own` are the names of those that differ between trajectories."""
 
     def mark(name: str) -> bool:
         return name in own
@@ -117,8 +110,7 @@ def _slots(known: Known) -> dict[str, Any]:
 
 
 def _in_json(tree: Any) -> Any:
-    """The structure of a pytree of slots in JSON. A node that is neither a dict, a list nor a tuple
-    is described as a dict of its parts."""
+    """The structure of a pytree of slots in JSON; further classes of nodes become dicts."""
     if isinstance(tree, _Slot):
         return tree.said
     parts = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)

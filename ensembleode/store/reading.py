@@ -3,15 +3,18 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..analysis.labelled import retcode_attributes
 from ..core.fingerprint import digest_of
+from ..ground.extras import installing
 from ..ground.logs import logger
 from ..solution import EnsembleSolution
 from .described import Variable
-from .metadata import metadata_of, zarr_or_said
 from .stored import solution_in, StoreError
 
 
@@ -22,6 +25,15 @@ _READ = (2, 3, FORMAT)
 # Where the attributes are: those of the group are replaced by xarray when it adds a variable.
 ATTRIBUTES = "digest/zarr.json"
 _NAME = "ensembleode"
+
+
+def zarr_or_said() -> Any:
+    """Zarr. **Raises:** `ImportError` without it, which says how to install it."""
+    try:
+        import zarr
+    except ImportError as e:
+        raise ImportError(f"store needs Zarr: {installing('store')}.") from e
+    return zarr
 
 
 def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
@@ -46,9 +58,8 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
 
 
 def solution_at(path: Path, elapsed: float | None = None) -> EnsembleSolution:
-    """**Arguments:** `elapsed`: the seconds of a solve; by default those that the store says.
-
-    **Raises:** `StoreError` where there is no store, or its metadata is damaged."""
+    """The solution in a store, of which a solve took `elapsed` seconds (by default, as it says).
+    Raises `StoreError` where there is no store, or its metadata is damaged."""
     zarr = zarr_or_said()
     kept = attributes_at(path)
     if kept is None:
@@ -97,6 +108,42 @@ def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
     return files
 
 
+def metadata_of(
+    variables: Sequence[Variable], shared: Sequence[Variable], layout: Any, most: int
+) -> dict[str, Any]:
+    """The metadata files of a store; `shared` are the arrays that all trajectories share, `most` is
+    the largest number of events of a trajectory."""
+    zarr, files = zarr_or_said(), {}
+    group = zarr.create_group(zarr.storage.MemoryStore(files))
+    n, size = layout.trajectories, layout.batch_size
+    rows = min(size, n)
+    codecs = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
+
+    def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True) -> None:
+        group.create_array(
+            name,
+            shape=shape,
+            dtype=dtype,
+            chunks=tuple(max(1, c) for c in chunks),
+            compressors=codecs if compressed else None,
+            fill_value=fill,
+            dimension_names=dims,
+            attributes=retcode_attributes() if name == "retcode" else {},
+        )
+
+    for v in variables:
+        shape = chunks = v.shape
+        if v.grows:
+            shape, chunks = (most, *shape[1:]), (layout.chunk, *shape[1:])
+        array(v.name, (n, *shape), v.dtype, (rows, *chunks), v.dims, v.fill)
+    # (Of bytes: file formats that xarray writes have no numbers that are as large.)
+    shape = (len(layout.batches), layout.words * 8)
+    array("digest", shape, np.dtype(np.int8), (1, shape[1]), ("batch", "byte"), 0, False)
+    for v in shared:
+        array(v.name, v.shape, v.dtype, v.shape, v.dims)
+    return files
+
+
 def written_attributes(kept: dict[str, Any]) -> dict[str, Any]:
     """The attributes of a store as they are written: a text, and its checksum. (Attributes that are
     no text can't be copied into other file formats.)"""
@@ -110,10 +157,7 @@ def _digest(text: str) -> str:
 
 def attributes_at(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None:
     """The attributes of the store. None where there is no store, or where they are damaged or
-    missing and `lost_is_none`.
-
-    **Raises:** `StoreError` for a store that this version can't read.
-    """
+    missing and `lost_is_none`. Raises `StoreError` for a store that this version can't read."""
     group, digest = (_json_of(path / x) for x in ("zarr.json", ATTRIBUTES))
     if group is None and digest is None:
         return None
@@ -161,8 +205,7 @@ def _attributes_in(node: Any) -> dict[str, Any]:
 
 
 def _as_now(path: Path, kept: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a store of an earlier format in today's form, by the metadata and the files
-    of its arrays."""
+    """The attributes of a store of an earlier format in today's form, by its arrays."""
     from .store_files import checksum_at_end
 
     zarr = zarr_or_said()
@@ -187,8 +230,7 @@ def _as_now(path: Path, kept: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def readable(path: Any) -> Iterator[None]:
-    """**Raises:** `StoreError` where the metadata of the store have changed since they were
-    written."""
+    """Raises `StoreError` where the store's metadata have changed since they were written."""
     try:
         yield
     except StoreError:

@@ -25,8 +25,7 @@ from ..ground.files import make_folders, sync, written_whole
 from .stored import StoreError
 
 
-# The largest part of the time to be spent on waiting for the disk; until then, finished batches
-# wait for further ones.
+# The largest part of the time to wait for the disk; until then, finished batches wait for others.
 _SHARE = 0.1
 _CHUNK = re.compile(r"(.+)/c/(\d+)(?:/\d+)*")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -147,8 +146,7 @@ class StoreFiles(WrapperStore):
         return any((self.root / _record_file(b)).exists() for b in self.layout.batches)
 
     def most_events(self, batches: Iterable[int]) -> int:
-        """The largest number of events of a trajectory in these batches; batches without a record
-        count as zero."""
+        """The largest number of events of a trajectory in these batches, as far as recorded."""
         records = map(self._record, batches)
         return max((self._most(x) for x in records if x is not None), default=0)
 
@@ -171,16 +169,14 @@ class StoreFiles(WrapperStore):
             return 0
 
     def _ends_of(self, name: str, batch: int, record: list[int]) -> dict[str, int]:
-        """For each file of an array that grows, the sum at its end, which is read without the
-        rest."""
+        """For each file of an array that grows, the sum at its end, as read without the rest."""
         if (name, batch) not in self._ends:
             files = self.layout.files_of(name, batch, self._most(record))
             self._ends[name, batch] = {file: checksum_at_end(self.root / file) for file in files}
         return self._ends[name, batch]
 
     def _record(self, batch: int) -> list[int] | None:
-        """The record of a batch: whether its workers died, and the result of `_words`; None where
-        there is no valid record."""
+        """Whether the workers of a batch died, and its `_words`; None without a valid record."""
         if batch in self._records:
             return self._records[batch]
         try:
@@ -211,13 +207,11 @@ class StoreFiles(WrapperStore):
         return found
 
     def find_lost(self) -> list[str]:
-        """The files of arrays that all trajectories share which are missing, cut short, or of
-        another store."""
+        """The files of shared arrays that are missing, cut short, or of another store."""
         return [file for file, x in self.shared.items() if checksum_at_end(self.root / file) != x]
 
     def _lost_of(self, batch: int, record: list[int]) -> str | None:
-        """A file of the batch that is missing or cut short; for an array that grows, one whose sum
-        differs."""
+        """A file of the batch that is missing or cut short, or in an array whose sum differs."""
         for name, word in zip(self.layout.dims, record[1:], strict=False):
             files = self.layout.files_of(name, batch, self._most(record))
             if name not in self.layout.growing:
@@ -238,8 +232,7 @@ class StoreFiles(WrapperStore):
         return all(self._sum_of(file) == x for file, x in self.shared.items())
 
     def put_shared(self, files: dict[str, Any]) -> None:
-        """Write the files of the arrays that all trajectories share, as far as they aren't
-        there."""
+        """Write the files of the arrays that all trajectories share, if they aren't there."""
         self.shared = {file: checksum(data.to_bytes()) for file, data in files.items()}
         lost = [file for file, x in self.shared.items() if self._sum_of(file) != x]
         for file in lost:
@@ -271,10 +264,8 @@ class StoreFiles(WrapperStore):
             file.unlink(missing_ok=True)
 
     def keep(self, batch: int, lost: bool, most: int) -> None:
-        """Have the record of a batch written, now or soon; the batch's chunks are written already.
-
-        **Arguments:** `most`: the largest number of events of a trajectory.
-        """
+        """Have the record of a batch written, now or soon; its chunks are written already. `most`
+        is the largest number of events of a trajectory."""
         files = itertools.chain(*self.layout.files(batch, most))
         # (Zarr writes no chunk that has but the fill value.)
         written = {file: self._written.pop(file, 0) for file in files}
@@ -323,8 +314,7 @@ def checksum_at_end(path: Path) -> int:
 
 
 def checksum(data: bytes) -> int:
-    """The size of a chunk's file combined with the CRC-32C at its end; 1 where that CRC is
-    wrong."""
+    """The size of a chunk's file and the CRC-32C at its end; 1 where that CRC is wrong."""
     if len(data) < 4 or google_crc32c.value(data[:-4]) != int.from_bytes(data[-4:], "little"):
         return 1
     return len(data) % 2**32 << 32 | int.from_bytes(data[-4:], "little")

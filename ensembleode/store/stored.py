@@ -7,14 +7,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import (
-    event_dims,
-    inner_dims,
-    name_beside,
-    output_name,
-    OWN_TIMES,
-    state_dims,
-)
+from ..analysis import labelled
+from ..analysis.labelled import OWN_TIMES
 from ..core.job import adds_end, events_of, Job
 from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
@@ -76,12 +70,9 @@ def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
 def variables_of(
     outcome: Outcome, kind: str, own_times: bool, times_of_values: Any
 ) -> tuple[list[Variable], Any]:
-    """The variables, in the order of the leaves that are kept; and the description of how outputs
-    are put together from them.
-
-    **Arguments:** `own_times`: whether trajectories have times of their own; `times_of_values`:
-    the times of a `SavingCallback`, if it has times of its own.
-    """
+    """The variables, in the order of the leaves that are kept; and how outputs are put together
+    from them. `own_times`: whether trajectories have times of their own; `times_of_values`: the
+    times of a `SavingCallback`, if it has its own."""
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)
     tree = described(outcome.u, "") if kind == "outputs" or of_states else None
@@ -90,31 +81,31 @@ def variables_of(
         field, ndim = str(path[0].name), len(x.shape)
         grows, fill = False, fill_of(path, x.dtype)
         name = {"t": "time"}.get(field, field)
-        dims = inner_dims(name, ndim)
+        dims = labelled.inner_dims(name, ndim)
         if field == "u" and kind == "outputs":
-            name = _checked(output_name(path[1:]))
-            dims = inner_dims(name, ndim)
+            name = _checked(labelled.output_name(path[1:]))
+            dims = labelled.inner_dims(name, ndim)
             if is_key(x):
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
         elif field in ("u", "inner"):
             lead = (time,) if field == "u" else (time, "node")
-            dims = (*lead, *state_dims(ndim - len(lead)))
+            dims = (*lead, *labelled.state_dims(ndim - len(lead)))
             if of_states:
-                leaf = _checked(output_name(path[1:]))
+                leaf = _checked(labelled.output_name(path[1:]))
                 name = leaf if field == "u" else _INNER + leaf
-                dims = (*lead, *inner_dims(name, ndim - len(lead)))
+                dims = (*lead, *labelled.inner_dims(name, ndim - len(lead)))
         elif field in ("integral", "p_at", "saved"):
-            name = name_beside(field, path[1:])
+            name = labelled.name_beside(field, path[1:])
             of_rows = time if field != "saved" or times_of_values is None else OWN_TIMES
-            dims = (of_rows, *inner_dims(name, ndim - 1))
+            dims = (of_rows, *labelled.inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
         elif field == "ended":
             name = jtu.keystr(path, simple=True, separator=".")
-            dims = inner_dims(name, ndim)
+            dims = labelled.inner_dims(name, ndim)
         elif field == "events":
             name = jtu.keystr(path, simple=True, separator=".")
-            dims, grows = event_dims(path[1:], ndim), name != "events.count"
+            dims, grows = labelled.event_dims(path[1:], ndim), name != "events.count"
         about = ("trajectory", *dims), x.shape, np.dtype(x.dtype)
         variables.append(Variable(name, *about, grows, fill))
     names = [v.name for v in variables]
@@ -129,10 +120,8 @@ def variables_of(
 
 
 def _checked(name: str) -> str:
-    """The name of an output or of a part of the state, which is that of a folder in the store.
-
-    **Raises:** `TypeError` for one that the store can't have.
-    """
+    """The name of an output or of a part of the state, which is that of a folder in the store;
+    raises `TypeError` for one that the store can't have."""
     parts = name.split("/")
     is_ours = name in ("time", OWN_TIMES) or parts[0] == "zarr.json"
     if is_ours or not {".", ".."}.isdisjoint(parts) or name.endswith(".partial"):
@@ -158,11 +147,8 @@ def end_described(job: Job, ended: End | None) -> Any:
 
 
 def events_described(events: Events | None, room: int) -> Any:
-    """The description of events in JSON: how their states are put together, and how many events are
-    in a chunk. None where no events are kept.
-
-    **Raises:** `TypeError` for states that can't be stored.
-    """
+    """The description of events in JSON: how their states are put together, and how many events a
+    chunk has; None without events. Raises `TypeError` for states that can't be stored."""
     if events is None:
         return None
     states = {x: described(getattr(events, x), f"events.{x}") for x in ("u_before", "u_after")}
@@ -170,12 +156,8 @@ def events_described(events: Events | None, room: int) -> Any:
 
 
 def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -> EnsembleSolution:
-    """The solution in the group of a store.
-
-    **Arguments:**
-
-    - `kept`: the attributes of the store; `whole`: whether all batches are there.
-    """
+    """The solution in a store's group, whose attributes are `kept`; `whole` if it has all
+    batches."""
 
     names = {x[0] for part in ("variables", "shared") for x in kept[part]}
 

@@ -24,32 +24,14 @@ from ..core.plan import Outcome
 from ..ground.extras import installing
 from ..ground.files import Locked, locked
 from ..solution import EngineChoice, EnsembleSolution
+from . import reading, stored
 from .described import described, Variable
 from .kept_given import kept_given
-from .metadata import files_of_shared, metadata_of, zarr_or_said
-from .reading import (
-    ATTRIBUTES,
-    attributes_at,
-    files_at,
-    FORMAT,
-    is_node,
-    readable,
-    solution_at,
-    written_attributes,
-)
-from .stored import (
-    abstract_of,
-    as_kept,
-    end_described,
-    events_described,
-    StoreError,
-    variables_of,
-)
+from .stored import StoreError
 
 
-# The bytes of a variable in a batch; and the least number of batches, where there are enough
-# trajectories, which bounds what a crash costs. (Writing a batch takes some 20 ms, which is as long
-# as solving a few trajectories.)
+# The bytes of a variable in a batch; and the least number of batches, which bounds what a crash
+# costs, and the least number of trajectories of a batch, as writing one takes some 20 ms.
 _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
 # The number of batches that workers get at a time; with several, few wait for the last of a batch.
 _AHEAD = 16
@@ -75,8 +57,6 @@ class Writer:
         started: float,
     ):
         """
-        **Arguments:**
-
         - `outcome`: the abstract outcome of one trajectory.
         - `times`: the saved times, where all trajectories share them.
         - `description`: everything else that the numbers depend on.
@@ -85,19 +65,18 @@ class Writer:
         - `store_key`: stands for what the Python functions compute that are called at run time.
         - `started`: the start of the solve, in seconds of `time.perf_counter`.
 
-        **Raises:** `StoreError` for a store of another ensemble (naming the differences), for one
-        that another process writes to, for a directory that can't be written to, and for Python
-        functions of which it can't be known what they compute; `TypeError` for outputs that can't
-        be stored.
+        **Raises:** `StoreError` for a store of another ensemble, or that can't be written to, and
+        for functions of which it can't be known what they compute; `TypeError` for outputs that
+        can't be stored.
         """
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
         self._started = started
         self._real = self.path.resolve()  # a link may point to a folder that doesn't exist yet
         self.kind = "trajectories" if job.plan.output is None else "outputs"
-        outcome = abstract_of(outcome, job.plan)
+        outcome = stored.abstract_of(outcome, job.plan)
         own = job.trajectories.times_of_values
-        self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times, own)
-        of_events = events_described(outcome.events, job.plan.max_events)
+        self.variables, tree = stored.variables_of(outcome, self.kind, job.plan.own_times, own)
+        of_events = stored.events_described(outcome.events, job.plan.max_events)
         names = {"trajectory", "time", OWN_TIMES, "digest", *(v.name for v in self.variables)}
         # With reruns, nobody has recorded which run a trajectory's start and parameters are of.
         given = None if may_rerun(job.plan) else job.trajectories.given
@@ -114,7 +93,7 @@ class Writer:
             "outputs": tree,
             "integral": described(outcome.integral, "integral"),
             "p_at": described(outcome.p_at, "p_at"),
-            "ended": end_described(job, outcome.ended),
+            "ended": stored.end_described(job, outcome.ended),
             "saved": described(outcome.saved, "saved"),
             "events": of_events,
             "given": self._given.described,
@@ -148,7 +127,7 @@ class Writer:
 
     def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
         """Write those of the batches in `wanted` that are complete."""
-        outcome = jax.tree.map(np.asarray, as_kept(outcome, self.job.plan))
+        outcome = jax.tree.map(np.asarray, stored.as_kept(outcome, self.job.plan))
         batches = wanted // self.batch_size
         for batch in set(self._todo).intersection(batches.tolist()):
             at = np.flatnonzero(batches == batch)
@@ -159,8 +138,7 @@ class Writer:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
 
     def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:
-        """Write the complete ones of the batches in which the solve was `stopped`; otherwise
-        finish."""
+        """Write the complete batches of those in which the solve was `stopped`; or else finish."""
         if stopped is not None and isinstance(cause_of(stopped), StoreError):
             return  # `part` has done this
         if isinstance(stopped, Unfinished):
@@ -175,26 +153,22 @@ class Writer:
                 self._write_group()
 
     def solution(self, elapsed: float) -> EnsembleSolution:
-        return solution_at(self._real, elapsed)
+        return reading.solution_at(self._real, elapsed)
 
     def close(self) -> None:
         self._lock.release()
 
-    #
-    # The group
-    #
-
     def _open(self, given: dict, batch_size: int | None, choice: Any):
-        with readable(self._real):
-            kept = attributes_at(self._real, lost_is_none=True)
+        with reading.readable(self._real):
+            kept = reading.attributes_at(self._real, lost_is_none=True)
             size = kept["fingerprint"]["batch_size"] if kept else self._default_batch_size()
             given = {**given, "batch_size": batch_size or size}
             if kept is not None:
                 of_store = {"format": kept["format"], **kept["fingerprint"]}
-                self._compare(of_store, {"format": FORMAT, **given})
+                self._compare(of_store, {"format": reading.FORMAT, **given})
         shared = [Variable(k, dims, x.shape, x.dtype) for k, (dims, x) in self._shared.items()]
         self._kept = kept or {
-            "format": FORMAT,
+            "format": reading.FORMAT,
             "fingerprint": given,
             "kind": self.kind,
             **self._said,
@@ -217,7 +191,7 @@ class Writer:
             left.unlink(missing_ok=True)
         self._inode = self._real.stat().st_ino
         with self._explained("read"):
-            self._files = files = files_at(self._real, self._kept, read_only=False)
+            self._files = files = reading.files_at(self._real, self._kept, read_only=False)
             todo = [b for b in files.layout.batches if not files.is_whole(b)]
             if kept is None and len(todo) == len(files.layout.batches) and files.has_records():
                 raise StoreError(
@@ -227,7 +201,7 @@ class Writer:
         done = set(files.layout.batches).difference(todo)
         self._most = files.most_events(done)
         self.arrays = self._arrays()
-        if self._write_shared() or kept is None or not is_node(self._real / "zarr.json"):
+        if self._write_shared() or kept is None or not reading.is_node(self._real / "zarr.json"):
             self._write_group()
         self._todo = todo
         self._before = self._kept.get("elapsed", 0.0)
@@ -236,15 +210,14 @@ class Writer:
         differ = [k for k in {**kept, **given} if kept.get(k) != given.get(k)]
         if not differ:
             return
-        said = [
-            f"{k} ({kept.get(k)} there, {given.get(k)} here)"
-            if isinstance(given.get(k), int | str) and not k.startswith("#")
-            else k.lstrip("#")
-            for k in differ
-        ]
+
+        def said(k: str) -> str:
+            is_plain = isinstance(given.get(k), int | str) and not k.startswith("#")
+            return f"{k} ({kept.get(k)} there, {given.get(k)} here)" if is_plain else k.lstrip("#")
+
         error = StoreError(
             f"the store {self.path} is that of another ensemble, which differs in "
-            f"{', '.join(said)}. Give another path, or delete it."
+            f"{', '.join(map(said, differ))}. Give another path, or delete it."
         )
         error.differs = tuple(differ)
         raise error
@@ -260,52 +233,52 @@ class Writer:
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the store; those that are missing, or not as they should be, are made."""
         shared = [*map(Variable.of_json, self._kept["shared"])]
-        metadata = metadata_of(self._all, shared, self._files.layout, self._most)
+        metadata = reading.metadata_of(self._all, shared, self._files.layout, self._most)
         self._files.metadata = metadata
         written = []
         for file, data in metadata.items():
             data, place = data.to_bytes(), self._real / file
-            of_group = file in ("zarr.json", ATTRIBUTES)
+            of_group = file in ("zarr.json", reading.ATTRIBUTES)
             if not of_group and not (place.exists() and place.read_bytes() == data):
                 # Where the store grows, the file that this one replaces may be read at any time.
                 self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
-        return {v.name: zarr_or_said().open_array(self._files, path=v.name) for v in self._all}
+        return {
+            v.name: reading.zarr_or_said().open_array(self._files, path=v.name) for v in self._all
+        }
 
     def _write_shared(self) -> bool:
         """Write the arrays that all trajectories share, where they are not what was written.
         Returns whether the attributes have to be written, too."""
-        values = {name: x for name, (_, x) in self._shared.items()}
         with self._explained("read"):
             is_there = self._files.has_shared()
         if not (is_there and self._kept["sums"]):
-            self._files.put_shared(files_of_shared(values, self._files.metadata))
+            # (Zarr writes no file for zeros alone.)
+            metadata, zarr = self._files.metadata, reading.zarr_or_said()
+            files = dict(metadata)
+            group = zarr.open_group(zarr.storage.MemoryStore(files))
+            for name, (_, x) in self._shared.items():
+                group[name][...] = x
+            self._files.put_shared({k: x for k, x in files.items() if k not in metadata})
         before, self._kept["sums"] = self._kept["sums"], self._files.shared
         return before != self._files.shared
 
     def _write_group(self) -> None:
-        """Write the group and the attributes of the store; if it is complete, also the consolidated
-        metadata."""
-        zarr, files = zarr_or_said(), dict(self._files.metadata)
+        """Write the group and the attributes; if complete, with the consolidated metadata."""
+        zarr, files = reading.zarr_or_said(), dict(self._files.metadata)
         memory = zarr.storage.MemoryStore(files)
         group = zarr.open_group(memory)
         times = ["time"] if self.kind == "trajectories" else []
         names = ["trajectory", *times, *(v.name for v in self._given.variables)]
         group.attrs["coordinates"] = " ".join(names)
-        group["digest"].attrs.update(written_attributes(self._kept))
+        group["digest"].attrs.update(reading.written_attributes(self._kept))
         if self._kept["complete"]:
             with warnings.catch_warnings():
-                # Other readers of the format may not know of consolidated metadata; they read the
-                # rest.
-                warnings.simplefilter("ignore")
+                warnings.simplefilter("ignore")  # (that other readers may not know this)
                 zarr.consolidate_metadata(memory)
-        for file in (ATTRIBUTES, "zarr.json"):
+        for file in (reading.ATTRIBUTES, "zarr.json"):
             self._files.write(file, files[file].to_bytes(), synced=True)
-
-    #
-    # Batches
-    #
 
     def _rows(self, batch: int) -> np.ndarray:
         return np.asarray(self._files.layout.rows(batch))
@@ -319,8 +292,7 @@ class Writer:
         with self._explained():
             self._files.forget(batch)
             try:
-                # The number of events is written first, so that arrays are never longer than
-                # readers are told.
+                # First, so that arrays are never longer than readers are told.
                 if most > self._most:
                     self._most = most
                     self.arrays = self._arrays()
@@ -355,18 +327,17 @@ class Writer:
             ) from e
 
     def _found(self) -> EnsembleSolution | None:
-        """The contents of the store, even if it was moved within its folder; None where it is
-        gone."""
+        """The contents of the store, even if moved within its folder; None where it is gone."""
         for place in (self._real, *self._real.parent.iterdir()):
             with contextlib.suppress(OSError, StoreError):  # the disk may have been removed
                 if place.stat().st_ino != self._inode:
                     continue
-                there = attributes_at(place)
+                there = reading.attributes_at(place)
                 if there and there["fingerprint"] == self._kept["fingerprint"]:
                     self._files.root = place
                     with contextlib.suppress(OSError):
                         self._files.flush()
-                    return solution_at(place)
+                    return reading.solution_at(place)
         return None
 
 
@@ -393,7 +364,7 @@ def _folder(path: Any) -> Path:
 
 def _locked(path: Path) -> Any:
     """The lock of the folder itself, whichever symbolic links lead there."""
-    zarr_or_said()
+    reading.zarr_or_said()
     real = path.resolve()
     real.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -66,10 +66,8 @@ class Distributed(Executor):
 
     def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
-
-        Workers add up the outputs of their trajectories. When this is differentiated, each worker
-        also returns the gradient of its sum, and never its trajectories.
-        """
+        Workers add up the outputs of their trajectories; where this is differentiated, they return
+        the gradient of that sum, too, and never their trajectories."""
         request, numbers, costs = self._prepared("total", job, indices, 1)
         if job.traced:
             counts, total = request.in_program(numbers, costs)
@@ -81,8 +79,7 @@ class Distributed(Executor):
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts), each
 
     def _seen(self, job: Job, indices: Any) -> Callable:
-        """A function that is called with a growing outcome, and the rows that are new in it. It
-        notes lost trajectories, and reports to the job."""
+        """A function to be called with the outcome so far, and the rows that are new in it."""
 
         def seen(outcome, results, rows):
             self._note(outcome, results, indices)
@@ -131,8 +128,8 @@ class Distributed(Executor):
 
 
 def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any) -> Distributed:
-    """**Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
-    can't be reached."""
+    """Raises `ImportError` if Dask is needed and missing, `ClusterError` for an unreachable
+    cluster."""
     pool = local.pool_of(ensemblealg)
     pool.open()
     return Distributed(pool, ensemblealg._sizes()[1], ensemblealg.costs)

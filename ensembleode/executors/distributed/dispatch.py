@@ -39,11 +39,9 @@ _LARGE = 2**15
 class Batch(NamedTuple):
     """The numbers of a batch, flat, and what is known about it.
 
-    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: arrays for all
-        trajectories.
+    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: arrays for all of them.
     - `costs`: the cost of each trajectory in any unit; None where it isn't known.
-    - `stop`: the index of the shared array with the address of a flag that stops a program; None if
-        there is none.
+    - `stop`: the index of the shared array with the address of a flag that stops it, if any.
     """
 
     each: list[np.ndarray]
@@ -81,17 +79,10 @@ def dispatch(
     threads: int = 1,
     report: Callable[[Results, Any], Any] | None = None,
 ) -> Results:
-    """Run a program on all trajectories of a batch.
-
-    An exception that ends it early (including `KeyboardInterrupt`) is not raised, but is in the
-    results.
-
-    **Arguments:**
-
-    - `shipped`: the program in the form in which workers are sent it.
-    - `threads`: how many calls of it each worker runs at once.
-    - `report`: called with the results so far, and the rows that are new in them.
-    """
+    """Run a program on all trajectories of a batch, in the form `shipped` for workers, each of
+    which runs `threads` calls at once. `report` is called with the results so far, and the rows
+    that are new in them. An exception that ends it early, even `KeyboardInterrupt`, is not raised,
+    but in the results."""
     work = _Work(pool, program, shipped, batch, threads, report)
     try:
         pool.open()
@@ -111,8 +102,7 @@ def dispatch(
 
 
 class _Work:
-    """The state of a dispatch: the units to be done, those that a worker has, and the results so
-    far."""
+    """A dispatch: the units to be done, those that workers have, and the results so far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
@@ -133,14 +123,11 @@ class _Work:
             [blank(x.shape, x.dtype, fill_of((), x.dtype)) for x in xs] for xs in program.results(n)
         )
         self.results = Results(each, parts, np.zeros(n, bool))
-        bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
-            x.nbytes for x in [*self.results.each, *self.results.parts]
-        )
-        self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
+        size = sum(x.nbytes for x in (*batch.each, *each, *parts))
+        self.most = max(1, _BYTES * units // max(1, size))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
-        """The large arrays that workers keep, by hash; and the shared arrays in the form in which
-        tasks have them."""
+        """The objects that workers keep, by hash; and the shared arrays as tasks have them."""
         kept: dict[str, Any] = {self.shipped.hash: self.shipped.content}
         shared = []
         for x in self.batch.shared:
@@ -161,10 +148,6 @@ class _Work:
         # A chunk takes as long as its longest trajectory.
         costs = np.maximum.reduceat(self.batch.costs, np.arange(0, self.batch.n, self.rows))
         return order[np.argsort(costs[order], kind="stable")].tolist()
-
-    #
-    # The loop
-    #
 
     def run(self, stop: Stop) -> None:
         while self.pending or self.in_flight or self.suspects:
@@ -191,8 +174,7 @@ class _Work:
         while self.pending and len(self.in_flight) < self.pool.queued * slots:
             size = self._size(slots)
             units = np.sort([self.pending.pop() for _ in range(size)])
-            # Sent along with the first tasks, one of which goes to each worker; a worker that lacks
-            # them asks.
+            # Sent along with as many tasks as there are slots; a worker that lacks them asks.
             new = [h for h in self.kept if self.pool.sent[h] < slots]
             self.pool.sent.update(new)
             self._submit(units, new)

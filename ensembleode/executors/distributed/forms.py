@@ -11,8 +11,9 @@ computed wherever their trajectories are.
 import abc
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -37,62 +38,46 @@ class Numbers(NamedTuple):
     shared: Any
 
 
-class Form(abc.ABC):
-    """A form as described above; hashable, and compared by content. The structs of arrays that
-    differ between trajectories are without the trajectory axis.
+# Two sequences: of what each trajectory has, and of what all trajectories share.
+Pair: TypeAlias = Sequence[Sequence]
+Flags: TypeAlias = tuple[tuple[bool, ...], ...]
 
-    - `every`, `shared`: the structs of its operands.
-    - `each`, `parts`: the structs of its results.
-    - `linear`: the numbers of those operands, the last of `every` and the last of `shared`, in
-        which it is (jointly) linear.
+
+class Form(abc.ABC):
+    """A form as described above; hashable, and compared by content.
+
+    - `operands`, `results`: the structs of its operands, and of its results (the shared ones are
+        the parts). Those of each trajectory are without the trajectory axis.
+    - `linear`: the numbers of those operands, the last of both kinds, in which it is (jointly)
+        linear.
     - `base`: the form that it is derived from in the end; `copies`: how many evaluations of that
         form it makes for each trajectory.
     """
 
-    linear: tuple[int, int]
+    operands: Pair
+    results: Pair
+    linear: tuple[int, ...]
+    base: "Given"
     copies: int
 
-    @property
     @abc.abstractmethod
-    def base(self) -> "Given": ...
-
-    @property
-    @abc.abstractmethod
-    def every(self) -> tuple: ...
-
-    @property
-    @abc.abstractmethod
-    def shared(self) -> tuple: ...
-
-    @property
-    @abc.abstractmethod
-    def each(self) -> tuple: ...
-
-    @property
-    @abc.abstractmethod
-    def parts(self) -> tuple: ...
-
-    @abc.abstractmethod
-    def of_unit(self, every: Sequence, mask: Any, shared: Sequence) -> tuple[list, list]:
-        """The results of the trajectories of one unit, and their sums; trajectories that the mask
-        excludes don't count."""
+    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+        """The results of one unit's trajectories, and their sums, without those that are masked."""
 
     @abc.abstractmethod
     def on(self, base: "Given | None") -> "Form":
-        """The form derived in the same way from another base; with None as the base, it can be
-        pickled."""
+        """The form derived in the same way from another base; with None, it can be pickled."""
 
-    def of_units(
-        self, every: Sequence, mask: Any, shared: Sequence, units: int
-    ) -> tuple[list, list]:
+    def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
         """The results of several units of equally many trajectories, with a sum for each unit."""
+        every, shared = operands
 
         def split(x):
             return x.reshape(units, -1, *x.shape[1:])
 
         def unit(of_unit):
             every, mask = of_unit
-            return self.of_unit(every, mask, shared)
+            return self.of_unit((every, shared), mask)
 
         each, parts = jax.lax.map(unit, jax.tree.map(split, (list(every), mask)))
         return [x.reshape(len(mask), *x.shape[2:]) for x in each], parts
@@ -108,13 +93,14 @@ class Given(Form):
     - `kind`: `"solve"` returns the outcome of each trajectory. `"total"` returns the return codes
         and counts, and as a part the sum of the outputs; `"total and gradient"` also returns the
         gradient of that sum.
+    - `plan`: None after `on(None)`.
     - `structure`, `structs`: those of the numbers, flat; `keys`: for each number the kind of PRNG
         key that it is, or None.
     - `wanted`: the numbers with respect to which the gradient is taken.
     """
 
     kind: str
-    plan_or_none: Plan | None = None
+    plan: Plan = None  # pyright: ignore
     structure: jtu.PyTreeDef = _NOTHING
     structs: tuple = ()
     keys: tuple = ()
@@ -124,57 +110,31 @@ class Given(Form):
     copies = 1
 
     @property
-    def plan(self) -> Plan:
-        assert self.plan_or_none is not None  # it is None after `on(None)`
-        return self.plan_or_none
-
-    @property
-    def base(self) -> "Given":
+    def base(self) -> "Given":  # pyright: ignore
         return self
 
     @property
-    def every(self) -> tuple:
-        return tuple(jtu.tree_leaves(self.numbers.every))
+    def operands(self) -> Pair:  # pyright: ignore
+        numbers = jtu.tree_unflatten(self.structure, self.structs)
+        return [jtu.tree_leaves(x) for x in numbers]
 
     @property
-    def shared(self) -> tuple:
-        return tuple(jtu.tree_leaves(self.numbers.shared))
-
-    @property
-    def each(self) -> tuple:
-        return tuple(_without_axis(map(raw_struct, jtu.tree_leaves(self.outputs[0]))))
-
-    @property
-    def parts(self) -> tuple:
-        return tuple(jtu.tree_leaves(self.outputs[1]))
-
-    @property
-    def numbers(self) -> Numbers:
-        """The structs of the numbers."""
-        return jtu.tree_unflatten(self.structure, self.structs)
-
-    @property
-    def outputs(self) -> tuple[Any, Any]:
-        """The structures of the results; those for each trajectory have a trajectory axis of length
-        one."""
-        return _outputs(self)
+    def results(self) -> Pair:  # pyright: ignore
+        each, parts = map(jtu.tree_leaves, outputs_of(self))
+        return _without_axis(map(raw_struct, each)), parts
 
     def on(self, base: "Given | None") -> "Given":
-        if base is None:
-            return Given(self.kind, wanted=self.wanted)
-        return dataclasses.replace(base, kind=self.kind, wanted=self.wanted)
+        return dataclasses.replace(base or Given(self.kind), kind=self.kind, wanted=self.wanted)
 
-    def of_unit(self, every: Sequence, mask: Any, shared: Sequence) -> tuple[list, list]:
-        each, parts = _evaluated(self, every, mask, shared)
+    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+        each, parts = _evaluated(self, operands, mask)
         return [raw(x) for x in jtu.tree_leaves(each)], jtu.tree_leaves(parts)
 
-    def of_units(
-        self, every: Sequence, mask: Any, shared: Sequence, units: int
-    ) -> tuple[list, list]:
+    def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
         if self.kind == "total and gradient":
-            return super().of_units(every, mask, shared, units)
+            return super().of_units(operands, mask, units)
         # All units at once; only the sums are made for each unit.
-        outcome = _outcome(self.plan, _unflattened(self, every, shared), mask)
+        outcome = _outcome(self.plan, _unflattened(self, operands), mask)
         if self.kind == "solve":
             return [raw(x) for x in jtu.tree_leaves(outcome)], []
         chunks = (units, len(mask) // units)
@@ -193,24 +153,24 @@ def given(kind: str, plan: Plan, numbers: Numbers) -> Given:
 
 
 @functools.lru_cache(maxsize=256)
-def _outputs(form: Given) -> tuple[Any, Any]:
-    def outputs(every, mask, shared):
-        return _evaluated(form, every, mask, shared)
+def outputs_of(form: Given) -> tuple[Any, Any]:
+    """The structures of its results: with a trajectory axis of length one, and of the parts."""
+    every, shared = form.operands
+    every = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in every]
+    mask = jax.ShapeDtypeStruct((1,), bool)
+    return jax.eval_shape(functools.partial(_evaluated, form), (every, shared), mask)
 
-    every = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in form.every]
-    return jax.eval_shape(outputs, every, jax.ShapeDtypeStruct((1,), bool), list(form.shared))
 
-
-def _unflattened(form: Given, every: Sequence, shared: Sequence) -> Numbers:
+def _unflattened(form: Given, operands: Pair) -> Numbers:
     leaves = [
         x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-        for x, impl in zip([*every, *shared], form.keys, strict=True)
+        for x, impl in zip(itertools.chain(*operands), form.keys, strict=True)
     ]
     return jtu.tree_unflatten(form.structure, leaves)
 
 
-def _evaluated(form: Given, every: Sequence, mask: Any, shared: Sequence) -> tuple[Any, Any]:
-    numbers = _unflattened(form, every, shared)
+def _evaluated(form: Given, operands: Pair, mask: Any) -> tuple[Any, Any]:
+    numbers = _unflattened(form, operands)
     if form.kind == "solve":
         return _outcome(form.plan, numbers, mask), ()
     if form.kind == "total":
@@ -238,11 +198,6 @@ def _total(out: Any, mask: Any) -> Any:
     return jax.tree.map(lambda x: total(_of_rows(mask, x)), out)
 
 
-#
-# Derived forms
-#
-
-
 @dataclasses.dataclass(frozen=True)
 class _Derived(Form):
     """- `of`: the form that it is derived from."""
@@ -250,7 +205,7 @@ class _Derived(Form):
     of: Form
 
     @property
-    def base(self) -> Given:
+    def base(self) -> Given:  # pyright: ignore
         return self.of.base
 
     @property
@@ -263,52 +218,37 @@ class _Derived(Form):
 
 @dataclasses.dataclass(frozen=True)
 class Tangent(_Derived):
-    """The tangents of the real results. The tangents of operands are further operands, after those
-    of the form.
+    """The tangents of the real results. The tangents of those operands that are `moving` are
+    further operands, after those of the form."""
 
-    - `moving_every`, `moving_shared`: which operands have tangents.
-    """
-
-    moving_every: tuple[bool, ...]
-    moving_shared: tuple[bool, ...]
+    moving: Flags
 
     @property
-    def linear(self) -> tuple[int, int]:  # pyright: ignore
-        return sum(self.moving_every), sum(self.moving_shared)
+    def linear(self) -> tuple[int, ...]:  # pyright: ignore
+        return tuple(map(sum, self.moving))
 
     @property
-    def every(self) -> tuple:
-        return *self.of.every, *_those(self.of.every, self.moving_every)
+    def operands(self) -> Pair:  # pyright: ignore
+        pairs = zip(self.of.operands, self.moving, strict=True)
+        return [[*xs, *_those(xs, flags)] for xs, flags in pairs]
 
     @property
-    def shared(self) -> tuple:
-        return *self.of.shared, *_those(self.of.shared, self.moving_shared)
+    def results(self) -> Pair:  # pyright: ignore
+        return _real_ones(self.of.results)
 
-    @property
-    def each(self) -> tuple:
-        return tuple(filter(is_real, self.of.each))
+    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+        operands, tangents = _apart(self, operands)
+        fn, at = self.moved(operands, mask)
+        return jax.jvp(fn, at, tangents)[1]
 
-    @property
-    def parts(self) -> tuple:
-        return tuple(filter(is_real, self.of.parts))
-
-    def of_unit(self, every: Sequence, mask: Any, shared: Sequence) -> tuple[list, list]:
-        (every, d_every), (shared, d_shared) = _apart(self, every, shared)
-        fn, at = self.moved(every, mask, shared)
-        return jax.jvp(fn, at, (d_every, d_shared))[1]
-
-    def moved(self, every: list, mask: Any, shared: list) -> tuple[Callable, tuple]:
+    def moved(self, operands: Pair, mask: Any) -> tuple[Callable, tuple]:
         """The real results as a function of the operands that have tangents; and these operands."""
 
-        def fn(some_every, some_shared):
-            each, parts = self.of.of_unit(
-                _filled(every, self.moving_every, some_every),
-                mask,
-                _filled(shared, self.moving_shared, some_shared),
-            )
-            return list(filter(is_real, each)), list(filter(is_real, parts))
+        def fn(*moved):
+            filled = [*map(_filled, operands, self.moving, moved)]
+            return _real_ones(self.of.of_unit(filled, mask))
 
-        return fn, (_those(every, self.moving_every), _those(shared, self.moving_shared))
+        return fn, tuple(map(_those, operands, self.moving))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,116 +256,87 @@ class Transposed(_Derived):
     """The cotangents of operands in which a form is linear. The cotangents of its results are
     further operands, after the others.
 
-    - `wanted_every`, `wanted_shared`: which of the operands in which it is linear.
-    - `given_each`, `given_parts`: which results have cotangents; those of the others are zero.
+    - `wanted`: which of the operands in which it is linear.
+    - `given`: which results have cotangents; those of the others are zero.
     """
 
-    wanted_every: tuple[bool, ...]
-    wanted_shared: tuple[bool, ...]
-    given_each: tuple[bool, ...]
-    given_parts: tuple[bool, ...]
+    wanted: Flags
+    given: Flags
 
     @property
-    def linear(self) -> tuple[int, int]:  # pyright: ignore
-        return sum(self.given_each), sum(self.given_parts)
+    def linear(self) -> tuple[int, ...]:  # pyright: ignore
+        return tuple(map(sum, self.given))
 
     @property
-    def every(self) -> tuple:
-        fixed = _apart(self.of, self.of.every, self.of.shared)[0][0]
-        return *fixed, *_those(self.of.each, self.given_each)
+    def operands(self) -> Pair:  # pyright: ignore
+        fixed, _ = _apart(self.of, self.of.operands)
+        cotangents = map(_those, self.of.results, self.given)
+        return [[*xs, *more] for xs, more in zip(fixed, cotangents, strict=True)]
 
     @property
-    def shared(self) -> tuple:
-        fixed = _apart(self.of, self.of.every, self.of.shared)[1][0]
-        return *fixed, *_those(self.of.parts, self.given_parts)
+    def results(self) -> Pair:  # pyright: ignore
+        _, linear = _apart(self.of, self.of.operands)
+        return [*map(_those, linear, self.wanted)]
 
-    @property
-    def each(self) -> tuple:
-        linear = _apart(self.of, self.of.every, self.of.shared)[0][1]
-        return tuple(_those(linear, self.wanted_every))
-
-    @property
-    def parts(self) -> tuple:
-        linear = _apart(self.of, self.of.every, self.of.shared)[1][1]
-        return tuple(_those(linear, self.wanted_shared))
-
-    def of_unit(self, every: Sequence, mask: Any, shared: Sequence) -> tuple[list, list]:
-        (every, c_each), (shared, c_parts) = _apart(self, every, shared)
+    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+        operands, given = _apart(self, operands)
         if isinstance(self.of, Tangent):
-            fn, at = self.of.moved(every, mask, shared)
+            fn, at = self.of.moved(operands, mask)
         else:
             # The form is linear in these operands, so its transpose is the same anywhere.
-            (_, every_structs), (_, shared_structs) = _apart(self.of, self.of.every, self.of.shared)
+            _, (every, shared) = _apart(self.of, self.of.operands)
             at = (
-                [jnp.zeros((len(mask), *s.shape), s.dtype) for s in every_structs],
-                [jnp.zeros(s.shape, s.dtype) for s in shared_structs],
+                [jnp.zeros((len(mask), *s.shape), s.dtype) for s in every],
+                [jnp.zeros(s.shape, s.dtype) for s in shared],
             )
 
-            def fn(of_each, of_all):
-                return self.of.of_unit([*every, *of_each], mask, [*shared, *of_all])
+            def fn(*linear):
+                pairs = zip(operands, linear, strict=True)
+                return self.of.of_unit([[*xs, *more] for xs, more in pairs], mask)
 
-        (each, parts), pull_back = jax.vjp(fn, *at)
-        cotangents = (
-            _filled(jax.tree.map(jnp.zeros_like, each), self.given_each, c_each),
-            _filled(jax.tree.map(jnp.zeros_like, parts), self.given_parts, c_parts),
-        )
-        each, parts = pull_back(([_of_rows(mask, x) for x in cotangents[0]], cotangents[1]))
-        return _those(each, self.wanted_every), _those(parts, self.wanted_shared)
+        results, pull_back = jax.vjp(fn, *at)
+        zeros = jax.tree.map(jnp.zeros_like, results)
+        each, parts = map(_filled, zeros, self.given, given)
+        pulled = pull_back(([_of_rows(mask, x) for x in each], parts))
+        every, shared = map(_those, pulled, self.wanted)
+        return every, shared
 
 
 @dataclasses.dataclass(frozen=True)
 class Mapped(_Derived):
-    """A form evaluated for several values of some operands at once. The axis of these is the first
-    of shared operands, the second of operands of each trajectory, and likewise in all results.
-
-    - `size`: the number of values; `mapped_every`, `mapped_shared`: which operands have several.
-    """
+    """A form evaluated for `size` values of the operands that are `mapped`. Their axis is the first
+    of shared operands, the second of operands of each trajectory, and likewise in all results."""
 
     size: int
-    mapped_every: tuple[bool, ...]
-    mapped_shared: tuple[bool, ...]
+    mapped: Flags
 
     @property
-    def linear(self) -> tuple[int, int]:  # pyright: ignore
+    def linear(self) -> tuple[int, ...]:  # pyright: ignore
         return self.of.linear
 
     @property
     def copies(self) -> int:  # pyright: ignore
         return self.size * self.of.copies
 
-    def _several(self, structs: tuple, flags: Sequence[bool] | None = None) -> tuple:
-        flags = flags or [True] * len(structs)
-        return tuple(
-            jax.ShapeDtypeStruct((self.size, *s.shape), s.dtype) if m else s
-            for s, m in zip(structs, flags, strict=True)
-        )
+    def _several(self, s: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((self.size, *s.shape), s.dtype)
 
     @property
-    def every(self) -> tuple:
-        return self._several(self.of.every, self.mapped_every)
+    def operands(self) -> Pair:  # pyright: ignore
+        return [
+            [self._several(s) if flag else s for s, flag in zip(xs, flags, strict=True)]
+            for xs, flags in zip(self.of.operands, self.mapped, strict=True)
+        ]
 
     @property
-    def shared(self) -> tuple:
-        return self._several(self.of.shared, self.mapped_shared)
+    def results(self) -> Pair:  # pyright: ignore
+        return [[*map(self._several, xs)] for xs in self.of.results]
 
-    @property
-    def each(self) -> tuple:
-        return self._several(self.of.each)
-
-    @property
-    def parts(self) -> tuple:
-        return self._several(self.of.parts)
-
-    def of_unit(self, every: Sequence, mask: Any, shared: Sequence) -> tuple[list, list]:
-        axes = [1 if m else None for m in self.mapped_every]
-        shared_axes = [0 if m else None for m in self.mapped_shared]
-        fn = jax.vmap(self.of.of_unit, (axes, None, shared_axes), (1, 0), axis_size=self.size)
-        return fn(list(every), mask, list(shared))
-
-
-#
-# Helpers
-#
+    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+        every, shared = self.mapped
+        axes = [1 if flag else None for flag in every], [0 if flag else None for flag in shared]
+        fn = jax.vmap(self.of.of_unit, (axes, None), (1, 0), axis_size=self.size)
+        return fn(tuple(map(list, operands)), mask)
 
 
 def is_real(x: Any) -> bool:
@@ -441,6 +352,11 @@ def _without_axis(structs: Iterable) -> list:
     return [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in structs]
 
 
+def _real_ones(results: Pair) -> tuple[list, list]:
+    each, parts = results
+    return [*filter(is_real, each)], [*filter(is_real, parts)]
+
+
 def _those(xs: Sequence, flags: Sequence[bool]) -> list:
     return [x for x, flag in zip(xs, flags, strict=True) if flag]
 
@@ -451,14 +367,11 @@ def _filled(xs: Sequence, flags: Sequence[bool], values: Sequence) -> list:
     return [next(left) if flag else x for x, flag in zip(xs, flags, strict=True)]
 
 
-def _apart(form: Form, every: Sequence, shared: Sequence) -> list[tuple[list, list]]:
-    """The operands of each trajectory, and the shared ones; both as those in which the form is not
-    linear, and those in which it is."""
-    found = []
-    for xs, count in zip((every, shared), form.linear, strict=True):
-        fixed = len(xs) - count
-        found.append((list(xs[:fixed]), list(xs[fixed:])))
-    return found
+def _apart(form: Form, operands: Pair) -> tuple[tuple, tuple]:
+    """The operands in which the form is not linear, and those in which it is; both as pairs."""
+    fixed = [len(xs) - count for xs, count in zip(operands, form.linear, strict=True)]
+    pairs = [*zip(operands, fixed, strict=True)]
+    return tuple(list(xs[:k]) for xs, k in pairs), tuple(list(xs[k:]) for xs, k in pairs)
 
 
 def _of_rows(mask: Any, x: Any) -> Any:

@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 _own: dict[Hashable, DaskPool] = {}
 _POOL = "_ensembleode_pool"
-# Options of a `LocalCluster`: loopback only, no dashboard, one thread for each worker, no memory
-# limit.
+# Options of a `LocalCluster`.
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "host": "127.0.0.1",
     "dashboard_address": None,
-    # The server of health checks starts anyway, by default on a fixed port, which several would
-    # want.
+    # The server of health checks starts anyway, by default on the same port for all clusters.
     "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},
     "memory_limit": 0,
 }
@@ -64,10 +62,8 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
 
 
 def pool_of(ensemblealg: "OnCluster") -> Pool:
-    """The workers of an ensemble algorithm, already running or to be started.
-
-    **Raises:** `TypeError` for a `cluster` that is no cluster.
-    """
+    """The workers of an ensemble algorithm, already running or to be started. Raises `TypeError`
+    for a `cluster` that is none."""
     cluster = ensemblealg.cluster
     if cluster is None:
         sizes = ensemblealg._sizes()
@@ -83,11 +79,6 @@ def pool_of(ensemblealg: "OnCluster") -> Pool:
     if isinstance(pool, ExecutorPool):
         pool.resize(ensemblealg.workers)
     return pool
-
-
-def close(ensemblealg: "OnCluster") -> None:
-    """End what was started for an ensemble algorithm. The next solve starts it again."""
-    pool_of(ensemblealg).close()
 
 
 _RUN_AGAIN = (
@@ -116,9 +107,7 @@ def _started(workers: int, threads: int) -> Connection:
         raise RuntimeError(_RUN_AGAIN)
     is_unguarded = _is_unguarded()
     dask, distributed = _dask()
-    environment = worker_environment(threads) | {
-        "PYTHONHASHSEED": "6640",  # Dask's default
-    }
+    environment = worker_environment(threads) | {"PYTHONHASHSEED": "6640"}  # Dask's default
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
         # The profiler would need a core of its own.
@@ -167,11 +156,8 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
 
 
 def _lasting(LocalCluster: type) -> type:
-    """A subclass of Dask's `LocalCluster` that never gives up a worker.
-
-    Dask closes for good any worker that is not there 15 s after a worker died, even one that has
-    died again in the meantime and is being restarted.
-    """
+    """A subclass of Dask's `LocalCluster` that never gives up a worker. (Dask closes for good any
+    that is not there 15 s after one died, even if it has died again and is being restarted.)"""
     import dask
 
     class Lasting(LocalCluster):
@@ -184,11 +170,8 @@ def _lasting(LocalCluster: type) -> type:
 
 def set_aside(environment: dict[str, str]) -> Callable[[], None]:
     """Remove these variables from this process's environment; returns a function that restores
-    them.
-
-    Dask sets the variables for the processes that it starts in this process, too (each time that it
-    starts one), and prefers values that are set here to those that it is given.
-    """
+    them. (Dask sets them in this process for each process that it starts, and prefers values that
+    are set here to those that it is given.)"""
     before = {name: os.environ.pop(name, None) for name in environment}
 
     def restore():

@@ -54,8 +54,7 @@ class Pool(abc.ABC):
     """Workers, and what is known about them.
 
     - `sent`: for each hash, how often the object was sent along with a task.
-    - `queued`: the number of tasks under way for each slot, so that no worker has to wait for a
-        task.
+    - `queued`: the number of tasks under way for each slot, so that no worker waits for one.
     - `rates`: the seconds that a unit takes, by program; `given_up`: how many units were lost.
     """
 
@@ -77,27 +76,18 @@ class Pool(abc.ABC):
         """Send objects to the worker at this address, if it still exists, for its next tasks."""
 
     def result(self, future: Any) -> Any:
-        """The answer to a task.
-
-        **Raises:** `Died`; `ClusterError` where the cluster can't go on; any exception of a
-        function that the program calls.
-        """
+        """The answer to a task. Raises `Died`, `ClusterError` where the cluster can't go on, and
+        any exception of a function that the program calls."""
         answer = self._result(future)
         self.traffic.received += len(answer)
         return pickle.loads(answer)
 
     def open(self) -> None:
-        """Be ready for tasks.
-
-        **Raises:** `ClusterError` where the cluster can't be reached.
-        """
+        """Be ready for tasks. Raises `ClusterError` where the cluster can't be reached."""
 
     @abc.abstractmethod
     def slots(self) -> int:
-        """The number of tasks that can run at the same time at present.
-
-        **Raises:** `ClusterError` where the cluster no longer exists.
-        """
+        """How many tasks can run at a time. Raises `ClusterError` where the cluster is gone."""
 
     @abc.abstractmethod
     def cancel(self, futures: list) -> None:
@@ -119,11 +109,6 @@ class Pool(abc.ABC):
     def _result(self, future: Any) -> bytes: ...
 
 
-def keep_pickled(payload: bytes) -> None:
-    """[`keep`][] for objects that arrive as bytes."""
-    keep(pickle.loads(payload))
-
-
 def run_pickled(payload: bytes) -> bytes:
     """[`run`][] for a task that arrives as bytes."""
     return pickle.dumps(run(pickle.loads(payload)), protocol=5)
@@ -131,9 +116,8 @@ def run_pickled(payload: bytes) -> bytes:
 
 @functools.cache
 def _by_value(fn: Callable) -> Callable:
-    """A function that does the same, and is pickled with its code: a worker that can't import this
-    package says so when it runs it. (It would lose its connection on reading a task with a function
-    that it can't import.)"""
+    """A function that does the same, and is pickled with its code. A worker that can't import this
+    package then says so when it runs it, and doesn't lose its connection when it reads it."""
     module, name = fn.__module__, fn.__name__
 
     def imported(payload: bytes) -> Any:
@@ -198,10 +182,8 @@ class Connection(NamedTuple):
     """A Dask client, and functions for its connection.
 
     - `close`: ends what was started for it; `settle`: called after each batch.
-    - `patience`: how many seconds to wait when there is no worker any more; None for Dask's
-        configuration.
-    - `queued`: the number of tasks under way for each slot. (A cluster that adapts grows while
-        several seconds of tasks are waiting.)
+    - `patience`: the seconds to wait when no worker is left; by default Dask's configuration.
+    - `queued`: the number of tasks under way for each slot; clusters grow while many are waiting.
     """
 
     client: Any
@@ -212,15 +194,12 @@ class Connection(NamedTuple):
 
 
 class DaskPool(Pool):
-    """The workers of a Dask cluster.
-
-    - `connect`: makes the connection when it is first needed.
-    """
+    """The workers of a Dask cluster; `connect` makes the connection when it is first needed."""
 
     def __init__(self, connect: Callable[[], Connection]):
         super().__init__()
         self._connect = connect
-        self._connection: Connection | None = None
+        self._connection: Any = None  # a `Connection`, once it is made
         self._nobody_since: float | None = None
         self._counted: tuple[float, int] = (-1.0, 0)
         self._had_workers = False
@@ -229,7 +208,6 @@ class DaskPool(Pool):
 
     @property
     def client(self) -> Any:
-        assert self._connection is not None
         return self._connection.client
 
     def open(self) -> None:
@@ -244,7 +222,6 @@ class DaskPool(Pool):
 
     @property
     def queued(self) -> int:
-        assert self._connection is not None
         return self._connection.queued
 
     def close(self) -> None:
@@ -275,7 +252,6 @@ class DaskPool(Pool):
             self._had_workers, self._nobody_since = True, None
         elif self._had_workers:
             self._nobody_since = self._nobody_since or time.monotonic()
-            assert self._connection is not None
             patience = self._connection.patience or _patience()
             if time.monotonic() - self._nobody_since > patience:
                 raise ClusterError(
@@ -302,17 +278,15 @@ class DaskPool(Pool):
 
         if self.client.status != "running":
             raise self._scheduler_lost()
-        # The data of a task must not be scattered, as a worker may be replaced; so Dask shouldn't
-        # advise that.
+        # (Dask advises to scatter large data, which a worker that is replaced would lack.)
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
             return self.client.submit(_by_value(fn), payload, pure=False, **where)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
         payload = pickle.dumps(things, protocol=5)
         self.traffic.sent += len(payload)
-        # Nobody waits for this future, as the worker may be gone. With `allow_other_workers`, the
-        # task would wait for ever once there is no worker.
-        future = self._submit(keep_pickled, payload, workers=[to])
+        # Nobody waits for this future, as the worker may be gone.
+        future = self._submit(keep, payload, workers=[to])
         self._delivering = [*(x for x in self._delivering if not x.done()), future]
 
     def _result(self, future: Any) -> bytes:

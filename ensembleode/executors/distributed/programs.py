@@ -23,57 +23,46 @@ from ...ground.keys import as_before
 from ...ground.placement import on_cpu
 from ...tracing.program import is_tracer
 from .forms import Form, Given, given, Numbers, raw_struct
-from .worker import Exported, Pickled
+from .worker import Exported, Pickled, Shipped
 
 
 @dataclasses.dataclass(frozen=True)
 class ChunkProgram:
-    """A form as a program over chunks; hashable, and compared by content.
-
-    - `width`: the number of trajectories of a chunk; `capacity`: the number of chunks of a call.
-    - `unit`: how many chunks are added up to one part of a sum.
-    """
+    """A form as a program over chunks of `width` trajectories, `capacity` of them a call, of which
+    each `unit` is added up to one part of a sum; hashable, and compared by content."""
 
     form: Form
     width: int
     capacity: int
     unit: int
 
-    @property
-    def rows(self) -> int:
-        return self.width * self.capacity
-
     def function(self) -> Callable:
         """The function `(*every, mask, *shared) -> [*each, *parts]`, of flat arrays."""
         return functools.partial(_flat, self)
+
+    def structs(self) -> list:
+        """The structs of the inputs of `function()`."""
+        every, shared = self.form.operands
+        rows = self.width * self.capacity
+        every = [jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in every]
+        return [*every, jax.ShapeDtypeStruct((rows,), np.dtype(bool)), *shared]
 
     def units(self, n: int) -> int:
         """The number of parts of `n` trajectories."""
         return -(-n // (self.unit * self.width))
 
-    def results(self, n: int) -> tuple[list, list]:
+    def results(self, n: int) -> list[list]:
         """The flat structs of the results of `n` trajectories, and of their parts."""
-        each, parts = (
+        return [
             [jax.ShapeDtypeStruct((size, *s.shape), s.dtype) for s in structs]
-            for size, structs in ((n, self.form.each), (self.units(n), self.form.parts))
-        )
-        return each, parts
+            for size, structs in zip((n, self.units(n)), self.form.results, strict=True)
+        ]
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
-    """The numbers of a batch, separated into those that differ between trajectories and those that
-    don't."""
+    """The numbers of a batch: those that differ between trajectories, and the others."""
     every, shared = eqx.partition(lanes, batched)
     return Numbers((every, indices), (shared, repeat, key, consts))
-
-
-def program_of(form: Form, n: int) -> ChunkProgram:
-    """The program for `n` trajectories."""
-    width, capacity = _layout(form, n)
-    unit = 1
-    if not isinstance(form, Given) or form.kind == "total and gradient":
-        unit, capacity = _parts(sum(map(_bytes, form.parts)), -(-n // width), capacity)
-    return ChunkProgram(form, width, capacity, unit)
 
 
 # The bytes that a call of a program returns; and those of sums over all trajectories.
@@ -82,95 +71,60 @@ _PARTS = 2**26
 _MOST_CHUNKS = 16
 
 
-def _layout(form: Form, n: int) -> tuple[int, int]:
-    """The number of trajectories of a chunk, and the number of chunks of a call.
-
-    All batches use the same program; where a masked chunk costs nothing, a call takes many chunks.
-    """
+def program_of(form: Form, n: int) -> ChunkProgram:
+    """The program for `n` trajectories, which all batches use."""
     plan = form.base.plan
-    if not plan.engine.shares_work:
-        return min(128, 2 ** (n - 1).bit_length()), 1
-    rows = plan.saving.rows or 1
-    each = plan.width * _bytes(plan.state) * (rows + 2) * form.copies
-    return plan.width, max(1, min(_MOST_CHUNKS, _CALL // each))
-
-
-def _parts(added: int, chunks: int, capacity: int) -> tuple[int, int]:
-    """How many chunks are added up to a part, and the number of chunks of a call.
-
-    This decides the bits of a sum, so it depends neither on the workers nor on times.
-    """
-    parts = max(8, _PARTS // max(1, added))
-    unit = max(1, -(-chunks // parts))
-    return unit, unit * max(1, capacity // unit)
+    if plan.engine.shares_work:
+        # A masked chunk costs nothing, so a call takes many chunks.
+        width, rows = plan.width, plan.saving.rows or 1
+        each = width * _bytes(plan.state) * (rows + 2) * form.copies
+        capacity = max(1, min(_MOST_CHUNKS, _CALL // each))
+    else:
+        width, capacity = min(128, 2 ** (n - 1).bit_length()), 1
+    unit = 1
+    if not isinstance(form, Given) or form.kind == "total and gradient":
+        # This decides the bits of a sum, so it depends neither on the workers nor on times.
+        parts = max(8, _PARTS // max(1, sum(map(_bytes, form.results[1]))))
+        chunks = -(-n // width)
+        unit = max(1, -(-chunks // parts))
+        capacity = unit * max(1, capacity // unit)
+    return ChunkProgram(form, width, capacity, unit)
 
 
 def _bytes(struct: Any) -> int:
     return int(np.prod(struct.shape)) * np.dtype(struct.dtype).itemsize
 
 
-#
-# The computation
-#
-
-
 def _flat(program: ChunkProgram, *flat: Any) -> list:
-    every = len(program.form.every)
+    every = len(program.form.operands[0])
     units = program.capacity // program.unit
-    each, parts = program.form.of_units(flat[:every], flat[every], flat[every + 1 :], units)
+    operands = flat[:every], flat[every + 1 :]
+    each, parts = program.form.of_units(operands, flat[every], units)
     return [*each, *parts]
-
-
-def flat_structs(program: ChunkProgram) -> list:
-    """The structs of the inputs of `function()`."""
-    rows = program.rows
-    every = [jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in program.form.every]
-    return [*every, jax.ShapeDtypeStruct((rows,), np.dtype(bool)), *program.form.shared]
-
-
-#
-# Serialised programs
-#
-
-
-@dataclasses.dataclass(frozen=True)
-class Shipped:
-    """A program in the form in which workers are sent it, and the hash by which they keep it."""
-
-    hash: str
-    content: Exported | Pickled = dataclasses.field(compare=False, repr=False)
 
 
 @functools.lru_cache(maxsize=256)
 def exported(program: ChunkProgram) -> Shipped | None:
     """The serialised program for CPUs; None where that isn't possible since it calls the host."""
-    with on_cpu():
-        return _exported(program)
-
-
-def _exported(program: ChunkProgram) -> Shipped | None:
-    fn = jax.jit(program.function())
-    structs = flat_structs(program)
-    count = len(program.form.each)
     try:
-        kernels = kernels_in(fn.trace(*structs).jaxpr)
-        export = jax.export.export(fn, platforms=["cpu"], disabled_checks=safety_checks(kernels))
-        content = export(*structs).serialize()
+        with on_cpu():
+            fn, structs = jax.jit(program.function()), program.structs()
+            kernels = kernels_in(fn.trace(*structs).jaxpr)
+            checks = safety_checks(kernels)
+            export = jax.export.export(fn, platforms=["cpu"], disabled_checks=checks)
+            content = export(*structs).serialize()
     except (ValueError, NotImplementedError) as e:
         if "callback" not in str(e).lower() and "serializ" not in str(e).lower():
             raise
         return None
     name = hashlib.sha256(content).hexdigest()
-    return Shipped(name, Exported(bytes(content), count, kernels))
+    return Shipped(name, Exported(bytes(content), len(program.form.results[0]), kernels))
 
 
 def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
-    """The problem that a program comes from, to be traced again on the worker.
-
-    **Arguments:** `remake`: a function that makes the job, and its arguments.
-
-    **Raises:** `ValueError` for functions that close over traced values.
-    """
+    """The problem that a program comes from, to be traced again on the worker; `remake` is a
+    function that makes the job, and its arguments. Raises `ValueError` for functions that close
+    over traced values."""
     import cloudpickle
 
     fn, args = remake
@@ -188,7 +142,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
             f"and can't be: {e} Inside jit or grad they may close over no traced value: put "
             "what is differentiated into p or u0."
         ) from e
-    count = len(program.form.each)
+    count = len(program.form.results[0])
     return Shipped(hashlib.sha256(content).hexdigest(), Pickled(content, count))
 
 
@@ -211,8 +165,7 @@ def _blank(x: Any) -> Any:
 def _remade(
     fn: Callable, args: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
 ) -> Callable:
-    """On the worker: the function of a program. `looks` says whether it looks at a flag that stops
-    it."""
+    """On the worker: the function of a program, which `looks` at a flag that stops it or not."""
     job, _ = fn(*args)
     if looks:
         job = looking_at(job, None)

@@ -6,6 +6,7 @@ for forms that are derived from it, so a derivative is computed by the same work
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from ...ground.host import host_call
 from ...ground.keys import as_before, raw
 from ...ground.retcode import ReturnCode
 from .dispatch import Batch, dispatch, Results
-from .forms import Form, Given, is_real, Mapped, Numbers, Tangent, Transposed
+from .forms import Form, Given, is_real, Mapped, Numbers, outputs_of, Pair, Tangent, Transposed
 from .pools import ClusterError, Pool
 from .programs import ChunkProgram, exported, program_of, Shipped
 
@@ -33,11 +34,8 @@ _STOP = jtu.GetAttrKey("stop")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A form of `n` trajectories, to be evaluated by the workers of a pool.
-
-    - `threads`: the number of threads of each worker.
-    - `pickle`: makes the shipped form of a program that can't be exported.
-    """
+    """A form of `n` trajectories, to be evaluated by the workers of a pool, each of which has
+    `threads` threads. `pickle` makes the shipped form of a program that can't be exported."""
 
     pool: Pool
     threads: int
@@ -47,11 +45,12 @@ class Request:
 
     @property
     def stands_for(self) -> tuple:
-        return self.form.on(None), self.form.base.plan.stands_for
+        return _stands_for(self.form)
 
-    def of(self, form: Form) -> "Request":
-        """The request for another form of these trajectories."""
-        return dataclasses.replace(self, form=form)
+    def bind(self, form: Form, operands: Pair, costs: Sequence) -> list:
+        """The results of another form of these trajectories, from the primitive."""
+        request = dataclasses.replace(self, form=form)
+        return _request_p.bind(*itertools.chain(*operands, costs), request=request)
 
     def now(self, numbers: Numbers, costs: Any, seen: Callable) -> tuple[Any, Any, Results]:
         """Evaluate now, for a form that is `Given`: the results of each trajectory and of each
@@ -71,12 +70,10 @@ class Request:
         return *unflattened(form, results.each, results.parts), results
 
     def in_program(self, numbers: Numbers, costs: Any) -> tuple[Any, Any]:
-        """Evaluate inside a program, for a form that is `Given`: the results of each trajectory,
-        and those of all."""
-        every, shared = ([raw(x) for x in jtu.tree_leaves(x)] for x in numbers)
-        costs = [] if costs is None else [costs]
-        outs = _request_p.bind(*every, *shared, *costs, request=self)
-        count = len(self.form.each)
+        """Evaluate a `Given` form in a program: the results of each trajectory, and of all."""
+        operands = [[raw(x) for x in jtu.tree_leaves(x)] for x in numbers]
+        outs = self.bind(self.form, operands, [] if costs is None else [costs])
+        count = len(self.form.results[0])
         return unflattened(self.form.base, outs[:count], outs[count:])
 
     def __call__(self, *operands: Any) -> list:
@@ -89,15 +86,9 @@ class Request:
         return [*outs[: len(each)], *(x.sum(0, dtype=x.dtype) for x in outs[len(each) :])]
 
     def avals(self) -> list:
-        each = [jax.core.ShapedArray((self.n, *s.shape), s.dtype) for s in self.form.each]
-        return [*each, *(jax.core.ShapedArray(s.shape, s.dtype) for s in self.form.parts)]
-
-    def apart(self, operands: Sequence) -> tuple[list, list, list]:
-        """The operands of each trajectory, those that all share, and the costs, if there are
-        any."""
-        every = len(self.form.every)
-        shared = every + len(self.form.shared)
-        return list(operands[:every]), list(operands[every:shared]), list(operands[shared:])
+        each, parts = self.form.results
+        each = [jax.core.ShapedArray((self.n, *s.shape), s.dtype) for s in each]
+        return [*each, *(jax.core.ShapedArray(s.shape, s.dtype) for s in parts)]
 
     def _shipped(self, program: ChunkProgram) -> Shipped:
         return exported(program) or self.pickle(program)
@@ -105,8 +96,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Call:
-    """The function that a compiled program calls: flat arrays in, flat arrays out; compared by
-    content."""
+    """The function of flat arrays that a compiled program calls; compared by content."""
 
     pool: Pool
     threads: int
@@ -115,30 +105,34 @@ class _Call:
 
     @property
     def stands_for(self) -> tuple:
-        form = self.program.form
-        return form.on(None), form.base.plan.stands_for
+        return _stands_for(self.program.form)
 
     def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
-        form = self.program.form
-        every, left = list(operands[: len(form.every)]), list(operands[len(form.every) :])
-        shared, costs = left[: len(form.shared)], left[len(form.shared) :]
+        (every, shared), costs = _apart(self.program.form, operands)
         batch = Batch(every, shared, costs[0] if costs else None)
         results = dispatch(self.pool, self.program, self.shipped, batch, threads=self.threads)
         if results.cause is not None:
             raise results.cause
         if results.lost:
-            self._mark(results)
+            form, (rows, why) = self.program.form, results.lost[0]
+            if not isinstance(form, Given) or form.wanted:  # no return code could say so
+                raise ClusterError(
+                    f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: "
+                    f"{why}."
+                )
+            fail_lost(unflattened(form, results.each, results.parts)[0], results)
         return [*results.each, *results.parts]
 
-    def _mark(self, results: Results) -> None:
-        """**Raises:** `ClusterError` where a derivative was lost, since no return code could say
-        so."""
-        form, (rows, why) = self.program.form, results.lost[0]
-        if not isinstance(form, Given) or form.wanted:
-            raise ClusterError(
-                f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: {why}."
-            )
-        fail_lost(unflattened(form, results.each, results.parts)[0], results)
+
+def _stands_for(form: Form) -> tuple:
+    return form.on(None), form.base.plan.stands_for
+
+
+def _apart(form: Form, operands: Sequence) -> tuple[tuple[list, list], list]:
+    """The operands of each trajectory, and those that all share; and the costs, if any."""
+    every, shared = map(len, form.operands)
+    end = every + shared
+    return (list(operands[:every]), list(operands[every:end])), list(operands[end:])
 
 
 def fail_lost(outcome: Outcome, results: Results) -> None:
@@ -150,20 +144,14 @@ def fail_lost(outcome: Outcome, results: Results) -> None:
 
 
 def unflattened(form: Given, each: Sequence, parts: Sequence) -> tuple[Any, Any]:
-    """The results for each trajectory, and those for all or for each unit, in their structures,
-    from flat arrays."""
+    """The results for each trajectory, and the others, in their structures, from flat arrays."""
 
     def filled(structs, leaves):
         structs, structure = jtu.tree_flatten(structs)
         return jtu.tree_unflatten(structure, map(as_before, structs, leaves))
 
-    structs = form.outputs
+    structs = outputs_of(form)
     return filled(structs[0], each), filled(structs[1], parts)
-
-
-#
-# The primitive
-#
 
 
 _request_p = jex.Primitive("ensembleode_request")
@@ -174,45 +162,46 @@ def _is_zero(x: Any) -> bool:
     return type(x) is ad.Zero
 
 
+def _without_zeros(tangents: Sequence) -> list:
+    return [t for t in tangents if not _is_zero(t)]
+
+
 def _jvp(primals, tangents, *, request):
     form = request.form
-    every, shared, costs = request.apart(primals)
-    d_every, d_shared, _ = request.apart(tangents)
-    moving = [[not _is_zero(t) for t in xs] for xs in (d_every, d_shared)]
-    is_total = isinstance(form, Given) and form.kind == "total"
-    if is_total and any(map(any, moving)):
-        return _total_jvp(request, primals, tangents)
-    outs = _request_p.bind(*primals, request=request)
+    operands, costs = _apart(form, primals)
+    tangents, _ = _apart(form, tangents)
+    moving = tuple(tuple(not _is_zero(t) for t in xs) for xs in tangents)
+    moves = any(map(any, moving))
+    if moves and isinstance(form, Given) and form.kind == "total":
+        return _total_jvp(request, operands, costs, [*itertools.chain(*tangents)])
+    outs = request.bind(form, operands, costs)
     zeros = [ad.Zero(a.to_tangent_aval()) for a in request.avals()]
-    if not any(map(any, moving)):
+    if not moves:
         return outs, zeros
     fixed = [len(xs) - k for xs, k in zip(moving, form.linear, strict=True)]
     if not any(any(xs[:k]) for xs, k in zip(moving, fixed, strict=True)):
-        d_every = [*every[: fixed[0]], *map(ad.instantiate_zeros, d_every[fixed[0] :])]
-        d_shared = [*shared[: fixed[1]], *map(ad.instantiate_zeros, d_shared[fixed[1] :])]
-        return outs, _request_p.bind(*d_every, *d_shared, *costs, request=request)
-    tangent = Tangent(form, *map(tuple, moving))
-    every += [t for t in d_every if not _is_zero(t)]
-    shared += [t for t in d_shared if not _is_zero(t)]
-    found = iter(_request_p.bind(*every, *shared, *costs, request=request.of(tangent)))
-    structs = (*form.each, *form.parts)
+        moved = [
+            [*xs[:k], *map(ad.instantiate_zeros, ts[k:])]
+            for xs, ts, k in zip(operands, tangents, fixed, strict=True)
+        ]
+        return outs, request.bind(form, moved, costs)
+    both = [[*xs, *_without_zeros(ts)] for xs, ts in zip(operands, tangents, strict=True)]
+    found = iter(request.bind(Tangent(form, moving), both, costs))
+    structs = itertools.chain(*form.results)
     return outs, [next(found) if is_real(s) else z for s, z in zip(structs, zeros, strict=True)]
 
 
-def _total_jvp(request, primals, tangents):
-    """The derivative of a sum, one real number: its gradient is computed together with it, which
-    costs no more than a solve."""
+def _total_jvp(request, operands, costs, tangents):
+    """The derivative of a sum, whose gradient is computed together with it, at no further cost."""
     form = request.form
-    every, shared, _ = request.apart(tangents)
-    tangents = [*every, *shared]
     wanted = tuple(not _is_zero(t) for t in tangents)
     with_gradient = dataclasses.replace(form, kind="total and gradient", wanted=wanted)
-    outs = _request_p.bind(*primals, request=request.of(with_gradient))
-    counts = len(form.each)
-    each, parts = outs[: len(with_gradient.each)], outs[len(with_gradient.each) :]
+    outs = request.bind(with_gradient, operands, costs)
+    counts = len(form.results[0])
+    each, parts = with_gradient.results
+    each, parts = outs[: len(each)], outs[len(each) :]
     gradient = [*each[counts:], *parts[1:]]
-    moving = [t for t in tangents if not _is_zero(t)]
-    terms = [jnp.sum(g * t) for g, t in zip(gradient, moving, strict=True)]
+    terms = [jnp.sum(g * t) for g, t in zip(gradient, _without_zeros(tangents), strict=True)]
     along = sum(x.astype(parts[0].dtype) for x in terms)
     zeros = [ad.Zero(a.to_tangent_aval()) for a in request.avals()[:counts]]
     return [*each[:counts], parts[0]], [*zeros, along]
@@ -220,67 +209,44 @@ def _total_jvp(request, primals, tangents):
 
 def _transpose(cts, *operands, request):
     form = request.form
-    every, shared, costs = request.apart(operands)
-    none = [None] * len(operands)
+    operands, costs = _apart(form, operands)
     if all(map(_is_zero, cts)):
-        return none
-    fixed = [len(xs) - k for xs, k in zip((every, shared), form.linear, strict=True)]
-    (x_every, l_every), (x_shared, l_shared) = (
-        (xs[:k], xs[k:]) for xs, k in zip((every, shared), fixed, strict=True)
+        return [None] * (sum(map(len, operands)) + len(costs))
+    fixed = [len(xs) - k for xs, k in zip(operands, form.linear, strict=True)]
+    wanted = tuple(
+        tuple(map(ad.is_undefined_primal, xs[k:])) for xs, k in zip(operands, fixed, strict=True)
     )
-    wanted = [tuple(map(ad.is_undefined_primal, xs)) for xs in (l_every, l_shared)]
-    c_each, c_parts = cts[: len(form.each)], cts[len(form.each) :]
-    given = [tuple(not _is_zero(c) for c in cs) for cs in (c_each, c_parts)]
-    transposed = Transposed(_restricted(form, *wanted), *_flags_of(form, *wanted), *given)
-    found = iter(
-        _request_p.bind(
-            *x_every,
-            *(c for c in c_each if not _is_zero(c)),
-            *x_shared,
-            *(c for c in c_parts if not _is_zero(c)),
-            *costs,
-            request=request.of(transposed),
-        )
-    )
-    to_every = [next(found) if w else None for w in wanted[0]]
-    to_shared = [next(found) if w else None for w in wanted[1]]
-    return [*[None] * fixed[0], *to_every, *[None] * fixed[1], *to_shared, *[None] * len(costs)]
-
-
-def _restricted(form: Form, wanted_every: tuple, wanted_shared: tuple) -> Form:
-    """The form with tangents of these operands alone."""
-    if not isinstance(form, Tangent):
-        return form
-
-    def kept(moving, wanted):
-        wanted = iter(wanted)
-        return tuple(m and next(wanted) for m in moving)
-
-    moving = kept(form.moving_every, wanted_every), kept(form.moving_shared, wanted_shared)
-    return Tangent(form.of, *moving)
-
-
-def _flags_of(form: Form, wanted_every: tuple, wanted_shared: tuple) -> tuple[tuple, tuple]:
-    if not isinstance(form, Tangent):
-        return wanted_every, wanted_shared
-    return (True,) * sum(wanted_every), (True,) * sum(wanted_shared)
+    each = len(form.results[0])
+    cts = cts[:each], cts[each:]
+    given = tuple(tuple(not _is_zero(c) for c in cs) for cs in cts)
+    flags = wanted
+    if isinstance(form, Tangent):  # with the tangents of the wanted operands alone
+        pairs = zip(form.moving, map(iter, wanted), strict=True)
+        moving = tuple(tuple(moves and next(w) for moves in xs) for xs, w in pairs)
+        form = Tangent(form.of, moving)
+        flags = tuple((True,) * sum(xs) for xs in wanted)
+    known = [[*xs[:k], *_without_zeros(cs)] for xs, k, cs in zip(operands, fixed, cts, strict=True)]
+    found = iter(request.bind(Transposed(form, flags, given), known, costs))
+    pulled = [
+        [None] * k + [next(found) if w else None for w in xs]
+        for k, xs in zip(fixed, wanted, strict=True)
+    ]
+    return [*itertools.chain(*pulled), *[None] * len(costs)]
 
 
 def _batch(operands, axes, *, request):
+    form = request.form
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-    every, shared, costs = (
-        list(zip(xs, at, strict=True))
-        for xs, at in zip(request.apart(operands), request.apart(axes), strict=True)
+    operands, costs = _apart(form, [*zip(operands, axes, strict=True)])
+    mapped = tuple(tuple(a is not None for _, a in xs) for xs in operands)
+    every, shared = operands
+    moved = (
+        [x if a is None else jnp.moveaxis(x, a, 1) for x, a in every],
+        [x if a is None else jnp.moveaxis(x, a, 0) for x, a in shared],
     )
-    flags = [tuple(a is not None for _, a in xs) for xs in (every, shared)]
-    mapped = Mapped(request.form, size, *flags)
-    outs = _request_p.bind(
-        *(x if a is None else jnp.moveaxis(x, a, 1) for x, a in every),
-        *(x if a is None else jnp.moveaxis(x, a, 0) for x, a in shared),
-        *(x if a is None else jnp.max(x, a) for x, a in costs),
-        request=request.of(mapped),
-    )
-    each = len(request.form.each)
+    costs = [x if a is None else jnp.max(x, a) for x, a in costs]
+    outs = request.bind(Mapped(form, size, mapped), moved, costs)
+    each = len(form.results[0])
     return outs, [1] * each + [0] * (len(outs) - each)
 
 

@@ -60,10 +60,8 @@ class Task(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The flat results of a task: `each [trajectory, ...]` and `parts [part, ...]`.
-
-    - `seconds`: the time spent solving; `compiled`: how many programs were compiled for this task.
-    """
+    """The flat results of a task, `each [trajectory, ...]` and `parts [part, ...]`; the seconds
+    spent solving, and how many programs were compiled for it."""
 
     each: list[np.ndarray]
     parts: list[np.ndarray]
@@ -72,10 +70,7 @@ class Done(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The worker needs these objects before it can begin.
-
-    - `address`: the address at which Dask reaches the worker.
-    """
+    """The worker, which Dask reaches at this `address`, needs these objects before it can begin."""
 
     hashes: tuple[str, ...]
     address: str | None
@@ -88,10 +83,8 @@ class Refused(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """A program that `jax.export` serialised, for CPUs.
-
-    - `kernels`: the kernels that it calls, which are compiled for the CPU of the worker.
-    """
+    """A program that `jax.export` serialised, for CPUs; and the kernels that it calls, which are
+    compiled for the CPU of the worker."""
 
     serialised: bytes
     outputs: int
@@ -105,6 +98,14 @@ class Pickled(NamedTuple):
     outputs: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Shipped:
+    """A program as workers are sent it, and the hash by which they keep it."""
+
+    hash: str
+    content: Exported | Pickled = dataclasses.field(compare=False, repr=False)
+
+
 def environment() -> dict[str, Any]:
     """The settings that must be the same on all workers for their results to be the same."""
     from ...ground.version import __version__
@@ -116,9 +117,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def keep(things: dict[str, Any]) -> None:
-    """Keep these large objects for the next tasks."""
-    _kept.add(things, [])
+def keep(payload: bytes) -> None:
+    """Keep large objects, which arrive pickled, for the next tasks."""
+    _kept.add(pickle.loads(payload), [])
 
 
 def run(task: Task) -> Done | Missing | Refused:
@@ -145,7 +146,7 @@ def _done(task: Task) -> Done | Missing | Refused:
         flag = _stop_of(work)  # it exists as long as this runs
         shared[which] = flag.address
     try:
-        return _solved(task, _Program(task.program, held[task.program]), shared)
+        return _solved(task, Shipped(task.program, held[task.program]), shared)
     except (MemoryError, jax.errors.JaxRuntimeError) as e:
         if isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
@@ -171,61 +172,37 @@ _naming = threading.Lock()
 _stops = functools.lru_cache(maxsize=64)(lambda work: Stop())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """The source from which a program is compiled, compared by its hash."""
+def _solved(task: Task, program: Shipped, shared: list) -> Done:
+    n, rows, outputs = len(task.each[0]), task.width * task.capacity, program.content.outputs
+    starts = range(0, n, rows)
 
-    hash: str
-    source: Any = dataclasses.field(compare=False)
+    def arguments(start):
+        # The places that are left over hold copies, and are masked.
+        each = [_filled_up(x[start : start + rows], rows) for x in task.each]
+        return [*each, np.arange(rows) < n - start, *shared]
 
+    def call(start):
+        results = [*map(np.asarray, jax.device_get(function(*arguments(start))))]
+        here = min(n - start, rows)
+        # Of the parts, of a number of chunks each, those with trajectories that exist.
+        chunks = -(-here // task.width)
+        parts = [x[: -(-chunks * len(x) // task.capacity)] for x in results[outputs:]]
+        return [*(x[:here] for x in results[:outputs]), *parts]
 
-def _solved(task: Task, source: _Program, shared: list) -> Done:
-    step = task.width * task.capacity
-    calls = [_Call(task, shared, start) for start in range(0, len(task.each[0]), step)]
-    program, compiled = _compiled(source, calls[0].arguments())
-    outputs = source.source.outputs
+    function, compiled = _compiled(program, arguments(0))
     started = time.perf_counter()
-
-    def call(one):
-        return one.trimmed(jax.device_get(program(*one.arguments())), outputs)
-
-    if task.threads > 1 and len(calls) > 1:
+    if task.threads > 1 and len(starts) > 1:
         with concurrent.futures.ThreadPoolExecutor(task.threads) as threads:
-            results = list(threads.map(call, calls))
+            results = list(threads.map(call, starts))
     else:
-        results = list(map(call, calls))
+        results = list(map(call, starts))
     seconds = time.perf_counter() - started
-    flat = [np.concatenate(x) if len(calls) > 1 else x[0] for x in zip(*results, strict=True)]
+    flat = [np.concatenate(x) if len(starts) > 1 else x[0] for x in zip(*results, strict=True)]
     return Done(flat[:outputs], flat[outputs:], seconds, compiled)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A call of the program, with the trajectories of a task from `start` on that fit into it."""
-
-    task: Task
-    shared: list
-    start: int
-
-    def arguments(self) -> list:
-        rows = self.task.width * self.task.capacity
-        mask = np.arange(rows) < len(self.task.each[0]) - self.start
-        return [*(self._filled(x, rows) for x in self.task.each), mask, *self.shared]
-
-    def _filled(self, x: np.ndarray, rows: int) -> np.ndarray:
-        # The places that are left over hold copies, and are masked.
-        x = x[self.start : self.start + rows]
-        return np.concatenate([x, np.repeat(x[-1:], rows - len(x), axis=0)]) if len(x) < rows else x
-
-    def trimmed(self, results: list, outputs: int) -> list[np.ndarray]:
-        n = min(len(self.task.each[0]) - self.start, self.task.width * self.task.capacity)
-        each = [np.asarray(x)[:n] for x in results[:outputs]]
-        chunks = -(-n // self.task.width)
-        return each + [np.asarray(x)[: self._parts(x, chunks)] for x in results[outputs:]]
-
-    def _parts(self, x: Any, chunks: int) -> int:
-        """How many of the parts (of a number of chunks each) belong to trajectories that exist."""
-        return -(-chunks * len(x) // self.task.capacity)
+def _filled_up(x: np.ndarray, rows: int) -> np.ndarray:
+    return np.concatenate([x, np.repeat(x[-1:], rows - len(x), axis=0)]) if len(x) < rows else x
 
 
 def _refusal(wanted: dict[str, Any]) -> str | None:
@@ -255,11 +232,6 @@ def _here() -> str:
     return f"the worker on {platform.node()} (process {os.getpid()})"
 
 
-#
-# Kept objects
-#
-
-
 class _Kept:
     """The objects that were sent to this worker and most recently used, up to a number of bytes."""
 
@@ -275,12 +247,12 @@ class _Kept:
             for name in wanted:
                 if name in self._things:
                     self._things.move_to_end(name)
-            while self._bytes() > self.most and next(iter(self._things)) not in wanted:
+            while (
+                sum(map(_size, self._things.values())) > self.most
+                and next(iter(self._things)) not in wanted
+            ):
                 self._things.popitem(last=False)
             return {name: self._things[name] for name in wanted if name in self._things}
-
-    def _bytes(self) -> int:
-        return sum(map(_size, self._things.values()))
 
 
 def _size(thing: Any) -> int:
@@ -295,7 +267,7 @@ _kept = _Kept(2**29)
 _compiling = threading.Lock()
 
 
-def _compiled(program: _Program, arguments: list) -> tuple[Any, int]:
+def _compiled(program: Shipped, arguments: list) -> tuple[Any, int]:
     """The program, compiled on its first use here; and how many programs were compiled for that."""
     with _compiling:
         before = _executable.cache_info().misses
@@ -304,8 +276,8 @@ def _compiled(program: _Program, arguments: list) -> tuple[Any, int]:
 
 
 @functools.lru_cache(maxsize=128)
-def _executable(program: _Program, avals: tuple) -> Any:
-    source = program.source
+def _executable(program: Shipped, avals: tuple) -> Any:
+    source = program.content
     held = []  # keeps the kernels until the program is loaded
     if isinstance(source, Exported):
         held += register(source.kernels)
