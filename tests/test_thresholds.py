@@ -416,7 +416,7 @@ OTHERS = {
     "core.known_times.NEAR",
     "engines.diffrax.control._ROOM",
 }
-# The choice between engines: tests/engines/test_limits_of_auto.py. Other engines: their own tests.
+# The choice between engines: tests/engines/test_capabilities.py. Other engines: their own tests.
 OTHER_ROOMS = ("engines.julia.", "fields.scalarising.")
 
 

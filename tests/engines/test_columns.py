@@ -259,12 +259,11 @@ def of_size(n, dtype, ensemblealg, **options):
     ("n", "registers", "mode", "dtype"),
     [
         slow_unless(
-            case in [(16, 16, "times"), (32, 32, "times")] and dtype == "float64", *case, dtype
+            n in (16, 32) and (mode, dtype) == ("times", "float64"), n, registers, mode, dtype
         )
-        for n in (1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 130)
-        for registers in (16, 32)
+        for registers, sizes in ((16, (1, 15, 16, 17)), (32, (31, 32, 33, 48, 49)))
+        for n in sizes
         for mode in MODES
-        for case in [(n, registers, mode)]
         for dtype in ("float32", "float64")
     ],
 )
