@@ -230,21 +230,6 @@ def test_mass_matrix(name, alg, mode):
     assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
 
 
-def test_ends_are_saved_by_default(alg, mode):
-    sim = run(mode, ensemble(), alg, 3, **TIGHT)
-    np.testing.assert_allclose(sim.t, [0, 1])
-    np.testing.assert_allclose(sim.u, exact(3, [0, 1]), **CLOSE)
-    sim = run(mode, ensemble(), alg, 3, save_start=False, **TIGHT)
-    np.testing.assert_allclose(sim.u, exact(3, [1]), **CLOSE)
-
-
-def test_saveat_array_is_saved_as_it_is(alg, mode):
-    times = np.array([0.2, 0.9])
-    sim = run(mode, ensemble(), alg, 3, saveat=times, **TIGHT)
-    np.testing.assert_array_equal(sim.t, times)
-    np.testing.assert_allclose(sim.u, exact(3, times), rtol=1e-7)
-
-
 def test_backwards_in_time(alg, mode):
     ens = eo.EnsembleProblem(decay(tspan=(1.0, 0.0)), scaled)
     sim = run(mode, ens, alg, 3, saveat=[0.75, 0.5, 0.0], **TIGHT)
@@ -469,15 +454,6 @@ def test_reduction_stops_early(alg, mode):
     assert len(sim) == 5
 
 
-def test_reduction_with_a_remainder(alg, mode):
-    def reduction(u, data, indices):
-        return u + indices.sum(), False
-
-    init = jnp.asarray(0, jnp.int64)
-    ens = ensemble(reduction=reduction, u_init=init)
-    assert run(mode, ens, alg, 11, batch_size=4).u == sum(range(11))
-
-
 def test_reduction_without_u_init(alg):
     """It starts from an empty array like the data, so that SciML's append works."""
     ens = ensemble(reduction=lambda u, data, indices: (jnp.concatenate([u, data]), False))
@@ -501,14 +477,6 @@ def test_batches_change_nothing(name, alg, mode, batch_size):
         counted = (split.retcode, split.lengths, split.stats)
         assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(counted))
         np.testing.assert_array_equal(split.u.at[0].set(0.0)[1:], split.u[1:])
-
-
-def test_batches_of_every_step(alg):
-    whole = run("eager", ensemble(), alg, 5, save_everystep=True)
-    split = run("eager", ensemble(), alg, 5, save_everystep=True, batch_size=2)
-    for i in range(5):
-        assert len(split[i]) == split.lengths[i]
-        np.testing.assert_allclose(split[i].u[-1], whole[i].u[-1], rtol=1e-3)
 
 
 def test_keys(alg, mode):
@@ -546,20 +514,6 @@ def test_reruns_have_new_keys(alg, mode):
     assert len(set(np.asarray(sim.u).tolist())) == 20
 
 
-def test_prob_func_with_index_and_repeat(alg, mode):
-    u0s = jnp.arange(6.0).reshape(3, 2)
-    ens = eo.EnsembleProblem(decay(), lambda prob, i, repeat: eo.remake(prob, u0=u0s[i]))
-    np.testing.assert_array_equal(run(mode, ens, alg, 3).u[:, 0], u0s)
-
-
-def test_prob_func_that_indexes_numpy(alg, mode, caplog):
-    """A NumPy array that prob_func closes over is lifted to a JAX array."""
-    u0s = np.arange(6.0).reshape(3, 2)
-    ens = eo.EnsembleProblem(decay(), lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
-    np.testing.assert_array_equal(run(mode, ens, alg, 3).u[:, 0], u0s)
-    assert "can't be traced" not in caplog.text
-
-
 def test_prob_func_that_cannot_be_traced(alg, mode):
     calls = []
 
@@ -585,11 +539,6 @@ def test_rerun_of_a_prob_func_that_cannot_be_traced(alg):
     np.testing.assert_array_equal(run("eager", ens, alg, 3).u, [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="prob_func can't be traced"):
         run("jit", ens, alg, 3)
-
-
-def test_no_prob_func(alg, mode):
-    sim = run(mode, eo.EnsembleProblem(decay()), alg, 3, **TIGHT)
-    np.testing.assert_allclose(sim.u[:, -1], np.tile([1 / np.e, 2 / np.e], (3, 1)), **CLOSE)
 
 
 def test_only_numbers_of_output_func_vary(alg, mode):
@@ -672,21 +621,6 @@ def test_progress(alg, capfd):
         run("jit", ensemble(), alg, 4, progress=True)
 
 
-def test_vmap_over_a_solve(alg):
-    """An outer vmap adds an axis."""
-
-    def end(rate):
-        prob = eo.remake(decay(), p=rate)
-        return solve(eo.EnsembleProblem(prob, scaled), None, alg, trajectories=3, **TIGHT).u[
-            :, -1, 0
-        ]
-
-    rates = jnp.array([-1.0, -2.0])
-    expected = np.exp(rates)[:, None] * np.array([1.0, 2.0, 3.0])
-    np.testing.assert_allclose(jax.vmap(end)(rates), expected, **CLOSE)
-    np.testing.assert_allclose(jax.jit(jax.vmap(end))(rates), expected, **CLOSE)
-
-
 @pytest.mark.parametrize("which", ["tspan", "saveat"])
 def test_vmap_over_times(alg, which):
     """Times that all trajectories share, and that differ along the mapped axis."""
@@ -734,21 +668,6 @@ def test_gradient_through_outputs_and_reduction(alg):
         return solve(ens, None, alg, trajectories=3, batch_size=2, **TIGHT).u
 
     np.testing.assert_allclose(jax.grad(loss)(jnp.array(-1.0)), 14 * 2 * np.exp(-2), rtol=1e-7)
-
-
-def test_algorithms_agree():
-    """The same answers to tolerance, whatever runs them."""
-    prob = eo.ODEProblem(
-        lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 3.0), jnp.array([1.5, 1.0, 3.0, 1.0])
-    )
-
-    def prob_func(prob, ctx):
-        return eo.remake(prob, u0=prob.u0 + 0.1 * ctx.index)
-
-    ens = eo.EnsembleProblem(prob, prob_func)
-    us = [run("eager", ens, ALGORITHMS[name], 6, saveat=0.5, **TIGHT).u for name in QUICK]
-    for u in us[1:]:
-        np.testing.assert_allclose(u, us[0], rtol=1e-7)
 
 
 @pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])

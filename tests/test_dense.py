@@ -120,24 +120,6 @@ def test_of_methods_of_diffrax(alg):
 
 
 @pytest.mark.parametrize(
-    "cls", [slow_unless(c.order > 5, c) for c in METHODS if c is not eo.ExplicitRK]
-)
-def test_order_between_steps(cls):
-    """From an exact state, one step of half the size is 2^(order + 1) times as exact in it."""
-    order = cls.tableau.interpolant.order
-
-    def error(h):
-        given = eo.ODEProblem(lambda u, p, t: jnp.stack([u[1], -u[0]]), [1.0, 0.0], (0.0, h))
-        sol = eo.solve(given, cls(), dt=h, adaptive=False, save_everystep=True)
-        assert len(sol) == 2
-        ts = h * np.array([0.2, 0.45, 0.7])
-        return np.abs(sol(ts) - np.stack([np.cos(ts), -np.sin(ts)], -1)).max()
-
-    h = 0.8 if order >= 6 else 0.2
-    assert np.log2(error(h) / error(h / 2)) > order + 0.6
-
-
-@pytest.mark.parametrize(
     "cls", [slow_unless(c is eo.BS5, c) for c in (eo.Tsit5, eo.BS5, eo.Vern7, eo.Vern9, eo.RK4)]
 )
 @pytest.mark.slow

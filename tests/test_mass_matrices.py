@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.fields.elimination import eliminated, factors_of
-from ensembleode.solvers.mass_matrix import mass_matrix_of, pivots, rows_for_pivots
+from ensembleode.fields.elimination import factors_of
+from ensembleode.solvers.mass_matrix import mass_matrix_of, rows_for_pivots
 from ensembleode.training.multiple_shooting import multiple_shooting
 
 from .engines.test_julia_steps import robertson
@@ -58,34 +58,6 @@ def of_coupled(f, p=0.7, **options):
 #
 # The matrix, and how it is eliminated
 #
-
-
-def test_components_are_eliminated_by_equations_that_determine_them():
-    # The equations belong to the components 1, 2 and 0; component 2 is algebraic.
-    mass = mass_matrix_of(np.array([[0.1, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.5, 0.0]]))
-    assert mass is not None
-    assert (mass.algebraic_rows, mass.algebraic_columns) == ((1,), (2,))
-    pattern = ((0, 0), (0, 2), (1, 0), (1, 2), (2, 2))
-    assert pivots(mass, pattern) == (2, 0, 1)
-    # A state and its tangent are each eliminated by their own equations.
-    more = tuple((i + 3, j + k) for i, j in pattern for k in (0, 3))
-    assert pivots(mass.doubled(), (*pattern, *more)) == (2, 0, 1, 5, 3, 4)
-    rows = rows_for_pivots(mass, pattern)
-    assert rows == (((2, 1.0),), ((0, 1.0),), ((1, 1.0),))
-    plan = eliminated(3, (*pattern, *((i, j) for i, j, _ in mass.entries)), rows)
-    assert {(i, i) for i in range(3)} <= set(plan.entries)
-    assert (0, 0) in plan.entries
-    assert (2, 0) in plan.entries
-    assert (2, 1) not in plan.entries
-
-
-def test_its_own_equation_where_both_are_as_good():
-    mass = mass_matrix_of(np.zeros((2, 2)))
-    assert mass is not None
-    assert pivots(mass, ((0, 0), (0, 1), (1, 0), (1, 1))) == (0, 1)
-    assert pivots(mass, ((0, 1), (1, 0), (1, 1))) == (1, 0)
-    with pytest.raises(ValueError, match=r"mass_matrix has rows of zeros .* index"):
-        pivots(mass, ((0, 0), (1, 0)))
 
 
 # Matrices of small whole numbers, in which pivots often vanish.
@@ -216,10 +188,6 @@ def test_an_entry_that_is_zero_at_the_start():
     f = eo.ODEFunction(f, mass_matrix=[1.0, 0.0, 0.0])
     sol = eo.solve(eo.ODEProblem(f, [0.0, 0.0, 1.0], (0.0, 0.5)), eo.Rodas5P(), **TIGHT)
     np.testing.assert_allclose(sol.u[-1], [0.5, -0.5 / 0.75, 1 / 0.75], rtol=1e-7)
-
-
-def test_the_identity_is_none():
-    assert mass_matrix_of(np.eye(3)) is None
 
 
 #

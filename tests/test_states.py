@@ -218,15 +218,6 @@ def test_alone():
     assert "{x (2,), v (2,)}" in repr(sol)
 
 
-def test_an_equinox_module():
-    def f(u, p, t):
-        return Place(u.v, -p * u.x)
-
-    sol = eo.solve(eo.ODEProblem(f, Place(jnp.ones(2), jnp.zeros(2)), (0.0, 1.0), 2.0), **TIGHT)
-    assert isinstance(sol.u, Place)
-    np.testing.assert_allclose(sol.u.x[-1], np.cos(np.sqrt(2.0)), rtol=1e-8)
-
-
 def test_dense():
     sim = eo.solve(ensemble(), trajectories=3, save_everystep=True, **TIGHT)
     ts = np.linspace(0.0, 1.0, 7)

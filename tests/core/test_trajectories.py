@@ -21,7 +21,7 @@ from ensembleode.ground.logs import log_once
 from ensembleode.options import DEFAULTS
 from ensembleode.tracing.program import is_tracer
 
-from ..problems import decay, linear, mlp, network, scaled
+from ..problems import decay, scaled
 
 
 KEY = jax.random.key(5)
@@ -108,35 +108,6 @@ def test_p_is_batched_leaf_by_leaf():
     np.testing.assert_array_equal(a, [2.0, 2.0])
     np.testing.assert_array_equal(b, np.arange(3)[:, None] + np.ones(3))
     assert c == 2.0
-
-
-def test_weights_of_a_network_stay_shared():
-    net = network()
-    prob = eo.ODEProblem(
-        lambda u, p, t: p["rate"] * mlp(u, p["net"], t),
-        jnp.ones(2),
-        (0.0, 1.0),
-        {"net": net, "rate": 1.0},
-    )
-    every = described(
-        lambda prob, ctx: eo.remake(prob, p={"net": prob.p["net"], "rate": 1.0 * ctx.index}),
-        prob=prob,
-    )
-    assert every.batched.p == (False, False, False, False, True)
-    weights = every.lanes(np.arange(3), 1).p[:-1]
-    expected = jax.tree.leaves(eqx.filter(net, eqx.is_array))
-    for got, want in zip(weights, expected, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-def test_what_is_computed_without_the_index_stays_shared():
-    def prob_func(prob, ctx):
-        return eo.remake(prob, u0=jnp.sin(prob.u0) + 0.0, p=1.0 * ctx.index)
-
-    every = described(prob_func)
-    assert every.batched.u0 is False
-    assert every.batched.p == (True,)
-    np.testing.assert_array_equal(every.lanes(np.arange(3), 1).u0, jnp.sin(decay().u0))
 
 
 def test_the_closure_of_f():
@@ -233,18 +204,6 @@ def test_lanes_are_prob_func_called_one_by_one(numbers, varies, indices, repeat)
             np.testing.assert_allclose([got.t0, got.t1], made.tspan, rtol=1e-14)
 
 
-def test_keys():
-    def prob_func(prob, ctx):
-        return eo.remake(prob, u0=jax.random.normal(ctx.key, (2,)))
-
-    for repeat in (1, 2):
-        lanes = lanes_of(prob_func, repeat=repeat)
-        for i in range(3):
-            np.testing.assert_array_equal(
-                lanes.u0[i], jax.random.normal(by_index(i, repeat).key, (2,))
-            )
-
-
 def test_a_key_may_be_a_parameter():
     prob = eo.ODEProblem(
         lambda u, p, t: u * jax.random.normal(p, (2,)), jnp.ones(2), (0.0, 1.0), KEY
@@ -314,43 +273,12 @@ def test_indices_of_any_integer_dtype(dtype):
         np.testing.assert_array_equal(lanes.p[1], [1.0, 0.0])
 
 
-def test_saveat_over_spans_of_each():
-    every = described(
-        lambda prob, ctx: eo.remake(prob, tspan=(0.0, 0.5 + 0.25 * ctx.index)), saveat=0.5
-    )
-    assert every.saving == Saving("times", False, 3)
-    assert (every.batched.saveat, every.batched.count) == (True, True)
-    lanes = every.lanes(np.array([0, 2, 1]), 1)
-    np.testing.assert_array_equal(lanes.saveat, [[0, 0.5, 0.5], [0, 0.5, 1], [0, 0.5, 0.75]])
-    np.testing.assert_array_equal(lanes.count, [2, 3, 3])
-    lane = every.lane(0, 1)
-    np.testing.assert_array_equal(lane.saveat, [0, 0.5, 0.5])
-    assert lane.count == 2
-
-
 def test_saveat_over_a_span_that_grows_in_a_rerun():
     """There is no room for the times that come with it."""
     every = described(lambda prob, ctx: eo.remake(prob, tspan=(0.0, 1.0 * ctx.repeat)), saveat=0.5)
     assert every.lanes(np.arange(3), 1).saveat.shape[-1] == 3
     with pytest.raises(ValueError, match=r"saveat.*tspan.*rerun"):
         every.lanes(np.arange(3), 2)
-
-
-def test_traced():
-    """Whether numbers of an outer transformation are in it."""
-    seen = []
-
-    def go(scale):
-        u0 = scale * jnp.ones(2)
-        prob = eo.ODEProblem(linear, u0, (0.0, 1.0), -1.0)
-        seen.append(described(scaled, prob=prob).traced)
-        lanes = lanes_of(lambda prob, ctx: eo.remake(prob, u0=ctx.sim_id * u0))
-        return lanes.u0.sum()
-
-    assert jax.grad(go)(1.0) == 12.0
-    assert jax.jit(go)(1.0) == 12.0
-    assert seen == [True, True]
-    assert described(scaled).traced is False
 
 
 #
