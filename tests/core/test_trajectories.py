@@ -204,12 +204,17 @@ def test_lanes_are_prob_func_called_one_by_one(numbers, varies, indices, repeat)
             np.testing.assert_allclose([got.t0, got.t1], made.tspan, rtol=1e-14)
 
 
-def test_a_key_may_be_a_parameter():
-    prob = eo.ODEProblem(
-        lambda u, p, t: u * jax.random.normal(p, (2,)), jnp.ones(2), (0.0, 1.0), KEY
-    )
+@pytest.mark.parametrize("index", [lambda i: 1.0 * i, float], ids=["traced", "called"])
+def test_a_key_may_be_a_parameter(index):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=ctx.key, u0=index(ctx.index) * prob.u0)
+
+    def f(u, p, t):
+        return u * jax.random.normal(p, (2,))
+
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), KEY)
     assert described(prob=prob).batched.p == (False,)
-    (keys,) = lanes_of(lambda prob, ctx: eo.remake(prob, p=ctx.key), prob=prob).p
+    (keys,) = lanes_of(prob_func, prob=prob).p
     assert (keys == jnp.stack([by_index(i).key for i in range(3)])).all()
 
 
@@ -289,26 +294,6 @@ def test_saveat_over_a_span_that_grows_in_a_rerun():
 U0S_GLOBAL = U0S
 
 
-def by_global(prob, ctx):
-    return eo.remake(prob, u0=U0S_GLOBAL[ctx.index])
-
-
-def by_default(prob, ctx, u0s=U0S):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
-def by_keyword_default(prob, ctx, *, u0s=U0S):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
-def by_first(u0s, prob, ctx):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
-def by_last(prob, ctx, u0s):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
 def closing(u0s=U0S):
     def prob_func(prob, ctx, scale=1.0):
         return eo.remake(prob, u0=scale * u0s[ctx.index])
@@ -330,27 +315,26 @@ def closing_over_more(u0s=U0S, text="text", unset=False):
     return prob_func
 
 
-def closing_with_keyword(u0s=U0S):
-    def prob_func(prob, ctx, *, scale=1.0):
-        return eo.remake(prob, u0=scale * u0s[ctx.index])
-
-    return prob_func
+def with_keyword(u0s=U0S):
+    return lambda prob, ctx, *, scale=1.0: eo.remake(prob, u0=scale * u0s[ctx.index])
 
 
-@pytest.mark.parametrize(
-    "prob_func",
-    [
-        pytest.param(closing(), id="closure"),
-        pytest.param(closing_over_more(), id="closure with more"),
-        pytest.param(by_global, id="global"),
-        pytest.param(by_default, id="default"),
-        pytest.param(by_keyword_default, id="keyword default"),
-        pytest.param(closing_with_keyword(), id="closure and keyword default"),
-        pytest.param(functools.partial(by_first, U0S), id="partial"),
-        pytest.param(functools.partial(by_last, u0s=U0S), id="partial by keyword"),
-        pytest.param(functools.partial(closing(), scale=1.0), id="partial of a closure"),
-    ],
-)
+LIFTED = {
+    "closure": closing(),
+    "closure with more": closing_over_more(),
+    "global": lambda prob, ctx: eo.remake(prob, u0=U0S_GLOBAL[ctx.index]),
+    "default": lambda prob, ctx, u0s=U0S: eo.remake(prob, u0=u0s[ctx.index]),
+    "keyword default": lambda prob, ctx, *, u0s=U0S: eo.remake(prob, u0=u0s[ctx.index]),
+    "closure and keyword default": with_keyword(),
+    "partial": functools.partial(lambda u0s, prob, ctx: eo.remake(prob, u0=u0s[ctx.index]), U0S),
+    "partial by keyword": functools.partial(
+        lambda prob, ctx, u0s: eo.remake(prob, u0=u0s[ctx.index]), u0s=U0S
+    ),
+    "partial of a closure": functools.partial(closing(), scale=1.0),
+}
+
+
+@pytest.mark.parametrize("prob_func", LIFTED.values(), ids=LIFTED)
 def test_a_numpy_array_is_lifted(prob_func, caplog):
     log_once.cache_clear()
     every = described(prob_func)
@@ -377,12 +361,11 @@ def test_a_numpy_array_that_f_indexes_is_lifted(caplog):
 
 
 def test_lifting_leaves_the_function_alone():
-    prob_func = closing()
-    described(prob_func)
-    assert isinstance(prob_func.__closure__[-1].cell_contents, np.ndarray)
-    described(by_global)
+    for prob_func in (LIFTED["closure"], LIFTED["global"], LIFTED["default"]):
+        described(prob_func)
+    assert isinstance(LIFTED["closure"].__closure__[-1].cell_contents, np.ndarray)
     assert isinstance(U0S_GLOBAL, np.ndarray)
-    assert isinstance(by_default.__defaults__[0], np.ndarray)
+    assert isinstance(LIFTED["default"].__defaults__[0], np.ndarray)
 
 
 def test_new_numbers_in_a_lifted_array():
@@ -685,17 +668,6 @@ def test_its_spans_may_differ():
     np.testing.assert_array_equal(lanes.t1, [0.5, 1.0, 1.0])
     np.testing.assert_array_equal(lanes.saveat, [[0, 0.5, 0.5], [0, 0.5, 1], [0, 0.5, 1]])
     np.testing.assert_array_equal(lanes.count, [2, 3, 3])
-
-
-def test_its_parameters_may_be_keys():
-    def prob_func(prob, ctx):
-        return eo.remake(prob, p=ctx.key, u0=float(ctx.index) * prob.u0)
-
-    prob = eo.ODEProblem(
-        lambda u, p, t: u * jax.random.normal(p, (2,)), jnp.ones(2), (0.0, 1.0), KEY
-    )
-    (keys,) = lanes_of(prob_func, prob=prob).p
-    assert (keys == jnp.stack([by_index(i).key for i in range(3)])).all()
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyError("mine"), TypeError("mine")])
