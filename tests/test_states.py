@@ -14,7 +14,6 @@ import ensembleode as eo
 from ensembleode.ground.state_tree import (
     as_state,
     component_names,
-    flattened,
     tree_of,
     written_order,
 )
@@ -109,26 +108,6 @@ def test_numbers_under_grad_are_numbers():
         return eo.solve(prob, **TIGHT).u[-1, 0]
 
     np.testing.assert_allclose(jax.value_and_grad(end)(1.0), np.exp([-1.0, -1.0]), rtol=1e-7)
-
-
-shapes = st.lists(st.sampled_from([(), (1,), (3,), (2, 2), (0, 2)]), min_size=1, max_size=4)
-
-
-@settings(deadline=None, max_examples=20)
-@given(shapes=shapes, lead=st.sampled_from([(), (2,), (3, 2)]), seed=st.integers(0, 9))
-@pytest.mark.slow
-def test_a_vector_of_a_pytree_and_back(shapes, lead, seed):
-    rng = np.random.default_rng(seed)
-    shapes = [*shapes, (1,)]  # not empty
-    u = {f"leaf{i}": jnp.asarray(rng.normal(size=s)) for i, s in enumerate(shapes)}
-    tree = tree_of(as_state(u))
-    again = tree.unravel(tree.ravel(u))
-    assert jax.tree.all(
-        jax.tree.map(lambda a, b: a.shape == b.shape and bool((a == b).all()), u, again)
-    )
-    many = jnp.asarray(rng.normal(size=(*lead, tree.size)))
-    np.testing.assert_array_equal(flattened(tree.unravel(many), len(lead)), many)
-    assert len(component_names(u)) == len(set(component_names(u))) == tree.size
 
 
 def structs(inner):

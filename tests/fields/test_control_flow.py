@@ -90,13 +90,6 @@ def test_branches_mapped_over_an_axis():
 #
 
 
-def test_while_carries_arrays():
-    both_sizes(
-        lambda u, p, t: lax.while_loop(lambda z: jnp.sum(z**2) > 0.1, lambda z: 0.7 * z + p, u),
-        0.01,
-    )
-
-
 def test_while_swaps():
     def fn(u, p, t):
         def body(c):

@@ -94,7 +94,7 @@ def test_primitives(name, i):
 
 
 @pytest.mark.parametrize(
-    "name", [slow_unless(x in ("arenstorf", "branches", "loops", "network"), x) for x in FIELDS]
+    "name", [slow_unless(x in ("arenstorf", "branches", "loops", "universal"), x) for x in FIELDS]
 )
 def test_fields(name):
     fn, shape, p = FIELDS[name]
