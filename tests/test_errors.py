@@ -70,61 +70,6 @@ def case(error, match, call):
     return pytest.param(error, match, call, id=match)
 
 
-PROBLEMS = [
-    *(
-        case(
-            TypeError,
-            rf"{name}.* an array of the dtype {re.escape(str(x.dtype))}.*astype\(float\)",
-            lambda name=name, x=x: eo.remake(decay(), **{name: {"k": x}}),
-        )
-        for name in ("u0", "p")
-        for x in (np.array([1.0, None]), np.array(["a", "b"]), np.array(["2026"], "M8[Y]"))
-    ),
-    *(
-        case(
-            TypeError,
-            f"{name} must be a function or None, got 3",
-            lambda name=name: eo.EnsembleProblem(decay(), **{name: 3}),
-        )
-        for name in ("prob_func", "output_func", "reduction")
-    ),
-]
-
-FIELDS = [
-    *(
-        case(
-            TypeError,
-            r"f must return one array of shape \(2,\); it returned the structure.*jnp\.array",
-            lambda value=value: field(lambda u, p, t: value(u)),
-        )
-        for value in (list, tuple, lambda u: {"du": u}, lambda u: None)
-    ),
-]
-
-
-# A state or parameters that are something else than f takes them for.
-CONTAINERS = [
-    *(
-        case(
-            error,
-            r"u0.*number.*write u0=\[1\.0\] or jnp\.array\(\[1\.0\]\)",
-            lambda f=f: field(f, 1.0),
-        )
-        for error, f in (
-            (TypeError, lambda u, p, t: -u[0]),
-            (TypeError, lambda u, p, t: jnp.array([*u])),
-            (ValueError, lambda u, p, t: jnp.array([-u])),
-        )
-    ),
-    *(
-        case(
-            TypeError,
-            r"f failed.*list or a tuple is no array.*jnp\.array",
-            lambda f=f: solve(prob=eo.ODEProblem(f, U0, (0.0, 1.0), (1.0, 2.0))),
-        )
-        for f in (lambda u, p, t: -p * u, lambda u, p, t: p * u, lambda u, p, t: jnp.sin(p) * u)
-    ),
-]
 OBJECTS = np.array([1.0, 2.0], dtype=object)
 
 
@@ -153,17 +98,70 @@ def flagged(u, p, t):
 LAYER = jax.tree_util.Partial(lambda w, b, u: jnp.tanh(w @ u + b), np.ones((2, 2)), np.ones(2))
 
 
-SIGNATURES = [
+def with_callback(
+    condition, affect=lambda integrator: integrator, length=None, u0=(1.0, 2.0), p=1.0
+):
+    """A solve with a callback of these functions: a vector one where it has a length."""
+    if length is None:
+        callback = eo.ContinuousCallback(condition, affect)
+    else:
+        callback = eo.VectorContinuousCallback(condition, affect, length)
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array(u0), (0.0, 1.0), p)
+    return eo.solve(prob, callback=callback)
+
+
+def first(u, t, integrator):
+    return u[0]
+
+
+def with_affect(change, **how):
+    return lambda: with_callback(
+        first, lambda integrator: eo.remake(integrator, **change(integrator)), **how
+    )
+
+
+# What people do with a context as if it were the index.
+AS_INDEX = (
+    lambda i: 2.0 * i,
+    lambda i: i + 1,
+    lambda i: -i,
+    lambda i: jnp.where(i > 0, 1.0, 2.0),
+    lambda i: [1.0, 2.0, 3.0][i],
+    lambda i: U0[i],
+    lambda i: jnp.asarray(U0)[i],
+    lambda i: jnp.sin(i),
+    lambda i: float(i),
+)
+
+# Where one error is said of several things.
+SEVERAL = [
     *(
-        case(TypeError, rf"\bf must take.*f\(u, p, t\).*{match}", lambda fn=fn: field(fn))
-        for fn, match in (
-            (lambda t, y: -y, r"takes \(t, y\): write f\(y, p, t\)"),
-            (lambda y, t: -y, r"takes \(y, t\): write f\(y, p, t\)"),
-            (lambda t, y, p: -p * y, r"\(t, y, p\), with the time first.*f\(y, p, t\)"),
-            (lambda y, t, k: -k * y, r"\(y, t, k\), with the time second.*f\(y, k, t\)"),
-            (lambda u, p: -u, r"takes \(u, p\): give it all three"),
-            (lambda du, u, p, t: None, r"takes \(du, u, p, t\): in place.*return du"),
+        case(
+            TypeError,
+            r"f must return one array of shape \(2,\); it returned the structure.*jnp\.array",
+            lambda value=value: field(lambda u, p, t: value(u)),
         )
+        for value in (list, tuple, lambda u: {"du": u}, lambda u: None)
+    ),
+    *(
+        case(
+            error,
+            r"u0.*number.*write u0=\[1\.0\] or jnp\.array\(\[1\.0\]\)",
+            lambda f=f: field(f, 1.0),
+        )
+        for error, f in (
+            (TypeError, lambda u, p, t: -u[0]),
+            (TypeError, lambda u, p, t: jnp.array([*u])),
+            (ValueError, lambda u, p, t: jnp.array([-u])),
+        )
+    ),
+    *(
+        case(
+            TypeError,
+            r"f failed.*list or a tuple is no array.*jnp\.array",
+            lambda f=f: solve(prob=eo.ODEProblem(f, U0, (0.0, 1.0), (1.0, 2.0))),
+        )
+        for f in (lambda u, p, t: -p * u, lambda u, p, t: p * u, lambda u, p, t: jnp.sin(p) * u)
     ),
     *(
         case(
@@ -191,70 +189,6 @@ SIGNATURES = [
     ),
     *(
         case(
-            TypeError,
-            rf"f needs to know {name}, .*functools\.partial",
-            lambda fn=fn, p=p: solve(prob=eo.ODEProblem(fn, U0, (0.0, 1.0), p)),
-        )
-        for fn, p, name in (
-            (loop, {"a": 1.0, "n": np.array(3)}, r"p\['n'\]"),
-            (flagged, {"a": 1, "more": (jnp.array(True), 2.0)}, r"p\['more'\]\[0\]"),
-        )
-    ),
-]
-
-
-def with_callback(
-    condition, affect=lambda integrator: integrator, length=None, u0=(1.0, 2.0), p=1.0
-):
-    """A solve with a callback of these functions: a vector one where it has a length."""
-    if length is None:
-        callback = eo.ContinuousCallback(condition, affect)
-    else:
-        callback = eo.VectorContinuousCallback(condition, affect, length)
-    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array(u0), (0.0, 1.0), p)
-    return eo.solve(prob, callback=callback)
-
-
-def first(u, t, integrator):
-    return u[0]
-
-
-def with_affect(change, **how):
-    return lambda: with_callback(
-        first, lambda integrator: eo.remake(integrator, **change(integrator)), **how
-    )
-
-
-OTHER_NAMES = [
-    *(
-        case(
-            TypeError,
-            rf"has no option '{name}': .*{match}",
-            lambda call=call, name=name: call(**{name: 1.0}),
-        )
-        for name, match in {
-            "rtol": "it is called reltol",
-            "atol": "it is called abstol",
-            "method": r"alg, such as eo\.Tsit5\(\), or eo\.Rodas5P\(\) if stiff",
-            "max_step": "it is called dtmax",
-            "gamma": r"eo\.PIController\(gamma=",
-            "events": r"called callback.*eo\.ContinuousCallback\(condition, affect\)",
-            "step_ts": "it is called tstops",
-            "jump_ts": "it is called d_discontinuities",
-            "t_eval": "it is called saveat",
-            "dense_output": r"save_everystep=True.*sol\(t\)",
-            "save_idxs": "output_func=lambda",
-            "prob_funk": "it has",
-        }.items()
-        for where, call in {
-            "solve": solve,
-            "remake": lambda **options: eo.remake(decay(), **options),
-            "ODEProblem": decay,
-            "EnsembleProblem": lambda **options: eo.EnsembleProblem(decay(), **options),
-        }.items()
-    ),
-    *(
-        case(
             AttributeError,
             rf"module 'ensembleode' has no attribute '{name}': .*{match}",
             lambda name=name: getattr(eo, name),
@@ -274,26 +208,6 @@ OTHER_NAMES = [
             "Event": r"eo\.ContinuousCallback\(condition, affect\)",
             "SaveAt": "saveat=",
         }.items()
-    ),
-    *(
-        case(TypeError, f"got the string '{text}'; {match}", lambda t=text: solve(t))
-        for text, match in {
-            "tsit5": r"give eo\.Tsit5\(\)\.",
-            "BDF": r"for stiff problems there are eo\.Rodas5P\(\)",
-            "RK45": r"here it is eo\.Dopri5",
-            "nothing": r"give one such as eo\.Tsit5\(\), or eo\.Rodas5P\(\)",
-        }.items()
-    ),
-]
-
-TIMES = [
-    *(
-        case(
-            ValueError,
-            f"saveat must be a positive spacing.*got {value}",
-            lambda value=value: solve(saveat=value),
-        )
-        for value in (0.0, -0.1, np.inf, np.nan)
     ),
     *(
         case(
@@ -316,72 +230,10 @@ TIMES = [
     *(
         case(
             ValueError,
-            f"{name} is given with an array saveat.*leave it out",
-            lambda name=name, value=value: solve(saveat=[0.5], **{name: value}),
-        )
-        for name in ("save_start", "save_end")
-        for value in (True, False)
-    ),
-]
-
-OPTIONS = [
-    *(
-        case(
-            ValueError,
-            rf"{kind.__name__}\(backend='CUDA'\) names a package of Julia.*engine='julia'",
-            lambda kind=kind: solve(eo.Tsit5(), kind(backend="CUDA")),
-        )
-        for kind in (eo.EnsembleGPUKernel, eo.EnsembleGPUArray)
-    ),
-    *(
-        case(
-            ValueError,
             r"EnsembleGPUKernel\(devices=.*\) names GPUs.*eo\.EnsembleThreads\(\)",
             lambda devices=devices: solve(eo.Tsit5(), eo.EnsembleGPUKernel(devices=devices)),
         )
         for devices in (2, jax.devices("cpu"))
-    ),
-    *(
-        case(
-            ValueError,
-            rf"{name} must be a positive integer, got {value}\.",
-            lambda name=name, value=value: solve(**{name: value}),
-        )
-        for name, values in {
-            "trajectories": (0, -1, 2.5, True),
-            "batch_size": (0, -1, 2.5),
-            "max_repeats": (0, 1.5),
-            "maxiters": (0, 2.5),
-        }.items()
-        for value in values
-    ),
-    *(
-        case(
-            ValueError,
-            f"{name} must be zero or positive, got {value}",
-            lambda name=name, value=value: solve(**{name: value}),
-        )
-        for name, value in {"abstol": -1e-6, "reltol": -1.0}.items()
-    ),
-    *(
-        case(
-            ValueError,
-            f"dt must be a finite step size other than zero, got {value}",
-            lambda value=value: solve(dt=value),
-        )
-        for value in (0.0, np.nan, np.inf)
-    ),
-    *(
-        case(
-            ValueError,
-            f"no engine can run {type(alg).__name__} .*{why}",
-            lambda alg=alg: solve(alg),
-        )
-        for alg, why in (
-            (diffrax.EulerHeun(), "not du/dt = f.*Use an ODE solver"),
-            (diffrax.SemiImplicitEuler(), "not du/dt = f.*Use an ODE solver"),
-            (object(), "neither an ensembleode solver nor a diffrax one"),
-        )
     ),
     *(
         case(
@@ -393,76 +245,12 @@ OPTIONS = [
     ),
     *(
         case(
-            ValueError,
-            f"engine must be 'auto' or one of.*'diffrax'.*got {engine!r}",
-            lambda engine=engine: solve(engine=engine),
-        )
-        for engine in ("foo", None)
-    ),
-    *(
-        case(
-            TypeError,
-            f"{name} is given with a single ODEProblem.*EnsembleProblem",
-            lambda options=options: eo.solve(decay(), eo.Tsit5(), **options),
-        )
-        for name, options in (
-            ("ensemblealg", {"ensemblealg": eo.EnsembleSerial()}),
-            ("trajectories", {"trajectories": 3}),
-            ("batch_size", {"batch_size": 3}),
-            ("progress", {"progress": True}),
-        )
-    ),
-    *(
-        case(
             TypeError,
             r"sensealg must be.*DirectAdjoint\(\).*got",
             lambda sensealg=sensealg: solve(sensealg=sensealg),
         )
         for sensealg in ("direct", eo.DirectAdjoint)
     ),
-    *(
-        case(
-            ValueError,
-            f"stepsize_controller and {name} are both given.*drop one",
-            lambda name=name, value=value: solve(stepsize_controller=PID, **{name: value}),
-        )
-        for name, value in {
-            "abstol": 1e-3,
-            "reltol": 1e-3,
-            "adaptive": True,
-            "dtmin": 1e-3,
-            "dtmax": 1e-3,
-            "internalnorm": eo.MaxNorm(),
-        }.items()
-    ),
-    *(
-        case(TypeError, f"{name} must be", lambda name=name, value=value: solve(**{name: value}))
-        for name, value in (("seed", "a"), ("seed", 1.5), ("key", "a"), ("key", 3))
-    ),
-    *(
-        case(
-            TypeError,
-            f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}",
-            lambda prob=prob: eo.solve(prob, trajectories=3),
-        )
-        for prob in ([], None, linear)
-    ),
-]
-
-# What people do with a context as if it were the index.
-AS_INDEX = (
-    lambda i: 2.0 * i,
-    lambda i: i + 1,
-    lambda i: -i,
-    lambda i: jnp.where(i > 0, 1.0, 2.0),
-    lambda i: [1.0, 2.0, 3.0][i],
-    lambda i: U0[i],
-    lambda i: jnp.asarray(U0)[i],
-    lambda i: jnp.sin(i),
-    lambda i: float(i),
-)
-
-FUNCTIONS = [
     *(
         case(
             TypeError,
@@ -480,27 +268,6 @@ FUNCTIONS = [
     *(
         case(
             TypeError,
-            f"prob_func must return an ODEProblem, got {type(value).__name__}.*eo.remake",
-            lambda value=value: made(lambda prob, ctx: value),
-        )
-        for value in (1.0, [], U0)
-    ),
-    *(
-        case(
-            TypeError,
-            rf"output_func must return a pair \(out, rerun\).*returned {got}",
-            lambda value=value: output(lambda sol, ctx: value(sol)),
-        )
-        for value, got in (
-            (lambda sol: sol.u, ""),
-            (lambda sol: None, "NoneType"),
-            (lambda sol: [sol.u, False], "list"),
-            (lambda sol: (sol.u, False, 1), "tuple"),
-        )
-    ),
-    *(
-        case(
-            TypeError,
             "output_func must be written in JAX.*jnp instead of np.*jnp.where",
             lambda value=value: output(lambda sol, ctx: (value(sol), False)),
         )
@@ -512,6 +279,42 @@ FUNCTIONS = [
             lambda sol: sol.u[: sol.length],
             lambda sol: sol.u[sol.u > 0],
         )
+    ),
+    *(
+        case(TypeError, rf"has no option '{name}': .*{match}", lambda of=of, x=name: of(**{x: 1.0}))
+        for name, match in {
+            "rtol": "it is called reltol",
+            "atol": "it is called abstol",
+            "method": r"alg, such as eo\.Tsit5\(\), or eo\.Rodas5P\(\) if stiff",
+            "max_step": "it is called dtmax",
+            "gamma": r"eo\.PIController\(gamma=",
+            "events": r"called callback.*eo\.ContinuousCallback\(condition, affect\)",
+            "step_ts": "it is called tstops",
+            "jump_ts": "it is called d_discontinuities",
+            "t_eval": "it is called saveat",
+            "dense_output": r"save_everystep=True.*sol\(t\)",
+            "save_idxs": "output_func=lambda",
+            "prob_funk": "it has",
+        }.items()
+        for of in (
+            solve,
+            lambda **options: eo.remake(decay(), **options),
+            decay,
+            lambda **options: eo.EnsembleProblem(decay(), **options),
+        )
+    ),
+    *(
+        case(TypeError, f"{name} must be", lambda name=name, x=x: solve(**{name: x}))
+        for name, x in (("seed", "a"), ("seed", 1.5), ("key", "a"), ("key", 3))
+    ),
+    *(
+        case(
+            ValueError,
+            f"{name} is given with an array saveat.*leave it out",
+            lambda name=name, value=value: solve(saveat=[0.5], **{name: value}),
+        )
+        for name in ("save_start", "save_end")
+        for value in (True, False)
     ),
 ]
 
@@ -638,6 +441,83 @@ TYPE_ERRORS = {
     ),
     "output_func must return.*rerun a boolean": lambda: output(lambda sol, ctx: (sol.u, "no")),
     "output_func must return.*arrays": lambda: output(lambda sol, ctx: ("a", False)),
+    # Of several names, or values
+    **{
+        rf"{name}.* an array of the dtype {re.escape(str(x.dtype))}.*astype\(float\)": (
+            lambda name=name, x=x: eo.remake(decay(), **{name: {"k": x}})
+        )
+        for name in ("u0", "p")
+        for x in (np.array([1.0, None]), np.array(["a", "b"]), np.array(["2026"], "M8[Y]"))
+    },
+    **{
+        f"{name} must be a function or None, got 3": lambda name=name: eo.EnsembleProblem(
+            decay(), **{name: 3}
+        )
+        for name in ("prob_func", "output_func", "reduction")
+    },
+    **{
+        rf"\bf must take.*f\(u, p, t\).*{match}": lambda fn=fn: field(fn)
+        for fn, match in (
+            (lambda t, y: -y, r"takes \(t, y\): write f\(y, p, t\)"),
+            (lambda y, t: -y, r"takes \(y, t\): write f\(y, p, t\)"),
+            (lambda t, y, p: -p * y, r"\(t, y, p\), with the time first.*f\(y, p, t\)"),
+            (lambda y, t, k: -k * y, r"\(y, t, k\), with the time second.*f\(y, k, t\)"),
+            (lambda u, p: -u, r"takes \(u, p\): give it all three"),
+            (lambda du, u, p, t: None, r"takes \(du, u, p, t\): in place.*return du"),
+        )
+    },
+    **{
+        rf"f needs to know {name}, .*functools\.partial": lambda fn=fn, p=p: solve(
+            prob=eo.ODEProblem(fn, U0, (0.0, 1.0), p)
+        )
+        for fn, p, name in (
+            (loop, {"a": 1.0, "n": np.array(3)}, r"p\['n'\]"),
+            (flagged, {"a": 1, "more": (jnp.array(True), 2.0)}, r"p\['more'\]\[0\]"),
+        )
+    },
+    **{
+        f"got the string '{text}'; {match}": lambda t=text: solve(t)
+        for text, match in {
+            "tsit5": r"give eo\.Tsit5\(\)\.",
+            "BDF": r"for stiff problems there are eo\.Rodas5P\(\)",
+            "RK45": r"here it is eo\.Dopri5",
+            "nothing": r"give one such as eo\.Tsit5\(\), or eo\.Rodas5P\(\)",
+        }.items()
+    },
+    **{
+        f"{name} is given with a single ODEProblem.*EnsembleProblem": lambda options=options: (
+            eo.solve(decay(), eo.Tsit5(), **options)
+        )
+        for name, options in (
+            ("ensemblealg", {"ensemblealg": eo.EnsembleSerial()}),
+            ("trajectories", {"trajectories": 3}),
+            ("batch_size", {"batch_size": 3}),
+            ("progress", {"progress": True}),
+        )
+    },
+    **{
+        f"solve takes an ODEProblem or an EnsembleProblem, got {type(x).__name__}": (
+            lambda x=x: eo.solve(x, trajectories=3)
+        )
+        for x in ([], None, linear)
+    },
+    **{
+        f"prob_func must return an ODEProblem, got {type(x).__name__}.*eo.remake": (
+            lambda x=x: made(lambda prob, ctx: x)
+        )
+        for x in (1.0, [], U0)
+    },
+    **{
+        rf"output_func must return a pair \(out, rerun\).*returned {got}": lambda value=value: (
+            output(lambda sol, ctx: value(sol))
+        )
+        for value, got in (
+            (lambda sol: sol.u, ""),
+            (lambda sol: None, "NoneType"),
+            (lambda sol: [sol.u, False], "list"),
+            (lambda sol: (sol.u, False, 1), "tuple"),
+        )
+    },
 }
 VALUE_ERRORS = {
     # Problems and ensembles
@@ -791,6 +671,68 @@ VALUE_ERRORS = {
     "prob_func varies the solver options.*'maxiters': 11.*before.*'maxiters': 10": lambda: remade(
         maxiters=lambda i: 10 + i
     ),
+    # Of several names, or values
+    **{
+        f"saveat must be a positive spacing.*got {value}": lambda value=value: solve(saveat=value)
+        for value in (0.0, -0.1, np.inf, np.nan)
+    },
+    **{
+        rf"{kind.__name__}\(backend='CUDA'\) names a package of Julia.*'julia'": lambda kind=kind: (
+            solve(eo.Tsit5(), kind(backend="CUDA"))
+        )
+        for kind in (eo.EnsembleGPUKernel, eo.EnsembleGPUArray)
+    },
+    **{
+        rf"{name} must be a positive integer, got {value}\.": lambda name=name, value=value: solve(
+            **{name: value}
+        )
+        for name, values in {
+            "trajectories": (0, -1, 2.5, True),
+            "batch_size": (0, -1, 2.5),
+            "max_repeats": (0, 1.5),
+            "maxiters": (0, 2.5),
+        }.items()
+        for value in values
+    },
+    **{
+        f"{name} must be zero or positive, got {value}": lambda name=name, value=value: solve(
+            **{name: value}
+        )
+        for name, value in {"abstol": -1e-6, "reltol": -1.0}.items()
+    },
+    **{
+        f"dt must be a finite step size other than zero, got {value}": lambda value=value: solve(
+            dt=value
+        )
+        for value in (0.0, np.nan, np.inf)
+    },
+    **{
+        f"no engine can run {type(alg).__name__} .*{why}": lambda alg=alg: solve(alg)
+        for alg, why in (
+            (diffrax.EulerHeun(), "not du/dt = f.*Use an ODE solver"),
+            (diffrax.SemiImplicitEuler(), "not du/dt = f.*Use an ODE solver"),
+            (object(), "neither an ensembleode solver nor a diffrax one"),
+        )
+    },
+    **{
+        f"engine must be 'auto' or one of.*'diffrax'.*got {engine!r}": lambda engine=engine: solve(
+            engine=engine
+        )
+        for engine in ("foo", None)
+    },
+    **{
+        f"stepsize_controller and {name} are both given.*drop one": lambda name=name, value=value: (
+            solve(stepsize_controller=PID, **{name: value})
+        )
+        for name, value in {
+            "abstol": 1e-3,
+            "reltol": 1e-3,
+            "adaptive": True,
+            "dtmin": 1e-3,
+            "dtmax": 1e-3,
+            "internalnorm": eo.MaxNorm(),
+        }.items()
+    },
 }
 
 
@@ -799,14 +741,7 @@ VALUE_ERRORS = {
     [
         *(case(TypeError, match, call) for match, call in TYPE_ERRORS.items()),
         *(case(ValueError, match, call) for match, call in VALUE_ERRORS.items()),
-        *PROBLEMS,
-        *FIELDS,
-        *CONTAINERS,
-        *SIGNATURES,
-        *OTHER_NAMES,
-        *TIMES,
-        *OPTIONS,
-        *FUNCTIONS,
+        *SEVERAL,
     ],
 )
 def test_bad_input(error, match, call, compiles):

@@ -251,15 +251,6 @@ def test_failed_trajectories_do_not_spoil_the_gradient(name, sensealg):
     np.testing.assert_allclose(gradient, np.sum(good**2 / (1 - good) ** 2), rtol=1e-7)
 
 
-# (By default those of tests/engines/test_implicit.py.)
-@pytest.mark.slow
-def test_implicit_solver(expected):
-    loss, x = loss_of("lotka_volterra", eo.EnsembleGPUArray(), solver=eo.Kvaerno5())
-    got = jax.jit(jax.grad(loss))(x)
-    for key, value in expected.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
-
-
 def test_gradient_of_closures_spans_and_save_times():
     """What f closes over, the ends of the span and the save times are differentiated, too."""
 

@@ -45,13 +45,13 @@ def end(p, f, alg=None, **options):
 #
 
 
-def pattern(fn, jac=None, places=None, *, apart=True, order=None):
+def pattern(fn, jac=None, places=None, *, apart=True):
     """The places of the entries, of a state of three."""
     u, t = jax.ShapeDtypeStruct((SIZE,), float), jax.ShapeDtypeStruct((), float)
     field, _ = trace(fn, u, (t,), t, rules=True)
     jac = jac and trace(jac, u, (t,), t, rules=True)[0]
     places = None if places is None else tuple(places.ravel().tolist())
-    return jacobian(field, product_of(field, jac, places, order), apart=apart).pattern
+    return jacobian(field, product_of(field, jac, places, None), apart=apart).pattern
 
 
 def coupled(u, p, t):
@@ -74,12 +74,6 @@ def test_zeros_are_those_of_the_prototype(apart):
 
 def test_zeros_that_are_written_in_jac_are_left_out():
     assert pattern(coupled, coupled_jac) == ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2))
-
-
-def test_rows_and_columns_of_another_order():
-    """Of the components 2, 0, 1."""
-    found = pattern(coupled, coupled_jac, order=(2, 0, 1))
-    assert found == ((0, 0), (0, 2), (1, 0), (1, 1), (1, 2), (2, 2))
 
 
 #

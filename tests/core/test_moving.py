@@ -1,4 +1,5 @@
-"""Jumps whose times move: values, first and second derivatives, compared with closed forms."""
+"""Jumps whose times move, of any field, condition and affect. (In closed form, to third order:
+tests/engines/compiled/test_event_derivatives.py and test_known_times.py.)"""
 
 import functools
 
@@ -10,17 +11,8 @@ import pytest
 from ensembleode.core.moving import crossing, jumped
 
 
-def hessian(fn):
-    return jax.jit(jax.hessian(fn))
-
-
 def goes_on(affect):
     return lambda u, t: (affect(u, t), False)
-
-
-#
-# Fields, conditions and affects of any kind: the saltation matrix
-#
 
 
 def some():
@@ -83,36 +75,6 @@ def test_second_derivatives_are_of_any_nesting():
     for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd)):
         found = jax.jit(outer(inner(on)))(u)
         np.testing.assert_allclose(found, forward, rtol=1e-10, atol=1e-10)
-
-
-#
-# Ends, parameters that change, known times
-#
-
-
-def test_a_parameter_that_an_affect_changes():
-    """It is a component of the state: growth at the rate `r` until `u = c`, decay at `s` from then;
-    in closed form."""
-
-    def field(v, t):
-        return jnp.stack([v[1] * v[0], 0.0 * v[1]])
-
-    def by_jump(x):
-        r, c, s = x
-        t = jax.lax.stop_gradient(jnp.log(c) / r)
-        v = jnp.stack([jnp.exp(r * t), r])
-        delta = crossing(field, lambda v, t: v[0] - c, v, t, 2)
-        affect = goes_on(lambda v, t: jnp.stack([v[0], -s * v[1]]))
-        on = jumped(field, affect, v, t, delta, order=2).on
-        return on[0] * jnp.exp(on[1] * (2.0 - t))
-
-    def closed(x):
-        r, c, s = x
-        return c * jnp.exp(-s * r * (2.0 - jnp.log(c) / r))
-
-    x = jnp.array([1.1, 2.0, 0.6])
-    np.testing.assert_allclose(by_jump(x), closed(x), rtol=1e-14)
-    np.testing.assert_allclose(hessian(by_jump)(x), hessian(closed)(x), rtol=1e-11)
 
 
 @pytest.mark.slow

@@ -417,25 +417,6 @@ def test_networks_of_other_weights_are_equal(net):
     assert same(*(program(x, X[:2], rules=True) for x in (net, other)))
 
 
-def test_rules_of_rules():
-    """Two functions whose first derivatives are the same, and the second ones not."""
-
-    def make(factor):
-        @jax.custom_jvp
-        def outer(x):
-            return jnp.sin(x)
-
-        @jax.custom_jvp
-        def inner(x):
-            return jnp.cos(x)
-
-        outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
-        inner.defjvp(lambda primals, tangents: (inner(*primals), factor * tangents[0]))
-        return outer
-
-    assert not same(*(program(make(factor), rules=True) for factor in (2.0, 3.0)))
-
-
 def with_rule(primal, slope):
     fn = jax.custom_jvp(primal)
     fn.defjvp(lambda primals, tangents: (fn(*primals), slope(*primals) * tangents[0]))
