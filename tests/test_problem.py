@@ -28,14 +28,14 @@ def context(index=2, repeat=1):
 
 @pytest.mark.parametrize(
     "u0",
-    [[1.0, 2.0], (1.0, 2.0), np.array([1.0, 2.0]), [np.float64(1), 2]],
-    ids=["list", "tuple", "numpy", "mixed"],
+    [[1.0, 2.0], (1.0, 2.0), np.array([1.0, 2.0]), [np.float64(1), 2], [[1.0], [2.0]]],
+    ids=["list", "tuple", "numpy", "mixed", "nested"],
 )
 def test_u0_becomes_an_array(u0):
     prob = eo.ODEProblem(linear, u0, (0.0, 1.0))
     assert isinstance(prob.u0, jax.Array)
     assert prob.u0.dtype == np.float64
-    np.testing.assert_array_equal(prob.u0, [1.0, 2.0])
+    np.testing.assert_array_equal(prob.u0.ravel(), [1.0, 2.0])
 
 
 def test_u0_of_a_number():

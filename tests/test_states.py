@@ -63,12 +63,6 @@ def exact(t, n=1):
 #
 
 
-@pytest.mark.parametrize("u0", [1.0, [1.0, 2.0], (1.0, 2.0), [[1.0], [2.0]], np.ones((2, 3))])
-def test_numbers_and_lists_of_them_are_arrays(u0):
-    assert isinstance(as_state(u0), jax.Array)
-    assert tree_of(as_state(u0)) is None
-
-
 @pytest.mark.parametrize(
     "u0",
     [

@@ -368,14 +368,6 @@ def test_lifting_leaves_the_function_alone():
     assert isinstance(LIFTED["default"].__defaults__[0], np.ndarray)
 
 
-def test_new_numbers_in_a_lifted_array():
-    u0s = U0S.copy()
-    prob_func = closing(u0s)
-    np.testing.assert_array_equal(lanes_of(prob_func).u0, U0S)
-    u0s += 1
-    np.testing.assert_array_equal(lanes_of(prob_func).u0, U0S + 1)
-
-
 class Picks:
     def __init__(self):
         self.u0s = U0S

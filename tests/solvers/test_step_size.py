@@ -184,16 +184,6 @@ def test_engines_take_the_same_steps(how):
     oracle.assert_same_steps(sims[0], expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["I", "PI42"])
-def test_tolerances_decide_about_the_error(name):
-    ends = [
-        eo.solve(predators(), stepsize_controller=CONTROLLERS[name], abstol=x, reltol=x).u[-1]
-        for x in (1e-5, 1e-8, 1e-12)
-    ]
-    errors = [float(jnp.abs(u - ends[-1]).max()) for u in ends[:-1]]
-    assert errors[1] < errors[0] / 50
-
-
 #
 # Norms
 #
