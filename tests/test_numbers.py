@@ -7,7 +7,7 @@ import textwrap
 
 # Three rows that no module knows: a bound of steps, a table of times, and what a function `g` of
 # the problem closes over. (In a process of its own, as modules read the table once.)
-_ADDED = """
+_PROGRAM = """
     import sys
 
     import numpy as np
@@ -46,41 +46,35 @@ _ADDED = """
         prob = eo.ODEProblem(f, jnp.ones(3, jnp.float32), (0.0, 1.0), 0.5, **options)
         ens = eo.EnsembleProblem(prob, prob_func)
         return job_for(ens, {}, jax.random.key(0), 4, "compiled", eo.Tsit5())[0]
+
+    for given, error in ((-1.0, ValueError), ("wide", TypeError)):
+        with pytest.raises(error, match="dtmax2 must be a positive, finite step size"):
+            job(prob_func=None, dtmax2=given)
+    with pytest.raises(TypeError, match="it is called dtmax2"):
+        job(widest_step=0.1)
+    with pytest.raises(ValueError, match="dtmax2 is given with a fixed step"):
+        job(adaptive=False, dt=0.1)
+    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(3), (0.0, 1.0), 0.5), varied)
+    for engine in ("compiled", "diffrax"):  # which have no use for them
+        sim = eo.solve(ens, trajectories=4, engine=engine, abstol=1e-6, reltol=1e-6)
+        np.testing.assert_allclose(sim.u[:, -1], np.exp(-0.5), rtol=1e-5)
+    with pytest.raises(ValueError, match="so dtmax2 must be the same for all"):
+        eo.solve(ens, eo.Tsit5(), eo.EnsembleColumns(), trajectories=4)
+
+    def digests(**options):
+        return fingerprint(job(prob_func=None, **options))
+
+    def differing(**options):
+        a, b = digests(), digests(**options)
+        return {name for name in {*a, *b} if a.get(name) != b.get(name)}
+
+    assert differing(dtmax2=0.1) == {"#dtmax2", "#which of them prob_func changes"}
+    assert "#stops" in differing(stops=jnp.array([0.1]))
+    assert "#g" in differing(g=lambda u, p, t: jnp.sin(u))
 """
 
 
-def in_process_with_rows(source):
-    program = textwrap.dedent(_ADDED) + textwrap.dedent(source)
+def test_rows_that_are_added_are_checked_and_told_apart():
+    program = textwrap.dedent(_PROGRAM)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_rows_that_are_added_are_checked_and_told_apart():
-    in_process_with_rows(
-        """
-        for given, error in ((-1.0, ValueError), ("wide", TypeError)):
-            with pytest.raises(error, match="dtmax2 must be a positive, finite step size"):
-                job(prob_func=None, dtmax2=given)
-        with pytest.raises(TypeError, match="it is called dtmax2"):
-            job(widest_step=0.1)
-        with pytest.raises(ValueError, match="dtmax2 is given with a fixed step"):
-            job(adaptive=False, dt=0.1)
-        ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(3), (0.0, 1.0), 0.5), varied)
-        for engine in ("compiled", "diffrax"):  # which have no use for them
-            sim = eo.solve(ens, trajectories=4, engine=engine, abstol=1e-6, reltol=1e-6)
-            np.testing.assert_allclose(sim.u[:, -1], np.exp(-0.5), rtol=1e-5)
-        with pytest.raises(ValueError, match="so dtmax2 must be the same for all"):
-            eo.solve(ens, eo.Tsit5(), eo.EnsembleColumns(), trajectories=4)
-
-        def digests(**options):
-            return fingerprint(job(prob_func=None, **options))
-
-        def differing(**options):
-            a, b = digests(), digests(**options)
-            return {name for name in {*a, *b} if a.get(name) != b.get(name)}
-
-        assert differing(dtmax2=0.1) == {"#dtmax2", "#which of them prob_func changes"}
-        assert "#stops" in differing(stops=jnp.array([0.1]))
-        assert "#g" in differing(g=lambda u, p, t: jnp.sin(u))
-        """
-    )
