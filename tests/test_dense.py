@@ -43,11 +43,6 @@ def rounding(cls, dtype=float):
     return 16 * np.finfo(dtype).eps * (4 + sum(abs(w) for row in weights for w in row) / 10)
 
 
-#
-# The same as saveat
-#
-
-
 @pytest.mark.parametrize("dtype", [np.float64, slow_unless(False, np.float32)])
 @pytest.mark.parametrize("tspan", [(0.0, 2.0), slow_unless(False, (2.0, 0.0))])
 @pytest.mark.parametrize(
@@ -114,11 +109,6 @@ def test_of_methods_of_diffrax(alg):
     assert np.isnan(late(TS)[~inside]).all()
 
 
-#
-# Order, derivatives by time
-#
-
-
 @pytest.mark.parametrize(
     "cls", [slow_unless(c is eo.BS5, c) for c in (eo.Tsit5, eo.BS5, eo.Vern7, eo.Vern9, eo.RK4)]
 )
@@ -140,11 +130,6 @@ def test_what_is_no_order(deriv):
     sol = eo.solve(prob(), save_everystep=True)
     with pytest.raises(ValueError, match=r"deriv must be the order of a derivative.*got"):
         sol(0.5, deriv=deriv)
-
-
-#
-# Gradients
-#
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -183,11 +168,6 @@ def test_failed_trajectories_give_no_nan_to_others(engine):
         (_, u), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.array(1.0), t)
         np.testing.assert_array_equal(np.isfinite(u), reached)
         np.testing.assert_allclose(slope, t * (0.5 / (1 - 0.5 * t)) ** 2, rtol=0.05)
-
-
-#
-# States, functions and places of all kinds
-#
 
 
 @pytest.mark.slow
@@ -252,11 +232,6 @@ def test_solutions_out_of_transformations():
         return eo.solve(ens, trajectories=2, save_everystep=True, maxiters=64)[i](0.7)
 
     np.testing.assert_allclose(of_index(1), expected[1], rtol=1e-12)
-
-
-#
-# Stores
-#
 
 
 @pytest.mark.parametrize("cls", [slow_unless(False, eo.Vern9), eo.Tsit5])

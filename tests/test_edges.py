@@ -42,11 +42,6 @@ def spans(t0s, t1s, **options):
     )
 
 
-#
-# Spans of no length
-#
-
-
 @pytest.mark.parametrize(
     ("options", "rows"),
     [
@@ -89,11 +84,6 @@ def test_gradients_of_a_span_of_no_length(solve):
         assert [x.squeeze().tolist() for x in got] == [1.0, 0.0, 0.0]
 
 
-#
-# The end, not saved
-#
-
-
 @pytest.mark.slow
 def test_the_end_is_not_saved(solve):
     ens = spans([0.0, 1.0], [1.0, 0.25])
@@ -122,11 +112,6 @@ def test_the_end_is_not_saved_under_jit(solve):
     np.testing.assert_allclose(last(0.5), [2 * np.exp(0.375), 1.5 * np.exp(0.375)], rtol=1e-6)
 
 
-#
-# Steps against time
-#
-
-
 def test_a_step_against_time_is_refused(solve):
     prob = eo.ODEProblem(linear, jnp.array([2.0]), (0.0, 1.0), 0.5)
     backwards = eo.remake(prob, tspan=(1.0, 0.0))
@@ -153,11 +138,6 @@ def test_a_step_of_a_trajectory_against_time_is_refused(solve):
     assert solve(ens, trajectories=2).successful.all()
 
 
-#
-# Without jit
-#
-
-
 @pytest.mark.parametrize(
     "options", [{}, slow_unless(False, {"saveat": np.array([0.5, 1.0])})], ids=str
 )
@@ -171,11 +151,6 @@ def test_without_jit(solve, options):
     with jax.disable_jit():
         found = jax.value_and_grad(end)(0.5)
     np.testing.assert_allclose(found, jax.value_and_grad(end)(0.5), rtol=1e-13)
-
-
-#
-# Rows of times that end early
-#
 
 
 ROWS = {

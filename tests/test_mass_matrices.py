@@ -190,11 +190,6 @@ def test_an_entry_that_is_zero_at_the_start():
     np.testing.assert_allclose(sol.u[-1], [0.5, -0.5 / 0.75, 1 / 0.75], rtol=1e-7)
 
 
-#
-# Orders
-#
-
-
 @few()
 def test_orders_of_convergence(alg):
     """The orders of both components, for an equation of index one that is not linear."""
@@ -354,11 +349,6 @@ def test_of_states_that_are_pytrees():
         prob = eo.ODEProblem(eo.ODEFunction(f, mass_matrix=mass), u0, (0.0, 1.0), 1.3)
         sol = eo.solve(prob, eo.Rodas5P(), **TIGHT)
         np.testing.assert_allclose(sol.u["a"][-1], np.sin(0.9 - 1.3), atol=1e-8)
-
-
-#
-# Starts
-#
 
 
 def test_an_inconsistent_start_has_a_return_code_and_neighbours_keep_their_bits():
@@ -768,11 +758,6 @@ def test_services_solve_with_mass_matrices():
     np.testing.assert_allclose(np.array(answer.json()["u"])[:, 0], exact, atol=1e-7)
 
 
-#
-# With a Jacobian, and every step
-#
-
-
 @pytest.mark.slow
 def test_with_a_jacobian_and_steps_made_again():
     def jac(u, p, t):
@@ -789,11 +774,6 @@ def test_with_a_jacobian_and_steps_made_again():
         for f in (CIRCLE, f)
     ]
     np.testing.assert_allclose(*grads, rtol=1e-10)
-
-
-#
-# Errors
-#
 
 
 def test_errors_name_the_argument():

@@ -40,11 +40,6 @@ def end(p, f, alg=None, **options):
     return eo.solve(prob, alg or eo.Rodas4(), **options).u[-1]
 
 
-#
-# The program
-#
-
-
 def pattern(fn, jac=None, places=None, *, apart=True):
     """The places of the entries, of a state of three."""
     u, t = jax.ShapeDtypeStruct((SIZE,), float), jax.ShapeDtypeStruct((), float)
@@ -74,11 +69,6 @@ def test_zeros_are_those_of_the_prototype(apart):
 
 def test_zeros_that_are_written_in_jac_are_left_out():
     assert pattern(coupled, coupled_jac) == ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2))
-
-
-#
-# Solves
-#
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +168,6 @@ def test_it_is_a_function_and_other_methods_take_it_for_one():
     u, p, t = jnp.full(SIZE, 0.5), jnp.array(0.8), jnp.array(0.1)
     np.testing.assert_array_equal(f(u, p, t), chain(u, p, t))
     np.testing.assert_array_equal(end(p, f, eo.Tsit5()), end(p, chain, eo.Tsit5()))
-
-
-#
-# Errors
-#
 
 
 def solved(**known):

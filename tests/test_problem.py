@@ -216,11 +216,6 @@ def test_tspan_of_arrays_inside_a_trace(caplog):
     np.testing.assert_array_equal(eo.solve(point).u, np.stack([u0s[0]] * 2))
 
 
-#
-# Options
-#
-
-
 def test_options_of_solve_win_over_those_of_the_problem_over_the_defaults():
     options = resolve({"saveat": 0.1, "abstol": 1e-9}, {"abstol": 1e-4, "saveat": None})
     assert options["saveat"] == 0.1
@@ -246,11 +241,6 @@ def test_options_kept_with_the_problem_are_used():
     prob = decay(saveat=[0.25, 0.5])
     np.testing.assert_array_equal(eo.solve(prob).t, [0.25, 0.5])
     np.testing.assert_array_equal(eo.solve(prob, saveat=[0.1, 0.9]).t, [0.1, 0.9])
-
-
-#
-# Contexts
-#
 
 
 def test_types_of_solutions_are_known():

@@ -200,11 +200,6 @@ def test_each_condition_rises_and_falls_once(several, wave):
         np.testing.assert_array_equal(events.which[:, :4], np.tile([0, 1, 0, 1], (n, 1)))
 
 
-#
-# Derivatives
-#
-
-
 def weighted(*arrays):
     return sum(jnp.sum(x**2 * jnp.cos(1.0 + jnp.arange(float(x.size)))) for x in arrays)
 

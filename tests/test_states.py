@@ -274,11 +274,6 @@ def test_other_numbers_compile_nothing(compiles):
     np.testing.assert_allclose(again[0, -1], 3 * np.cos(2.0), rtol=1e-8)
 
 
-#
-# Names
-#
-
-
 def sir(u, p, t):
     infected = p * u["S"] * u["I"]
     return {"R": u["I"], "I": infected - u["I"], "S": -infected}

@@ -25,11 +25,6 @@ def both_sizes(fn, *args, **options):
     return [program for u in (U, V) for program in agree(fn, u, *args, **options)]
 
 
-#
-# Branches
-#
-
-
 @pytest.mark.parametrize("k", [-1, 0, 1, 2, 5])
 def test_switches(k):
     branches = [jnp.sin, lambda x: x[::-1] * 2, lambda x: jnp.zeros_like(x)]
@@ -233,11 +228,6 @@ def test_constants_of_all_kinds():
     agree(lambda u, p, t: jnp.concatenate([u, jnp.zeros(0), jnp.full(3, jnp.nan)]), U)
     agree(lambda u, p, t: jnp.eye(4) @ u + jnp.arange(4.0) - jnp.arange(1.0), U)
     agree(lambda u, p, t: t, 1.0)
-
-
-#
-# Calls
-#
 
 
 @jax.custom_jvp

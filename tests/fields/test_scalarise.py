@@ -123,11 +123,6 @@ def test_constants_fold_as_jax_computes(name, x, y, dtype):
     assert agree(lambda z: fn(z, lax.full_like(z, y)), x, rtol=rtol)
 
 
-#
-# The numbers with which arithmetic goes its own way
-#
-
-
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, np.inf, -np.inf, np.nan)
 BINARY_OPERATIONS = {
     "add": lax.add,

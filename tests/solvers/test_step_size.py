@@ -70,11 +70,6 @@ def steps_of(sol):
     return np.diff(np.asarray(sol.t))
 
 
-#
-# Powers
-#
-
-
 @hp.given(st.floats(-125, 125, width=32))
 def test_powers(x):
     def of(fn, x):
@@ -84,11 +79,6 @@ def test_powers(x):
     assert of(log2, of(exp2, x)) == pytest.approx(x, abs=2e-3)
     assert of(arctan, x) == pytest.approx(math.atan(x), rel=5e-7)
     assert of(arctan, of(exp2, x)) == pytest.approx(math.atan(of(exp2, x)), rel=5e-7)
-
-
-#
-# Controllers
-#
 
 
 def by_formula(controller, order, embedded, errors):
@@ -184,11 +174,6 @@ def test_engines_take_the_same_steps(how):
     oracle.assert_same_steps(sims[0], expected, rtol=1e-7)
 
 
-#
-# Norms
-#
-
-
 def test_norms():
     values = tuple(jnp.array([x]) for x in (3.0, -4.0, 0.0))
     for norm, expected in ((eo.RMSNorm(), (25 / 3) ** 0.5), (eo.MaxNorm(), 4), (MeanNorm(), 7 / 3)):
@@ -226,11 +211,6 @@ def test_steps_to_what_is_not_finite_are_rejected(engine, norm):
     sol = eo.solve(prob, engine=engine, internalnorm=norm, dt=100.0)
     assert sol.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(sol.u[-1], [0.0025, np.exp(-1.9)], rtol=0.05)
-
-
-#
-# Bounds of steps
-#
 
 
 @pytest.mark.parametrize(

@@ -161,11 +161,6 @@ def test_a_misprint_shows():
         assert max(interpolant_residual(x._replace(weights=weights), n) for n in (1, 2)) > 1e-10
 
 
-#
-# The integration
-#
-
-
 @methods(ALL_BUT)
 def test_interpolants_that_are_all_but_of_the_order_of_the_steps(cls):
     """Vern7's as published, to all its 40 digits; those of Vern6 and Vern8 by choice."""

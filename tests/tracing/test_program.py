@@ -489,11 +489,6 @@ def test_what_has_no_reverse_derivative_can_be_traced(fn):
     np.testing.assert_allclose(traced(consts, X), fn(X))
 
 
-#
-# Dependence
-#
-
-
 def test_depends_on():
     fn = program(lambda a, b, c: (a, a * b, 2.0, {"d": c, "e": jnp.sin(a) + c}), 1.0, 1.0, 1.0)
     assert fn.depends_on([True, False, False]) == [True, True, False, False, True]
@@ -531,11 +526,6 @@ def test_depends_on_through_loops_and_branches():
         lambda a, b: jnp.where(b > 0, a, 1.0),
     ):
         assert program(fn, 1.0, 1.0).depends_on([False, True]) == [True]
-
-
-#
-# Evaluation
-#
 
 
 def polynomial(x, y):
@@ -581,11 +571,6 @@ def test_a_program_is_a_static_argument(compiles):
         fn, consts = trace(lambda x, a=a: jnp.sinh(a * x), X)
         np.testing.assert_allclose(run(fn, consts, X), np.sinh(a * X))
     assert compiles.count == 1
-
-
-#
-# Static
-#
 
 
 def test_static():
