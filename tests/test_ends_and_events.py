@@ -27,11 +27,6 @@ def decay(k, callback, end=40.0, **options):
     return eo.solve(prob, **TIGHT, **options)
 
 
-#
-# Many events
-#
-
-
 def doses(n):
     return eo.PresetTimeCallback(jnp.arange(1.0, n + 1.0), added)
 
@@ -116,11 +111,6 @@ def test_as_many_as_said():
     sol = jax.jit(lambda rate: clock(rate, most=7))(4.06)
     assert sol.retcode == eo.ReturnCode.MaxEvents
     assert sol.events.t.shape == (7,)
-
-
-#
-# Ends
-#
 
 
 def lands(level):
@@ -256,11 +246,6 @@ def test_ends_on_disk(tmp_path):
     assert data.identical(again)
     np.testing.assert_array_equal(data["end.t"], expected.end.t)
     assert data["p_at.v"].dims == ("trajectory", "time")
-
-
-#
-# What is saved at events
-#
 
 
 def dosed(k, times, saved, after):

@@ -51,11 +51,6 @@ def solved():
     return eo.solve(ens, trajectories=2, save_everystep=True, abstol=1e-9, reltol=1e-9)
 
 
-#
-# Return codes
-#
-
-
 def test_return_codes():
     """Their values are part of the contract: they are stored."""
     assert {c.name: c.value for c in eo.ReturnCode} == {
@@ -107,11 +102,6 @@ def test_the_states_of_a_solution_are_in_u():
         solution()[0][1]
     with pytest.raises(TypeError, match="not indexed"):
         list(solution()[0])
-
-
-#
-# Indexing
-#
 
 
 def test_a_trajectory():
@@ -251,11 +241,6 @@ def test_a_reduced_ensemble_has_no_trajectories():
         list(sim)
 
 
-#
-# As an array
-#
-
-
 @pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
 @pytest.mark.parametrize("state", [(), (2,), (2, 5)], ids=str)
 def test_as_an_array(state, make):
@@ -293,11 +278,6 @@ def test_one_solution_as_an_array():
     np.testing.assert_array_equal(np.asarray(solution()[1]), solution().u[1])
 
 
-#
-# As a pytree
-#
-
-
 def test_through_tree_map():
     sim = solution()
     twice = jax.tree.map(lambda x: 2 * x, sim)
@@ -329,11 +309,6 @@ def test_one_solution_through_jit():
     sol = jax.jit(lambda sol: jax.tree.map(lambda x: 2 * x, sol))(solution()[1])
     assert isinstance(sol, eo.ODESolution)
     np.testing.assert_array_equal(sol.u, 2 * solution().u[1])
-
-
-#
-# As text
-#
 
 
 def test_repr_of_an_ensemble():
@@ -408,11 +383,6 @@ def test_repr_of_what_comes_out_of_jit():
 def test_repr_of_what_was_mapped(make):
     """A pytree may hold anything; to show it never raises."""
     assert "Solution" in repr(make(solution()[0]))
-
-
-#
-# Interpolation
-#
 
 
 def sampled(coefficients, ts):
@@ -538,11 +508,6 @@ def test_interpolation_over_no_time():
     value, gradient = jax.jit(jax.value_and_grad(at_start))(jnp.array(-0.5))
     assert value == 1
     assert gradient == 0
-
-
-#
-# One type, whatever the batches
-#
 
 
 def of_kind(kind, datas):

@@ -47,11 +47,6 @@ def laid_out(span, dtype, start=True):
     return t0, t1, step, times, count
 
 
-#
-# A grid
-#
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings
 @hypothesis.given(span=spans(furthest=0.0) | spans())
@@ -170,11 +165,6 @@ def test_grid_of_several_spans_is_each_alone_filled_up(start, ends, step, extra)
         assert count == len(expected)
         np.testing.assert_array_equal(row[:count], expected)
         assert (row[count:] == t1).all()
-
-
-#
-# What options ask for
-#
 
 
 def test_ends_by_default():

@@ -267,11 +267,6 @@ def test_columns_share_their_steps():
     assert (np.asarray(sim.stats.naccept) >= 50).all()
 
 
-#
-# With everything else
-#
-
-
 @pytest.mark.parametrize(
     ("engine", "how"),
     [
