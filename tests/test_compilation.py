@@ -143,20 +143,6 @@ def test_programs_of_old_problems_are_forgotten(compiles):
     assert len(calls) == RECENT + 2
 
 
-def test_a_rebound_global_is_not_stale(alg):
-    scale = {"value": 1.0}
-
-    def f(u, p, t):
-        return -scale["value"] * u
-
-    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0)))
-    ends = []
-    for scale["value"] in (1.0, 2.0, 1.0):
-        sim = eo.solve(ens, None, alg, trajectories=2, abstol=1e-9, reltol=1e-9)
-        ends.append(float(sim.u[0, -1, 0]))
-    np.testing.assert_allclose(ends, np.exp([-1, -2, -1]), rtol=1e-7)
-
-
 @pytest.mark.parametrize("batch_size", [slow_unless(False, None), 2])
 def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     def loss(theta):
@@ -210,19 +196,6 @@ def test_custom_derivatives_are_not_confused():
 
     for factor in (1.0, 2.0, 1.0):
         np.testing.assert_allclose(gradient(factor), np.exp(-factor), rtol=1e-6)
-
-
-def test_prob_func_is_called_twice(alg):
-    """Traced, it costs two calls of Python at most, whatever the number of trajectories."""
-    calls = []
-
-    def prob_func(prob, ctx):
-        calls.append(ctx.index)
-        return eo.remake(prob, u0=prob.u0 * ctx.sim_id)
-
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
-    eo.solve(eo.EnsembleProblem(prob, prob_func), None, alg, trajectories=20, batch_size=5)
-    assert len(calls) == 2  # the second to see that it makes the same
 
 
 def test_what_is_met_again_is_called_once(alg):

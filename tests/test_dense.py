@@ -43,11 +43,6 @@ def rounding(cls, dtype=float):
     return 16 * np.finfo(dtype).eps * (4 + sum(abs(w) for row in weights for w in row) / 10)
 
 
-#
-# The same as saveat
-#
-
-
 @pytest.mark.parametrize("dtype", [np.float64, slow_unless(False, np.float32)])
 @pytest.mark.parametrize("tspan", [(0.0, 2.0), slow_unless(False, (2.0, 0.0))])
 @pytest.mark.parametrize(
@@ -114,29 +109,6 @@ def test_of_methods_of_diffrax(alg):
     assert np.isnan(late(TS)[~inside]).all()
 
 
-#
-# Order, derivatives by time
-#
-
-
-@pytest.mark.parametrize(
-    "cls", [slow_unless(c.order > 5, c) for c in METHODS if c is not eo.ExplicitRK]
-)
-def test_order_between_steps(cls):
-    """From an exact state, one step of half the size is 2^(order + 1) times as exact in it."""
-    order = cls.tableau.interpolant.order
-
-    def error(h):
-        given = eo.ODEProblem(lambda u, p, t: jnp.stack([u[1], -u[0]]), [1.0, 0.0], (0.0, h))
-        sol = eo.solve(given, cls(), dt=h, adaptive=False, save_everystep=True)
-        assert len(sol) == 2
-        ts = h * np.array([0.2, 0.45, 0.7])
-        return np.abs(sol(ts) - np.stack([np.cos(ts), -np.sin(ts)], -1)).max()
-
-    h = 0.8 if order >= 6 else 0.2
-    assert np.log2(error(h) / error(h / 2)) > order + 0.6
-
-
 @pytest.mark.parametrize(
     "cls", [slow_unless(c is eo.BS5, c) for c in (eo.Tsit5, eo.BS5, eo.Vern7, eo.Vern9, eo.RK4)]
 )
@@ -158,11 +130,6 @@ def test_what_is_no_order(deriv):
     sol = eo.solve(prob(), save_everystep=True)
     with pytest.raises(ValueError, match=r"deriv must be the order of a derivative.*got"):
         sol(0.5, deriv=deriv)
-
-
-#
-# Gradients
-#
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -201,11 +168,6 @@ def test_failed_trajectories_give_no_nan_to_others(engine):
         (_, u), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(jnp.array(1.0), t)
         np.testing.assert_array_equal(np.isfinite(u), reached)
         np.testing.assert_allclose(slope, t * (0.5 / (1 - 0.5 * t)) ** 2, rtol=0.05)
-
-
-#
-# States, functions and places of all kinds
-#
 
 
 @pytest.mark.slow
@@ -270,11 +232,6 @@ def test_solutions_out_of_transformations():
         return eo.solve(ens, trajectories=2, save_everystep=True, maxiters=64)[i](0.7)
 
     np.testing.assert_allclose(of_index(1), expected[1], rtol=1e-12)
-
-
-#
-# Stores
-#
 
 
 @pytest.mark.parametrize("cls", [slow_unless(False, eo.Vern9), eo.Tsit5])

@@ -196,11 +196,6 @@ def test_errors():
         eo.EnsembleGPUArray(devices=[])
 
 
-#
-# How many there are is decided when JAX starts
-#
-
-
 def run(code, **variables):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_", "ENSEMBLEODE"))}
     done = subprocess.run(
@@ -211,11 +206,6 @@ def run(code, **variables):
         check=False,
     )
     return done.stdout.strip(), done.stderr
-
-
-#
-# Where arrays are
-#
 
 
 def decays(rate, alg=None, **how):

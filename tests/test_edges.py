@@ -11,6 +11,7 @@ import pytest
 import ensembleode as eo
 
 from .marks import slow_unless
+from .problems import linear
 
 
 ALGS = {
@@ -32,22 +33,13 @@ def solve(request):
     return solve
 
 
-def growth(u, p, t):
-    return p * u
-
-
 def spans(t0s, t1s, **options):
     """Each trajectory with its own span."""
     t0s, t1s = jnp.asarray(t0s), jnp.asarray(t1s)
-    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5, **options)
+    prob = eo.ODEProblem(linear, jnp.array([2.0]), (0.0, 1.0), 0.5, **options)
     return eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, tspan=(t0s[ctx.index], t1s[ctx.index]))
     )
-
-
-#
-# Spans of no length
-#
 
 
 @pytest.mark.parametrize(
@@ -66,7 +58,7 @@ def spans(t0s, t1s, **options):
 )
 def test_a_span_of_no_length_is_its_start(solve, options, rows):
     def of(u0, p, t):
-        return solve(eo.ODEProblem(growth, u0, (t, t), p), **options)
+        return solve(eo.ODEProblem(linear, u0, (t, t), p), **options)
 
     u0 = jnp.array([2.0])
     sol = of(u0, 0.5, 1.0)
@@ -86,15 +78,10 @@ def test_gradients_of_a_span_of_no_length(solve):
     for options in ({}, {"saveat": jnp.array([1.0])}, {"save_everystep": True, "maxiters": 16}):
 
         def end(u0, p, t1, options=options):
-            return solve(eo.ODEProblem(growth, u0, (1.0, t1), p), **options).u[0, 0]
+            return solve(eo.ODEProblem(linear, u0, (1.0, t1), p), **options).u[0, 0]
 
         got = jax.grad(end, argnums=(0, 1, 2))(jnp.array([2.0]), 0.5, 1.0)
         assert [x.squeeze().tolist() for x in got] == [1.0, 0.0, 0.0]
-
-
-#
-# The end, not saved
-#
 
 
 @pytest.mark.slow
@@ -115,7 +102,7 @@ def test_the_end_is_not_saved(solve):
 
 
 def test_the_end_is_not_saved_under_jit(solve):
-    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+    prob = eo.ODEProblem(linear, jnp.array([2.0]), (0.0, 1.0), 0.5)
 
     @jax.jit
     @jax.value_and_grad
@@ -125,13 +112,8 @@ def test_the_end_is_not_saved_under_jit(solve):
     np.testing.assert_allclose(last(0.5), [2 * np.exp(0.375), 1.5 * np.exp(0.375)], rtol=1e-6)
 
 
-#
-# Steps against time
-#
-
-
 def test_a_step_against_time_is_refused(solve):
-    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+    prob = eo.ODEProblem(linear, jnp.array([2.0]), (0.0, 1.0), 0.5)
     backwards = eo.remake(prob, tspan=(1.0, 0.0))
     for options in ({}, {"adaptive": False}):
         with pytest.raises(
@@ -149,23 +131,18 @@ def test_a_step_against_time_is_refused(solve):
 
 def test_a_step_of_a_trajectory_against_time_is_refused(solve):
     dts = jnp.array([0.1, 0.2, -0.1])
-    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+    prob = eo.ODEProblem(linear, jnp.array([2.0]), (0.0, 1.0), 0.5)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, dt=dts[ctx.index]))
     with pytest.raises(ValueError, match=r"dt=-0\.1 .*\(first of trajectory 2\)"):
         solve(ens, trajectories=3)
     assert solve(ens, trajectories=2).successful.all()
 
 
-#
-# Without jit
-#
-
-
 @pytest.mark.parametrize(
     "options", [{}, slow_unless(False, {"saveat": np.array([0.5, 1.0])})], ids=str
 )
 def test_without_jit(solve, options):
-    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+    prob = eo.ODEProblem(linear, jnp.array([2.0]), (0.0, 1.0), 0.5)
 
     def end(p):
         sim = solve(spans([0.0, 0.0], [1.0, 2.0], **options), trajectories=2)
@@ -174,11 +151,6 @@ def test_without_jit(solve, options):
     with jax.disable_jit():
         found = jax.value_and_grad(end)(0.5)
     np.testing.assert_allclose(found, jax.value_and_grad(end)(0.5), rtol=1e-13)
-
-
-#
-# Rows of times that end early
-#
 
 
 ROWS = {
@@ -198,7 +170,7 @@ def test_rows_that_end_early(solve, direction, way):
 
     def saved(p, u0s, fixed, rows=rows):
         prob = eo.ODEProblem(
-            growth, jnp.array([1.0]), (0.0, 1.0) if direction > 0 else (1.0, 0.0), p
+            linear, jnp.array([1.0]), (0.0, 1.0) if direction > 0 else (1.0, 0.0), p
         )
 
         def prob_func(prob, ctx):
@@ -284,7 +256,7 @@ def test_what_is_not_meant_ends_a_row(meant, more, direction, nothing):
 @pytest.mark.parametrize("way", ["every step", "an event", "a failure"])
 def test_padding_is_no_error(way, debug):
     """Where JAX looks for numbers that aren't finite: rows that aren't reached hold such."""
-    prob = eo.ODEProblem(growth, jnp.ones(2), (0.0, 1.0), -1.0)
+    prob = eo.ODEProblem(linear, jnp.ones(2), (0.0, 1.0), -1.0)
     event = eo.ContinuousCallback(
         lambda u, t, integrator: u[0] - 0.5, lambda integrator: integrator
     )

@@ -27,11 +27,6 @@ def decay(k, callback, end=40.0, **options):
     return eo.solve(prob, **TIGHT, **options)
 
 
-#
-# Many events
-#
-
-
 def doses(n):
     return eo.PresetTimeCallback(jnp.arange(1.0, n + 1.0), added)
 
@@ -81,15 +76,6 @@ def test_events_beyond_the_record_act(monkeypatch):
     monkeypatch.setattr(every_event, "_MOST_TRACED", 20)
     logs.log_once.cache_clear()
     rate = 4.06
-    with_record(rate)
-    jitted = jax.jit(jax.value_and_grad(lambda rate: clock(rate).u[-1, 1]))
-    value, slope = jitted(rate)
-    # Tick number i is at i / rate.
-    total = np.arange(1.0, 41.0).sum()
-    np.testing.assert_allclose([value, slope], [total / rate, -total / rate**2], rtol=1e-8)
-
-
-def with_record(rate):
     sol = jax.jit(clock)(rate)
     assert sol.events.t.shape == (20,)
     assert sol.events.count == 40
@@ -97,6 +83,11 @@ def with_record(rate):
     np.testing.assert_allclose(sol.events.t, np.arange(1.0, 21.0) / rate, rtol=1e-9)
     slopes = jax.jit(jax.jacrev(lambda rate: clock(rate).events.t))(rate)
     np.testing.assert_allclose(slopes, -np.arange(1.0, 21.0) / rate**2, rtol=1e-7)
+    jitted = jax.jit(jax.value_and_grad(lambda rate: clock(rate).u[-1, 1]))
+    value, slope = jitted(rate)
+    # Tick number i is at i / rate.
+    total = np.arange(1.0, 41.0).sum()
+    np.testing.assert_allclose([value, slope], [total / rate, -total / rate**2], rtol=1e-8)
 
 
 def test_one_warning_for_a_limit(caplog):
@@ -122,21 +113,16 @@ def test_as_many_as_said():
     assert sol.events.t.shape == (7,)
 
 
-#
-# Ends
-#
-
-
 def lands(level):
     return eo.ContinuousCallback(lambda u, t, integrator: u[0] - level, None, eo.terminate)
 
 
-def falling(speed, callback, span=(0.0, 5.0), **options):
-    prob = eo.ODEProblem(
-        lambda u, p, t: jnp.stack([-p, 1.0 + 0.0 * p]), jnp.array([2.0, 0.0]), span, speed,
-        callback=callback,
+def falling(speed):
+    """It lands, unless it is slow."""
+    return eo.ODEProblem(
+        lambda u, p, t: jnp.stack([-p, 1.0 + 0.0 * p]), jnp.array([2.0, 0.0]), (0.0, 5.0), speed,
+        callback=lands(0.0), **TIGHT,
     )  # fmt: skip
-    return eo.solve(prob, **TIGHT, **options)
 
 
 SAVED = {
@@ -156,20 +142,17 @@ def test_where_a_solve_stopped_is_its_last_row(how):
     options = SAVED[how]
 
     def last(speed):
-        sol = falling(speed, lands(0.0), **options)
+        sol = eo.solve(falling(speed), **options)
         return jnp.stack([sol.t[-1], *sol.u[-1]])
 
     speeds = jnp.array([2.0, 4.0, 0.1])  # the last one doesn't land
 
     def ensemble(speeds, output_func=None):
-        prob = eo.ODEProblem(
-            lambda u, p, t: jnp.stack([-p, 1.0 + 0.0 * p]), jnp.array([2.0, 0.0]), (0.0, 5.0), 1.0,
-            callback=lands(0.0),
-        )  # fmt: skip
-        ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, p=speeds[ctx.index]), output_func
-        )
-        return eo.solve(ens, trajectories=3, **TIGHT, **options)
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=speeds[ctx.index])
+
+        ens = eo.EnsembleProblem(falling(1.0), prob_func, output_func)
+        return eo.solve(ens, trajectories=3, **options)
 
     def of_output(speeds):
         def output_func(sol, ctx):
@@ -203,7 +186,7 @@ def test_where_a_solve_stopped_is_its_last_row(how):
 @pytest.mark.parametrize("options", [{}, {"saveat": 0.6}])
 def test_second_derivatives_of_ends(options):
     def last(speed):
-        sol = falling(speed, lands(0.0), **options)
+        sol = eo.solve(falling(speed), **options)
         return jnp.stack([sol.t[-1], *sol.u[-1]])
 
     found = jax.jit(jax.jacfwd(jax.jacrev(last)))(2.0)
@@ -263,11 +246,6 @@ def test_ends_on_disk(tmp_path):
     assert data.identical(again)
     np.testing.assert_array_equal(data["end.t"], expected.end.t)
     assert data["p_at.v"].dims == ("trajectory", "time")
-
-
-#
-# What is saved at events
-#
 
 
 def dosed(k, times, saved, after):

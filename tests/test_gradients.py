@@ -251,15 +251,6 @@ def test_failed_trajectories_do_not_spoil_the_gradient(name, sensealg):
     np.testing.assert_allclose(gradient, np.sum(good**2 / (1 - good) ** 2), rtol=1e-7)
 
 
-# (By default those of tests/engines/test_implicit.py.)
-@pytest.mark.slow
-def test_implicit_solver(expected):
-    loss, x = loss_of("lotka_volterra", eo.EnsembleGPUArray(), solver=eo.Kvaerno5())
-    got = jax.jit(jax.grad(loss))(x)
-    for key, value in expected.items():
-        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
-
-
 def test_gradient_of_closures_spans_and_save_times():
     """What f closes over, the ends of the span and the save times are differentiated, too."""
 
@@ -291,18 +282,3 @@ def test_every_step(name):
     value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.array(-1.0))
     np.testing.assert_allclose(value, 3 * (np.exp(-1) + np.exp(-0.5)), rtol=1e-5)
     np.testing.assert_allclose(gradient, 3 * (np.exp(-1) + 0.5 * np.exp(-0.5)), rtol=1e-4)
-
-
-def test_one_problem_under_every_transformation():
-    """A single problem, every step saved, eagerly, in jit, grad and vmap."""
-
-    def middle(rate):
-        prob = eo.ODEProblem(linear, jnp.array([1.0]), (0.0, 1.0), rate)
-        return eo.solve(prob, save_everystep=True, maxiters=64, abstol=1e-9, reltol=1e-9)(0.5)[0]
-
-    rate = jnp.array(-1.0)
-    for way in (middle, jax.jit(middle)):
-        np.testing.assert_allclose(way(rate), np.exp(-0.5), rtol=1e-4)
-    np.testing.assert_allclose(jax.jit(jax.grad(middle))(rate), 0.5 * np.exp(-0.5), rtol=1e-3)
-    rates = jnp.array([-1.0, -2.0])
-    np.testing.assert_allclose(jax.vmap(middle)(rates), np.exp(0.5 * rates), rtol=1e-4)

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.extended_state import Extension, held_like, users_field, with_held
-from ensembleode.tracing.program import trace
 
 from .marks import slow_unless
 from .problems import decay, linear, lorenz, scaled
@@ -84,9 +82,7 @@ def test_the_solution_and_its_steps_are_as_without(engine, options):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "derivative", [jax.grad, slow_unless(False, jax.jacfwd), slow_unless(False, jax.hessian)]
-)
+@pytest.mark.parametrize("derivative", [jax.grad, slow_unless(False, jax.jacfwd), jax.hessian])
 def test_derivatives(engine, derivative):
     def end(rate, start):
         prob = eo.remake(decaying(rate), u0=start * jnp.array([1.0, 2.0]))
@@ -97,14 +93,6 @@ def test_derivatives(engine, derivative):
 
     got, expected = (derivative(fn, argnums=(0, 1))(0.7, 1.5) for fn in (end, exact))
     np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-9)
-
-
-def test_a_second_derivative():
-    def end(rate):
-        return eo.solve(decaying(rate), **TIGHT).integral["area"][-1]
-
-    expected = jax.hessian(exact_area)(0.7, 2.0)
-    np.testing.assert_allclose(jax.hessian(end)(0.7), expected, rtol=1e-8)
 
 
 def test_gradients_of_an_ensemble_by_what_each_has_and_all_share():
@@ -325,27 +313,3 @@ def test_all_trajectories_have_one_or_none():
 
     with pytest.raises(ValueError, match="varies the"):
         eo.solve(eo.EnsembleProblem(decay(), prob_func), trajectories=2)
-
-
-def test_numbers_that_are_held():
-    """The field reads them from the state, where their derivative is zero."""
-    weights = jnp.array([2.0, 3.0])
-    f, consts = trace(
-        lambda u, p, t: p[0] * u * weights + p[1], jnp.ones(2), (1.0, jnp.ones(2)), 0.0, rules=True
-    )
-    user = jax.ShapeDtypeStruct((2,), np.float64)
-    places = (0, 1)  # the constant, and the first parameter
-    extension = Extension(user, held=held_like(f, places))
-    field = with_held(f, None, extension)
-    assert (extension.controlled, extension.size) == (2, 5)
-    u, p = jnp.array([1.0, -1.0]), (jnp.array(0.5), jnp.array([7.0, 8.0]))
-    state = extension.state(u, held=(10 * weights, 4.0))
-    du = field(consts, state, p, 0.0)
-    np.testing.assert_allclose(du[:2], 4.0 * u * 10 * weights + p[1])
-    np.testing.assert_array_equal(du[2:], 0.0)
-    np.testing.assert_array_equal(extension.user_of(state), u)
-    held = extension.held_of(jnp.stack([state, state]))
-    np.testing.assert_array_equal(held[0], [10 * weights] * 2)
-    np.testing.assert_array_equal(held[1], [4.0, 4.0])
-    alone = users_field(field, extension)
-    np.testing.assert_allclose(alone(consts, u, p, 0.0), f(consts, u, p, 0.0))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.fields.elimination import eliminated, factors_of
-from ensembleode.solvers.mass_matrix import mass_matrix_of, pivots, rows_for_pivots
+from ensembleode.fields.elimination import factors_of
+from ensembleode.solvers.mass_matrix import mass_matrix_of, rows_for_pivots
 from ensembleode.training.multiple_shooting import multiple_shooting
 
 from .engines.test_julia_steps import robertson
@@ -58,34 +58,6 @@ def of_coupled(f, p=0.7, **options):
 #
 # The matrix, and how it is eliminated
 #
-
-
-def test_components_are_eliminated_by_equations_that_determine_them():
-    # The equations belong to the components 1, 2 and 0; component 2 is algebraic.
-    mass = mass_matrix_of(np.array([[0.1, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.5, 0.0]]))
-    assert mass is not None
-    assert (mass.algebraic_rows, mass.algebraic_columns) == ((1,), (2,))
-    pattern = ((0, 0), (0, 2), (1, 0), (1, 2), (2, 2))
-    assert pivots(mass, pattern) == (2, 0, 1)
-    # A state and its tangent are each eliminated by their own equations.
-    more = tuple((i + 3, j + k) for i, j in pattern for k in (0, 3))
-    assert pivots(mass.doubled(), (*pattern, *more)) == (2, 0, 1, 5, 3, 4)
-    rows = rows_for_pivots(mass, pattern)
-    assert rows == (((2, 1.0),), ((0, 1.0),), ((1, 1.0),))
-    plan = eliminated(3, (*pattern, *((i, j) for i, j, _ in mass.entries)), rows)
-    assert {(i, i) for i in range(3)} <= set(plan.entries)
-    assert (0, 0) in plan.entries
-    assert (2, 0) in plan.entries
-    assert (2, 1) not in plan.entries
-
-
-def test_its_own_equation_where_both_are_as_good():
-    mass = mass_matrix_of(np.zeros((2, 2)))
-    assert mass is not None
-    assert pivots(mass, ((0, 0), (0, 1), (1, 0), (1, 1))) == (0, 1)
-    assert pivots(mass, ((0, 1), (1, 0), (1, 1))) == (1, 0)
-    with pytest.raises(ValueError, match=r"mass_matrix has rows of zeros .* index"):
-        pivots(mass, ((0, 0), (1, 0)))
 
 
 # Matrices of small whole numbers, in which pivots often vanish.
@@ -218,15 +190,6 @@ def test_an_entry_that_is_zero_at_the_start():
     np.testing.assert_allclose(sol.u[-1], [0.5, -0.5 / 0.75, 1 / 0.75], rtol=1e-7)
 
 
-def test_the_identity_is_none():
-    assert mass_matrix_of(np.eye(3)) is None
-
-
-#
-# Orders
-#
-
-
 @few()
 def test_orders_of_convergence(alg):
     """The orders of both components, for an equation of index one that is not linear."""
@@ -342,8 +305,7 @@ def test_a_full_matrix_in_loops(order):
 
 
 @pytest.mark.slow
-def test_large_ones_by_loops():
-    """Singular matrices with permuted equations, for which half of the components are algebraic."""
+def test_gradients_with_a_full_matrix_in_loops():
     n, rng = 14, np.random.default_rng(0)
     mass = np.eye(n) + 0.1 * rng.standard_normal((n, n))
     coupling = jnp.asarray(rng.standard_normal((n, n)) / n - 2 * np.eye(n))
@@ -360,23 +322,6 @@ def test_large_ones_by_loops():
     fs = eo.ODEFunction(f, mass_matrix=mass), lambda u, p, t: jnp.matmul(inverse, f(u, p, t))
     with_mass, without = (jax.value_and_grad(end)(1.3, x) for x in fs)
     np.testing.assert_allclose(with_mass, without, rtol=1e-9)
-
-    # `u' = -u`, with sums of all differential components in the algebraic equations.
-    order, half = rng.permutation(2 * n), np.diag(np.repeat([1.0, 0.0], n))
-    lower = np.eye(n) * 3 + rng.standard_normal((n, n)) / n
-
-    def dae(u, p, t):
-        both = [-p * u[:n], jnp.matmul(jnp.asarray(lower), u[n:]) - u[:n]]
-        return jnp.concatenate(both)[order]
-
-    u = jnp.linspace(0.5, 1.0, n)
-    prob = eo.ODEProblem(
-        eo.ODEFunction(dae, mass_matrix=half[order]), jnp.concatenate([u, u]), (0.0, 1.0), 1.3
-    )
-    sol = eo.solve(prob, eo.Rodas5P(), initializealg=eo.BrownFullBasicInit(), **TIGHT)
-    exact = u * np.exp(-1.3)
-    exact = np.concatenate([exact, np.linalg.solve(lower, exact)])
-    np.testing.assert_allclose(sol.u[-1], exact, atol=1e-8)
 
 
 @pytest.mark.slow
@@ -404,11 +349,6 @@ def test_of_states_that_are_pytrees():
         prob = eo.ODEProblem(eo.ODEFunction(f, mass_matrix=mass), u0, (0.0, 1.0), 1.3)
         sol = eo.solve(prob, eo.Rodas5P(), **TIGHT)
         np.testing.assert_allclose(sol.u["a"][-1], np.sin(0.9 - 1.3), atol=1e-8)
-
-
-#
-# Starts
-#
 
 
 def test_an_inconsistent_start_has_a_return_code_and_neighbours_keep_their_bits():
@@ -818,11 +758,6 @@ def test_services_solve_with_mass_matrices():
     np.testing.assert_allclose(np.array(answer.json()["u"])[:, 0], exact, atol=1e-7)
 
 
-#
-# With a Jacobian, and every step
-#
-
-
 @pytest.mark.slow
 def test_with_a_jacobian_and_steps_made_again():
     def jac(u, p, t):
@@ -839,11 +774,6 @@ def test_with_a_jacobian_and_steps_made_again():
         for f in (CIRCLE, f)
     ]
     np.testing.assert_allclose(*grads, rtol=1e-10)
-
-
-#
-# Errors
-#
 
 
 def test_errors_name_the_argument():

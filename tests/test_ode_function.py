@@ -40,18 +40,13 @@ def end(p, f, alg=None, **options):
     return eo.solve(prob, alg or eo.Rodas4(), **options).u[-1]
 
 
-#
-# The program
-#
-
-
-def pattern(fn, jac=None, places=None, *, apart=True, order=None):
+def pattern(fn, jac=None, places=None, *, apart=True):
     """The places of the entries, of a state of three."""
     u, t = jax.ShapeDtypeStruct((SIZE,), float), jax.ShapeDtypeStruct((), float)
     field, _ = trace(fn, u, (t,), t, rules=True)
     jac = jac and trace(jac, u, (t,), t, rules=True)[0]
     places = None if places is None else tuple(places.ravel().tolist())
-    return jacobian(field, product_of(field, jac, places, order), apart=apart).pattern
+    return jacobian(field, product_of(field, jac, places, None), apart=apart).pattern
 
 
 def coupled(u, p, t):
@@ -74,17 +69,6 @@ def test_zeros_are_those_of_the_prototype(apart):
 
 def test_zeros_that_are_written_in_jac_are_left_out():
     assert pattern(coupled, coupled_jac) == ((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2))
-
-
-def test_rows_and_columns_of_another_order():
-    """Of the components 2, 0, 1."""
-    found = pattern(coupled, coupled_jac, order=(2, 0, 1))
-    assert found == ((0, 0), (0, 2), (1, 0), (1, 1), (1, 2), (2, 2))
-
-
-#
-# Solves
-#
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +168,6 @@ def test_it_is_a_function_and_other_methods_take_it_for_one():
     u, p, t = jnp.full(SIZE, 0.5), jnp.array(0.8), jnp.array(0.1)
     np.testing.assert_array_equal(f(u, p, t), chain(u, p, t))
     np.testing.assert_array_equal(end(p, f, eo.Tsit5()), end(p, chain, eo.Tsit5()))
-
-
-#
-# Errors
-#
 
 
 def solved(**known):

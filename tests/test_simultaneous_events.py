@@ -131,28 +131,21 @@ def check(alg, kinds, seed):
         np.testing.assert_array_equal(found, np.array(ways)[:, : 1 + several])
 
 
-def in_turn(alg, examples):
+@pytest.mark.parametrize("alg", ["Tsit5", "mass matrix"])
+def test_each_acts_once_in_turn(alg):
+    check(alg, ["powers", "steep", "preset", "pair"], 1)
+
+
+@pytest.mark.parametrize(
+    ("alg", "examples"), [("Tsit5", 2), *(slow_unless(False, x, 3) for x in ALGS)]
+)
+def test_sets_at_random(alg, examples):
     @settings(max_examples=examples, deadline=None)
     @given(KINDS, st.integers(0, 2**32 - 1))
     def each(kinds, seed):
         check(alg, kinds, seed)
 
     each()
-
-
-@pytest.mark.parametrize("alg", ["Tsit5", "mass matrix"])
-def test_each_acts_once_in_turn(alg):
-    check(alg, ["powers", "steep", "preset", "pair"], 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("alg", ALGS)
-def test_sets_at_random(alg):
-    in_turn(alg, 3)
-
-
-def test_a_set_at_random():
-    in_turn("Tsit5", 2)
 
 
 #
@@ -205,11 +198,6 @@ def test_each_condition_rises_and_falls_once(several, wave):
     )
     if not several:
         np.testing.assert_array_equal(events.which[:, :4], np.tile([0, 1, 0, 1], (n, 1)))
-
-
-#
-# Derivatives
-#
 
 
 def weighted(*arrays):

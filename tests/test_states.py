@@ -14,7 +14,6 @@ import ensembleode as eo
 from ensembleode.ground.state_tree import (
     as_state,
     component_names,
-    flattened,
     tree_of,
     written_order,
 )
@@ -64,12 +63,6 @@ def exact(t, n=1):
 #
 
 
-@pytest.mark.parametrize("u0", [1.0, [1.0, 2.0], (1.0, 2.0), [[1.0], [2.0]], np.ones((2, 3))])
-def test_numbers_and_lists_of_them_are_arrays(u0):
-    assert isinstance(as_state(u0), jax.Array)
-    assert tree_of(as_state(u0)) is None
-
-
 @pytest.mark.parametrize(
     "u0",
     [
@@ -109,26 +102,6 @@ def test_numbers_under_grad_are_numbers():
         return eo.solve(prob, **TIGHT).u[-1, 0]
 
     np.testing.assert_allclose(jax.value_and_grad(end)(1.0), np.exp([-1.0, -1.0]), rtol=1e-7)
-
-
-shapes = st.lists(st.sampled_from([(), (1,), (3,), (2, 2), (0, 2)]), min_size=1, max_size=4)
-
-
-@settings(deadline=None, max_examples=20)
-@given(shapes=shapes, lead=st.sampled_from([(), (2,), (3, 2)]), seed=st.integers(0, 9))
-@pytest.mark.slow
-def test_a_vector_of_a_pytree_and_back(shapes, lead, seed):
-    rng = np.random.default_rng(seed)
-    shapes = [*shapes, (1,)]  # not empty
-    u = {f"leaf{i}": jnp.asarray(rng.normal(size=s)) for i, s in enumerate(shapes)}
-    tree = tree_of(as_state(u))
-    again = tree.unravel(tree.ravel(u))
-    assert jax.tree.all(
-        jax.tree.map(lambda a, b: a.shape == b.shape and bool((a == b).all()), u, again)
-    )
-    many = jnp.asarray(rng.normal(size=(*lead, tree.size)))
-    np.testing.assert_array_equal(flattened(tree.unravel(many), len(lead)), many)
-    assert len(component_names(u)) == len(set(component_names(u))) == tree.size
 
 
 def structs(inner):
@@ -218,15 +191,6 @@ def test_alone():
     assert "{x (2,), v (2,)}" in repr(sol)
 
 
-def test_an_equinox_module():
-    def f(u, p, t):
-        return Place(u.v, -p * u.x)
-
-    sol = eo.solve(eo.ODEProblem(f, Place(jnp.ones(2), jnp.zeros(2)), (0.0, 1.0), 2.0), **TIGHT)
-    assert isinstance(sol.u, Place)
-    np.testing.assert_allclose(sol.u.x[-1], np.cos(np.sqrt(2.0)), rtol=1e-8)
-
-
 def test_dense():
     sim = eo.solve(ensemble(), trajectories=3, save_everystep=True, **TIGHT)
     ts = np.linspace(0.0, 1.0, 7)
@@ -308,11 +272,6 @@ def test_other_numbers_compile_nothing(compiles):
     again = solved(3.0, jnp.array(4.0))
     assert compiles.count == 0
     np.testing.assert_allclose(again[0, -1], 3 * np.cos(2.0), rtol=1e-8)
-
-
-#
-# Names
-#
 
 
 def sir(u, p, t):

@@ -11,16 +11,11 @@ from ensembleode.ground.logs import log_once
 from ensembleode.stiffness import real_stability_boundary
 
 from .marks import slow_unless
-from .problems import decay, lorenz, lotka_volterra
+from .problems import decay, lorenz, lotka_volterra, ROBERTSON, robertson
 
 
 def van_der_pol(u, p, t):
     return jnp.array([u[1], p * (1 - u[0] ** 2) * u[1] - u[0]])
-
-
-def robertson(u, p, t):
-    slow, fast, fastest = 0.04 * u[0], 1e4 * u[1] * u[2], 3e7 * u[1] ** 2
-    return jnp.array([fast - slow, slow - fast - fastest, fastest])
 
 
 def oscillator(u, p, t):
@@ -45,7 +40,7 @@ STIFF = {
     "van der Pol, the step from the last": (van_der_pol, [2.0, 0.0], 2e3, 1e3, {"maxiters": 40}),
     "backwards in time": (backwards, [2.0, 0.0], -2e3, 1e3, {"maxiters": 500}),
     "diffrax": (van_der_pol, [2.0, 0.0], 2e3, 1e3, {"maxiters": 500, "engine": "diffrax"}),
-    "Robertson": (robertson, [1.0, 0.0, 0.0], 1e4, None, {"maxiters": 5000, "saveat": 1e3}),
+    "Robertson": (robertson, [1.0, 0.0, 0.0], 1e4, ROBERTSON, {"maxiters": 5000, "saveat": 1e3}),
     "a large state": (heat, np.sin(np.arange(100.0)), 1e3, 1e4, {"maxiters": 500}),
 }
 NOT_STIFF = {

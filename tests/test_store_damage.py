@@ -16,6 +16,8 @@ import xarray
 
 import ensembleode as eo
 
+from .marks import slow_unless
+
 
 N, BATCH = 12, 4
 FAULTS = ("bit", "cut", "empty", "exchanged", "gone", "zeros")
@@ -85,18 +87,9 @@ def check(place, folder, said):
     jax.tree.map(same, found, numbers(expected))
 
 
-def faults(examples):
-    def of(test):
-        chosen = st.tuples(
-            st.integers(0, 10**6), st.sampled_from(FAULTS), st.floats(0, 0.999), st.integers(0, 7)
-        )
-        health = [hypothesis.HealthCheck.function_scoped_fixture]
-        settings = hypothesis.settings(
-            max_examples=examples, deadline=None, suppress_health_check=health
-        )
-        return settings(hypothesis.given(chosen)(test))
-
-    return of
+CHOSEN = st.tuples(
+    st.integers(0, 10**6), st.sampled_from(FAULTS), st.floats(0, 0.999), st.integers(0, 7)
+)
 
 
 def damage(stores, chosen) -> Path:
@@ -113,17 +106,10 @@ def damage(stores, chosen) -> Path:
     return place
 
 
-def test_a_fault_in_any_file(stores, caplog):
-    @faults(60)
-    def run(chosen):
-        check(damage(stores, chosen), stores[0], caplog)
-
-    run()
-
-
-@pytest.mark.slow
-def test_many_faults(stores, caplog):
-    @faults(2000)
+@pytest.mark.parametrize("examples", [60, slow_unless(False, 2000)])
+def test_a_fault_in_any_file(stores, caplog, examples):
+    @hypothesis.settings(max_examples=examples, deadline=None)
+    @hypothesis.given(CHOSEN)
     def run(chosen):
         check(damage(stores, chosen), stores[0], caplog)
 
@@ -131,7 +117,8 @@ def test_many_faults(stores, caplog):
 
 
 def test_a_solve_mends_it(stores):
-    @faults(10)
+    @hypothesis.settings(max_examples=10, deadline=None)
+    @hypothesis.given(CHOSEN)
     def run(chosen):
         place = damage(stores, chosen)
         expected = eo.open_ensemble(stores[0] / "a")

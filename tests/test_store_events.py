@@ -14,11 +14,13 @@ import xarray
 
 import ensembleode as eo
 from ensembleode.core.job import Unfinished
+from ensembleode.core.plan import Outcome
 from ensembleode.core.run import Run
+from ensembleode.engines.job import job_for
 
 from .marks import slow_unless
 from .problems import decay, scaled
-from .test_store import batch_of, but_elapsed, damaged, files, same
+from .test_store import batch_of, but_elapsed, files, same
 
 
 # Of the first batches a few events, of the last ones more than are in a chunk.
@@ -136,6 +138,20 @@ def test_what_of_the_parameters_a_store_can_not_keep(tmp_path, caplog):
         _ = eo.open_ensemble(tmp_path / "b.zarr").p
 
 
+def damaged(path, how, name):
+    """Damages a chunk of this variable in the second batch."""
+    second = path / name / "c" / "1"
+    chunk = next(x for x in (second, *second.rglob("*")) if x.is_file())
+    data = bytearray(chunk.read_bytes())
+    if how == "missing":
+        chunk.unlink()
+        return chunk
+    if how == "flipped":
+        data[len(data) // 2] ^= 1
+    chunk.write_bytes(data if how == "flipped" else data[: len(data) // 2])
+    return chunk
+
+
 @pytest.mark.parametrize("how", ["missing", "flipped", slow_unless(False, "truncated")])
 @pytest.mark.parametrize("name", ["events.t", slow_unless(False, "u0.height")])
 def test_damage_is_found(tmp_path, how, name, expected):
@@ -208,13 +224,14 @@ def test_vectors_of_conditions_terminated_and_none_at_all(tmp_path):
     assert solve(-1.0).events.t.shape[1] <= 1
 
 
-def test_room_that_grows_is_not_taken_for_the_end(expected):
+def test_room_that_grows_is_not_taken_for_the_end():
     """A batch that is stopped while there is too little room has nothing of those that need more;
     nor does a store get it."""
     ens = balls()
-    job, choice = every_event_job(ens)
+    job, choice = job_for(ens, {}, jax.random.key(0), 3, "auto", eo.Tsit5())
     taken = []
-    outcome = job_outcome(expected)
+    codes = [eo.ReturnCode.Success, eo.ReturnCode.MaxEvents, eo.ReturnCode.Terminated]
+    outcome = Outcome(retcode=np.array([x.value for x in codes], np.int8))
 
     def run(job, indices, repeat):
         job.sink(outcome, np.ones(3, bool))
@@ -231,19 +248,6 @@ def test_room_that_grows_is_not_taken_for_the_end(expected):
     with pytest.raises(Unfinished) as e:
         full.solve(np.arange(3))
     assert e.value.done.all()
-
-
-def every_event_job(ens):
-    from ensembleode.engines.job import job_for
-
-    return job_for(ens, {}, jax.random.key(0), 3, "auto", eo.Tsit5())
-
-
-def job_outcome(expected):
-    from ensembleode.core.plan import Outcome
-
-    codes = [eo.ReturnCode.Success, eo.ReturnCode.MaxEvents, eo.ReturnCode.Terminated]
-    return Outcome(retcode=np.array([x.value for x in codes], np.int8))
 
 
 def test_outputs_as_long_as_the_room(tmp_path):

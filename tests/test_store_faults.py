@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.ground import files
 from ensembleode.store import stored
 
 from .marks import slow_unless
@@ -264,10 +263,3 @@ def test_beside_one_that_begins(tmp_path, monkeypatch):
     solved(path)
     shape = (7, *np.shape(eo.open_ensemble(path).u)[1:])
     assert seen[:4] == ["there is no store"] * 3 + [shape]
-
-
-def test_folders_are_made_in_one_that_is_there(tmp_path):
-    files.make_folders(tmp_path / "a" / "b", tmp_path)
-    assert (tmp_path / "a" / "b").is_dir()
-    with pytest.raises(FileNotFoundError):
-        files.make_folders(tmp_path / "gone" / "a", tmp_path / "gone")

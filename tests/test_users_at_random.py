@@ -21,6 +21,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import ensembleode as eo
 from ensembleode.engines.compiled import call
 
+from .marks import slow_unless
+
 
 N = 3
 
@@ -269,24 +271,17 @@ def check(case):
     )
 
 
-def tried(seed, examples):
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+# (In parts, as tests run beside each other.)
+@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
+@pytest.mark.parametrize("seed", [slow_unless(i < 10, i) for i in range(1010)])
+def test_right_or_refused(seed):
+    @settings(
+        max_examples=30 if seed < 10 else 10,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(CASES)
     def run(case):
         check(case)
 
     hypothesis.seed(seed)(run)()
-
-
-# (In parts, as tests run beside each other.)
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
-@pytest.mark.parametrize("seed", range(10))
-def test_right_or_refused(seed):
-    tried(seed, 30)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
-@pytest.mark.parametrize("seed", range(10, 1010))
-def test_right_or_refused_at_length(seed):
-    tried(seed, 10)

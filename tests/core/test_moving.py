@@ -1,4 +1,5 @@
-"""Jumps whose times move: values, first and second derivatives, compared with closed forms."""
+"""Jumps whose times move, of any field, condition and affect. (In closed form, to third order:
+tests/engines/compiled/test_event_derivatives.py and test_known_times.py.)"""
 
 import functools
 
@@ -7,79 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ensembleode.core.moving import along, crossing, jumped, shift, switched
-
-from ..marks import slow_unless
-
-
-def hessian(fn):
-    return jax.jit(jax.hessian(fn))
+from ensembleode.core.moving import crossing, jumped
 
 
 def goes_on(affect):
     return lambda u, t: (affect(u, t), False)
-
-
-#
-# A ball that is dropped from a height and bounces once, in closed form
-#
-
-
-def thrown(u, g, t):
-    """A state `[height, speed]` a while later."""
-    return jnp.stack([u[0] + u[1] * t - g * t**2 / 2, u[1] - g * t])
-
-
-# Height, gravity, restitution, and how high the floor is.
-NUMBERS = jnp.array([2.0, 9.81, 0.8, 0.1])
-END = 1.0
-
-
-def bounce(x):
-    h, g, e, floor = x
-    time = jnp.sqrt(2 * (h - floor) / g)
-    before = jnp.stack([floor, -g * time])
-    after = jnp.stack([floor, e * g * time])
-    return thrown(after, g, END - time), before, after, time
-
-
-def bounce_by_jump(x, order):
-    h, g, e, floor = x
-    t = jax.lax.stop_gradient(bounce(x)[-1])
-    u = thrown(jnp.stack([h, 0.0 * h]), g, t)
-
-    def field(u, t):
-        return jnp.stack([u[1], -g])
-
-    def affect(u, t):
-        return jnp.stack([u[0], -e * u[1]])
-
-    delta = crossing(field, lambda u, t: u[0] - floor, u, t, order)
-    found = jumped(field, goes_on(affect), u, t, delta, order=order)
-    return thrown(found.on, g, END - t), found.before, found.after, found.time
-
-
-@pytest.mark.parametrize("order", [slow_unless(k < 3, k) for k in (1, 2, 3)])
-def test_a_ball_that_bounces(order):
-    """By its height, gravity, restitution and the floor, which the condition reads; derivatives of
-    the state later, of the states at the event, and of its time."""
-    found, expected = (lambda x: bounce_by_jump(x, order)), bounce
-    for k in range(order + 1):
-        for a, b in zip(jax.jit(found)(NUMBERS), jax.jit(expected)(NUMBERS), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * 10**k)
-        found, expected = jax.jacfwd(found), jax.jacfwd(expected)
-
-
-def test_of_first_order_only_first_derivatives_are_right():
-    """A higher order is no waste."""
-    found = jax.jit(jax.hessian(lambda x: bounce_by_jump(x, 1)[0][0]))(NUMBERS)
-    expected = jax.jit(jax.hessian(lambda x: bounce(x)[0][0]))(NUMBERS)
-    assert jnp.abs(found - expected).max() > 0.1
-
-
-#
-# Fields, conditions and affects of any kind: the saltation matrix
-#
 
 
 def some():
@@ -142,128 +75,6 @@ def test_second_derivatives_are_of_any_nesting():
     for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacfwd)):
         found = jax.jit(outer(inner(on)))(u)
         np.testing.assert_allclose(found, forward, rtol=1e-10, atol=1e-10)
-
-
-#
-# A pendulum: its period, by the arithmetic-geometric mean
-#
-
-
-def quarter(amplitude):
-    """The time from rest to the lowest point, of length and gravity one."""
-    a, b = jnp.ones_like(amplitude), jnp.cos(amplitude / 2)
-    for _ in range(6):
-        a, b = (a + b) / 2, jnp.sqrt(a * b)
-    return jnp.pi / (2 * a)
-
-
-def swing(u, t):
-    return jnp.stack([u[1], -jnp.sin(u[0])])
-
-
-@pytest.mark.slow
-def test_the_period_of_a_pendulum():
-    amplitude = jnp.asarray(1.3)
-    t, n = quarter(amplitude), 400
-
-    def time(amplitude):
-        u = jnp.stack([amplitude, jnp.zeros_like(amplitude)])
-        u, _ = jax.lax.scan(lambda u, _: (along(swing, u, 0.0, t / n, 4), None), u, length=n)
-        return t + crossing(swing, lambda u, t: u[0], u, t, 3)
-
-    found, expected = time, quarter
-    for _ in range(3):
-        np.testing.assert_allclose(
-            jax.jit(found)(amplitude), jax.jit(expected)(amplitude), rtol=1e-8
-        )
-        found, expected = jax.jacfwd(found), jax.jacfwd(expected)
-
-
-#
-# Ends, parameters that change, known times
-#
-
-
-def test_a_jump_that_ends_the_solve():
-    """The last state is the one at the event, whenever that is."""
-    *_, u, p, t = some()
-    t = jnp.asarray(t)
-    field, condition, affect, *_ = some()
-
-    def ended(u, ends):
-        def fields(u, t):
-            return field(u, p, t)
-
-        delta = crossing(fields, lambda u, t: condition(u, p, t), u, t, 1)
-        found = jumped(fields, lambda u, t: (affect(u, p, t), ends), u, t, delta, order=1)
-        return found._replace(ends=None)
-
-    by_u = jax.jit(jax.jacfwd(ended))
-    last = by_u(u, jnp.asarray(True))
-    np.testing.assert_array_equal(last.on, last.after)
-    assert jnp.abs(last.on - by_u(u, jnp.asarray(False)).on).max() > 0.01
-
-
-def test_a_parameter_that_an_affect_changes():
-    """It is a component of the state: growth at the rate `r` until `u = c`, decay at `s` from then;
-    in closed form."""
-
-    def field(v, t):
-        return jnp.stack([v[1] * v[0], 0.0 * v[1]])
-
-    def by_jump(x):
-        r, c, s = x
-        t = jax.lax.stop_gradient(jnp.log(c) / r)
-        v = jnp.stack([jnp.exp(r * t), r])
-        delta = crossing(field, lambda v, t: v[0] - c, v, t, 2)
-        affect = goes_on(lambda v, t: jnp.stack([v[0], -s * v[1]]))
-        on = jumped(field, affect, v, t, delta, order=2).on
-        return on[0] * jnp.exp(on[1] * (2.0 - t))
-
-    def closed(x):
-        r, c, s = x
-        return c * jnp.exp(-s * r * (2.0 - jnp.log(c) / r))
-
-    x = jnp.array([1.1, 2.0, 0.6])
-    np.testing.assert_allclose(by_jump(x), closed(x), rtol=1e-14)
-    np.testing.assert_allclose(hessian(by_jump)(x), hessian(closed)(x), rtol=1e-11)
-
-
-def test_a_dose_at_a_known_time():
-    """By the time of the dose, its amount, and the rate of elimination."""
-
-    def by_jump(x):
-        at, amount, k = x
-        t = jax.lax.stop_gradient(at)
-        u = jnp.exp(-k * t)
-
-        def field(u, t):
-            return -k * u
-
-        affect = goes_on(lambda u, t: u + amount * t)
-        on = jumped(field, affect, u, t, shift(at), order=2).on
-        return on * jnp.exp(-k * (3.0 - t))
-
-    def closed(x):
-        at, amount, k = x
-        return (jnp.exp(-k * at) + amount * at) * jnp.exp(-k * (3.0 - at))
-
-    x = jnp.array([1.0, 2.0, 0.6])
-    np.testing.assert_allclose(hessian(by_jump)(x), hessian(closed)(x), rtol=1e-11)
-
-
-def test_a_field_that_jumps_at_a_known_time():
-    """The state itself does not."""
-
-    def by_jump(at):
-        t = jax.lax.stop_gradient(at)
-        on = switched(lambda u, t: u, lambda u, t: 3.0 * u, jnp.exp(t), t, shift(at), 2)
-        return on * jnp.exp(3.0 * (2.0 - t))
-
-    found, expected = by_jump, lambda at: jnp.exp(at + 3.0 * (2.0 - at))
-    for _ in range(3):
-        np.testing.assert_allclose(jax.jit(found)(0.7), jax.jit(expected)(0.7), rtol=1e-13)
-        found, expected = jax.grad(found), jax.grad(expected)
 
 
 @pytest.mark.slow

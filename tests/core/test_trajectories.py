@@ -21,7 +21,7 @@ from ensembleode.ground.logs import log_once
 from ensembleode.options import DEFAULTS
 from ensembleode.tracing.program import is_tracer
 
-from ..problems import decay, linear, mlp, network, scaled
+from ..problems import decay, scaled
 
 
 KEY = jax.random.key(5)
@@ -108,35 +108,6 @@ def test_p_is_batched_leaf_by_leaf():
     np.testing.assert_array_equal(a, [2.0, 2.0])
     np.testing.assert_array_equal(b, np.arange(3)[:, None] + np.ones(3))
     assert c == 2.0
-
-
-def test_weights_of_a_network_stay_shared():
-    net = network()
-    prob = eo.ODEProblem(
-        lambda u, p, t: p["rate"] * mlp(u, p["net"], t),
-        jnp.ones(2),
-        (0.0, 1.0),
-        {"net": net, "rate": 1.0},
-    )
-    every = described(
-        lambda prob, ctx: eo.remake(prob, p={"net": prob.p["net"], "rate": 1.0 * ctx.index}),
-        prob=prob,
-    )
-    assert every.batched.p == (False, False, False, False, True)
-    weights = every.lanes(np.arange(3), 1).p[:-1]
-    expected = jax.tree.leaves(eqx.filter(net, eqx.is_array))
-    for got, want in zip(weights, expected, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-def test_what_is_computed_without_the_index_stays_shared():
-    def prob_func(prob, ctx):
-        return eo.remake(prob, u0=jnp.sin(prob.u0) + 0.0, p=1.0 * ctx.index)
-
-    every = described(prob_func)
-    assert every.batched.u0 is False
-    assert every.batched.p == (True,)
-    np.testing.assert_array_equal(every.lanes(np.arange(3), 1).u0, jnp.sin(decay().u0))
 
 
 def test_the_closure_of_f():
@@ -233,24 +204,17 @@ def test_lanes_are_prob_func_called_one_by_one(numbers, varies, indices, repeat)
             np.testing.assert_allclose([got.t0, got.t1], made.tspan, rtol=1e-14)
 
 
-def test_keys():
+@pytest.mark.parametrize("index", [lambda i: 1.0 * i, float], ids=["traced", "called"])
+def test_a_key_may_be_a_parameter(index):
     def prob_func(prob, ctx):
-        return eo.remake(prob, u0=jax.random.normal(ctx.key, (2,)))
+        return eo.remake(prob, p=ctx.key, u0=index(ctx.index) * prob.u0)
 
-    for repeat in (1, 2):
-        lanes = lanes_of(prob_func, repeat=repeat)
-        for i in range(3):
-            np.testing.assert_array_equal(
-                lanes.u0[i], jax.random.normal(by_index(i, repeat).key, (2,))
-            )
+    def f(u, p, t):
+        return u * jax.random.normal(p, (2,))
 
-
-def test_a_key_may_be_a_parameter():
-    prob = eo.ODEProblem(
-        lambda u, p, t: u * jax.random.normal(p, (2,)), jnp.ones(2), (0.0, 1.0), KEY
-    )
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), KEY)
     assert described(prob=prob).batched.p == (False,)
-    (keys,) = lanes_of(lambda prob, ctx: eo.remake(prob, p=ctx.key), prob=prob).p
+    (keys,) = lanes_of(prob_func, prob=prob).p
     assert (keys == jnp.stack([by_index(i).key for i in range(3)])).all()
 
 
@@ -314,20 +278,6 @@ def test_indices_of_any_integer_dtype(dtype):
         np.testing.assert_array_equal(lanes.p[1], [1.0, 0.0])
 
 
-def test_saveat_over_spans_of_each():
-    every = described(
-        lambda prob, ctx: eo.remake(prob, tspan=(0.0, 0.5 + 0.25 * ctx.index)), saveat=0.5
-    )
-    assert every.saving == Saving("times", False, 3)
-    assert (every.batched.saveat, every.batched.count) == (True, True)
-    lanes = every.lanes(np.array([0, 2, 1]), 1)
-    np.testing.assert_array_equal(lanes.saveat, [[0, 0.5, 0.5], [0, 0.5, 1], [0, 0.5, 0.75]])
-    np.testing.assert_array_equal(lanes.count, [2, 3, 3])
-    lane = every.lane(0, 1)
-    np.testing.assert_array_equal(lane.saveat, [0, 0.5, 0.5])
-    assert lane.count == 2
-
-
 def test_saveat_over_a_span_that_grows_in_a_rerun():
     """There is no room for the times that come with it."""
     every = described(lambda prob, ctx: eo.remake(prob, tspan=(0.0, 1.0 * ctx.repeat)), saveat=0.5)
@@ -336,49 +286,12 @@ def test_saveat_over_a_span_that_grows_in_a_rerun():
         every.lanes(np.arange(3), 2)
 
 
-def test_traced():
-    """Whether numbers of an outer transformation are in it."""
-    seen = []
-
-    def go(scale):
-        u0 = scale * jnp.ones(2)
-        prob = eo.ODEProblem(linear, u0, (0.0, 1.0), -1.0)
-        seen.append(described(scaled, prob=prob).traced)
-        lanes = lanes_of(lambda prob, ctx: eo.remake(prob, u0=ctx.sim_id * u0))
-        return lanes.u0.sum()
-
-    assert jax.grad(go)(1.0) == 12.0
-    assert jax.jit(go)(1.0) == 12.0
-    assert seen == [True, True]
-    assert described(scaled).traced is False
-
-
 #
 # NumPy arrays that are indexed
 #
 
 
 U0S_GLOBAL = U0S
-
-
-def by_global(prob, ctx):
-    return eo.remake(prob, u0=U0S_GLOBAL[ctx.index])
-
-
-def by_default(prob, ctx, u0s=U0S):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
-def by_keyword_default(prob, ctx, *, u0s=U0S):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
-def by_first(u0s, prob, ctx):
-    return eo.remake(prob, u0=u0s[ctx.index])
-
-
-def by_last(prob, ctx, u0s):
-    return eo.remake(prob, u0=u0s[ctx.index])
 
 
 def closing(u0s=U0S):
@@ -402,27 +315,26 @@ def closing_over_more(u0s=U0S, text="text", unset=False):
     return prob_func
 
 
-def closing_with_keyword(u0s=U0S):
-    def prob_func(prob, ctx, *, scale=1.0):
-        return eo.remake(prob, u0=scale * u0s[ctx.index])
-
-    return prob_func
+def with_keyword(u0s=U0S):
+    return lambda prob, ctx, *, scale=1.0: eo.remake(prob, u0=scale * u0s[ctx.index])
 
 
-@pytest.mark.parametrize(
-    "prob_func",
-    [
-        pytest.param(closing(), id="closure"),
-        pytest.param(closing_over_more(), id="closure with more"),
-        pytest.param(by_global, id="global"),
-        pytest.param(by_default, id="default"),
-        pytest.param(by_keyword_default, id="keyword default"),
-        pytest.param(closing_with_keyword(), id="closure and keyword default"),
-        pytest.param(functools.partial(by_first, U0S), id="partial"),
-        pytest.param(functools.partial(by_last, u0s=U0S), id="partial by keyword"),
-        pytest.param(functools.partial(closing(), scale=1.0), id="partial of a closure"),
-    ],
-)
+LIFTED = {
+    "closure": closing(),
+    "closure with more": closing_over_more(),
+    "global": lambda prob, ctx: eo.remake(prob, u0=U0S_GLOBAL[ctx.index]),
+    "default": lambda prob, ctx, u0s=U0S: eo.remake(prob, u0=u0s[ctx.index]),
+    "keyword default": lambda prob, ctx, *, u0s=U0S: eo.remake(prob, u0=u0s[ctx.index]),
+    "closure and keyword default": with_keyword(),
+    "partial": functools.partial(lambda u0s, prob, ctx: eo.remake(prob, u0=u0s[ctx.index]), U0S),
+    "partial by keyword": functools.partial(
+        lambda prob, ctx, u0s: eo.remake(prob, u0=u0s[ctx.index]), u0s=U0S
+    ),
+    "partial of a closure": functools.partial(closing(), scale=1.0),
+}
+
+
+@pytest.mark.parametrize("prob_func", LIFTED.values(), ids=LIFTED)
 def test_a_numpy_array_is_lifted(prob_func, caplog):
     log_once.cache_clear()
     every = described(prob_func)
@@ -449,20 +361,11 @@ def test_a_numpy_array_that_f_indexes_is_lifted(caplog):
 
 
 def test_lifting_leaves_the_function_alone():
-    prob_func = closing()
-    described(prob_func)
-    assert isinstance(prob_func.__closure__[-1].cell_contents, np.ndarray)
-    described(by_global)
+    for prob_func in (LIFTED["closure"], LIFTED["global"], LIFTED["default"]):
+        described(prob_func)
+    assert isinstance(LIFTED["closure"].__closure__[-1].cell_contents, np.ndarray)
     assert isinstance(U0S_GLOBAL, np.ndarray)
-    assert isinstance(by_default.__defaults__[0], np.ndarray)
-
-
-def test_new_numbers_in_a_lifted_array():
-    u0s = U0S.copy()
-    prob_func = closing(u0s)
-    np.testing.assert_array_equal(lanes_of(prob_func).u0, U0S)
-    u0s += 1
-    np.testing.assert_array_equal(lanes_of(prob_func).u0, U0S + 1)
+    assert isinstance(LIFTED["default"].__defaults__[0], np.ndarray)
 
 
 class Picks:
@@ -759,17 +662,6 @@ def test_its_spans_may_differ():
     np.testing.assert_array_equal(lanes.count, [2, 3, 3])
 
 
-def test_its_parameters_may_be_keys():
-    def prob_func(prob, ctx):
-        return eo.remake(prob, p=ctx.key, u0=float(ctx.index) * prob.u0)
-
-    prob = eo.ODEProblem(
-        lambda u, p, t: u * jax.random.normal(p, (2,)), jnp.ones(2), (0.0, 1.0), KEY
-    )
-    (keys,) = lanes_of(prob_func, prob=prob).p
-    assert (keys == jnp.stack([by_index(i).key for i in range(3)])).all()
-
-
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyError("mine"), TypeError("mine")])
 def test_errors_of_prob_func_come_through(error, caplog):
     log_once.cache_clear()
@@ -884,26 +776,22 @@ def test_what_changes_from_call_to_call_is_drawn_for_each(make, caplog):
         jax.jit(lambda: lanes_of(make(np.random.default_rng(0))).u0)()
 
 
-def fresh_callback(prob, ctx):
-    return eo.remake(prob, f=lambda u, p, t: jax.pure_callback(lambda u: -u, u, u))
-
-
 def fresh_module(prob, ctx):
     net = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     return eo.remake(prob, f=lambda u, p, t: net(u), u0=ctx.index * jnp.ones(2))
 
 
-def seeded(prob, ctx):
-    return eo.remake(prob, u0=ctx.index * np.random.default_rng(0).random(2), p=np.nan)
-
-
-def drawing_for_nothing(prob, ctx):
-    legacy()
-    return scaled(prob, ctx)
-
-
 @pytest.mark.parametrize(
-    "prob_func", [fresh_callback, fresh_module, seeded, drawing_for_nothing, scaled]
+    "prob_func",
+    [
+        lambda prob, ctx: eo.remake(prob, f=lambda u, p, t: jax.pure_callback(lambda u: -u, u, u)),
+        fresh_module,
+        lambda prob, ctx: eo.remake(
+            prob, u0=ctx.index * np.random.default_rng(0).random(2), p=np.nan
+        ),
+        lambda prob, ctx: (legacy(), scaled(prob, ctx))[1],
+        scaled,
+    ],
 )
 def test_what_is_made_anew_but_the_same_is_traced(prob_func, caplog):
     log_once.cache_clear()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..problems import lorenz, with_reverse_rule
+from ..problems import lotka_volterra, with_reverse_rule
 from .drawn import reals
 
 
@@ -301,28 +301,11 @@ rng = np.random.default_rng(0)
 MATRIX, BIG_MATRIX = rng.normal(size=(3, 3)), rng.normal(size=(30, 30))
 WIDE = jnp.asarray(rng.normal(size=(50,)))
 NET = eqx.nn.MLP(2, 2, 50, 1, activation=jnp.tanh, key=jax.random.key(0))
-WEIGHTS, STATIC = eqx.partition(NET, eqx.is_array)
 RELU_NET = eqx.nn.MLP(2, 2, 16, 2, activation=jax.nn.relu, key=jax.random.key(1))
-
-
-def lotka_volterra(u, p, t):
-    x, y = u
-    a, b, c, d = p
-    return jnp.stack([a * x - b * x * y, -c * y + d * x * y])
 
 
 def van_der_pol(u, p, t):
     return jnp.array([u[1], p * (1 - u[0] ** 2) * u[1] - u[0]])
-
-
-def pendulum(u, p, t):
-    return jnp.array([u[1], -p["g"] / p["length"] * jnp.sin(u[0]) + jnp.cos(t)])
-
-
-def robertson(u, p, t):
-    fast = p[2] * u[1] * u[1]
-    slow, back = p[0] * u[0], p[1] * u[1] * u[2]
-    return jnp.array([back - slow, slow - back - fast, fast])
 
 
 def arenstorf(u, p, t):
@@ -422,10 +405,6 @@ def only_time(u, p, t):
     return jnp.full(2, t) * p
 
 
-def network(u, p, t):
-    return eqx.combine(p, STATIC)(u)
-
-
 def closed_over_network(u, p, t):
     return NET(u)
 
@@ -452,7 +431,7 @@ def custom_reverse_rules(u, p, t):
     return with_reverse_rule(p * u) + with_reverse_rule(u[0]) * p
 
 
-# Each with the shape of its state, and its parameters.
+# Each with the shape of its state, and its parameters; beside those of fields.py.
 FIELDS = {
     "activations": (activations, (3,), 0.5),
     "activations_array": (activations, (30,), 0.5),
@@ -473,19 +452,14 @@ FIELDS = {
     "long_loop": (long_loop, (2,), 0.5),
     "loops": (loops, (4,), rng.normal(size=3)),
     "loops_array": (loops, (30,), rng.normal(size=3)),
-    "lorenz": (lorenz, (3,), rng.normal(size=3)),
     "lorenz96": (lorenz96, (40,), 8.0),
-    "lotka_volterra": (lotka_volterra, (2,), tuple(rng.uniform(size=4))),
     "matrix_state": (matrix_state, (2, 2), rng.normal(size=(2, 2))),
-    "network": (network, (2,), WEIGHTS),
     "number": (lambda u, p, t: -p * u + t, (), 0.5),
     "only_time": (only_time, (2,), 0.5),
-    "pendulum": (pendulum, (2,), {"g": 9.8, "length": 1.5}),
     "quadrature": (quadrature, (), 0.5),
     "reaction_diffusion": (reaction_diffusion, (8,), 0.5),
     "reaction_diffusion_array": (reaction_diffusion, (40,), 0.5),
     "rigid_body": (rigid_body, (3,), rng.normal(size=3)),
-    "robertson": (robertson, (3,), np.array([0.04, 1e4, 3e7])),
     "shared_branch": (shared_branch, (2,), np.array([0.5, 0.7])),
     "sorting": (sorting, (3,), 0.5),
     "sorting_array": (sorting, (25,), 0.5),

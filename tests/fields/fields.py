@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..problems import lorenz, lotka_volterra
+from ..problems import lorenz, lotka_volterra, ROBERTSON, robertson
 
 
 class Field(NamedTuple):
@@ -19,12 +19,6 @@ class Field(NamedTuple):
     u: Any
     p: Any
     fewer: Any = None
-
-
-def robertson(u, p, t):
-    x, y, z = u
-    a, b, c = p
-    return jnp.stack([b * y * z - a * x, a * x - b * y * z - c * y**2, c * y**2])
 
 
 def pendulum(u, p, t):
@@ -115,7 +109,7 @@ FIELDS = {
     "network": Field(network, rng.normal(size=2), _weights(_SMALL[0])),
     "network_large": Field(network, rng.normal(size=8), _weights(_LARGE[0])),
     "pendulum": Field(pendulum, rng.normal(size=2), {"g": 9.8, "length": 1.5}),
-    "robertson": Field(robertson, rng.uniform(size=3), np.array([0.04, 1e4, 3e7])),
+    "robertson": Field(robertson, rng.uniform(size=3), ROBERTSON),
 }
 
 

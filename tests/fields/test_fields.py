@@ -75,11 +75,6 @@ def test_small_results_are_returned_or_stored():
         np.testing.assert_array_equal(returned(u, p), stored(u, p))
 
 
-#
-# Parameters of other dtypes
-#
-
-
 def test_integers_and_booleans():
     def fn(u, p, t):
         cases = jnp.where(p["flags"], u, -u)

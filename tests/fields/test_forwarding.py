@@ -131,24 +131,3 @@ def copy(to, source):
 def test_any_moves(fn):
     u = np.arange(1.0, SIZE + 1) ** 2
     np.testing.assert_array_equal(run(forwarded(fn), u), run(fn, u))
-
-
-def test_what_changes_before_it_is_read_is_kept():
-    whole, index = ir.Buffer("work", REAL, 0, SIZE), ir.Index(0, ((COUNTER, 1),))
-    second = dataclasses.replace(whole, start=SIZE)
-
-    def loop(to, source):
-        return ir.For(COUNTER, SIZE, (ir.Store(to, index, source),))
-
-    body = (
-        ir.For(COUNTER, SIZE, (computed("work"),)),
-        loop(second, ir.Load(whole, index)),
-        loop(whole, ir.Const(np.float64(7))),
-        loop(
-            ir.Buffer("out", REAL, 0, SIZE),
-            ir.Op("sub", (ir.Load(second, index), ir.Load(whole, index)), REAL),
-        ),
-    )
-    fn = ir.Function(body, (), SIZE, REAL, ((REAL, 2 * SIZE),), ())
-    u = np.arange(1.0, SIZE + 1)
-    np.testing.assert_array_equal(run(forwarded(fn), u), u - 10)

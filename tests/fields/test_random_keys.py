@@ -64,17 +64,14 @@ DRAWN = {
     )[0],
 }
 QUICK = {"normal", "two", "loop"}
-few = pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in DRAWN])
 
 
-@few
-def test_keys_of_the_program(name):
-    agree(lambda u, p, t: u * DRAWN[name](jax.random.key(3)), U)
-
-
-@few
-def test_keys_that_are_closed_over(name):
-    agree(lambda u, p, t: u * DRAWN[name](KEY), U)
+@pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in DRAWN])
+@pytest.mark.parametrize(
+    "key", [lambda: jax.random.key(3), lambda: KEY], ids=["made", "closed over"]
+)
+def test_keys_of_the_program(name, key):
+    agree(lambda u, p, t: u * DRAWN[name](key()), U)
 
 
 @pytest.mark.parametrize("name", [slow_unless(x == "normal", x) for x in DRAWN])

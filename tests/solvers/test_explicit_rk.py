@@ -7,7 +7,6 @@ from fractions import Fraction
 
 import hypothesis as hp
 import hypothesis.strategies as st
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,24 +92,6 @@ def test_order_and_tolerances(engine):
     coarse, fine = (error(dt=dt, adaptive=False) for dt in (0.02, 0.01))
     assert 2.8 < np.log2(coarse / fine) < 3.3
     assert error(abstol=1e-9, reltol=1e-9) < 1e-6
-
-
-@pytest.mark.slow
-def test_gradients():
-    alg = eo.ExplicitRK(eo.Tableau(**KUTTA))
-
-    def loss(p, engine):
-        sim = eo.solve(
-            ensemble(p=p), alg, trajectories=3, engine=engine, dt=0.1, adaptive=False, saveat=0.5
-        )
-        return (sim.u**2).sum()
-
-    p = jnp.array([1.5, 1.0, 3.0, 1.0])
-    for engine in ("compiled", "diffrax"):
-        gradient = jax.grad(loss)(p, engine)
-        for i, e in enumerate(1e-5 * jnp.eye(4)):
-            central = (loss(p + e, engine) - loss(p - e, engine)) / 2e-5
-            np.testing.assert_allclose(gradient[i], central, rtol=1e-6)
 
 
 def test_they_go_to_workers():

@@ -107,19 +107,6 @@ def test_integrals_of_polynomials_are_exact_within_a_step_too(alg):
             assert abs(u - exact(t + theta * h)) < 2e-14, (power, theta)
 
 
-@methods()
-def test_a_step_of_a_linear_system_is_the_exponential_to_the_order_of_the_method(alg):
-    coefficients = np.array([[-1.0, 0.5], [0.3, -0.7]])
-    eqs = equations(lambda y, t: tuple(coefficients @ y), lambda y, t: coefficients, None)
-    start, errors = np.array([1.0, 2.0]), []
-    values, vectors = np.linalg.eig(coefficients)
-    for h in (0.2, 0.1, 0.05):
-        *_, (_, _, last) = stepped(alg, eqs, tuple(start), h, 1)
-        exact = vectors @ (np.exp(h * values) * np.linalg.solve(vectors, start))
-        errors.append(np.abs(last.y2 - exact).max())
-    assert np.all(rates(errors) > alg.order + 0.65)
-
-
 @pytest.mark.parametrize("alg", [eo.Rodas4, eo.Rodas5P])
 def test_consistency_of_the_coefficients(alg):
     """The nodes and the factors of df/dt follow from the other coefficients (Hairer and Wanner

@@ -70,11 +70,6 @@ def steps_of(sol):
     return np.diff(np.asarray(sol.t))
 
 
-#
-# Powers
-#
-
-
 @hp.given(st.floats(-125, 125, width=32))
 def test_powers(x):
     def of(fn, x):
@@ -84,11 +79,6 @@ def test_powers(x):
     assert of(log2, of(exp2, x)) == pytest.approx(x, abs=2e-3)
     assert of(arctan, x) == pytest.approx(math.atan(x), rel=5e-7)
     assert of(arctan, of(exp2, x)) == pytest.approx(math.atan(of(exp2, x)), rel=5e-7)
-
-
-#
-# Controllers
-#
 
 
 def by_formula(controller, order, embedded, errors):
@@ -184,21 +174,6 @@ def test_engines_take_the_same_steps(how):
     oracle.assert_same_steps(sims[0], expected, rtol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["I", "PI42"])
-def test_tolerances_decide_about_the_error(name):
-    ends = [
-        eo.solve(predators(), stepsize_controller=CONTROLLERS[name], abstol=x, reltol=x).u[-1]
-        for x in (1e-5, 1e-8, 1e-12)
-    ]
-    errors = [float(jnp.abs(u - ends[-1]).max()) for u in ends[:-1]]
-    assert errors[1] < errors[0] / 50
-
-
-#
-# Norms
-#
-
-
 def test_norms():
     values = tuple(jnp.array([x]) for x in (3.0, -4.0, 0.0))
     for norm, expected in ((eo.RMSNorm(), (25 / 3) ** 0.5), (eo.MaxNorm(), 4), (MeanNorm(), 7 / 3)):
@@ -236,11 +211,6 @@ def test_steps_to_what_is_not_finite_are_rejected(engine, norm):
     sol = eo.solve(prob, engine=engine, internalnorm=norm, dt=100.0)
     assert sol.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(sol.u[-1], [0.0025, np.exp(-1.9)], rtol=0.05)
-
-
-#
-# Bounds of steps
-#
 
 
 @pytest.mark.parametrize(
@@ -295,11 +265,6 @@ def test_columns_share_their_steps():
     alone = eo.solve(shifted(), trajectories=3, **options)
     np.testing.assert_allclose(sim.u, alone.u, rtol=1e-2)
     assert (np.asarray(sim.stats.naccept) >= 50).all()
-
-
-#
-# With everything else
-#
 
 
 @pytest.mark.parametrize(

@@ -60,43 +60,74 @@ class Module(eqx.Module):
 
 # Each way gives a function of no arguments, and another that changes what it returns.
 
-
-def by_global(_):
-    return (lambda: [K][0]), set_global
-
-
-def by_global_of_a_helper(_):
-    return (lambda: helper()), set_global
+WRAPPED = jax.vmap(lambda x: K * x)
+PARTIAL = functools.partial(lambda k: k, k=1.0)
+MODEL = Inheriting()
 
 
-def by_globals(_):
-    return (lambda: globals()["K"]), set_global
+def read(k=1.0, *, by_keyword=1.0):
+    return max(k, by_keyword)
 
 
-def by_globals_of_another(_):
-    return (lambda: getattr(helper, "__globals__")["K"]), set_global  # noqa: B009
+def with_attribute():
+    return with_attribute.k
 
 
-def by_cell(_):
-    k = 1.0
-
-    def change(new):
-        nonlocal k
-        k = new
-
-    return (lambda: k), change
+def with_code():
+    return 1.0
 
 
-def by_containers(_):
-    return (lambda: HELD["nested"][0]["k"]), lambda k: HELD["nested"][0].update(k=k)
+def with_name():
+    return float(with_name.__name__)
 
 
-def by_array(_):
-    return (lambda: ARRAY[0]), lambda k: ARRAY.__setitem__(0, k)
+def with_annotation():
+    return with_annotation.__annotations__["k"]
 
 
-def by_traced_array(_):
-    return (lambda: jnp.asarray(BIG)[0]), lambda k: BIG.__setitem__(0, k)
+def set_item(held, key):
+    return lambda k: held.__setitem__(key, k)
+
+
+def set_attribute(thing, name, of=lambda k: k):
+    """(Of modules of Equinox, too.)"""
+    if isinstance(thing, eqx.Module):
+        return lambda k: object.__setattr__(thing, name, of(k))
+    return lambda k: setattr(thing, name, of(k))
+
+
+ALONE = {
+    "global": (lambda: [K][0], set_global),
+    "global_of_a_helper": (lambda: helper(), set_global),
+    "globals": (lambda: globals()["K"], set_global),
+    "globals_of_another": (lambda: getattr(helper, "__globals__")["K"], set_global),  # noqa: B009
+    "containers": (lambda: HELD["nested"][0]["k"], lambda k: HELD["nested"][0].update(k=k)),
+    "array": (lambda: ARRAY[0], set_item(ARRAY, 0)),
+    "traced_array": (lambda: jnp.asarray(BIG)[0], set_item(BIG, 0)),
+    "default": (read, set_attribute(read, "__defaults__", lambda k: (k,))),
+    "keyword_default": (read, set_attribute(read, "__kwdefaults__", lambda k: {"by_keyword": k})),
+    "attribute": (with_attribute, set_attribute(with_attribute, "k")),
+    "code": (
+        with_code,
+        set_attribute(with_code, "__code__", lambda k: eval(f"lambda: {k}").__code__),
+    ),
+    "name": (with_name, set_attribute(with_name, "__name__", str)),
+    "annotation": (with_annotation, lambda k: with_annotation.__annotations__.update(k=k)),
+    "partial": (PARTIAL, lambda k: PARTIAL.keywords.update(k=k)),
+    "module": (lambda: MODULE.k, set_attribute(MODULE, "k")),
+    "patched_library": (
+        lambda: MODULE.jnp.ones(()),
+        lambda k: setattr(MODULE, "jnp", types.SimpleNamespace(ones=lambda s: jnp.full(s, k))),
+    ),
+    "object": (MODEL.rate, set_attribute(MODEL, "k")),
+    "class": (Model().rate, set_attribute(Model, "scale")),
+    "module_of_equinox": (
+        (of_equinox := Module(jnp.array(1.0))).rate,
+        set_attribute(of_equinox, "k", jnp.array),
+    ),
+    "static_of_equinox": ((static := Module(1.0)).rate, set_attribute(static, "static")),
+    "wrapped": (lambda: WRAPPED(jnp.ones(1))[0], set_global),
+}
 
 
 def by_array_of_jax(_):
@@ -109,71 +140,14 @@ def by_value_of_an_array_of_jax(_):
     return (lambda: float(held[0])), lambda k: held.__setitem__(0, jnp.array(k))
 
 
-def by_default(_):
-    def g(k=1.0):
-        return k
+def by_cell(_):
+    k = 1.0
 
-    return g, lambda k: setattr(g, "__defaults__", (k,))
+    def change(new):
+        nonlocal k
+        k = new
 
-
-def by_keyword_default(_):
-    def g(*, k=1.0):
-        return k
-
-    return g, lambda k: setattr(g, "__kwdefaults__", {"k": k})
-
-
-def by_attribute(_):
-    def g():
-        return g.k
-
-    return g, lambda k: setattr(g, "k", k)
-
-
-def by_code(_):
-    def g():
-        return 1.0
-
-    return g, lambda k: setattr(g, "__code__", eval(f"lambda: {k}").__code__)
-
-
-def by_name(_):
-    def g():
-        return float(g.__name__)
-
-    return g, lambda k: setattr(g, "__name__", str(k))
-
-
-def by_annotation(_):
-    def g():
-        return g.__annotations__["k"]
-
-    return g, lambda k: g.__annotations__.update(k=k)
-
-
-def by_partial(_):
-    g = functools.partial(lambda k: k, k=1.0)
-    return g, lambda k: g.keywords.update(k=k)
-
-
-def by_module(_):
-    return (lambda: MODULE.k), lambda k: setattr(MODULE, "k", k)
-
-
-def by_patched_library(_):
-    def change(k):
-        MODULE.jnp = types.SimpleNamespace(ones=lambda shape: jnp.full(shape, k))
-
-    return (lambda: MODULE.jnp.ones(())), change
-
-
-def by_object(_):
-    model = Inheriting()
-    return model.rate, lambda k: setattr(model, "k", k)
-
-
-def by_class(_):
-    return Model().rate, lambda k: setattr(Model, "scale", k)
+    return (lambda: k), change
 
 
 def by_method(_):
@@ -182,16 +156,6 @@ def by_method(_):
 
     own = Own()
     return (lambda: own.rate()), lambda k: setattr(Own, "rate", lambda self: k)
-
-
-def by_module_of_equinox(_):
-    module = Module(jnp.array(1.0))
-    return module.rate, lambda k: object.__setattr__(module, "k", jnp.array(k))
-
-
-def by_static_of_equinox(_):
-    module = Module(1.0)
-    return module.rate, lambda k: object.__setattr__(module, "static", k)
 
 
 def by_method_of_a_library(patch):
@@ -250,11 +214,6 @@ def by_cache(_):
     return (lambda: cached()), change
 
 
-def by_wrapped(_):
-    g = jax.vmap(lambda x: K * x)
-    return (lambda: g(jnp.ones(1))[0]), set_global
-
-
 def by_custom_rule(_):
     @jax.custom_jvp
     def g(x):
@@ -273,7 +232,8 @@ def by_configuration(_):
     )
 
 
-WAYS = [x for name, x in list(globals().items()) if name.startswith("by_")]
+WAYS = {name: lambda _, way=way: way for name, way in ALONE.items()}
+WAYS |= {name[3:]: x for name, x in list(globals().items()) if name.startswith("by_")}
 
 
 @pytest.fixture(autouse=True)
@@ -296,7 +256,7 @@ def solve(f=None, prob_func=None, output_func=None, p: Any = 0.0, n=2):
 
 
 @pytest.mark.parametrize(
-    "way", [slow_unless(i % 4 == 0, x, id=x.__name__) for i, x in enumerate(WAYS)]
+    "way", [slow_unless(i % 4 == 0, x, id=name) for i, (name, x) in enumerate(WAYS.items())]
 )
 def test_what_has_changed_is_seen(way, monkeypatch):
     """In f, in prob_func and in output_func."""

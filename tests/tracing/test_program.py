@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 
 from ensembleode.tracing.program import (
-    being_staged,
     custom_calls,
     custom_rules,
     is_tracer,
-    Program,
     Static,
     trace,
 )
@@ -224,13 +222,6 @@ def test_the_name_may_be_what_a_primitive_computes():
     assert not same(call("sin"), call("cos"))
 
 
-def test_a_program_is_no_other_object():
-    one = program(lambda x: x)
-    assert one != "a program"
-    assert one != Static(1)
-    assert repr(one) == "Program(0 equations, 0 constants)"
-
-
 #
 # Closed-over values
 #
@@ -247,10 +238,6 @@ def test_closed_over_arrays_are_inputs(closed):
     np.testing.assert_array_equal(first(first_consts, X), A * X)
     np.testing.assert_array_equal(first(second_consts, X), B * X)
     assert not same(first, close_over(B[:1])[0])
-
-
-def test_closed_over_numbers_are_part_of_the_program():
-    assert not same(*(program(lambda x, a=a: a * x) for a in (2.0, 3.0)))
 
 
 def test_closed_over_in_a_scan_or_a_map():
@@ -344,26 +331,6 @@ def test_closed_over_tracers_are_inputs():
     np.testing.assert_allclose(jax.grad(loss)(A), 2 * A * X)
 
 
-GLOBAL = A
-
-
-def reads_global(x):
-    return GLOBAL * x
-
-
-def test_a_global_rebound_between_calls_is_not_stale(monkeypatch):
-    first, consts = trace(reads_global, X)
-    np.testing.assert_array_equal(first(consts, X), A * X)
-    monkeypatch.setattr(f"{__name__}.GLOBAL", B)
-    second, consts = trace(reads_global, X)
-    assert same(first, second)
-    np.testing.assert_array_equal(second(consts, X), B * X)
-    monkeypatch.setattr(f"{__name__}.GLOBAL", 2.0)
-    third, consts = trace(reads_global, X)
-    assert not same(first, third)
-    np.testing.assert_array_equal(third(consts, X), 2 * X)
-
-
 #
 # Derivative rules
 #
@@ -443,35 +410,11 @@ def test_fresh_traces_of_an_activation_are_equal(name):
     assert same(first, second)
 
 
-def test_networks_of_other_weights_are_equal():
-    def relu_network(seed):
-        return eqx.nn.MLP(3, 3, 4, 1, key=jax.random.key(seed))
-
-    assert same(*(program(relu_network(seed), rules=True) for seed in (1, 2)))
-
-
-def test_smooth_networks_of_other_weights_are_equal():
-    first, second = network(), jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, network())
-    assert same(*(program(net, X[:2], rules=True) for net in (first, second)))
-
-
-def test_rules_of_rules():
-    """Two functions whose first derivatives are the same, and the second ones not."""
-
-    def make(factor):
-        @jax.custom_jvp
-        def outer(x):
-            return jnp.sin(x)
-
-        @jax.custom_jvp
-        def inner(x):
-            return jnp.cos(x)
-
-        outer.defjvp(lambda primals, tangents: (outer(*primals), inner(*primals) * tangents[0]))
-        inner.defjvp(lambda primals, tangents: (inner(*primals), factor * tangents[0]))
-        return outer
-
-    assert not same(*(program(make(factor), rules=True) for factor in (2.0, 3.0)))
+@pytest.mark.parametrize("net", [network(), eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(1))])
+def test_networks_of_other_weights_are_equal(net):
+    """Smooth ones, and those of relu."""
+    other = jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, net)
+    assert same(*(program(x, X[:2], rules=True) for x in (net, other)))
 
 
 def with_rule(primal, slope):
@@ -546,11 +489,6 @@ def test_what_has_no_reverse_derivative_can_be_traced(fn):
     np.testing.assert_allclose(traced(consts, X), fn(X))
 
 
-#
-# Dependence
-#
-
-
 def test_depends_on():
     fn = program(lambda a, b, c: (a, a * b, 2.0, {"d": c, "e": jnp.sin(a) + c}), 1.0, 1.0, 1.0)
     assert fn.depends_on([True, False, False]) == [True, True, False, False, True]
@@ -590,11 +528,6 @@ def test_depends_on_through_loops_and_branches():
         assert program(fn, 1.0, 1.0).depends_on([False, True]) == [True]
 
 
-#
-# Evaluation
-#
-
-
 def polynomial(x, y):
     return {"sum": (x + 2 * y).sum(), "parts": (jnp.sin(x) * y, A[1:] * x)}
 
@@ -625,12 +558,6 @@ def test_evaluates_to_the_function(fn):
     check()
 
 
-def test_arguments_are_pytrees():
-    fn, consts = trace(lambda p, x: {"out": p["a"] * x + p["b"][0]}, {"a": 1.0, "b": [2.0]}, X)
-    out = fn(consts, {"a": 3.0, "b": [4.0]}, X)
-    np.testing.assert_array_equal(out["out"], 3 * X + 4)
-
-
 def test_a_program_is_a_static_argument(compiles):
     """What it is for: fresh functions and new arrays compile once."""
 
@@ -644,11 +571,6 @@ def test_a_program_is_a_static_argument(compiles):
         fn, consts = trace(lambda x, a=a: jnp.sinh(a * x), X)
         np.testing.assert_allclose(run(fn, consts, X), np.sinh(a * X))
     assert compiles.count == 1
-
-
-#
-# Static
-#
 
 
 def test_static():
@@ -696,36 +618,6 @@ def test_static_of_diffrax_objects():
     assert same(Static(diffrax.Kvaerno5()), Static(diffrax.Kvaerno5()))
 
 
-def test_static_keeps_its_value():
-    value = diffrax.Tsit5()
-    assert Static(value).value is value
-    assert repr(Static(1.5)) == "Static(1.5)"
-    assert Static(1) != 1
-
-
 def test_static_with_a_tracer_raises():
     with pytest.raises(TypeError, match="holds a traced value; it must be made of Python numbers"):
         jax.jit(lambda rtol: Static(diffrax.PIDController(rtol=rtol, atol=1e-6)))(1e-3)
-
-
-#
-# Tracers
-#
-
-
-def test_is_tracer():
-    seen = {}
-
-    def look(x):
-        seen["inside"] = is_tracer(x), being_staged()
-        return x
-
-    assert not any(map(is_tracer, (1, 1.0, X, np.ones(2), None, "x")))
-    assert not being_staged()
-    jax.jit(look)(1.0)
-    assert seen["inside"] == (True, True)
-    jax.vmap(look)(X)
-    assert seen["inside"] == (True, False)
-    jax.grad(look)(1.0)
-    assert seen["inside"] == (True, False)
-    assert isinstance(program(look), Program)
