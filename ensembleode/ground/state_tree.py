@@ -55,7 +55,7 @@ class StateTree(NamedTuple):
         lead = x.shape[:-1]
         ends = list(itertools.accumulate(map(math.prod, self.shapes)))
         parts = zip([0, *ends[:-1]], ends, self.shapes, strict=True)
-        leaves = [x[..., a:b].reshape(*lead, *shape) for a, b, shape in parts]
+        leaves = [x[..., a:b].reshape((*lead, *shape)) for a, b, shape in parts]
         return jtu.tree_unflatten(self.structure, leaves)
 
     def derivative(self, du: Any) -> Any:
