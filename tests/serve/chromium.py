@@ -1,6 +1,5 @@
 """A headless Chromium, driven over the DevTools protocol."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -19,9 +18,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 # What a key is to DevTools: its code, its number, and the text that it types.
 KEYS = {
     "ArrowRight": ("ArrowRight", 39, ""),
-    "ArrowLeft": ("ArrowLeft", 37, ""),
-    "ArrowDown": ("ArrowDown", 40, ""),
-    "End": ("End", 35, ""),
     "Home": ("Home", 36, ""),
     "Tab": ("Tab", 9, ""),
     "Enter": ("Enter", 13, "\r"),
@@ -183,10 +179,6 @@ class Page:
 
     def _mouse(self, kind: str, x: float, y: float, **options) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **options)
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def named(self) -> list[tuple[str, str]]:
         """The role and the name of all that a screen reader finds."""

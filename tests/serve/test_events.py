@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-
-
-pytest.importorskip("fastapi")
-
 from ensembleode.serve import exchange
 
 from .running import Running
@@ -77,6 +73,8 @@ def test_events_of_answers(running, expected):
     assert answer["events"]["t"][2][0] is None
     sim = exchange.solution(answer, expected.engine)
     assert_same(sim.events, expected.events)
+    np.testing.assert_array_equal(sim.retcode, expected.retcode)
+    np.testing.assert_array_equal(sim.u, expected.u)
     one = exchange.solution(running.solve("ball", u0=[40.0, 0.0]).json(), expected.engine)
     assert one.events.u_before.shape == (0, 2)
 
