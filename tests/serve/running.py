@@ -91,3 +91,15 @@ def until(true, seconds=120):
     while not true():
         assert time.monotonic() < end, "it takes too long"
         time.sleep(0.01)
+
+
+def held_back(service, problem=None):
+    """Has batches wait, of one problem or of all, for the event that it returns."""
+    let_go, run = threading.Event(), service.batcher._run
+
+    def wait(program, slices):
+        assert problem not in (None, program.problem) or let_go.wait(60)
+        return run(program, slices)
+
+    service.batcher._run = wait
+    return let_go

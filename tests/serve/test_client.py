@@ -133,6 +133,7 @@ def same(found, expected, rtol=1e-9):
 def test_problems(client):
     assert [x["name"] for x in client.problems()] == ["lotka", "network", "square"]
     found = client.problem("lotka")
+    assert found == client.problems()[0]
     assert found["state"]["shape"] == [2]
     assert found["parameters"]["size"] == 4
 

@@ -426,12 +426,7 @@ class Process:
         self.log.close()
 
 
-JOB = {
-    "trajectories": 3000,
-    "u0": {"low": [0.5, 0.5], "high": [2.0, 2.0]},
-    "seed": 3,
-    "saveat": [0.5, 1.0],
-}
+JOB = {k: x for k, x in DRAWN.items() if k != "p"} | {"trajectories": 3000, "seed": 3}
 
 
 @pytest.mark.slow
