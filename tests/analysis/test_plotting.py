@@ -120,20 +120,15 @@ def test_all_trajectories():
     draw(ax)
 
 
-@pytest.mark.parametrize(("idxs", "component"), [(1, 1), ([0], 0), (-2, 0), (np.int64(1), 1)])
-def test_one_component(idxs, component):
-    sim = solution([S, S])
+@pytest.mark.parametrize(
+    ("idxs", "drawn"), [(1, [1]), ([0], [0]), (-2, [2]), (np.int64(1), [1]), ([3, 0], [3, 0])]
+)
+def test_some_components(idxs, drawn):
+    sim = solution([S, S], state=(4,))
     ax = sim.plot(idxs)
-    np.testing.assert_array_equal([s[:, 1] for s in segments_of(ax)], sim.u[..., component])
-    assert entries(ax) is None
-    assert ax.get_ylabel() == f"u{component}"
-
-
-def test_components_in_the_order_asked_for():
-    sim = solution([S], state=(4,))
-    ax = sim.plot([3, 0])
-    np.testing.assert_array_equal([s[:, 1] for s in segments_of(ax)], sim.u[0, :, [3, 0]])
-    assert entries(ax) == ["u3", "u0"]
+    expected = np.concatenate([u[:, drawn].T for u in np.asarray(sim.u)])
+    np.testing.assert_array_equal([s[:, 1] for s in segments_of(ax)], expected)
+    assert (entries(ax) or [ax.get_ylabel()]) == [f"u{i}" for i in drawn]
 
 
 def test_a_phase_portrait():
@@ -279,8 +274,8 @@ def test_what_was_not_run_is_not_drawn():
 @pytest.mark.parametrize("code", [DEFAULT, U])
 def test_nothing_to_draw(code):
     sim = solution([code] * 2, lengths=np.zeros(2, np.int32))
-    for idxs, color in ((None, None), (0, None), ((0, 1), None), (0, [1.0, 2.0])):
-        ax = sim.plot(idxs, color=color)
+    plots = [sim.plot(*x) for x in ((None,), (0,), ((0, 1),))]
+    for ax in (*plots, sim.plot(0, color=[1.0, 2.0]), sim[0].plot()):
         draw(ax)
         assert not ax.collections
         assert not curves_of(ax)
@@ -594,12 +589,6 @@ def test_a_solution_with_one_time():
     assert line.get_marker() == "o"
 
 
-def test_a_solution_that_was_not_run():
-    ax = solution([DEFAULT])[0].plot()
-    assert not curves_of(ax)
-    draw(ax)
-
-
 #
 # Summaries
 #
@@ -705,11 +694,8 @@ def test_a_summary_with_bars(ci_type):
     label = {"quantile": "median, 5% to 95%", "SEM": "mean ± 1.96 SEM"}[ci_type]
     assert entries(ax) == [label, "u0", "u1"]
     draw(ax)
-
-
-@pytest.mark.parametrize(("ci_type", "label"), [("quantile", "median"), ("SEM", "mean")])
-def test_a_summary_alone(ci_type, label):
-    summary = eo.EnsembleSummary(scattered((2,)))
+    # Alone, without bars.
+    label = label.replace(",", " ").split()[0]
     ax = summary.plot(1, ci_type=ci_type, error_style="none")
     assert not ax.collections
     assert entries(ax) == [label]

@@ -24,7 +24,6 @@ from ensembleode.serve.tokens import read, Tokens, TokensError
 from .running import registry, Running
 
 
-BINARY = "application/x-msgpack"
 
 
 def unpacked(x):
