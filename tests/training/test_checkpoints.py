@@ -8,8 +8,6 @@ import pathlib
 import random
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -38,19 +36,9 @@ pytestmark = pytest.mark.usefixtures("optax_mixes_dtypes")
 SCRIPT = several.ROOT / "tests" / "training" / "resumed.py"
 
 
-def begun(folder, where=None, count=1, devices=1):
-    return several.start(SCRIPT, count, folder, json.dumps(where or {}), devices=devices)
-
-
-def alone(folder, where=None, devices=1):
-    """One process, without `initialize`."""
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, str(folder), json.dumps(where or {})],
-        env=several.environment(devices),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def alone(folder, where=None):
+    """One process."""
+    return several.start(SCRIPT, 1, folder, json.dumps(where or {}))[0]
 
 
 def result_of(process):
@@ -583,17 +571,6 @@ def test_an_exception_keeps_what_there_is(tmp_path, error, where):
     with pytest.raises(type(error)) as caught:  # and without a checkpoint
         fit_line(maxiters=9, data=data, **options)
     assert caught.value.result.steps == done
-
-
-@pytest.mark.slow
-def test_sigterm(tmp_path):
-    """Leaves a checkpoint, and the exit code of one who was told to end."""
-    process = alone(tmp_path, {"slow": 0.01})
-    wait_for_step(process, 4)
-    process.send_signal(signal.SIGTERM)
-    process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert max(steps_in(tmp_path)) % 3 or max(steps_in(tmp_path)) > 3
 
 
 def test_sigterm_in_this_process(tmp_path):
