@@ -115,17 +115,8 @@ if __name__ == "__main__":
 def test_mpi(tmp_path):
     pytest.importorskip("mpi4py")
     code = MPI.format(path=os.path.abspath(os.path.join(__file__, "../../..")))
-    command = [
-        "mpiexec",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--mca",
-        "btl",
-        "self,tcp",
-        "-n",
-        "3",
-    ]
-    command += [sys.executable, "-m", "mpi4py.futures"]
+    flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp", "-n", "3"]
+    command = ["mpiexec", *flags, sys.executable, "-m", "mpi4py.futures"]
     done = ran(tmp_path, code, *command, environment={**os.environ, **eo.worker_environment()})
     assert done.stdout.split()[:3] == ["True", "True", "2"], done.stderr
 

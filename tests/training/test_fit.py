@@ -138,16 +138,6 @@ def test_every_adjoint(name):
     np.testing.assert_allclose(parity.numbers(two), parity.numbers(one), rtol=1e-10)
 
 
-def test_the_order_of_the_items_does_not_matter():
-    """Of a loss without keys: the mean is over the same items."""
-    data = parity.items()
-    other = jax.tree.map(lambda x: x[np.random.default_rng(1).permutation(parity.N)], data)
-    options = {"optimizer": optax.sgd(0.1), "maxiters": 3, **QUIET}
-    loss = parity.trajectories(noise=0.0)
-    one, two = (eo.fit(loss, parity.start(), x, **options) for x in (data, other))
-    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-12)
-
-
 def test_a_trajectory_that_fails_is_alone():
     """Masked, it counts as the loss says (here 0), and the others as they are."""
 
@@ -170,15 +160,6 @@ def test_a_trajectory_that_fails_is_alone():
         np.testing.assert_allclose(found.losses, expected.losses * 3 / 4, rtol=1e-12)
         moved, wanted = (float(x.params) - 1.0 for x in (found, expected))
         np.testing.assert_allclose(moved, wanted * 3 / 4, rtol=1e-10)
-
-
-def test_items_weigh_the_same_however_uneven():
-    """3 items on 2 devices, 2 and 1 of them; 4 + 1 microbatches."""
-    data = {"x": np.array([1.0, 2.0, 4.0])}
-    options = {"optimizer": optax.sgd(1.0), "maxiters": 1, **QUIET}
-    for how in ({}, {"devices": 2}, {"microbatch": 2}, {"devices": 2, "microbatch": 1}):
-        result = eo.fit(lambda p, batch: p * batch["x"], jnp.array(0.0), data, **options, **how)
-        np.testing.assert_allclose(result.params, -7 / 3, rtol=1e-14)
 
 
 def test_each_device_has_its_share_of_the_work():
