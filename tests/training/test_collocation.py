@@ -218,19 +218,6 @@ def test_gradient_by_the_bandwidth():
     np.testing.assert_allclose(got, (error(0.1001) - error(0.0999)) / 0.0002, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_fit_without_solving():
-    """The parameters of the Lotka-Volterra equations, by linear least squares of the residual."""
-
-    f, rates = lotka_volterra, jnp.array([1.5, 1.0, 3.0, 1.0])
-    prob = eo.ODEProblem(f, jnp.array([1.0, 1.0]), (0.0, 5.0), rates)
-    sol = eo.solve(prob, saveat=jnp.linspace(0.0, 5.0, 501), abstol=1e-9, reltol=1e-9)
-    du, u = eo.collocate_data(sol.t, sol.u, "epanechnikov", 0.01)
-    at = jax.vmap(lambda p: jax.vmap(lambda u: f(u, p, 0.0))(u))(jnp.eye(4))
-    p, *_ = jnp.linalg.lstsq(at.reshape(4, -1).T, du.ravel())
-    np.testing.assert_allclose(p, prob.p, rtol=2e-3)
-
-
 #
 # What can't be estimated
 #
