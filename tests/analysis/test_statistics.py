@@ -54,11 +54,6 @@ def ragged():
     return eo.solve(blowup(), trajectories=5, saveat=0.2, abstol=1e-10, reltol=1e-10)
 
 
-#
-# Against NumPy
-#
-
-
 samples = hnp.arrays(
     np.float64,
     st.tuples(st.sampled_from([2, 5, 40]), st.just(3)),  # each shape is compiled
@@ -155,11 +150,6 @@ def test_of_counts():
     np.testing.assert_allclose(analysis.componentwise_median(np.array([True, False, True])), 1)
     with pytest.raises(ValueError, match="over the first axis"):
         analysis.componentwise_mean(np.zeros(()))
-
-
-#
-# Of solutions
-#
 
 
 def test_at_a_step(sim):
@@ -362,11 +352,6 @@ def test_the_gradient_between_times_that_not_all_reach():
     np.testing.assert_allclose(by_time, (np.exp(-1.5) - np.exp(-1)) / 0.5, rtol=1e-7)
 
 
-#
-# Julia
-#
-
-
 JULIA = json.loads((pathlib.Path(__file__).parents[1] / "data/julia_lorenz64.json").read_text())
 
 
@@ -389,11 +374,6 @@ def test_julia_finds_the_same():
             np.testing.assert_allclose(getattr(summary, ours), JULIA[name], rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(summary.qhigh, JULIA["qhigh"], rtol=1e-10, atol=1e-10)
     np.testing.assert_array_equal(sim.stats.naccept, JULIA["naccept"])
-
-
-#
-# Names and errors
-#
 
 
 def test_all_of_scimls_names_are_there():

@@ -206,11 +206,6 @@ def test_errors_of_ensembles(ragged):
             call()
 
 
-#
-# Digests
-#
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.floats(-1e6, 1e6) | st.just(np.nan), max_size=30), min_size=1, max_size=6),

@@ -86,11 +86,6 @@ def test_assumptions_about_hours():
     assert "16 hours a day" not in otherwise(planning.estimate(1e8, 1e5, at(8, GPU, CPU)))
 
 
-#
-# Jobs
-#
-
-
 def test_jobs():
     # The first takes an hour a job, the second two and a half.
     fleet = [
@@ -152,11 +147,6 @@ def test_makespan_is_the_least(jobs, counts, data):
     assert max(-(-n // count) * length for n, count, length in each) == time
 
 
-#
-# Any fleet
-#
-
-
 kinds = st.builds(
     dict,
     count=st.integers(1, 1000),
@@ -203,11 +193,6 @@ def test_jobs_lose_a_job_at_most(fleet, items, per_job):
     freely = run_hours(*fleet, items=found.jobs * per_job, iterations=1)
     longest = max(per_job * kind.cost * 24 / kind.hours_per_day / 3600 for kind in fleet)
     assert freely * (1 - 1e-12) <= found.run_hours <= (freely + longest) * (1 + 1e-12)
-
-
-#
-# Bad input; tables
-#
 
 
 @pytest.mark.parametrize(

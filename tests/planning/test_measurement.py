@@ -132,11 +132,6 @@ def test_a_module(tmp_path, monkeypatch):
     assert row.status == "ok"
 
 
-#
-# Within a process
-#
-
-
 @pytest.fixture
 def reported(tmp_path, monkeypatch):
     """What is reported about a script, here."""
@@ -273,11 +268,6 @@ def test_scripts_that_measure_themselves(tmp_path):
         planning.measure(f"{path}:make_loss", [1])
 
 
-#
-# What is made of times
-#
-
-
 def test_fit_of_two_points():
     fit = fitted(None, [1, 3], [10.0, 14.0])
     assert (fit.overhead, fit.slope) == (pytest.approx(8), pytest.approx(2))
@@ -359,11 +349,6 @@ def test_kind():
     nothing = planning.Measurement("script.py:make_loss", FOUND.rows[3:4], ())
     with pytest.raises(planning.PlanError, match=r"no size of script\.py:make_loss could be timed"):
         nothing.kind("here")
-
-
-#
-# Bad input
-#
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,6 @@ from ensembleode.serve.tokens import read, Tokens, TokensError
 from .running import registry, Running
 
 
-
-
 def unpacked(x):
     return np.frombuffer(x["data"], x["dtype"]).reshape(x["shape"])
 
@@ -55,11 +53,6 @@ async def without_server(app, ask):
 def without_seconds(response):
     assert response.status_code == 200, response.text
     return {k: v for k, v in response.json().items() if k != "seconds"}
-
-
-#
-# Answers
-#
 
 
 def test_the_registered_problem(running):
@@ -272,11 +265,6 @@ def test_implicit_methods():
         assert single["stats"]["nw"] == answer["stats"]["nw"][0]
 
 
-#
-# What it refuses
-#
-
-
 def refused(response, status, code, path=None):
     assert response.status_code == status, response.text
     error = response.json()["error"]
@@ -460,11 +448,6 @@ def test_where_tokens_come_from(tmp_path, monkeypatch):
         Tokens([])
 
 
-#
-# Besides
-#
-
-
 def test_health_and_metrics(running):
     assert running.client.get("/healthz").json() == {"status": "ok"}
     assert running.client.get("/readyz").json() == {"status": "ready"}
@@ -616,11 +599,6 @@ def test_refused_options(options, message):
         create_app(eo.serve.Registry())
     with pytest.raises(TypeError, match="registry must be"):
         create_app({})
-
-
-#
-# The command line
-#
 
 
 def test_names_on_the_command_line(tmp_path, monkeypatch, capsys):

@@ -125,11 +125,6 @@ def same(found, expected, rtol=1e-9):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-12)
 
 
-#
-# Solves
-#
-
-
 def test_problems(client):
     assert [x["name"] for x in client.problems()] == ["lotka", "network", "square"]
     found = client.problem("lotka")
@@ -225,11 +220,6 @@ def test_wrong_arguments(client, bad, message):
 def test_wrong_options(url, options, message):
     with pytest.raises(ValueError, match=message):
         eo.Client(url, **options)
-
-
-#
-# In JAX
-#
 
 
 def loss(solve, u0, p):
@@ -424,11 +414,6 @@ def test_numbers_that_are_not_traced_stay_exact(client):
     same(sol.u, locally(tspan=(0.0, 0.3), saveat=0.1).u, rtol=1e-6)
 
 
-#
-# asyncio
-#
-
-
 def test_async(service):
     async def everything():
         async with eo.AsyncClient(service[0]) as client:
@@ -469,11 +454,6 @@ def test_async_tries_again(service, flaky, monkeypatch):
 
     assert asyncio.run(solved()).u.shape == (5, 2)
     assert len(flaky.seen) == 3
-
-
-#
-# Trying again
-#
 
 
 @pytest.mark.parametrize(
@@ -633,11 +613,6 @@ def test_answers_are_numbers_only():
         exchange.unpack("text/html", b"<html>")
 
 
-#
-# Long jobs
-#
-
-
 def test_job(client):
     job = client.submit("lotka", u0=np.tile(STARTS, (100, 1)))
     assert client.job(job.id).problem == "lotka"
@@ -703,11 +678,6 @@ def test_async_job(service):
             return await job.result(timeout=60)
 
     assert asyncio.run(everything()).u.shape == (3, 5, 2)
-
-
-#
-# Imports
-#
 
 
 def test_says_what_is_missing(monkeypatch):

@@ -387,11 +387,6 @@ def test_a_store_has_its_limit(tmp_path):
         assert "500 at most" in raised.value.message
 
 
-#
-# What the service says of it
-#
-
-
 def test_health(running, tmp_path, monkeypatch):
     """Whatever has ended that shouldn't have."""
     with Running(registry(), like=running, store=tmp_path) as mine:

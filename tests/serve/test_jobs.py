@@ -361,11 +361,6 @@ def test_requests_beside_a_job(running, tmp_path):
         other.client.delete(f"/v1/ensembles/{id}")
 
 
-#
-# In a process of its own
-#
-
-
 APP = """
 import jax, jax.numpy as jnp, ensembleode as eo
 

@@ -12,7 +12,6 @@ import ensembleode as eo
 from ensembleode.training.collocation import KERNELS
 
 from ..marks import slow_unless
-from ..problems import lotka_volterra
 
 
 # At zero, and where they end; from the literature.
@@ -31,11 +30,6 @@ PEAKS = {
 }
 UNBOUNDED = {"gaussian", "logistic", "sigmoid", "silverman"}
 TS = jnp.linspace(0.0, 6.0, 61)
-
-
-#
-# The kernels
-#
 
 
 def moment(kernel, power):
@@ -75,11 +69,6 @@ def test_gradient_of_kernels_at_the_ends():
     for name in KERNELS:
         for x in (0.0, 1.0, -1.0, 2.0):
             assert np.isfinite(jax.grad(KERNELS[name])(x)), (name, x)
-
-
-#
-# The estimates
-#
 
 
 def by_numpy(ts, data, kernel, bandwidth, at):
@@ -164,11 +153,6 @@ def test_long_data():
     np.testing.assert_allclose(u, jnp.sin(ts), atol=2e-3)
 
 
-#
-# JAX
-#
-
-
 @pytest.mark.parametrize(
     ("dtype", "state"),
     [
@@ -216,11 +200,6 @@ def test_gradient_by_the_bandwidth():
 
     got = jax.grad(error)(0.1)
     np.testing.assert_allclose(got, (error(0.1001) - error(0.0999)) / 0.0002, rtol=1e-5)
-
-
-#
-# What can't be estimated
-#
 
 
 @pytest.mark.parametrize(

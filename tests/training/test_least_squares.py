@@ -51,11 +51,6 @@ NEURONS = {
 }
 
 
-#
-# What a step is
-#
-
-
 SPLITS = [
     {},
     {"microbatch": 3},
@@ -185,11 +180,6 @@ def test_the_key_of_a_step_is_that_of_its_tries():
     assert len(np.unique(np.concatenate([x.ravel() for x in seen]))) == 1
 
 
-#
-# What is rejected
-#
-
-
 def test_a_step_too_far_is_tried_again():
     """From here, the method of Gauss and Newton ends in infinity."""
     result = fit(lambda p: jnp.arctan(p)[None], jnp.array(3.0), damping=1e-12, maxiters=20)
@@ -254,11 +244,6 @@ def test_parameters_that_nothing_depends_on(dtype):
     found = fit(loss, jnp.array([0.0, 1.0, 7.0], dtype), {"x": x, "y": 3 * x}, maxiters=9).params
     assert float(found[2]) == 7.0
     np.testing.assert_allclose(found[0] + found[1], 3.0, rtol=1e-4)
-
-
-#
-# What is refused
-#
 
 
 LINE = {"x": np.ones(3), "y": np.ones(3)}

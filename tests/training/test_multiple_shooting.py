@@ -45,11 +45,6 @@ def expected_parts(data, ts, size, p=RATE, starts=None):
     return data_part, continuity
 
 
-#
-# The groups
-#
-
-
 @given(n=st.integers(2, 40), data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_groups(n, data):
@@ -202,11 +197,6 @@ def test_starts_of_several_trajectories():
     np.testing.assert_allclose(shot.continuity_loss, parts[0][1] + parts[1][1], rtol=1e-8)
 
 
-#
-# Minibatches
-#
-
-
 def test_losses_of_groups():
     weight = 3.0
     groups = shooting_groups(DATA, TS, 6)
@@ -230,11 +220,6 @@ def test_groups_of_several_trajectories():
     parts = [shooting_groups(data[i], ts[i], 6) for i in (0, 1)]
     together = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     jax.tree.map(np.testing.assert_array_equal, groups, together)
-
-
-#
-# Gradients
-#
 
 
 @pytest.mark.parametrize(
@@ -267,11 +252,6 @@ def test_jit():
     for jitted in (jax.jit(of), jax.jit(lambda *x: of(*x[:1], DATA, TS, *x[3:]))):
         got = jitted(RATE, DATA, TS, 7.0)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), got, eager)
-
-
-#
-# Failures
-#
 
 
 @pytest.mark.parametrize(
@@ -367,11 +347,6 @@ def test_bad_input(change, message):
     how = {"prob": decay(), "data": DATA, "ts": TS, "group_size": 6} | change
     with pytest.raises((ValueError, TypeError), match=message):
         eo.multiple_shooting(**how)
-
-
-#
-# Fits
-#
 
 
 @pytest.mark.usefixtures("optax_mixes_dtypes")

@@ -30,11 +30,6 @@ SURVIVOR = several.ROOT / "tests" / "training" / "survivor.py"
 RESUMED = several.ROOT / "tests" / "training" / "resumed.py"
 
 
-#
-# One script everywhere
-#
-
-
 def page_script(folder):
     folder.mkdir()
     script = folder / "train.py"
@@ -156,11 +151,6 @@ def test_too_late():
     for _, err in several.finish(processes):
         assert "RuntimeError: initialize must be called before JAX computes" in err
     assert [p.returncode for p in processes] == [1, 1]
-
-
-#
-# One is gone
-#
 
 
 def the_sentence(number, lost, count=2):
@@ -295,11 +285,6 @@ def test_another_job_at_the_port():
     assert f"can't reach or open 127.0.0.1:{port} of process 0" in outputs[0][1]
     assert "Set JAX_COORDINATOR_ADDRESS to its host and a free port" in outputs[0][1]
     assert "process 0 has 2 processes, or one with this number. Another job" in outputs[1][1]
-
-
-#
-# Lifelines
-#
 
 
 class Member:
