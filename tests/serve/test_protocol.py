@@ -13,7 +13,6 @@ import httpx
 import msgpack
 import numpy as np
 import pytest
-import uvicorn
 
 from ensembleode.serve import calls, protocol
 from ensembleode.serve.room import Room
@@ -463,27 +462,3 @@ def test_middleware_is_not_passed_by(running, short):
     assert response.headers["access-control-allow-origin"] == "https://elsewhere.org"
     assert response.status_code == 200
     assert not short
-
-
-def test_uvicorn_alone(running, short):
-    """An app needs nothing of the protocol."""
-    with Running(registry(), like=running) as plain:
-        config = uvicorn.Config(plain.app, port=0, ws="none", log_level="error", lifespan="off")
-        server = uvicorn.Server(config)
-        expected = numbers(plain.solve(**ASKED).content)
-
-        async def serve():
-            serving = asyncio.create_task(server.serve())
-            while not server.started:
-                await asyncio.sleep(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-                response = await client.post("/v1/problems/lotka/solve", json=ASKED)
-            server.should_exit = True
-            await serving
-            return response
-
-        # (In the event loop of its batches.)
-        response = asyncio.run_coroutine_threadsafe(serve(), plain.service._loop).result(60)
-    assert len(short) == 1
-    assert numbers(response.content) == expected
