@@ -148,6 +148,8 @@ def test_a_phase_portrait_in_three_dimensions(attractor):
         low, high = getattr(ax, f"get_{axis}lim")()
         assert low <= values.min() < values.max() <= high
     draw(ax)
+    (line,) = attractor[2].plot((2, 1, 0)).lines
+    np.testing.assert_array_equal(line.get_data_3d(), attractor.u[2].T[::-1])
 
 
 def test_names():
@@ -155,9 +157,6 @@ def test_names():
     assert entries(sim.plot(names=["prey", "predator"])) == ["prey", "predator"]
     ax = sim.plot((1, 0), names=["prey", "predator"])
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("predator", "prey")
-
-
-def test_names_of_other_states():
     assert solution([S], state=()).plot().get_ylabel() == "u"
     assert solution([S], state=()).plot(names="x").get_ylabel() == "x"
     sim = solution([S], state=(2, 2))
@@ -557,11 +556,8 @@ def test_a_solution():
     np.testing.assert_array_equal(line.get_xydata(), sim.u[1][:, ::-1])
     assert (line.get_linewidth(), line.get_marker(), line.get_color()) == (3, "s", "k")
     assert line.axes.get_xlabel() == "b"
-
-
-def test_a_solution_in_three_dimensions(attractor):
-    (line,) = attractor[2].plot((2, 1, 0)).lines
-    np.testing.assert_array_equal(line.get_data_3d(), attractor.u[2].T[::-1])
+    (line,) = curves_of(solution([S], times=1)[0].plot(0))
+    assert line.get_marker() == "o"
 
 
 def test_a_solution_of_every_step():
@@ -582,11 +578,6 @@ def test_a_solution_that_failed(exploding):
     np.testing.assert_array_equal(crosses_of(ax), line.get_xydata()[-1:])
     assert entries(ax) == ["failed"]
     assert ax.get_ylim()[1] > sol.u[sol.length - 1]
-
-
-def test_a_solution_with_one_time():
-    (line,) = curves_of(solution([S], times=1)[0].plot(0))
-    assert line.get_marker() == "o"
 
 
 #

@@ -564,22 +564,17 @@ def test_draining_has_one_end(running, monkeypatch):
     assert given[0] <= 0.4
 
 
-def test_logs_say_why(running, caplog):
-    with caplog.at_level(logging.INFO, logger="ensembleode.serve"):
-        running.solve(u0=[1, 9])
-        running.solve(**{"x\n2027 forged": 1})
-    lines = [x.getMessage() for x in caplog.records if x.name == "ensembleode.serve"]
-    assert lines[0].endswith("s limit_u0 'u0[1]'")
-    assert lines[1].endswith("s invalid 'x\\n2027 forged'")
-
-
-def test_logs_have_no_payloads(running, caplog):
+def test_logs_say_why_and_have_no_payloads(running, caplog):
     with caplog.at_level(logging.INFO, logger="ensembleode.serve"):
         response = running.solve(u0=[1.234567, 2.0], p=[1, 1, 1, 7.654321])
         running.solve(u0=[1.234567, 2.0])
+        running.solve(u0=[1, 9])
+        running.solve(**{"x\n2027 forged": 1})
     lines = [x.getMessage() for x in caplog.records if x.name == "ensembleode.serve"]
     assert any(response.headers["x-request-id"] in x and " lotka " in x for x in lines)
     assert not any("1.2345" in x or "7.654" in x for x in lines)
+    assert lines[-2].endswith("s limit_u0 'u0[1]'")
+    assert lines[-1].endswith("s invalid 'x\\n2027 forged'")
 
 
 @pytest.mark.parametrize(

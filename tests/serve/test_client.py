@@ -639,9 +639,6 @@ def test_job_of_samples(client, monkeypatch):
     np.testing.assert_array_equal(first.u, second.u)
     assert second.t.tolist() == first.t.tolist()
     assert len(np.unique(first.u[:, 0, 0])) == 30
-
-
-def test_job_of_samples_wants_ranges(client):
     with pytest.raises(ValueError, match=r"u0 must be a pair \(low, high\)"):
         client.submit("lotka", u0=STARTS, trajectories=10)
 

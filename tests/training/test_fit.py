@@ -658,13 +658,6 @@ def test_what_is_refused_without_data(name):
         eo.fit(lambda p: jnp.sum(p**2), jnp.ones(2), **options)
 
 
-def test_nan_in_what_is_read_later(tmp_path):
-    np.save(tmp_path / "x.npy", np.array([0.0, 1.0, np.nan, 2.0]))
-    data = {"x": np.load(tmp_path / "x.npy", mmap_mode="r"), "y": np.zeros(4)}
-    with pytest.raises(ValueError, match="first in item 2"):
-        fit_line(data=data, batch_size=2, shuffle=False)
-
-
 #
 # One compilation
 #
