@@ -264,16 +264,10 @@ def test_events_and_trajectories_that_they_end(end):
         assert summary.qlow.shape == summary.med.shape == summary.u.shape
         assert (summary.num_events, summary.num_terminated) == (7, 3)
         assert repr(summary).endswith("events     7, which ended 3 trajectories")
-
-
-@pytest.mark.parametrize("end", [2.0, 2.4])
-def test_ends_by_events_that_are_not_recorded(end):
-    callback = eo.ContinuousCallback(
+    unrecorded = eo.ContinuousCallback(
         lambda u, t, integrator: u[0] - 1.0, eo.terminate, save_positions=(False, False)
     )
-    prob = eo.ODEProblem(lambda u, p, t: 0.0 * u + p, [0.0], (0.0, end), 1.0, callback=callback)
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=0.2 * (1 + ctx.index)))
-    saveat = jnp.array([0.0, 0.9, 1.1, 2.0])
-    summary = eo.analysis.summarize(ens, trajectories=5, saveat=saveat, batch_size=2)
-    assert summary.t.tolist() == saveat.tolist()
+    ens = eo.EnsembleProblem(eo.remake(prob, callback=unrecorded), ens.prob_func)
+    summary = eo.analysis.summarize(ens, **how, batch_size=2)
+    assert summary.t.tolist() == [0.0, 0.9, 1.1, 2.0]
     assert summary.num_monte.tolist() == [5, 5, 4, 2]

@@ -119,48 +119,37 @@ def asked(served, count=50):
     return seconds
 
 
-def all_of_it(served):
-    """The seconds of healthy requests alone, and beside each; and the memory that bodies took."""
-    asked(served)
-    memory = psutil.Process(served.process.pid).memory_info
-    found, before = {"alone": asked(served)}, memory().rss
-    with others(served, "bodies") as sent:
-        beside = found["bodies that come"] = []
-        while not select.select([sent], [], [], 0)[0]:
-            beside += asked(served, 1)
-        found["bodies that are there"] = asked(served)
-        taken = memory().rss - before
-    with others(served, "leave", 8):
-        time.sleep(1.0)
-        found["those who leave"] = asked(served)
-    hang(served, "host")
-    found["a batch that waits for ever"] = asked(served)
-    with others(served, "bodies") as sent, others(served, "leave", 8):
-        assert sent.readline() == b"sent\n"
-        found["all of these"] = asked(served)
-    hang(served, "endless")
-    found["a batch that computes for ever"] = asked(served)
-    return found, taken
-
-
-def end(served):
-    """The seconds from SIGTERM to the end; who asks meanwhile is told that it drains."""
-    served.process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    with httpx.Client(base_url=served.url, timeout=60) as other:  # over a new connection
-        until(lambda: other.get("/readyz").status_code == 503)
-        assert other.get("/readyz").json()["status"] == "draining"
-    assert solve(served, "healthy").json()["error"]["code"] == "draining"
-    served.process.wait(60)
-    return time.monotonic() - began
-
-
 @pytest.mark.slow
 def test_beside_what_goes_wrong(tmp_path):
     with Process(tmp_path, "--drain-seconds", str(DRAIN), app=APP) as served:
-        found, taken = all_of_it(served)
+        asked(served)
+        memory = psutil.Process(served.process.pid).memory_info
+        before, beside = memory().rss, []
+        with others(served, "bodies") as sent:
+            while not select.select([sent], [], [], 0)[0]:
+                beside += asked(served, 1)
+            found = [beside, asked(served)]
+            taken = memory().rss - before
+        with others(served, "leave", 8):
+            time.sleep(1.0)
+            found.append(asked(served))
+        hang(served, "host")
+        found.append(asked(served))
+        with others(served, "bodies") as sent, others(served, "leave", 8):
+            assert sent.readline() == b"sent\n"
+            found.append(asked(served))
+        hang(served, "endless")
+        found.append(asked(served))
         assert served.client.get("/healthz").status_code == 200  # (The batches have time left.)
         assert taken < 300 * 2**20
-        assert all(statistics.median(x) < 5.0 for x in found.values())
-        assert end(served) < DRAIN + 2.0
+        assert all(statistics.median(x) < 5.0 for x in found)
+        # Who asks while it ends is told that it drains.
+        served.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        with httpx.Client(base_url=served.url, timeout=60) as other:  # over a new connection
+            until(lambda: other.get("/readyz").status_code == 503)
+            assert other.get("/readyz").json()["status"] == "draining"
+        assert solve(served, "healthy").json()["error"]["code"] == "draining"
+        served.process.wait(60)
+        assert time.monotonic() - began < DRAIN + 2.0
         assert served.process.returncode == 1

@@ -142,12 +142,16 @@ def test_the_last_and_the_best_are_kept(tmp_path):
     """A loss that goes up again."""
     options = {"optimizer": optax.sgd(1.0), "maxiters": 8, **QUIET}
     how = eo.Checkpoints(tmp_path, steps=1, keep=2)
-    result = eo.fit(lambda p: (p - 2) ** 2 * jnp.where(p > 2, 50.0, 0.1), jnp.array(0.0),
-                    checkpoint=how, **options)  # fmt: skip
+
+    def loss(p):
+        return (p - 2) ** 2 * jnp.where(p > 2, 50.0, 0.1)
+
+    result = eo.fit(loss, jnp.array(0.0), checkpoint=how, **options)
     steps = steps_in(tmp_path)
     assert steps[-2:] == [7, 8]
     assert len(steps) <= 3
     assert result.best_loss == result.losses.min()
+    np.testing.assert_allclose(loss(result.best), result.best_loss, rtol=1e-10)
 
 
 def saved(tmp_path, steps=3):

@@ -230,23 +230,6 @@ def test_no_item_is_dropped():
 #
 
 
-def test_the_published_parameters():
-    """The data-parallel tutorial of SciML: the best of 100 losses is that after 99 updates."""
-
-    def loss(theta):
-        prob = eo.ODEProblem(lambda u, p, t: 1.01 * u * p, theta[:1], (0.0, 1.0), theta[1:])
-        ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
-        )
-        sim = eo.solve(ens, eo.Tsit5(), saveat=0.1, trajectories=100, abstol=1e-10, reltol=1e-10)
-        return jnp.sum((1.0 - sim.u) ** 2)
-
-    result = eo.fit(loss, jnp.array([3.0, 1.0]), optimizer=optax.adam(0.1), maxiters=100, **QUIET)
-    np.testing.assert_allclose(result.best, [1.09411996, -0.41178013], atol=1e-7)
-    assert result.best_loss == result.losses.min() == result.losses[99]
-    np.testing.assert_allclose(loss(result.best), result.best_loss, rtol=1e-10)
-
-
 SEARCHES = {
     "keeps the gradient": optax.scale_by_backtracking_linesearch(15, store_grad=True),
     "keeps none": optax.scale_by_backtracking_linesearch(15),

@@ -347,26 +347,3 @@ def test_bad_input(change, message):
     how = {"prob": decay(), "data": DATA, "ts": TS, "group_size": 6} | change
     with pytest.raises((ValueError, TypeError), match=message):
         eo.multiple_shooting(**how)
-
-
-@pytest.mark.usefixtures("optax_mixes_dtypes")
-def test_fit_from_a_bad_guess():
-    """Three and a half periods of the Lotka-Volterra equations: single shooting gets stuck."""
-    nature = jnp.array([1.5, 1.0, 3.0, 1.0])
-    ts = jnp.linspace(0.0, 12.0, 61)
-    prob = eo.ODEProblem(lotka_volterra, jnp.ones(2), (0.0, 12.0), nature)
-    data = eo.solve(prob, saveat=ts, **TIGHT).u
-    adam = optax.adam(optax.cosine_decay_schedule(0.05, 300))
-    found = {}
-    for size in (6, 61):
-        result = eo.fit(
-            lambda p, size=size: eo.multiple_shooting(eo.remake(prob, p=p), data, ts, size).loss,
-            jnp.array([0.5, 0.5, 1.0, 0.5]),
-            optimizer=adam,
-            maxiters=300,
-            progress=False,
-        )
-        assert result.losses[-1] < result.losses[0]
-        found[size] = result.params
-    np.testing.assert_allclose(found[6], nature, rtol=0.01)
-    assert jnp.max(jnp.abs(found[61] / nature - 1)) > 0.3
