@@ -7,6 +7,8 @@ import pytest
 
 import ensembleode as eo
 
+from .test_statistics import blowup
+
 
 def ensemble(u0, output_func=None):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.asarray(u0), (0.0, 1.0), 1.0)
@@ -69,10 +71,7 @@ def test_frames():
 
 
 def test_a_failed_trajectory_keeps_its_rows():
-    prob = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([0.5]), (0.0, 1.0))
-    starts = jnp.array([0.5, 4.0])
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
-    sim = eo.solve(ens, trajectories=2, saveat=0.2)
+    sim = eo.solve(blowup(jnp.array([0.5, 4.0])), trajectories=2, saveat=0.2)
     data = sim.to_xarray()
     assert data["retcode"].values[1] == eo.ReturnCode.Unstable
     np.testing.assert_array_equal(np.isnan(data["u"][1, :, 0]), [False] * 2 + [True] * 4)

@@ -100,11 +100,6 @@ def exploding():
     return eo.solve(ens, trajectories=5, saveat=0.05)
 
 
-#
-# Ensembles
-#
-
-
 def test_all_trajectories():
     sim = solution([S, S, S])
     ax = sim.plot()
@@ -231,11 +226,6 @@ def test_options_of_the_lines():
     assert entries(solution([S]).plot(label="mine")) == ["mine: u0", "mine: u1"]
 
 
-#
-# What did not succeed
-#
-
-
 def test_a_failed_trajectory_ends_in_a_cross():
     u = np.arange(24.0).reshape(3, 4, 2)
     u[1, 2:] = np.nan
@@ -329,11 +319,6 @@ def test_numbers_near_overflow(idxs):
     draw(ax)
 
 
-#
-# Times
-#
-
-
 def test_every_step_is_joined_smoothly(stepped):
     counts = stepped.lengths
     assert counts[0] != counts[1]
@@ -400,11 +385,6 @@ def test_single_precision():
     np.testing.assert_array_equal([s[:, 1] for s in segments_of(sim.plot(0))], sim.u[..., 0])
 
 
-#
-# Colours
-#
-
-
 @pytest.mark.parametrize("idxs", [0, (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("make", [list, np.asarray, jnp.asarray])
 def test_colors_by_numbers(attractor, idxs, make):
@@ -466,11 +446,6 @@ def test_more_components_than_colors():
     assert ax.figure.axes[1].get_ylabel() == "component"
     assert tuple(ax.figure.axes[1].get_ylim()) == (5, 29)
     draw(ax)
-
-
-#
-# Axes and legends
-#
 
 
 def test_into_axes():
@@ -539,11 +514,6 @@ def test_a_legend_too_large_for_its_figure():
     assert len(entries(ax)) == 20
 
 
-#
-# One solution
-#
-
-
 def test_a_solution():
     sim = solution([S, S])
     ax = sim[1].plot()
@@ -578,11 +548,6 @@ def test_a_solution_that_failed(exploding):
     np.testing.assert_array_equal(crosses_of(ax), line.get_xydata()[-1:])
     assert entries(ax) == ["failed"]
     assert ax.get_ylim()[1] > sol.u[sol.length - 1]
-
-
-#
-# Summaries
-#
 
 
 def scattered(state=(), n=7, times=4, lengths=None):
@@ -736,11 +701,6 @@ def test_a_summary_over_its_ensemble():
     (ribbon,) = (c for c in ax.collections if isinstance(c, PolyCollection))
     (line,) = curves_of(ax)
     assert lines_of(ax).get_zorder() < ribbon.get_zorder() < line.get_zorder()
-
-
-#
-# Errors
-#
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,6 @@ def fit_line(loss=squares, params=FLAT, data=None, **options):
     return eo.fit(loss, params, line() if data is None else data, **options)
 
 
-#
-# The same on however many devices
-#
-
-
 @pytest.mark.parametrize("name", parity.FITS)
 @pytest.mark.parametrize(
     "where",
@@ -223,11 +218,6 @@ def test_no_item_is_dropped():
     for one in rows:
         np.testing.assert_array_equal(np.sort(one), np.arange(10))
     assert (rows[0] != rows[1]).any()
-
-
-#
-# What it finds, and what stops it
-#
 
 
 SEARCHES = {
@@ -402,11 +392,6 @@ def test_it_compiles_once(compiles):
     assert compiles.count == few
 
 
-#
-# Data
-#
-
-
 def test_data_of_any_kind(tmp_path):
     import zarr
 
@@ -536,11 +521,6 @@ def test_progress(capfd):
     assert "loss" in capfd.readouterr().err
 
 
-#
-# predict
-#
-
-
 @pytest.mark.parametrize("batch_size", [None, 1, 4, 100])
 @pytest.mark.parametrize("n", [1, 3, 10])
 def test_predict_keeps_the_order(n, batch_size):
@@ -559,11 +539,6 @@ def test_predict_keeps_the_order(n, batch_size):
 def test_predict_wants_rows():
     with pytest.raises(TypeError, match=r"fn must return arrays with an axis of items, \(3, ...\)"):
         eo.predict(lambda p, x: jnp.sum(x), 1.0, np.ones(3))
-
-
-#
-# What is refused
-#
 
 
 FRAME = pd.DataFrame({"x": [0.0, 1.0], "text": ["a", "b"]})
@@ -641,11 +616,6 @@ def test_what_is_refused_without_data(name):
         eo.fit(lambda p: jnp.sum(p**2), jnp.ones(2), **options)
 
 
-#
-# One compilation
-#
-
-
 def solved(ensemblealg, alone=False):
     """A loss that solves an ensemble, there."""
 
@@ -700,11 +670,6 @@ def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
         traced.clear()
         assert eo.fit(loss, jnp.array(0.5), data, maxiters=maxiters, **options).steps == maxiters
         assert len(traced) == 1  # (what is traced is compiled)
-
-
-#
-# Series of several lengths
-#
 
 
 def series(rate=2.0):
