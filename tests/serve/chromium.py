@@ -156,10 +156,7 @@ class Page:
 
     def click(self, selector: str) -> None:
         """A click into the middle of an element."""
-        self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        middle = self._at(selector, 0.5)
-        for kind in ("mousePressed", "mouseReleased"):
-            self._mouse(kind, *middle, button="left", clickCount=1)
+        self.drag(selector, 0.5, 0.5, steps=0)
 
     def drag(self, selector: str, start: float, end: float, steps: int = 8) -> None:
         """Across an element, from one fraction of its width to another."""

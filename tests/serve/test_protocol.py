@@ -22,6 +22,7 @@ from .test_app import without_server
 
 
 JSON, BINARY = "application/json", "application/x-msgpack"
+SOLVE = "/v1/problems/lotka/solve"
 ASKED = {"u0": [1.0, 2.0], "tspan": [0.0, 1.0], "saveat": 0.5}
 
 
@@ -39,16 +40,16 @@ def short(monkeypatch):
     return taken
 
 
-def request(body=None, path="/v1/problems/lotka/solve", *, version="1.1", more=(), length=True):
-    """The bytes of one."""
-    body = (
-        json.dumps(ASKED if body is None else body).encode()
-        if not isinstance(body, bytes)
-        else body
-    )
-    lines = [f"POST {path} HTTP/{version}", "Host: here", f"Content-Type: {JSON}", *more]
-    if length:
-        lines.append(f"Content-Length: {len(body)}")
+def request(body=None, path=SOLVE, *, version="1.1", more=(), length=None, chunks=None):
+    """The bytes of one, with a body (whose length may be said to be another) or one in chunks."""
+    if chunks is not None:
+        body = b"".join(b"%x\r\n%b\r\n" % (len(x), x) for x in (*chunks, b""))
+    elif not isinstance(body, bytes):
+        body = json.dumps(ASKED if body is None else body).encode()
+    framing = f"Content-Length: {len(body) if length is None else length}"
+    if chunks is not None:
+        framing = "Transfer-Encoding: chunked"
+    lines = [f"POST {path} HTTP/{version}", "Host: here", f"Content-Type: {JSON}", *more, framing]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -142,9 +143,7 @@ def test_what_goes_the_short_way(running, short):
         assert asked(request(path="/v1/problems/lotka/solve?x=1")) == expected
         assert asked(request(b" " * 2**16 + json.dumps(ASKED).encode())) == expected
         whole = json.dumps(ASKED).encode()
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(x), x) for x in (whole[:7], whole[7:], b""))
-        chunked = request(chunks, more=["Transfer-Encoding: chunked"], length=False)
-        assert asked(chunked) == expected
+        assert asked(request(chunks=[whole[:7], whole[7:]])) == expected
         assert len(short) == 1
         assert asked(request()) == expected
         assert len(short) == 2
@@ -190,9 +189,8 @@ def test_refused_ones_and_those_after_them(running, short):
 @pytest.mark.parametrize("some", [True, False])
 def test_a_body_that_does_not_arrive(running, monkeypatch, length, some):
     monkeypatch.setattr(calls, "BODY_SECONDS", 0.2)
-    more = [] if length else ["Transfer-Encoding: chunked"]
     with Connection(running) as connection:
-        whole = request(b"5\r\n12345\r\n0\r\n\r\n", more=more, length=length)
+        whole = request(b"5\r\n12345\r\n0\r\n\r\n") if length else request(chunks=[b"12345"])
         status, headers, body = connection.ask(whole[: -8 if some else -15])
         assert (status, json.loads(body)["error"]["code"]) == (408, "timeout")
         if length:
@@ -241,7 +239,7 @@ def test_ways_to_end(running, short):
         b"GET /" + b"a" * 100,
         b"\r\n" * 50,
         # Those that may come after a body in chunks.
-        request(b"2\r\n{}\r\n0\r\n", more=["Transfer-Encoding: chunked"], length=False) + b"X: ",
+        request(chunks=[b"{}"])[:-2] + b"X: ",
     ],
 )
 @pytest.mark.parametrize("piece", [2**10, 2**20])
@@ -294,7 +292,7 @@ HALF = request()[:40]
         (b"\r\n", 0),
         (request() + HALF, 1),
         # Refused before its body is there, which then does not come.
-        (request(path="/v1/problems/lotka/nothing", more=["Content-Length: 9"], length=False), 1),
+        (request(path="/v1/problems/lotka/nothing", length=9), 1),
     ],
 )
 def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
@@ -313,7 +311,7 @@ def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
 
 def test_a_body_may_take_longer_than_headers(running, monkeypatch):
     monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.1)
-    for path in ("/v1/problems/lotka/solve", "/v1/problems/l%6Ftka/solve"):
+    for path in (SOLVE, "/v1/problems/l%6Ftka/solve"):
         whole = request(path=path)
         with Connection(running) as connection:
             connection.socket.sendall(whole[:-8])
@@ -456,9 +454,7 @@ def test_middleware_is_not_passed_by(running, short):
     """Of pages from elsewhere."""
     with Running(registry(), like=running, cors=["https://elsewhere.org"]) as open_to_others:
         headers = {"Origin": "https://elsewhere.org"}
-        response = open_to_others.client.post(
-            "/v1/problems/lotka/solve", json=ASKED, headers=headers
-        )
+        response = open_to_others.client.post(SOLVE, json=ASKED, headers=headers)
     assert response.headers["access-control-allow-origin"] == "https://elsewhere.org"
     assert response.status_code == 200
     assert not short

@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import random
-import socket
 import threading
 import time
 
@@ -20,6 +19,7 @@ from ensembleode.serve import service
 
 from .running import held_back, registry, Running, until
 from .test_app import refused, without_seconds
+from .test_protocol import Connection, request
 
 
 @pytest.fixture
@@ -111,17 +111,9 @@ def test_something_unforeseen(running, monkeypatch, caplog):
 def test_those_who_leave(held, chunked):
     """Their trajectories are dropped, whichever way their request went."""
     first = occupied(held)
-    host, port = held.url.removeprefix("http://").split(":")
     body = json.dumps({"u0": [[1, 1]] * 15}).encode()
-    framing = f"Content-Length: {len(body)}"
-    if chunked:
-        framing = "Transfer-Encoding: chunked"
-        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(
-            b"POST /v1/problems/lotka/solve HTTP/1.1\r\nHost: x\r\n"
-            b"Content-Type: application/json\r\n" + f"{framing}\r\n\r\n".encode() + body
-        )
+    with Connection(held) as connection:
+        connection.socket.sendall(request(chunks=[body]) if chunked else request(body))
         until(lambda: held.service.batcher.waiting == 15)
     until(lambda: held.service.batcher.waiting == 0)
     held.let_go.set()
@@ -158,23 +150,14 @@ def test_large_bodies_have_their_room(running, monkeypatch):
 
         def begun(stack, token, size, chunked=False):
             """A request whose body doesn't end yet."""
-            url = guarded.url.removeprefix("http://").split(":")
-            connection = stack.enter_context(socket.create_connection((url[0], int(url[1])), 30))
-            framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
-            head = (
-                "POST /v1/problems/lotka/solve HTTP/1.1\r\nHost: x\r\n"
-                f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n{framing}"
-            )
-            piece = b"%x\r\n" % size + b" " * size if chunked else b" "
-            connection.sendall(head.encode() + b"\r\n\r\n" + piece)
+            connection = stack.enter_context(Connection(guarded))
+            more = [f"Authorization: Bearer {token}"]
+            if chunked:
+                begins = request(chunks=[b" " * size], more=more)[: -len(b"\r\n0\r\n\r\n")]
+            else:
+                begins = request(b" " * size, more=more)[: 1 - size]
+            connection.socket.sendall(begins)
             return connection
-
-        def answer(connection):
-            """The whole of it, however many pieces it comes in."""
-            found = b""
-            while b"}" not in found and (piece := connection.recv(4096)):
-                found += piece
-            return found
 
         def small():
             headers = {"Authorization": "Bearer one"}
@@ -188,13 +171,12 @@ def test_large_bodies_have_their_room(running, monkeypatch):
             until(lambda: held() == 120_000)
             # Of the same token there is no more room, whichever way it is sent.
             for chunked in (False, True):
-                response = answer(begun(stack, "one", 100_000, chunked))
-                assert response.startswith(b"HTTP/1.1 429")
-                assert b"bodies_full" in response
-                assert b"retry-after: 1" in response
+                status, headers, body = begun(stack, "one", 100_000, chunked).answer()
+                assert (status, headers["retry-after"]) == (429, "1")
+                assert b"bodies_full" in body
             begun(stack, "two", 120_000)
             until(lambda: held() == 240_000)
-            assert begun(stack, "three", 100_000).recv(4096).startswith(b"HTTP/1.1 429")
+            assert begun(stack, "three", 100_000).answer()[0] == 429
             assert small().status_code == 200
         until(lambda: held() == 0)
         with contextlib.ExitStack() as stack:
