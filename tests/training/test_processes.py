@@ -47,16 +47,9 @@ def losses(folder):
 def alone(tmp_path_factory):
     """The losses of the page's script in one process."""
     script = page_script(tmp_path_factory.mktemp("page") / "alone")
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=script.parent,
-        env=several.environment(1),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    [(out, err)] = several.finish(several.start(script, 1, cwd=script.parent))
     said = next(x for x in blocks_of(PAGE.read_text()) if x.text.startswith("Done after"))
-    assert done.stdout.strip() == said.text.strip()
+    assert out.strip() == said.text.strip(), err
     return losses(script.parent)
 
 
