@@ -620,6 +620,8 @@ def test_job_of_samples(client, monkeypatch):
     np.testing.assert_array_equal(first.u, second.u)
     assert second.t.tolist() == first.t.tolist()
     assert len(np.unique(first.u[:, 0, 0])) == 30
+    other = client.submit("lotka", **ranges | {"seed": 4}).result(timeout=60)
+    assert not (other.u == first.u).any()
     with pytest.raises(ValueError, match=r"u0 must be a pair \(low, high\)"):
         client.submit("lotka", u0=STARTS, trajectories=10)
 

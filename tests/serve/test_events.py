@@ -89,8 +89,10 @@ def test_events_of_pages(running, expected):
     pages = [exchange.concatenated([sim]), sim]
     assert_same(pages[0].events, expected.events)
     answer = running.client.get(f"/v1/ensembles/{job.id}/download", params={"format": "npz"})
-    with np.load(io.BytesIO(answer.content)) as file:
+    with np.load(io.BytesIO(answer.content), allow_pickle=False) as file:
         np.testing.assert_array_equal(file["events.t"], expected.events.t)
+        np.testing.assert_array_equal(file["u"], expected.u)
+        np.testing.assert_array_equal(file["retcode"], expected.retcode)
 
 
 def test_pages_of_different_lengths(expected):

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import io
 import itertools
 import json
 import os
@@ -58,32 +57,6 @@ def download(client, id, **params):
     assert response.status_code == 200, response.text
     found = msgpack.unpackb(response.content)
     return {k: unpacked(v) if isinstance(v, dict) and "data" in v else v for k, v in found.items()}
-
-
-@pytest.mark.slow
-def test_a_drawn_ensemble(running):
-    job = created(running.client, **DRAWN)
-    assert job["status"] in ("queued", "running")
-    job = ended(running.client, job["id"])
-    assert (job["done"], job["trajectories"], job["error"]) == (1000, 1000, None)
-    assert job["retcodes"] == {"Success": 1000}
-    found = download(running.client, job["id"])
-    assert found["u"].shape == (1000, 2, 2)
-    assert found["t"].tolist() == [0.5, 1.0]
-    assert set(found["retcode"]) == {"Success"}
-    assert len(np.unique(found["u"][:, 0, 0])) == 1000
-    again = ended(running.client, created(running.client, **DRAWN)["id"])
-    np.testing.assert_array_equal(download(running.client, again["id"])["u"], found["u"])
-    other = ended(running.client, created(running.client, **DRAWN | {"seed": 8})["id"])
-    assert not np.array_equal(download(running.client, other["id"])["u"], found["u"])
-    part = download(running.client, job["id"], start=10, stop=20)
-    np.testing.assert_array_equal(part["u"], found["u"][10:20])
-    response = running.client.get(f"/v1/ensembles/{job['id']}/download", params={"format": "npz"})
-    with np.load(io.BytesIO(response.content), allow_pickle=False) as arrays:
-        np.testing.assert_array_equal(arrays["u"], found["u"])
-        assert arrays["retcode"].tolist() == [1] * 1000
-    every = running.client.get("/v1/ensembles").json()["ensembles"]
-    assert job["id"] in [x["id"] for x in every]
 
 
 def test_an_ensemble_that_is_sent(running):
