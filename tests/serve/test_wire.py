@@ -48,13 +48,11 @@ def test_what_lacks_the_axis_is_shared():
     np.testing.assert_array_equal(query.times, [0.5, 1.0])
 
 
-def test_spacings_of_different_spans():
+def test_times():
+    """Spacings of different spans, and backwards in time."""
     query = asked(tspan=[[0, 1], [0, 0.5]], saveat=0.4)
     np.testing.assert_array_equal(query.counts, [4, 3])
     np.testing.assert_allclose(query.times, [[0, 0.4, 0.8, 1.0], [0, 0.4, 0.5, math.nan]])
-
-
-def test_backwards_in_time():
     np.testing.assert_array_equal(asked(BACK).times, [1.0, 0.0])
     np.testing.assert_array_equal(asked(BACK, saveat=[1, 0.5, 0]).times, [1.0, 0.5, 0.0])
 

@@ -237,9 +237,7 @@ def test_traced_estimates_that_can_not_be_made_are_nan():
         lambda x: jnp.nansum(eo.collocate_data(x * ts, ts**2, "uniform", 0.1, at=at).du)
     )(1.0)
     assert jnp.isfinite(gradient)
-
-
-def test_bandwidth_is_checked_inside_jit_if_the_times_are_known():
+    # Where the times are known inside jit, it is an error there, too.
     with pytest.raises(ValueError, match=r"about 0\.0334"):
         jax.jit(lambda data: eo.collocate_data(TS, data, bandwidth=1e-3))(TS)
 
