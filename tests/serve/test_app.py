@@ -61,6 +61,8 @@ def test_the_registered_problem(running):
     assert answer["retcode"] == "Success"
     assert answer["lengths"] == 9
     assert answer["seconds"]["solve"] > 0
+    assert answer["seconds"].keys() == {"wait", "solve"}
+    assert answer.keys() == {"u", "t", "retcode", "stats", "lengths", "seconds"}
     entry = running.service.solvers["lotka"].entry
     sol = eo.solve(entry.prob, saveat=entry.default_times, maxiters=1000)
     np.testing.assert_allclose(answer["u"], sol.u, rtol=1e-10)
