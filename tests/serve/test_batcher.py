@@ -136,45 +136,6 @@ async def test_problems_take_turns():
 
 
 @in_loop
-async def test_a_batch_that_does_not_return():
-    """Its items are given up, and those of its problem refused until it returns; other problems
-    have their batches meanwhile."""
-    hold, began = threading.Event(), threading.Event()
-
-    def runs(line, slices):
-        if line == "a" and not began.is_set():
-            began.set()
-            assert hold.wait(60)
-        return [x.payload for x in slices]
-
-    batcher = started(runs, max_wait=0.0, limit=0.3)
-    mine = batcher.submit("a", "a", "mine", 1)
-    while not began.is_set():
-        await asyncio.sleep(0.001)
-    waits = batcher.submit("a", "other line", "waits", 1)
-    for i in range(5):
-        assert (await batcher.submit("b", "b", i, 1)).results == [i]
-    assert not mine.done()
-    for item, is_mine in ((mine, True), (waits, False)):
-        with pytest.raises(Hung) as raised:
-            await item
-        assert (raised.value.problem, raised.value.mine) == ("a", is_mine)
-    with pytest.raises(Hung):
-        batcher.submit("a", "a", "more", 1)
-    assert batcher.hung == ["a"]
-    assert batcher.is_at_work
-    assert (await batcher.submit("b", "b", 9, 1)).results == [9]
-    hold.set()
-    while batcher.hung:
-        await asyncio.sleep(0.001)
-    assert (await batcher.submit("a", "a", "again", 1)).results == ["again"]
-    assert not batcher.is_dead
-    assert batcher.waiting == 0
-    assert await batcher.drain(10)
-    assert not batcher.is_at_work
-
-
-@in_loop
 async def test_many_runs_of_parts_may_take_longer_than_one():
     batcher = started(Runs(seconds=0.05), max_batch=64, limit=0.2)
     items = [batcher.submit("a", "a", "bad", 1) for _ in range(16)]
@@ -206,26 +167,6 @@ async def test_background_items_leave_room():
         sum(stop - start for p, start, stop in parts if p == "job") <= 4
         for _, parts in runs.batches
     )
-
-
-@in_loop
-async def test_the_queue_is_bounded():
-    hold = threading.Event()
-    batcher = started(Runs(hold=hold), queue=30, max_wait=0.0)
-    first = batcher.submit("a", "a", "first", 16)
-    while batcher.waiting:
-        await asyncio.sleep(0.001)
-    others = [batcher.submit("a", "a", i, 10) for i in range(3)]
-    assert batcher.waiting == 30
-    with pytest.raises(QueueFull) as raised:
-        batcher.submit("a", "a", "more", 1)
-    assert raised.value.seconds >= 1
-    others[0].cancel()
-    await asyncio.sleep(0.01)
-    assert batcher.waiting == 20
-    batcher.submit("a", "a", "more", 1)
-    hold.set()
-    await asyncio.gather(first, *others[1:])
 
 
 @in_loop

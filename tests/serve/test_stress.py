@@ -128,9 +128,11 @@ def test_a_batch_that_hangs(running):
         let_go, held.posts = held_back(held.service, "lotka"), []
         mine = post(held)
         until(lambda: held.service.batcher._running)
+        waits = post(held, p=[1.0, 1.0, 1.0, 1.0])
         assert held.solve("node").status_code == 200
-        until(lambda: mine)
+        until(lambda: mine and waits)
         refused(mine[0], 504, "hung")
+        refused(waits[0], 503, "hung")
         error = refused(held.solve(), 503, "hung")
         assert "lotka" in error["message"]
         assert held.solve("node").status_code == 200
@@ -141,6 +143,7 @@ def test_a_batch_that_hangs(running):
         let_go.set()
         until(lambda: held.client.get("/healthz").status_code == 200)
         assert held.solve().status_code == 200
+        assert held.service.batcher.waiting == 0
 
 
 def test_large_bodies_have_their_room(running, monkeypatch):
