@@ -288,7 +288,6 @@ class Member:
         self.line = Lifeline(lambda word, process: self.heard.append((word, process)), 3)
 
     def join(self, port, number, count, within=10):
-        self.port = port
         about = {"process": number, "processes": count}
         return self.line.join("127.0.0.1", port, about, within)
 
@@ -297,42 +296,6 @@ class Member:
         while not set(words) <= set(self.heard):
             assert time.monotonic() < until, self.heard
             time.sleep(0.01)
-
-
-@pytest.fixture
-def three():
-    """Three that have joined."""
-    port, members = several.free_port(), [Member() for _ in range(3)]
-    members[0].line.open_door(3, port, "127.0.0.1")
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda i: members[i].join(port, i, 3), range(3)))
-    assert found == [[{"process": i, "processes": 3} for i in range(3)]] * 3
-    yield members
-    for member in members:
-        member.line.close()
-
-
-def test_words(three):
-    """Each hears of each, in order; what is closed after the last word isn't lost."""
-    three[1].line.say("bye")
-    for member in three:
-        member.hears(("bye", 1))
-    three[1].line.say("done")
-    three[1].line.close()
-    three[2].line.say("left")
-    three[2].line.close()
-    three[0].hears(("done", 1), ("left", 2))
-    time.sleep(0.1)
-    assert "lost" not in dict(three[0].heard)
-
-
-def test_one_is_lost(three):
-    three[2].line.say("bye")
-    three[2].line.close()
-    for member in three[:2]:
-        member.hears(("bye", 2), ("lost", 2))
-    three[0].line.close()
-    three[1].hears(("closed", 0))
 
 
 def test_not_all_come():
@@ -349,10 +312,21 @@ def test_not_all_come():
     member.line.close()
 
 
-def test_what_strangers_send(three):
-    """At the door, such as a scan of ports."""
+def test_what_strangers_send():
+    """At the door, such as a scan of ports: those who have joined hear of each other all the same,
+    and that one is lost, or the first."""
+    port, members = several.free_port(), [Member() for _ in range(3)]
+    members[0].line.open_door(3, port, "127.0.0.1")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda i: members[i].join(port, i, 3), range(3)))
+    assert found == [[{"process": i, "processes": 3} for i in range(3)]] * 3
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(100)):
-        with contextlib.closing(socket.create_connection(("127.0.0.1", three[0].port), 5)) as s:
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port), 5)) as s:
             s.sendall(said)
-    three[1].line.say("bye")
-    three[0].hears(("bye", 1))
+    members[1].line.say("bye")
+    members[1].line.close()
+    members[0].hears(("bye", 1), ("lost", 1))
+    members[2].hears(("bye", 1), ("lost", 1))
+    members[0].line.close()
+    members[2].hears(("closed", 0))
+    members[2].line.close()
