@@ -1,6 +1,7 @@
 """The service over HTTP: its answers, and what it refuses."""
 
 import asyncio
+import collections
 import gzip
 import json
 import logging
@@ -103,7 +104,6 @@ def test_answers_under_load_are_those_alone(running, compiles):
             ]
             return await asyncio.gather(*posts)
 
-    before = running.client.get("/metrics").text
     compiles.count = 0
     together = asyncio.run(all_at_once())
     assert compiles.count == 0
@@ -111,18 +111,15 @@ def test_answers_under_load_are_those_alone(running, compiles):
     assert compiles.count == 0
     for i, response in zip(order, together, strict=True):
         assert without_seconds(response) == without_seconds(alone[i]), asked[i]
-    assert largest_batch(running.client.get("/metrics").text) > 4, before
+    assert largest_batch(running.client.get("/metrics").text) > 4
 
 
 def largest_batch(metrics):
     """A bound on it, by its bucket."""
-    counts = {}
-    for line in metrics.splitlines():
-        if line.startswith("ensembleode_batch_size_bucket") and "+Inf" not in line:
-            size = float(line.split('le="')[1].split('"')[0])
-            counts[size] = counts.get(size, 0) + float(line.split()[-1])
-    total = max(counts.values())
-    return min(size for size, count in counts.items() if count == total)
+    counts = collections.Counter()
+    for size, count in re.findall(r'batch_size_bucket{le="([\d.]+)".*} ([\d.]+)', metrics):
+        counts[float(size)] += float(count)
+    return min(size for size, count in counts.items() if count == max(counts.values()))
 
 
 def test_batches_of_several_sizes_have_the_same_bits():
@@ -151,16 +148,6 @@ def test_without_batching_the_answers_are_the_same(running):
             body = some(problem, np.random.default_rng(3))
             expected = without_seconds(running.solve(problem, **body))
             assert without_seconds(alone.solve(problem, **body)) == expected
-
-
-def test_a_trajectory_that_fails(running):
-    """It is answered as far as it came, beside one that doesn't fail."""
-    answer = running.solve("back", u0=[[1.0], [1e305]], tspan=[[1.0, 0.0], [30.0, 0.0]], saveat=5.0)
-    answer = answer.json()
-    assert answer["retcode"][0] == "Success"
-    assert answer["retcode"][1] != "Success"
-    assert answer["u"][1][-1] == [None]
-    assert answer["lengths"][1] < 7
 
 
 def test_maxiters_is_a_limit():
