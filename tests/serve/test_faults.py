@@ -8,7 +8,6 @@ import gc
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -245,17 +244,6 @@ def test_one_process_at_a_time_has_the_folder(tmp_path, caplog):
         assert (done["status"], done["done"]) == ("done", 3000)
         with pytest.raises(Refused):
             old.cancel(id)
-
-
-def test_a_process_that_was_killed_has_no_lock(tmp_path):
-    program = (
-        "import filelock, os, signal, sys\n"
-        "filelock.FileLock(sys.argv[1]).acquire()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", program, tmp_path / "jobs.lock"], check=False)
-    with started(tmp_path) as jobs:
-        assert jobs.ended(jobs.made())["status"] == "done"
 
 
 def test_a_release_in_between(tmp_path, monkeypatch, caplog):
