@@ -7,6 +7,8 @@ import pytest
 
 import ensembleode as eo
 
+from .test_statistics import blowup
+
 
 def ensemble(u0, output_func=None):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.asarray(u0), (0.0, 1.0), 1.0)
@@ -32,15 +34,20 @@ def test_named_dimensions():
     assert data["retcode.name"].values.tolist() == ["Success"] * 3
     assert sim[1].to_xarray()["retcode.name"].item() == "Success"
     assert list(sim.to_xarray()["state"].values) == ["u0", "u1"]
+    frame = sim.to_pandas(names=["prey", "predator"])
+    assert frame.index.names == ["trajectory", "time"]
+    np.testing.assert_array_equal(frame.loc[(2, 0.5)], sim.u[2, 1])
+    assert list(frame.columns) == ["prey", "predator"]
 
 
 def test_shapes_of_the_state():
-    scalar = eo.solve(ensemble(1.0), trajectories=2).to_xarray()
-    assert scalar["u"].dims == ("trajectory", "time")
+    scalar = eo.solve(ensemble(1.0), trajectories=2)
+    assert scalar.to_xarray()["u"].dims == ("trajectory", "time")
+    assert list(scalar.to_pandas().columns) == ["u"]
     matrix = eo.solve(ensemble(np.ones((2, 3))), trajectories=2).to_xarray()
     assert matrix["u"].dims == ("trajectory", "time", "state_0", "state_1")
     with pytest.raises(ValueError, match="this state has the shape"):
-        eo.solve(ensemble(1.0), trajectories=2).to_xarray(names=["u"])
+        scalar.to_xarray(names=["u"])
 
 
 def test_own_times_are_a_coordinate():
@@ -58,21 +65,8 @@ def test_own_times_are_a_coordinate():
     np.testing.assert_array_equal(one["u0"], sim[1].u[:, 0])
 
 
-def test_frames():
-    sim = eo.solve(ensemble([1.0, 2.0]), trajectories=3, saveat=0.5)
-    frame = sim.to_pandas(names=["prey", "predator"])
-    assert frame.index.names == ["trajectory", "time"]
-    np.testing.assert_array_equal(frame.loc[(2, 0.5)], sim.u[2, 1])
-    assert list(frame.columns) == ["prey", "predator"]
-    scalar = eo.solve(ensemble(1.0), trajectories=2).to_pandas()
-    assert list(scalar.columns) == ["u"]
-
-
 def test_a_failed_trajectory_keeps_its_rows():
-    prob = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([0.5]), (0.0, 1.0))
-    starts = jnp.array([0.5, 4.0])
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
-    sim = eo.solve(ens, trajectories=2, saveat=0.2)
+    sim = eo.solve(blowup(jnp.array([0.5, 4.0])), trajectories=2, saveat=0.2)
     data = sim.to_xarray()
     assert data["retcode"].values[1] == eo.ReturnCode.Unstable
     np.testing.assert_array_equal(np.isnan(data["u"][1, :, 0]), [False] * 2 + [True] * 4)

@@ -2,22 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import pytest
 
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
 import ensembleode as eo
 
-
-@pytest.fixture(autouse=True)
-def figures():
-    yield
-    plt.close("all")
+from .test_plotting import entries, figures as figures
 
 
 def rising(output_func=None, **options):
@@ -55,10 +45,6 @@ def marks_of(ax):
         if len(x.get_xdata()):
             points.setdefault(labels[x.get_marker()], []).append(x.get_xydata())
     return {label: np.concatenate(several) for label, several in points.items()}
-
-
-def entries(ax):
-    return [x.get_text() for x in ax.get_legend().get_texts()]
 
 
 def test_events_are_marked(sim):

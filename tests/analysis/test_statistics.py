@@ -54,11 +54,6 @@ def ragged():
     return eo.solve(blowup(), trajectories=5, saveat=0.2, abstol=1e-10, reltol=1e-10)
 
 
-#
-# Against NumPy
-#
-
-
 samples = hnp.arrays(
     np.float64,
     st.tuples(st.sampled_from([2, 5, 40]), st.just(3)),  # each shape is compiled
@@ -157,44 +152,52 @@ def test_of_counts():
         analysis.componentwise_mean(np.zeros(()))
 
 
-#
-# Of solutions
-#
+# Of each kind of place: one, in arguments, and its row or rows.
+PLACES = {
+    "timestep": ((1,), 1),
+    "timeseries_steps": ((), slice(None)),
+    "timepoint": ((0.75,), 3),
+    "timeseries_point": ((jnp.array([0.25, 0.75, 1.0]),), [1, 3, 4]),
+}
 
 
-def test_at_a_step(sim):
-    u = np.asarray(sim.u)
-    np.testing.assert_array_equal(analysis.get_timestep(sim, 2), u[:, 2])
-    assert analysis.componentwise_vectors_timestep(sim, 2).shape == (2, 5)
-    np.testing.assert_allclose(analysis.timestep_mean(sim, -1), u[:, -1].mean(axis=0))
-    np.testing.assert_allclose(analysis.timestep_median(sim, 1), np.median(u[:, 1], axis=0))
-    np.testing.assert_allclose(
-        analysis.timestep_quantile(sim, [0.1, 0.8], 1), np.quantile(u[:, 1], [0.1, 0.8], axis=0)
-    )
-    mean, variance = analysis.timestep_meanvar(sim, slice(None))
-    np.testing.assert_allclose(mean, analysis.timeseries_steps_mean(sim))
+@pytest.mark.parametrize("at", PLACES)
+def test_at(sim, at):
+    where, rows = PLACES[at]
+    u = np.asarray(sim.u)[:, rows]
+
+    def found(name, *given):
+        return getattr(analysis, f"{at}_{name}")(sim, *given, *where)
+
+    np.testing.assert_allclose(found("mean"), u.mean(axis=0))
+    np.testing.assert_allclose(found("median"), np.median(u, axis=0))
+    np.testing.assert_allclose(found("quantile", 0.2), np.quantile(u, 0.2, axis=0))
+    mean, variance = found("meanvar")
+    np.testing.assert_allclose(mean, u.mean(axis=0))
     np.testing.assert_allclose(variance, u.var(axis=0, ddof=1), atol=1e-14)
 
 
-def test_at_all_steps(sim):
+def test_samples_at(sim):
     u = np.asarray(sim.u)
-    np.testing.assert_allclose(analysis.timeseries_steps_median(sim), np.median(u, axis=0))
+    np.testing.assert_array_equal(analysis.get_timestep(sim, 2), u[:, 2])
+    np.testing.assert_allclose(analysis.timestep_mean(sim, -1), u[:, -1].mean(axis=0))
     np.testing.assert_allclose(
-        analysis.timeseries_steps_quantile(sim, 0.3), np.quantile(u, 0.3, axis=0)
+        analysis.timestep_quantile(sim, [0.1, 0.8], 1), np.quantile(u[:, 1], [0.1, 0.8], axis=0)
     )
-    np.testing.assert_allclose(
-        analysis.timeseries_steps_meanvar(sim)[1], u.var(axis=0, ddof=1), atol=1e-14
-    )
-    for name in ("meancov", "meancor"):
-        series = getattr(analysis, f"timeseries_steps_{name}")(sim)
-        for x, y in zip(series, getattr(analysis, f"timestep_{name}")(sim, 1, 3), strict=True):
+    mean, _ = analysis.timestep_meanvar(sim, slice(None))
+    np.testing.assert_allclose(mean, u.mean(axis=0))
+    assert analysis.componentwise_vectors_timestep(sim, 2).shape == (2, 5)
+    assert analysis.componentwise_vectors_timepoint(sim, 0.3).shape == (2, 5)
+
+
+def test_between_steps(sim):
+    w = np.arange(1.0, 6)
+    for name, *how in (("meancov",), ("meancor",), ("weighted_meancov", w, "population")):
+        series = getattr(analysis, f"timeseries_steps_{name}")(sim, *how)
+        single = getattr(analysis, f"timestep_{name}")(sim, *how[:1], 1, 3, *how[1:])
+        for x, y in zip(series, single, strict=True):
             assert x.shape == (5, 5, 2)
             np.testing.assert_allclose(x[1, 3], y, rtol=1e-13)
-    w = np.arange(1.0, 6)
-    series = analysis.timeseries_steps_weighted_meancov(sim, w, "population")
-    single = analysis.timestep_weighted_meancov(sim, w, 4, 2, "population")
-    for x, y in zip(series, single, strict=True):
-        np.testing.assert_allclose(x[4, 2], y, rtol=1e-13)
 
 
 @pytest.mark.slow
@@ -232,25 +235,6 @@ def test_each_with_its_own_times_forwards_and_backwards():
     np.testing.assert_allclose(got[1, 0, 0], np.exp(RATES[1] * (0.25 - 1)), rtol=1e-9)
     assert np.isnan(got[1, 1]).all()
     assert not np.isnan(got[0, 1]).any()
-
-
-def test_at_times(sim):
-    u, ts = np.asarray(sim.u), jnp.array([0.25, 0.75, 1.0])
-    rows = u[:, [1, 3, 4]]
-    np.testing.assert_allclose(analysis.timeseries_point_mean(sim, ts), rows.mean(axis=0))
-    np.testing.assert_allclose(analysis.timepoint_mean(sim, 0.75), rows[:, 1].mean(axis=0))
-    np.testing.assert_allclose(analysis.timeseries_point_median(sim, ts), np.median(rows, axis=0))
-    np.testing.assert_allclose(analysis.timepoint_median(sim, 0.75), np.median(rows[:, 1], axis=0))
-    np.testing.assert_allclose(
-        analysis.timeseries_point_quantile(sim, 0.2, ts), np.quantile(rows, 0.2, axis=0)
-    )
-    np.testing.assert_allclose(
-        analysis.timepoint_quantile(sim, 0.2, 1.0), np.quantile(rows[:, 2], 0.2, axis=0)
-    )
-    np.testing.assert_allclose(
-        analysis.timeseries_point_meanvar(sim, ts)[1], rows.var(axis=0, ddof=1)
-    )
-    assert analysis.componentwise_vectors_timepoint(sim, 0.3).shape == (2, 5)
 
 
 @pytest.mark.slow
@@ -362,11 +346,6 @@ def test_the_gradient_between_times_that_not_all_reach():
     np.testing.assert_allclose(by_time, (np.exp(-1.5) - np.exp(-1)) / 0.5, rtol=1e-7)
 
 
-#
-# Julia
-#
-
-
 JULIA = json.loads((pathlib.Path(__file__).parents[1] / "data/julia_lorenz64.json").read_text())
 
 
@@ -389,11 +368,6 @@ def test_julia_finds_the_same():
             np.testing.assert_allclose(getattr(summary, ours), JULIA[name], rtol=1e-10, atol=1e-10)
         np.testing.assert_allclose(summary.qhigh, JULIA["qhigh"], rtol=1e-10, atol=1e-10)
     np.testing.assert_array_equal(sim.stats.naccept, JULIA["naccept"])
-
-
-#
-# Names and errors
-#
 
 
 def test_all_of_scimls_names_are_there():

@@ -54,12 +54,10 @@ class Killer(threading.Thread):
             if not busy:
                 self.stopped.wait(0.005)
                 continue
-            for worker in busy[:1]:
-                with contextlib.suppress(Exception):
-                    pids = self.client.run(os.getpid, workers=[worker])
-                    for pid in pids.values():
-                        os.kill(pid, self.signal)
-                        self.killed += 1
+            with contextlib.suppress(Exception):
+                (pid,) = self.client.run(os.getpid, workers=busy[:1]).values()
+                os.kill(pid, self.signal)
+                self.killed += 1
             self.stopped.wait(self.every)
 
     def __enter__(self):

@@ -24,7 +24,6 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines import compiled
 from ensembleode.executors.distributed import local, worker
-from ensembleode.executors.distributed.pools import ExecutorPool
 from ensembleode.ground.extras import installing
 
 from ..marks import on_julia, slow_unless
@@ -42,15 +41,24 @@ def sweep(n, u0=None, rate=1.0):
 
 def networks(n, model):
     prob = eo.ODEProblem(mlp, jnp.array([1.0, 0.5]), (0.0, 1.0), model)
-    return eo.EnsembleProblem(
-        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / n))
-    )
+    return eo.EnsembleProblem(prob, sweep(n).prob_func)
 
 
 TWO = eo.EnsembleDistributed(workers=2)
+SPLIT = eo.EnsembleSplitThreads(workers=2, threads=2)
 
 
-def test_the_bits_of_serial():
+def ran(tmp_path, code, *python, environment=None):
+    """A script of this code, by Python or what starts that, to its end."""
+    path = tmp_path / "script.py"
+    path.write_text(code)
+    command = [*(python or [sys.executable]), str(path)]
+    how = {"capture_output": True, "text": True, "timeout": 300, "check": False}
+    return subprocess.run(command, env=environment, **how)
+
+
+@pytest.mark.parametrize("alg", [TWO, slow_unless(False, SPLIT)], ids=str)
+def test_the_bits_of_serial(alg):
     """Of states, counts and codes; with matrix products, several times and one chunk or many."""
     for ens, options in (
         (sweep(1000), {"trajectories": 1000, "saveat": 0.1}),
@@ -59,7 +67,7 @@ def test_the_bits_of_serial():
         (sweep(1000), {"trajectories": 1000, "batch_size": 300}),
     ):
         serial = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), **options)
-        sim = eo.solve(ens, eo.Tsit5(), TWO, **options)
+        sim = eo.solve(ens, eo.Tsit5(), alg, **options)
         jax.tree.map(np.testing.assert_array_equal, sim.u, serial.u)
         np.testing.assert_array_equal(sim.t, serial.t)
         np.testing.assert_array_equal(sim.retcode, serial.retcode)
@@ -80,8 +88,6 @@ def test_executors(monkeypatch):
             sim = eo.solve(sweep(600), eo.Tsit5(), alg, trajectories=600)
             np.testing.assert_array_equal(sim.u, serial.u)
             assert local.pool_of(alg) is local.pool_of(eo.EnsembleDistributed(executor))
-            assert local.pool_of(alg).slots() == 2
-    assert ExecutorPool(threads, 5).slots() == 5
 
 
 MPI = """
@@ -105,14 +111,10 @@ if __name__ == "__main__":
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="there is no mpiexec (Open MPI)")
 def test_mpi(tmp_path):
     pytest.importorskip("mpi4py")
-    path = tmp_path / "script.py"
-    path.write_text(MPI.format(path=os.path.abspath(os.path.join(__file__, "../../.."))))
-    flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp"]
-    command = ["mpiexec", *flags, "-n", "3", sys.executable, "-m", "mpi4py.futures", str(path)]
-    environment = {**os.environ, **eo.worker_environment()}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=environment, check=False
-    )
+    code = MPI.format(path=os.path.abspath(os.path.join(__file__, "../../..")))
+    flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp", "-n", "3"]
+    command = ["mpiexec", *flags, sys.executable, "-m", "mpi4py.futures"]
+    done = ran(tmp_path, code, *command, environment={**os.environ, **eo.worker_environment()})
     assert done.stdout.split()[:3] == ["True", "True", "2"], done.stderr
 
 
@@ -135,14 +137,12 @@ def test_a_training_run_compiles_once(compiles):
     """Each worker compiles a program once, and traces nothing after that; neither does the client.
     Weights go to each worker once a step, and the answers are sums."""
 
+    def end(sol, ctx):
+        return ((sol.u[-1] - 1) ** 2).sum(), False
+
     def loss(model, alg):
         ens = networks(640, model)
-        ens = eo.EnsembleProblem(
-            ens.prob,
-            ens.prob_func,
-            lambda sol, ctx: (((sol.u[-1] - 1) ** 2).sum(), False),
-            eo.sum_reduction,
-        )
+        ens = eo.EnsembleProblem(ens.prob, ens.prob_func, end, eo.sum_reduction)
         return eo.solve(ens, eo.Tsit5(), alg, trajectories=640).u
 
     step = eqx.filter_jit(eqx.filter_value_and_grad(loss))
@@ -216,9 +216,8 @@ def test_gradients_do_not_depend_on_the_workers():
 
     def loss(args, alg):
         u0, rate, table = args
-        prob = sweep(600, u0, rate)
         ens = eo.EnsembleProblem(
-            prob.prob,
+            sweep(600, u0, rate).prob,
             lambda prob, ctx: eo.remake(prob, u0=prob.u0 + table[ctx.index]),
         )
         sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=600, saveat=0.5)
@@ -554,7 +553,7 @@ def test_second_derivatives_on_split_threads():
     """As the sum over many chunks, on processes."""
     first, second = (
         jax.jit(lambda r, alg=alg: jax.jvp(jax.grad(lambda r: total(r, alg).u), (r,), (1.0,))[1])
-        for alg in (eo.EnsembleSerial(), eo.EnsembleSplitThreads(workers=2, threads=2))
+        for alg in (eo.EnsembleSerial(), SPLIT)
     )
     np.testing.assert_allclose(second(1.0), first(1.0), rtol=1e-8)
 
@@ -602,22 +601,8 @@ if __name__ == "__main__":
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="there is no taskset")
 def test_one_core(tmp_path):
     """Large operands of a callback deadlock there, if they are made JAX's."""
-    path = tmp_path / "script.py"
-    path.write_text(ONE_CORE)
-    command = ["taskset", "-c", "0", sys.executable, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = ran(tmp_path, ONE_CORE, "taskset", "-c", "0", sys.executable)
     assert done.stdout.strip() == "done", done.stderr
-
-
-@pytest.mark.slow
-def test_split_threads():
-    """Chunks in threads of a worker."""
-    alg = eo.EnsembleSplitThreads(workers=2, threads=2)
-    ens = sweep(5000)
-    serial = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), trajectories=5000)
-    for _ in range(2):
-        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=5000)
-        np.testing.assert_array_equal(sim.u, serial.u)
 
 
 UNGUARDED = """
@@ -629,11 +614,7 @@ eo.solve(eo.EnsembleProblem(prob), None, eo.EnsembleDistributed(workers=1), traj
 
 @pytest.mark.slow
 def test_a_script_without_a_guard(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(UNGUARDED)
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=200, check=False
-    )
+    done = ran(tmp_path, UNGUARDED)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert 'put what solves under `if __name__ == "__main__":`' in last

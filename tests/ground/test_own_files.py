@@ -38,11 +38,6 @@ def umask(request):
     os.umask(before)
 
 
-def test_ones_own(folder):
-    assert read_own(folder, "file") == MINE
-    check_own_folder(folder)
-
-
 @pytest.mark.parametrize("mode", range(0o1000))
 def test_every_mode_of_a_file(folder, mode):
     (folder / "file").chmod(mode)

@@ -102,9 +102,7 @@ def test_measure(measured, capsys):
         ("a.py:make", [1000, 2000], given | {"progress": False}),
         ("a.py:make", [1000, 2000], asked | {"progress": False}),
     ]
-
-
-def test_measure_where_nothing_could_be(measured, capsys):
+    # Where nothing could be measured.
     assert run("plan", "measure", "a.py:make", "--sizes=2000") == 1
     assert "OOM" in capsys.readouterr().out
 

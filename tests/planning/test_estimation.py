@@ -86,11 +86,6 @@ def test_assumptions_about_hours():
     assert "16 hours a day" not in otherwise(planning.estimate(1e8, 1e5, at(8, GPU, CPU)))
 
 
-#
-# Jobs
-#
-
-
 def test_jobs():
     # The first takes an hour a job, the second two and a half.
     fleet = [
@@ -152,11 +147,6 @@ def test_makespan_is_the_least(jobs, counts, data):
     assert max(-(-n // count) * length for n, count, length in each) == time
 
 
-#
-# Any fleet
-#
-
-
 kinds = st.builds(
     dict,
     count=st.integers(1, 1000),
@@ -205,11 +195,6 @@ def test_jobs_lose_a_job_at_most(fleet, items, per_job):
     assert freely * (1 - 1e-12) <= found.run_hours <= (freely + longest) * (1 + 1e-12)
 
 
-#
-# Bad input; tables
-#
-
-
 @pytest.mark.parametrize(
     ("items", "iterations", "options", "message"),
     [
@@ -231,31 +216,6 @@ def test_bad_fleets():
         planning.estimate(1, 1, [])
     with pytest.raises(planning.PlanError, match="two kinds are called 'gpu'"):
         planning.estimate(1, 1, [GPU, SMALL])
-
-
-def test_table():
-    assert str(planning.estimate(1e8, 1e5, [GPU, CPU])) == (
-        "100,000,000 items x 100,000 iterations\n"
-        "\n"
-        "kind  count  unit time  hours a day  compute (h)  alone (h)  share       items\n"
-        "gpu      32   0.001414           24     3,927.99     122.75  98.6%  98,620,588\n"
-        "cpu      40     0.1264           24   351,037.48   8,775.94   1.4%   1,379,412\n"
-        "\n"
-        "run time      121.06 hours (5.0 days)\n"
-        "compute time  8,716.06 hours of instances\n"
-        "\n"
-        "if                    run time (h)\n"
-        "without gpu               8,775.94  x 72.49\n"
-        "gpu: 16, not 32             238.82   x 1.97\n"
-        "without cpu                 122.75   x 1.01\n"
-        "cpu: 20, not 40             121.90   x 1.01\n"
-        "16 hours a day              181.58   x 1.50\n"
-        "twice the items             242.11   x 2.00\n"
-        "twice the iterations        242.11   x 2.00\n"
-        "\n"
-        "unit time: seconds an item and 1000 iterations\n"
-        "compute: if one instance did everything; alone: if all of its kind did"
-    )
 
 
 def test_table_of_jobs():

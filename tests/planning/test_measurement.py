@@ -132,11 +132,6 @@ def test_a_module(tmp_path, monkeypatch):
     assert row.status == "ok"
 
 
-#
-# Within a process
-#
-
-
 @pytest.fixture
 def reported(tmp_path, monkeypatch):
     """What is reported about a script, here."""
@@ -273,21 +268,6 @@ def test_scripts_that_measure_themselves(tmp_path):
         planning.measure(f"{path}:make_loss", [1])
 
 
-#
-# What is made of times
-#
-
-
-def test_fit_of_a_line():
-    items = [1000, 4000, 16000, 64000]
-    fit = fitted(2, items, [3e-3 + 2e-7 * n for n in items])
-    assert (fit.cores, fit.points) == (2, 4)
-    assert fit.overhead == pytest.approx(3e-3)
-    assert fit.slope == pytest.approx(2e-7)
-    assert fit.overhead_error == pytest.approx(0, abs=1e-12)
-    assert fit.slope_error == pytest.approx(0, abs=1e-16)
-
-
 def test_fit_of_two_points():
     fit = fitted(None, [1, 3], [10.0, 14.0])
     assert (fit.overhead, fit.slope) == (pytest.approx(8), pytest.approx(2))
@@ -369,11 +349,6 @@ def test_kind():
     nothing = planning.Measurement("script.py:make_loss", FOUND.rows[3:4], ())
     with pytest.raises(planning.PlanError, match=r"no size of script\.py:make_loss could be timed"):
         nothing.kind("here")
-
-
-#
-# Bad input
-#
 
 
 @pytest.mark.parametrize(

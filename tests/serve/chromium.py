@@ -1,6 +1,5 @@
 """A headless Chromium, driven over the DevTools protocol."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -19,9 +18,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 # What a key is to DevTools: its code, its number, and the text that it types.
 KEYS = {
     "ArrowRight": ("ArrowRight", 39, ""),
-    "ArrowLeft": ("ArrowLeft", 37, ""),
-    "ArrowDown": ("ArrowDown", 40, ""),
-    "End": ("End", 35, ""),
     "Home": ("Home", 36, ""),
     "Tab": ("Tab", 9, ""),
     "Enter": ("Enter", 13, "\r"),
@@ -160,10 +156,7 @@ class Page:
 
     def click(self, selector: str) -> None:
         """A click into the middle of an element."""
-        self.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
-        middle = self._at(selector, 0.5)
-        for kind in ("mousePressed", "mouseReleased"):
-            self._mouse(kind, *middle, button="left", clickCount=1)
+        self.drag(selector, 0.5, 0.5, steps=0)
 
     def drag(self, selector: str, start: float, end: float, steps: int = 8) -> None:
         """Across an element, from one fraction of its width to another."""
@@ -183,10 +176,6 @@ class Page:
 
     def _mouse(self, kind: str, x: float, y: float, **options) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **options)
-
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def named(self) -> list[tuple[str, str]]:
         """The role and the name of all that a screen reader finds."""

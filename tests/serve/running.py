@@ -41,10 +41,11 @@ class Running:
     """An app that is served from a thread, once it is ready.
 
     **Arguments:** `like`: another, whose compiled programs are used; `warm`: False compiles nothing
-    before it is asked for.
+    before it is asked for; `around`: makes another app of it, which uvicorn serves by its own
+    protocol.
     """
 
-    def __init__(self, registry, *, like=None, warm=True, **options):
+    def __init__(self, registry, *, like=None, warm=True, around=None, **options):
         self.app = create_app(registry, **{"max_batch": 128} | options)
         self.service = self.app.state.service
         if like is not None:
@@ -52,7 +53,13 @@ class Running:
                 self.service.solvers[name] = solver
         if like is not None or not warm:
             self.service._warm_up = lambda step: None
-        self.server = uvicorn.Server(configured(self.app, port=0, log_level="error"))
+        if around is None:
+            config = configured(self.app, port=0, log_level="error")
+        else:
+            self.around = around(self.app)
+            how = {"log_level": "critical", "ws": "none", "lifespan": "on"}
+            config = uvicorn.Config(self.around, port=0, **how)
+        self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self):
@@ -84,3 +91,15 @@ def until(true, seconds=120):
     while not true():
         assert time.monotonic() < end, "it takes too long"
         time.sleep(0.01)
+
+
+def held_back(service, problem=None):
+    """Has batches wait, of one problem or of all, for the event that it returns."""
+    let_go, run = threading.Event(), service.batcher._run
+
+    def wait(program, slices):
+        assert problem not in (None, program.problem) or let_go.wait(60)
+        return run(program, slices)
+
+    service.batcher._run = wait
+    return let_go

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import functools
 import threading
 import time
 
@@ -39,8 +40,14 @@ class Runs:
         return [(x.payload, x.start, x.stop) for x in slices]
 
 
-def run(test):
-    return asyncio.run(asyncio.wait_for(test(), 60))
+def in_loop(test):
+    """As a test of pytest."""
+
+    @functools.wraps(test)
+    def run(*args, **options):
+        asyncio.run(asyncio.wait_for(test(*args, **options), 60))
+
+    return run
 
 
 def started(runs, **options):
@@ -49,79 +56,65 @@ def started(runs, **options):
     return batcher
 
 
-def test_those_that_come_together_share_a_batch():
+@in_loop
+async def test_those_that_come_together_share_a_batch():
     runs = Runs()
-
-    async def test():
-        batcher = started(runs)
-        done = await asyncio.gather(*(batcher.submit("a", "a", i, 1) for i in range(10)))
-        assert [x.results for x in done] == [[(i, 0, 1)] for i in range(10)]
-        assert all(0 <= x.wait < 5 for x in done)
-        assert await batcher.drain(5)
-
-    run(test)
+    batcher = started(runs)
+    done = await asyncio.gather(*(batcher.submit("a", "a", i, 1) for i in range(10)))
+    assert [x.results for x in done] == [[(i, 0, 1)] for i in range(10)]
+    assert all(0 <= x.wait < 5 for x in done)
+    assert await batcher.drain(5)
     assert [len(parts) for _, parts in runs.batches] == [10]
 
 
-def test_a_full_batch_does_not_wait():
+@in_loop
+async def test_a_full_batch_does_not_wait():
     runs = Runs()
-
-    async def test():
-        batcher = started(runs, max_wait=30.0)
-        await asyncio.gather(*(batcher.submit("a", "a", i, 1) for i in range(16)))
-
-    run(test)
+    batcher = started(runs, max_wait=30.0)
+    await asyncio.gather(*(batcher.submit("a", "a", i, 1) for i in range(16)))
     assert [len(parts) for _, parts in runs.batches] == [16]
 
 
-def test_without_batching_all_are_alone():
+@in_loop
+async def test_without_batching_all_are_alone():
     runs = Runs()
-
-    async def test():
-        batcher = started(runs, coalesce=False)
-        await asyncio.gather(*(batcher.submit("a", "a", i, 2) for i in range(5)))
-
-    run(test)
+    batcher = started(runs, coalesce=False)
+    await asyncio.gather(*(batcher.submit("a", "a", i, 2) for i in range(5)))
     assert [parts for _, parts in runs.batches] == [[(i, 0, 2)] for i in range(5)]
 
 
-def test_a_large_item_is_split_and_others_go_with_it():
+@in_loop
+async def test_a_large_item_is_split_and_others_go_with_it():
     """Five batches' worth, and one that comes later: it is in the next batch."""
     hold = threading.Event()
     runs = Runs(hold=hold)
-
-    async def test():
-        batcher = started(runs, max_wait=0.0, share=4)
-        large = batcher.submit("a", "a", "large", 80)
-        while not runs.batches:
-            await asyncio.sleep(0.001)
-        small = batcher.submit("a", "a", "small", 1)
-        hold.set()
-        await small
-        assert not large.done()
-        parts = (await large).results
-        assert [x[1] for x in parts] == [0, *(x[2] for x in parts[:-1])]
-        assert parts[-1][2] == 80
-
-    run(test)
+    batcher = started(runs, max_wait=0.0, share=4)
+    large = batcher.submit("a", "a", "large", 80)
+    while not runs.batches:
+        await asyncio.sleep(0.001)
+    small = batcher.submit("a", "a", "small", 1)
+    hold.set()
+    await small
+    assert not large.done()
+    parts = (await large).results
+    assert [x[1] for x in parts] == [0, *(x[2] for x in parts[:-1])]
+    assert parts[-1][2] == 80
     assert "small" in [p for p, _, _ in runs.batches[1][1]]
     assert sum(stop - start for _, parts in runs.batches for _, start, stop in parts) == 81
     assert max(sum(stop - start for _, start, stop in parts) for _, parts in runs.batches) == 16
 
 
-def test_large_items_take_turns():
+@in_loop
+async def test_large_items_take_turns():
     runs = Runs()
-
-    async def test():
-        batcher = started(runs, share=4)
-        await asyncio.gather(*(batcher.submit("a", "a", i, 20) for i in range(6)))
-
-    run(test)
+    batcher = started(runs, share=4)
+    await asyncio.gather(*(batcher.submit("a", "a", i, 20) for i in range(6)))
     first_two = [p for _, parts in runs.batches[:2] for p, _, _ in parts]
     assert set(first_two) == set(range(6))
 
 
-def test_problems_take_turns():
+@in_loop
+async def test_problems_take_turns():
     """Of one there is much to do; the other is answered while that is at its first batch, whatever
     lines the first has."""
     hold, began = threading.Event(), threading.Event()
@@ -132,268 +125,163 @@ def test_problems_take_turns():
             assert hold.wait(60)
         return [x.payload for x in slices]
 
-    async def test():
-        batcher = started(runs, max_wait=0.0)
-        many = [batcher.submit("a", f"a{i % 3}", i, 16) for i in range(12)]
-        while not began.is_set():
-            await asyncio.sleep(0.001)
-        assert (await batcher.submit("b", "b", "other", 1)).results == ["other"]
-        assert not any(x.done() for x in many)
-        hold.set()
-        await asyncio.gather(*many)
-
-    run(test)
+    batcher = started(runs, max_wait=0.0)
+    many = [batcher.submit("a", f"a{i % 3}", i, 16) for i in range(12)]
+    while not began.is_set():
+        await asyncio.sleep(0.001)
+    assert (await batcher.submit("b", "b", "other", 1)).results == ["other"]
+    assert not any(x.done() for x in many)
+    hold.set()
+    await asyncio.gather(*many)
 
 
-def test_a_batch_that_does_not_return():
-    """Its items are given up, and those of its problem refused until it returns; other problems
-    have their batches meanwhile."""
-    hold, began = threading.Event(), threading.Event()
-
-    def runs(line, slices):
-        if line == "a" and not began.is_set():
-            began.set()
-            assert hold.wait(60)
-        return [x.payload for x in slices]
-
-    async def test():
-        batcher = started(runs, max_wait=0.0, limit=0.3)
-        mine = batcher.submit("a", "a", "mine", 1)
-        while not began.is_set():
-            await asyncio.sleep(0.001)
-        waits = batcher.submit("a", "other line", "waits", 1)
-        for i in range(5):
-            assert (await batcher.submit("b", "b", i, 1)).results == [i]
-        assert not mine.done()
-        for item, is_mine in ((mine, True), (waits, False)):
-            with pytest.raises(Hung) as raised:
-                await item
-            assert (raised.value.problem, raised.value.mine) == ("a", is_mine)
-        with pytest.raises(Hung):
-            batcher.submit("a", "a", "more", 1)
-        assert batcher.hung == ["a"]
-        assert batcher.is_at_work
-        assert (await batcher.submit("b", "b", 9, 1)).results == [9]
-        hold.set()
-        while batcher.hung:
-            await asyncio.sleep(0.001)
-        assert (await batcher.submit("a", "a", "again", 1)).results == ["again"]
-        assert not batcher.is_dead
-        assert batcher.waiting == 0
-        assert await batcher.drain(10)
-        assert not batcher.is_at_work
-
-    run(test)
+@in_loop
+async def test_many_runs_of_parts_may_take_longer_than_one():
+    batcher = started(Runs(seconds=0.05), max_batch=64, limit=0.2)
+    items = [batcher.submit("a", "a", "bad", 1) for _ in range(16)]
+    found = await asyncio.gather(*items, return_exceptions=True)
+    assert {type(x) for x in found} == {BatchFailed}
 
 
-def test_many_runs_of_parts_may_take_longer_than_one():
-    async def test():
-        batcher = started(Runs(seconds=0.05), max_batch=64, limit=0.2)
-        items = [batcher.submit("a", "a", "bad", 1) for _ in range(16)]
-        found = await asyncio.gather(*items, return_exceptions=True)
-        assert {type(x) for x in found} == {BatchFailed}
-
-    run(test)
-
-
-def test_draining_does_not_wait_for_what_hangs():
+@in_loop
+async def test_draining_does_not_wait_for_what_hangs():
     hold = threading.Event()
-
-    async def test():
-        batcher = started(Runs(hold=hold), max_wait=0.0, limit=0.05)
-        with pytest.raises(Hung):
-            await batcher.submit("a", "a", 1, 1)
-        assert await batcher.drain(60)
-        hold.set()
-
-    run(test)
+    batcher = started(Runs(hold=hold), max_wait=0.0, limit=0.05)
+    with pytest.raises(Hung):
+        await batcher.submit("a", "a", 1, 1)
+    assert await batcher.drain(60)
+    hold.set()
 
 
-def test_background_items_leave_room():
+@in_loop
+async def test_background_items_leave_room():
     runs = Runs()
-
-    async def test():
-        batcher = started(runs, share=4, queue=20)
-        job = batcher.submit("a", "a", "job", 200, background=True)
-        assert batcher.waiting == 0
-        done = await asyncio.gather(*(batcher.submit("a", "a", i, 3) for i in range(6)))
-        assert [x.results for x in done] != []
-        assert not job.done()
-        await job
-
-    run(test)
+    batcher = started(runs, share=4, queue=20)
+    job = batcher.submit("a", "a", "job", 200, background=True)
+    assert batcher.waiting == 0
+    done = await asyncio.gather(*(batcher.submit("a", "a", i, 3) for i in range(6)))
+    assert [x.results for x in done] != []
+    assert not job.done()
+    await job
     assert all(
         sum(stop - start for p, start, stop in parts if p == "job") <= 4
         for _, parts in runs.batches
     )
 
 
-def test_the_queue_is_bounded():
-    hold = threading.Event()
-
-    async def test():
-        batcher = started(Runs(hold=hold), queue=30, max_wait=0.0)
-        first = batcher.submit("a", "a", "first", 16)
-        while batcher.waiting:
-            await asyncio.sleep(0.001)
-        others = [batcher.submit("a", "a", i, 10) for i in range(3)]
-        assert batcher.waiting == 30
-        with pytest.raises(QueueFull) as raised:
-            batcher.submit("a", "a", "more", 1)
-        assert raised.value.seconds >= 1
-        others[0].cancel()
-        await asyncio.sleep(0.01)
-        assert batcher.waiting == 20
-        batcher.submit("a", "a", "more", 1)
-        hold.set()
-        await asyncio.gather(first, *others[1:])
-
-    run(test)
+@in_loop
+async def test_an_item_larger_than_the_queue_has_its_turn():
+    batcher = started(Runs(), queue=10)
+    assert len((await batcher.submit("a", "a", "large", 100)).results) > 1
 
 
-def test_an_item_larger_than_the_queue_has_its_turn():
-    async def test():
-        batcher = started(Runs(), queue=10)
-        assert len((await batcher.submit("a", "a", "large", 100)).results) > 1
-
-    run(test)
-
-
-def test_deadlines():
+@in_loop
+async def test_deadlines():
     hold = threading.Event()
     runs = Runs(hold=hold)
-
-    async def test():
-        batcher = started(runs, max_wait=0.0)
-        first = batcher.submit("a", "a", "first", 16)
-        while not runs.batches:
-            await asyncio.sleep(0.001)
-        late = batcher.submit("a", "a", "late", 5, deadline=time.monotonic() + 0.05)
-        with pytest.raises(DeadlineExceeded):
-            await late
-        await asyncio.sleep(0)
-        assert batcher.waiting == 0
-        with pytest.raises(DeadlineExceeded):
-            batcher.submit("a", "a", "past", 1, deadline=time.monotonic() - 1)
-        hold.set()
-        await first
-        assert await batcher.drain(5)
-
-    run(test)
+    batcher = started(runs, max_wait=0.0)
+    first = batcher.submit("a", "a", "first", 16)
+    while not runs.batches:
+        await asyncio.sleep(0.001)
+    late = batcher.submit("a", "a", "late", 5, deadline=time.monotonic() + 0.05)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    await asyncio.sleep(0)
+    assert batcher.waiting == 0
+    with pytest.raises(DeadlineExceeded):
+        batcher.submit("a", "a", "past", 1, deadline=time.monotonic() - 1)
+    hold.set()
+    await first
+    assert await batcher.drain(5)
     assert [p for _, parts in runs.batches for p, _, _ in parts] == ["first"]
 
 
-def test_a_crash_is_that_of_its_batch():
-    async def test():
-        batcher = started(Runs(), max_wait=0.0, coalesce=False)
-        first, bad, last = (batcher.submit("a", "a", x, 1) for x in ("first", "bad", "last"))
-        with pytest.raises(BatchFailed) as raised:
-            await bad
-        assert len(raised.value.id) == 16
-        assert (await first).results
-        assert (await last).results
-
-    run(test)
-
-
-def test_only_what_crashes_is_not_answered():
+@in_loop
+async def test_only_what_crashes_is_not_answered():
     """Those that share its batch are; if all crash, they are not tried again and again."""
     runs = Runs()
 
-    async def test(payloads):
+    async def outcomes(payloads):
         batcher = started(runs, max_batch=64)
         items = [batcher.submit("a", "a", x, 1) for x in payloads]
         found = await asyncio.gather(*items, return_exceptions=True)
         return [type(x) for x in found]
 
     payloads = [*range(20), "bad", *range(21, 60)]
-    assert run(lambda: test(payloads)) == [BatchFailed if x == "bad" else Done for x in payloads]
+    assert await outcomes(payloads) == [BatchFailed if x == "bad" else Done for x in payloads]
     assert len(runs.batches[0][1]) == 60
     assert len(runs.batches) < 16
     runs.batches.clear()
-    assert set(run(lambda: test(["bad"] * 60))) == {BatchFailed}
+    assert set(await outcomes(["bad"] * 60)) == {BatchFailed}
     assert len(runs.batches) <= 33
 
 
 @pytest.mark.parametrize("name", ["_apart", "_observe"])
-def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
-    async def test():
-        batcher = started(Runs(), observe=lambda *_: None)
+@in_loop
+async def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
+    batcher = started(Runs(), observe=lambda *_: None)
 
-        def broken(*_):
-            raise RuntimeError("can't start new thread")
+    def broken(*_):
+        raise RuntimeError("can't start new thread")
 
-        with monkeypatch.context() as context:
-            context.setattr(batcher, name, broken)
-            first = asyncio.gather(batcher.submit("a", "a", 1, 1), return_exceptions=True)
-            (found,) = await first
-        assert isinstance(found, BatchFailed if name == "_apart" else Done)
-        assert "can't start new thread" in caplog.text
-        assert (await batcher.submit("a", "a", 2, 1)).results
-        assert not batcher.is_dead
-        assert await batcher.drain(5)
-        assert not batcher.is_dead
-
-    run(test)
+    with monkeypatch.context() as context:
+        context.setattr(batcher, name, broken)
+        first = asyncio.gather(batcher.submit("a", "a", 1, 1), return_exceptions=True)
+        (found,) = await first
+    assert isinstance(found, BatchFailed if name == "_apart" else Done)
+    assert "can't start new thread" in caplog.text
+    assert (await batcher.submit("a", "a", 2, 1)).results
+    assert not batcher.is_dead
+    assert await batcher.drain(5)
+    assert not batcher.is_dead
 
 
-def test_it_does_not_end_unseen(monkeypatch, caplog):
+@in_loop
+async def test_it_does_not_end_unseen(monkeypatch, caplog):
     """A defect of its own: nobody waits for ever, nothing more is taken, and it says so."""
-
-    async def test():
-        batcher = started(Runs())
-        monkeypatch.delattr(Lines, "take")
-        with pytest.raises(BatchFailed) as raised:
-            await batcher.submit("a", "a", 1, 1)
-        assert raised.value.id in caplog.text
-        assert batcher.is_dead
-        with pytest.raises(Draining):
-            batcher.submit("a", "a", 1, 1)
-        assert await batcher.drain(30)
-
-    run(test)
+    batcher = started(Runs())
+    monkeypatch.delattr(Lines, "take")
+    with pytest.raises(BatchFailed) as raised:
+        await batcher.submit("a", "a", 1, 1)
+    assert raised.value.id in caplog.text
+    assert batcher.is_dead
+    with pytest.raises(Draining):
+        batcher.submit("a", "a", 1, 1)
+    assert await batcher.drain(30)
 
 
-def test_too_few_results_are_a_crash():
-    async def test():
-        batcher = Batcher(lambda line, slices: [], max_wait=0.0)
-        batcher.start()
-        with pytest.raises(BatchFailed):
-            await batcher.submit("a", "a", 1, 1)
-
-    run(test)
+@in_loop
+async def test_too_few_results_are_a_crash():
+    batcher = Batcher(lambda line, slices: [], max_wait=0.0)
+    batcher.start()
+    with pytest.raises(BatchFailed):
+        await batcher.submit("a", "a", 1, 1)
 
 
-def test_draining():
+@in_loop
+async def test_draining():
     runs = Runs(seconds=0.01)
-
-    async def test():
-        batcher = started(runs, max_wait=30.0)
-        items = [batcher.submit("a", i % 3, i, 1) for i in range(10)]
-        assert await batcher.drain(10)
-        assert all(item.done() and item.result().results for item in items)
-        with pytest.raises(Draining):
-            batcher.submit("a", "a", 1, 1)
-
-    run(test)
+    batcher = started(runs, max_wait=30.0)
+    items = [batcher.submit("a", i % 3, i, 1) for i in range(10)]
+    assert await batcher.drain(10)
+    assert all(item.done() and item.result().results for item in items)
+    with pytest.raises(Draining):
+        batcher.submit("a", "a", 1, 1)
 
 
-def test_draining_ends():
+@in_loop
+async def test_draining_ends():
     hold = threading.Event()
-
-    async def test():
-        batcher = started(Runs(hold=hold), max_wait=0.0)
-        items = [batcher.submit("a", "a", i, 16) for i in range(3)]
-        await asyncio.sleep(0.05)
-        began = time.monotonic()
-        assert not await batcher.drain(0.1)
-        assert time.monotonic() - began < 5
-        for item in items:
-            with pytest.raises(Draining):
-                await item
-        hold.set()
-
-    run(test)
+    batcher = started(Runs(hold=hold), max_wait=0.0)
+    items = [batcher.submit("a", "a", i, 16) for i in range(3)]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    assert not await batcher.drain(0.1)
+    assert time.monotonic() - began < 5
+    for item in items:
+        with pytest.raises(Draining):
+            await item
+    hold.set()
 
 
 @st.composite
@@ -418,7 +306,8 @@ def arrivals(draw):
 @hypothesis.given(
     arrivals(), st.booleans(), st.sampled_from([1, 3, 16]), st.sampled_from([0, 0.001])
 )
-def test_nothing_is_lost_or_answered_twice(items, coalesce, share, max_wait):
+@in_loop
+async def test_nothing_is_lost_or_answered_twice(items, coalesce, share, max_wait):
     """Whatever comes, in whatever order, is answered once, whole and in order; or was cancelled,
     late, refused, or crashed. What ran, ran once (but for batches that crashed)."""
     ran = collections.Counter()
@@ -433,47 +322,44 @@ def test_nothing_is_lost_or_answered_twice(items, coalesce, share, max_wait):
             raise ArithmeticError("crash")
         return [(x.payload, x.start, x.stop) for x in slices]
 
-    async def test():
-        batcher = Batcher(
-            runs, max_batch=16, max_wait=max_wait, share=share, coalesce=coalesce, queue=100
-        )
-        batcher.start()
-        loop = asyncio.get_running_loop()
-        given = []
-        for number, (pause, problem, line, n, fate, ms) in enumerate(items):
-            if pause:
-                await asyncio.sleep(pause / 1000)
-            deadline = time.monotonic() + ms / 1000 if fate == "deadline" else None
-            payload = (number, (problem, line), fate)
-            try:
-                future = batcher.submit(
-                    problem, (problem, line), payload, n,
-                    deadline=deadline, background=fate == "background",
-                )  # fmt: skip
-            except (QueueFull, DeadlineExceeded):
-                continue
-            if fate == "cancel":
-                loop.call_later(ms / 1000, future.cancel)
-            given.append((payload, n, future))
-        outcomes = await asyncio.gather(*(f for _, _, f in given), return_exceptions=True)
-        for (payload, n, _), outcome in zip(given, outcomes, strict=True):
-            number, _, fate = payload
-            if isinstance(outcome, asyncio.CancelledError):
-                assert fate == "cancel"
-            elif isinstance(outcome, DeadlineExceeded):
-                assert fate == "deadline"
-            elif isinstance(outcome, BatchFailed):
-                assert fate == "bad"
-            else:
-                parts = outcome.results
-                assert fate != "bad"
-                assert all(p == payload for p, _, _ in parts)
-                assert [i for _, a, b in parts for i in range(a, b)] == list(range(n))
-                assert all(ran[number, i] == 1 for i in range(n))
-        await asyncio.sleep(0)
-        assert batcher.waiting == 0
-        assert await batcher.drain(10)
-        assert not batcher._lines.problems
-
-    run(test)
+    batcher = Batcher(
+        runs, max_batch=16, max_wait=max_wait, share=share, coalesce=coalesce, queue=100
+    )
+    batcher.start()
+    loop = asyncio.get_running_loop()
+    given = []
+    for number, (pause, problem, line, n, fate, ms) in enumerate(items):
+        if pause:
+            await asyncio.sleep(pause / 1000)
+        deadline = time.monotonic() + ms / 1000 if fate == "deadline" else None
+        payload = (number, (problem, line), fate)
+        try:
+            future = batcher.submit(
+                problem, (problem, line), payload, n,
+                deadline=deadline, background=fate == "background",
+            )  # fmt: skip
+        except (QueueFull, DeadlineExceeded):
+            continue
+        if fate == "cancel":
+            loop.call_later(ms / 1000, future.cancel)
+        given.append((payload, n, future))
+    outcomes = await asyncio.gather(*(f for _, _, f in given), return_exceptions=True)
+    for (payload, n, _), outcome in zip(given, outcomes, strict=True):
+        number, _, fate = payload
+        if isinstance(outcome, asyncio.CancelledError):
+            assert fate == "cancel"
+        elif isinstance(outcome, DeadlineExceeded):
+            assert fate == "deadline"
+        elif isinstance(outcome, BatchFailed):
+            assert fate == "bad"
+        else:
+            parts = outcome.results
+            assert fate != "bad"
+            assert all(p == payload for p, _, _ in parts)
+            assert [i for _, a, b in parts for i in range(a, b)] == list(range(n))
+            assert all(ran[number, i] == 1 for i in range(n))
+    await asyncio.sleep(0)
+    assert batcher.waiting == 0
+    assert await batcher.drain(10)
+    assert not batcher._lines.problems
     assert set(ran.values()) <= {0, 1}

@@ -1,8 +1,4 @@
-"""The service while things go wrong: batches that hang, large bodies, clients that disconnect.
-
-`python -m tests.serve.test_beside` measures how long a healthy request takes in each situation, in
-turns with a second service where nothing goes wrong.
-"""
+"""The service while things go wrong: batches that hang, large bodies, clients that disconnect."""
 
 import contextlib
 import select
@@ -10,10 +6,8 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import psutil
@@ -50,12 +44,6 @@ for name, f in (
 DRAIN = 3.0
 TOKEN = "Authorization: Bearer sesame"
 LARGEST = 2**24 - 1
-
-
-@contextlib.contextmanager
-def started(folder):
-    with Process(folder, "--drain-seconds", str(DRAIN), app=APP) as served:
-        yield served
 
 
 def solve(served, problem, x=1.0):
@@ -131,71 +119,37 @@ def asked(served, count=50):
     return seconds
 
 
-def all_of_it(served, asked=asked):
-    """The seconds of healthy requests alone, and beside each; and the memory that bodies took."""
-    asked(served)
-    memory = psutil.Process(served.process.pid).memory_info
-    found, before = {"alone": asked(served)}, memory().rss
-    with others(served, "bodies") as sent:
-        beside = found["bodies that come"] = []
-        while not select.select([sent], [], [], 0)[0]:
-            beside += asked(served, 1)
-        found["bodies that are there"] = asked(served)
-        taken = memory().rss - before
-    with others(served, "leave", 8):
-        time.sleep(1.0)
-        found["those who leave"] = asked(served)
-    hang(served, "host")
-    found["a batch that waits for ever"] = asked(served)
-    with others(served, "bodies") as sent, others(served, "leave", 8):
-        assert sent.readline() == b"sent\n"
-        found["all of these"] = asked(served)
-    hang(served, "endless")
-    found["a batch that computes for ever"] = asked(served)
-    return found, taken
-
-
-def end(served):
-    """The seconds from SIGTERM to the end; who asks meanwhile is told that it drains."""
-    served.process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    with httpx.Client(base_url=served.url, timeout=60) as other:  # over a new connection
-        until(lambda: other.get("/readyz").status_code == 503)
-        assert other.get("/readyz").json()["status"] == "draining"
-    assert solve(served, "healthy").json()["error"]["code"] == "draining"
-    served.process.wait(60)
-    return time.monotonic() - began
-
-
 @pytest.mark.slow
 def test_beside_what_goes_wrong(tmp_path):
-    with started(tmp_path) as served:
-        found, taken = all_of_it(served)
+    with Process(tmp_path, "--drain-seconds", str(DRAIN), app=APP) as served:
+        asked(served)
+        memory = psutil.Process(served.process.pid).memory_info
+        before, beside = memory().rss, []
+        with others(served, "bodies") as sent:
+            while not select.select([sent], [], [], 0)[0]:
+                beside += asked(served, 1)
+            found = [beside, asked(served)]
+            taken = memory().rss - before
+        with others(served, "leave", 8):
+            time.sleep(1.0)
+            found.append(asked(served))
+        hang(served, "host")
+        found.append(asked(served))
+        with others(served, "bodies") as sent, others(served, "leave", 8):
+            assert sent.readline() == b"sent\n"
+            found.append(asked(served))
+        hang(served, "endless")
+        found.append(asked(served))
         assert served.client.get("/healthz").status_code == 200  # (The batches have time left.)
         assert taken < 300 * 2**20
-        assert all(statistics.median(x) < 5.0 for x in found.values())
-        assert end(served) < DRAIN + 2.0
+        assert all(statistics.median(x) < 5.0 for x in found)
+        # Who asks while it ends is told that it drains.
+        served.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        with httpx.Client(base_url=served.url, timeout=60) as other:  # over a new connection
+            until(lambda: other.get("/readyz").status_code == 503)
+            assert other.get("/readyz").json()["status"] == "draining"
+        assert solve(served, "healthy").json()["error"]["code"] == "draining"
+        served.process.wait(60)
+        assert time.monotonic() - began < DRAIN + 2.0
         assert served.process.returncode == 1
-
-
-def main():
-    with contextlib.ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
-        served, alone = [stack.enter_context(started(folder)) for folder in folders]
-
-        def in_turns(served, count=50):
-            return [(*asked(served, 1), *asked(alone, 1)) for _ in range(count)]
-
-        found, taken = all_of_it(served, in_turns)
-        for what, pairs in found.items():
-            here, there = (sorted(1e3 * x for x in seconds) for seconds in zip(*pairs, strict=True))
-            middle, worst = len(here) // 2, -1
-            print(
-                f"{what}: median {here[middle]:.1f} ms, {there[middle]:.1f} at the other "
-                f"({here[middle] / there[middle]:.2f}); worst {here[worst]:.0f}, {there[worst]:.0f}"
-            )
-        print(f"bodies took {taken / 2**20:.0f} MiB; the end {end(served):.1f} s after SIGTERM")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

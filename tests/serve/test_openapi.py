@@ -106,13 +106,6 @@ def test_what_is_allowed(running):
 
 @pytest.mark.slow
 @SCHEMA.parametrize()
-@hypothesis.settings(max_examples=15, **COMMON)
-def test_no_server_error(case, running):
-    check(case, running)
-
-
-@pytest.mark.slow
-@SCHEMA.parametrize()
 @hypothesis.settings(max_examples=300, **COMMON)
-def test_no_server_error_at_length(case, running):
+def test_no_server_error(case, running):
     check(case, running)

@@ -1,10 +1,7 @@
 """The page of the service, in headless Chromium."""
 
 import json
-import threading
 import time
-import urllib.error
-import urllib.request
 
 import jax.numpy as jnp
 import pytest
@@ -13,10 +10,8 @@ import ensembleode as eo
 
 from ..problems import lotka_volterra, mlp, network
 from . import chromium
+from .running import Running
 
-
-pytest.importorskip("fastapi")
-uvicorn = pytest.importorskip("uvicorn")
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,49 +56,10 @@ def squared(u, p, t):
     return p * u * u
 
 
-class Server(uvicorn.Server):
-    """A server in a thread."""
-
-    def __init__(self, app):
-        quiet = {"log_level": "warning", "log_config": None}
-        # (The page needs no websockets, whose library warns of its own.)
-        super().__init__(uvicorn.Config(app, port=0, ws="none", **quiet))
-        self._thread = threading.Thread(target=self.run)
-
-    def __enter__(self) -> str:
-        """Its address, once it is ready."""
-        self._thread.start()
-        end = time.monotonic() + 300
-        while not self.started:
-            assert self._thread.is_alive()
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        url = f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}/"
-        while not answers(url + "readyz"):
-            assert self._thread.is_alive()
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        return url
-
-    def __exit__(self, *_):
-        self.should_exit = True
-        self._thread.join()
-
-
-def answers(url: str) -> bool:
-    """Whether there is something at an address."""
-    try:
-        with urllib.request.urlopen(url):
-            return True
-    except urllib.error.HTTPError as e:
-        e.close()
-        return False
-
-
 @pytest.fixture(scope="module")
 def service():
-    with Server(eo.serve.create_app(registry(), max_batch=1)) as url:
-        yield url
+    with Running(registry(), max_batch=1) as running:
+        yield running.url + "/"
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +328,7 @@ def test_keyboard(page, service):
             " getComputedStyle(document.activeElement).outlineStyle !== 'none'"
             " || document.activeElement.matches('#problems a')]"
         )
-        if document_left(page) or name in reached:
+        if page.run("document.activeElement === document.body") or name in reached:
             break
         assert outlined, name
         reached.append(name)
@@ -382,10 +338,6 @@ def test_keyboard(page, service):
     )
     assert [name for name in reached if name in every] == every
     clean(page, service)
-
-
-def document_left(page):
-    return page.run("document.activeElement === document.body")
 
 
 def test_names(page, service):
@@ -467,7 +419,8 @@ def contrast(a: float, b: float) -> float:
 
 
 def test_token(tab):
-    with Server(eo.serve.create_app(registry("lotka"), max_batch=1, tokens=["sesame"])) as url:
+    with Running(registry("lotka"), max_batch=1, tokens=["sesame"]) as guarded:
+        url = guarded.url + "/"
         tab.go(url)
         tab.wait("!document.querySelector('#token-form').hidden")
         assert tab.run("document.activeElement.id") == "token"

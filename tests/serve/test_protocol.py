@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import operator
 import socket
 import sys
 import threading
@@ -12,15 +13,16 @@ import httpx
 import msgpack
 import numpy as np
 import pytest
-import uvicorn
 
 from ensembleode.serve import calls, protocol
 from ensembleode.serve.room import Room
 
-from .running import registry, Running, until
+from .running import held_back, registry, Running, until
+from .test_app import without_server
 
 
 JSON, BINARY = "application/json", "application/x-msgpack"
+SOLVE = "/v1/problems/lotka/solve"
 ASKED = {"u0": [1.0, 2.0], "tspan": [0.0, 1.0], "saveat": 0.5}
 
 
@@ -38,16 +40,16 @@ def short(monkeypatch):
     return taken
 
 
-def request(body=None, path="/v1/problems/lotka/solve", *, version="1.1", more=(), length=True):
-    """The bytes of one."""
-    body = (
-        json.dumps(ASKED if body is None else body).encode()
-        if not isinstance(body, bytes)
-        else body
-    )
-    lines = [f"POST {path} HTTP/{version}", "Host: here", f"Content-Type: {JSON}", *more]
-    if length:
-        lines.append(f"Content-Length: {len(body)}")
+def request(body=None, path=SOLVE, *, version="1.1", more=(), length=None, chunks=None):
+    """The bytes of one, with a body (whose length may be said to be another) or one in chunks."""
+    if chunks is not None:
+        body = b"".join(b"%x\r\n%b\r\n" % (len(x), x) for x in (*chunks, b""))
+    elif not isinstance(body, bytes):
+        body = json.dumps(ASKED if body is None else body).encode()
+    framing = f"Content-Length: {len(body) if length is None else length}"
+    if chunks is not None:
+        framing = "Transfer-Encoding: chunked"
+    lines = [f"POST {path} HTTP/{version}", "Host: here", f"Content-Type: {JSON}", *more, framing]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -65,6 +67,11 @@ class Connection:
     def __exit__(self, *exception):
         self.file.close()
         self.socket.close()
+
+    def ask(self, data):
+        """The answer to these bytes."""
+        self.socket.sendall(data)
+        return self.answer()
 
     def answer(self):
         """Its status, headers and body."""
@@ -103,15 +110,12 @@ def test_as_by_uvicorn(running, short, path, kind, body):
     body = msgpack.packb(body) if kind == BINARY else json.dumps(body).encode()
     headers = {"Content-Type": kind, "Accept": kind}
 
-    async def ask():
-        app = httpx.ASGITransport(running.app)
-        async with httpx.AsyncClient(transport=app, base_url="http://here") as client:
-            return await client.post(f"/v1/problems/{path}", content=body, headers=headers)
-
-    found = running.client.post(f"/v1/problems/{path}", content=body, headers=headers)
+    ask = operator.methodcaller("post", f"/v1/problems/{path}", content=body, headers=headers)
+    found = ask(running.client)
     assert len(short) == 1
     # (In the event loop of the service, where its batches are.)
-    other = asyncio.run_coroutine_threadsafe(ask(), running.service._loop).result(60)
+    other = without_server(running.app, ask)
+    other = asyncio.run_coroutine_threadsafe(other, running.service._loop).result(60)
     assert len(short) == 1
     assert found.status_code == other.status_code
     assert found.headers.keys() - {"date"} == other.headers.keys()
@@ -129,8 +133,7 @@ def test_what_goes_the_short_way(running, short):
     with Connection(running) as connection:
 
         def asked(data):
-            connection.socket.sendall(data)
-            status, _, body = connection.answer()
+            status, _, body = connection.ask(data)
             assert status == 200
             return numbers(body)
 
@@ -140,9 +143,7 @@ def test_what_goes_the_short_way(running, short):
         assert asked(request(path="/v1/problems/lotka/solve?x=1")) == expected
         assert asked(request(b" " * 2**16 + json.dumps(ASKED).encode())) == expected
         whole = json.dumps(ASKED).encode()
-        chunks = b"".join(b"%x\r\n%b\r\n" % (len(x), x) for x in (whole[:7], whole[7:], b""))
-        chunked = request(chunks, more=["Transfer-Encoding: chunked"], length=False)
-        assert asked(chunked) == expected
+        assert asked(request(chunks=[whole[:7], whole[7:]])) == expected
         assert len(short) == 1
         assert asked(request()) == expected
         assert len(short) == 2
@@ -179,8 +180,7 @@ def test_refused_ones_and_those_after_them(running, short):
     """What is refused is answered at once, so that the next goes the short way, too (from Python
     3.12 on: before, tasks begin later)."""
     with Connection(running) as connection:
-        connection.socket.sendall(request({"u0": "numbers"}) + request())
-        assert connection.answer()[0] == 422
+        assert connection.ask(request({"u0": "numbers"}) + request())[0] == 422
         assert connection.answer()[0] == 200
     assert len(short) == 1 + (sys.version_info >= (3, 12))
 
@@ -189,11 +189,9 @@ def test_refused_ones_and_those_after_them(running, short):
 @pytest.mark.parametrize("some", [True, False])
 def test_a_body_that_does_not_arrive(running, monkeypatch, length, some):
     monkeypatch.setattr(calls, "BODY_SECONDS", 0.2)
-    more = [] if length else ["Transfer-Encoding: chunked"]
     with Connection(running) as connection:
-        whole = request(b"5\r\n12345\r\n0\r\n\r\n", more=more, length=length)
-        connection.socket.sendall(whole[: -8 if some else -15])
-        status, headers, body = connection.answer()
+        whole = request(b"5\r\n12345\r\n0\r\n\r\n") if length else request(chunks=[b"12345"])
+        status, headers, body = connection.ask(whole[: -8 if some else -15])
         assert (status, json.loads(body)["error"]["code"]) == (408, "timeout")
         if length:
             assert headers["connection"] == "close"
@@ -209,32 +207,27 @@ def test_idle_connections(running, short, monkeypatch):
     for last in (request(), healthy):
         with Connection(running) as connection:
             for i in range(8):
-                connection.socket.sendall(last if i % 2 else request())
-                assert connection.answer()[0] == 200
+                assert connection.ask(last if i % 2 else request())[0] == 200
                 time.sleep(0.2)
             began = time.monotonic()
             assert connection.ended()
             assert 0.4 < time.monotonic() - began < 10
         with Connection(running) as connection:
-            connection.socket.sendall(request())
-            assert connection.answer()[0] == 200
+            assert connection.ask(request())[0] == 200
             # A request that has begun to come is waited for.
             connection.socket.sendall(last[:20])
             time.sleep(1.5)
-            connection.socket.sendall(last[20:])
-            assert connection.answer()[0] == 200
+            assert connection.ask(last[20:])[0] == 200
     assert len(short) == 8 + 1 + 1 + 4 + 1
 
 
 def test_ways_to_end(running, short):
     with Connection(running) as connection:
-        connection.socket.sendall(request(more=["Connection: close"]))
-        status, headers, _ = connection.answer()
+        status, headers, _ = connection.ask(request(more=["Connection: close"]))
         assert (status, headers["connection"]) == (200, "close")
         assert connection.ended()
     with Connection(running) as connection:
-        connection.socket.sendall(request(version="1.0"))
-        assert connection.answer()[0] == 200
+        assert connection.ask(request(version="1.0"))[0] == 200
         assert connection.ended()
     assert not short
 
@@ -246,7 +239,7 @@ def test_ways_to_end(running, short):
         b"GET /" + b"a" * 100,
         b"\r\n" * 50,
         # Those that may come after a body in chunks.
-        request(b"2\r\n{}\r\n0\r\n", more=["Transfer-Encoding: chunked"], length=False) + b"X: ",
+        request(chunks=[b"{}"])[:-2] + b"X: ",
     ],
 )
 @pytest.mark.parametrize("piece", [2**10, 2**20])
@@ -272,8 +265,7 @@ def test_headers_that_are_too_long(running, short):
     """In one piece, and those that are just not."""
     for size, status in ((2**16 + 1, 431), (2**16 - 2**10, 200)):
         with Connection(running) as connection:
-            connection.socket.sendall(request(more=["X-A: " + "a" * size]))
-            found, headers, body = connection.answer()
+            found, headers, body = connection.ask(request(more=["X-A: " + "a" * size]))
             assert found == status
             if status == 431:
                 assert json.loads(body)["error"]["code"] == "headers"
@@ -300,7 +292,7 @@ HALF = request()[:40]
         (b"\r\n", 0),
         (request() + HALF, 1),
         # Refused before its body is there, which then does not come.
-        (request(path="/v1/problems/lotka/nothing", more=["Content-Length: 9"], length=False), 1),
+        (request(path="/v1/problems/lotka/nothing", length=9), 1),
     ],
 )
 def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
@@ -310,24 +302,21 @@ def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
         for _ in range(answers):
             connection.answer()
         # (Those that are idle between requests have more time, and so has what is underway.)
-        other.socket.sendall(request())
-        assert other.answer()[0] == 200
+        assert other.ask(request())[0] == 200
         if b"nothing" in sent:
             connection.socket.sendall(b"1")
         assert connection.ended()
-        other.socket.sendall(request())
-        assert other.answer()[0] == 200
+        assert other.ask(request())[0] == 200
 
 
 def test_a_body_may_take_longer_than_headers(running, monkeypatch):
     monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.1)
-    for path in ("/v1/problems/lotka/solve", "/v1/problems/l%6Ftka/solve"):
+    for path in (SOLVE, "/v1/problems/l%6Ftka/solve"):
         whole = request(path=path)
         with Connection(running) as connection:
             connection.socket.sendall(whole[:-8])
             time.sleep(0.4)
-            connection.socket.sendall(whole[-8:])
-            assert connection.answer()[0] == 200
+            assert connection.ask(whole[-8:])[0] == 200
 
 
 @pytest.mark.parametrize("path", ["lotka/solve", "l%6Ftka/solve"])
@@ -336,12 +325,10 @@ def test_a_token_comes_before_the_body(running, path):
     with Running(registry(), like=running, tokens=["one"]) as guarded:
         whole = request(path=f"/v1/problems/{path}")
         with Connection(guarded) as connection:
-            connection.socket.sendall(whole[:-8])
-            assert connection.answer()[0] == 401
+            assert connection.ask(whole[:-8])[0] == 401
         whole = request(path=f"/v1/problems/{path}", more=["Authorization: Bearer one"])
         with Connection(guarded) as connection:
-            connection.socket.sendall(whole)
-            assert connection.answer()[0] == 200
+            assert connection.ask(whole)[0] == 200
 
 
 def test_too_many_connections(running):
@@ -356,15 +343,12 @@ def test_too_many_connections(running):
             until(lambda: sum(not x.is_idle for x in there) == 2)
             for path in ("lotka/solve", "l%6Ftka/solve"):
                 with Connection(few) as third:
-                    third.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
-                    assert third.answer()[0] == 200
-                    third.socket.sendall(request(path=f"/v1/problems/{path}"))
-                    assert third.answer()[0] == 503
+                    assert third.ask(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")[0] == 200
+                    assert third.ask(request(path=f"/v1/problems/{path}"))[0] == 503
                 until(lambda: len(there) == 2)
         until(lambda: not there)
         with Connection(few) as connection:
-            connection.socket.sendall(request())
-            assert connection.answer()[0] == 200
+            assert connection.ask(request())[0] == 200
         few.client = httpx.Client()
 
 
@@ -377,12 +361,10 @@ def test_idle_ones_make_room(running):
             idle = []
             for _ in range(6):
                 connection = stack.enter_context(Connection(few))
-                connection.socket.sendall(request())
-                assert connection.answer()[0] == 200
+                assert connection.ask(request())[0] == 200
                 idle.append(connection)
             assert [x.ended() for x in idle[:3]] == [True] * 3
-            idle[-1].socket.sendall(request())
-            assert idle[-1].answer()[0] == 200
+            assert idle[-1].ask(request())[0] == 200
         few.client = httpx.Client()
 
 
@@ -403,8 +385,7 @@ def test_answers_that_nobody_reads(running, monkeypatch, path):
         unread.sendall(whole)
         until(lambda: answers.total > 3 * 2**20)
         with Connection(running) as other:
-            other.socket.sendall(whole)
-            status, headers, _ = other.answer()
+            status, headers, _ = other.ask(whole)
             assert (status, headers["retry-after"]) == (429, "1")
         began = time.monotonic()
         until(lambda: answers.total == 0)
@@ -434,25 +415,21 @@ def test_trailers_are_no_headers(running):
             lines = ["POST /v1/problems/lotka/solve HTTP/1.1", "Host: here", *head]
             lines += ["Transfer-Encoding: chunked", "", "2", "{}", "0", *trailer, "", ""]
             with Connection(guarded) as connection:
-                connection.socket.sendall("\r\n".join(lines).encode())
-                assert connection.answer()[0] == status
+                assert connection.ask("\r\n".join(lines).encode())[0] == status
 
 
 def test_expect_continue(running, short):
     with Connection(running) as connection:
         whole = request(more=["Expect: 100-continue"])
         head, _, body = whole.partition(b"\r\n\r\n")
-        connection.socket.sendall(head + b"\r\n\r\n")
-        assert connection.answer()[0] == 100
-        connection.socket.sendall(body)
-        assert connection.answer()[0] == 200
+        assert connection.ask(head + b"\r\n\r\n")[0] == 100
+        assert connection.ask(body)[0] == 200
     assert not short
 
 
 def test_nonsense(running):
     with Connection(running) as connection:
-        connection.socket.sendall(request() + b"nonsense\r\n\r\n")
-        assert connection.answer()[0] == 400
+        assert connection.ask(request() + b"nonsense\r\n\r\n")[0] == 400
         assert connection.ended()
     assert running.solve().status_code == 200
 
@@ -460,14 +437,7 @@ def test_nonsense(running):
 def test_the_end_of_a_service(running, short):
     """What is underway is answered, with the last word of its connection."""
     with Running(registry(), like=running, max_wait_ms=0.0) as ending:
-        let_go = threading.Event()
-        run = ending.service.batcher._run
-
-        def wait(*args):
-            assert let_go.wait(60)
-            return run(*args)
-
-        ending.service.batcher._run = wait
+        let_go = held_back(ending.service)
         with Connection(ending) as connection, Connection(ending) as idle:
             connection.socket.sendall(request())
             until(lambda: ending.service.batcher._running)
@@ -484,33 +454,7 @@ def test_middleware_is_not_passed_by(running, short):
     """Of pages from elsewhere."""
     with Running(registry(), like=running, cors=["https://elsewhere.org"]) as open_to_others:
         headers = {"Origin": "https://elsewhere.org"}
-        response = open_to_others.client.post(
-            "/v1/problems/lotka/solve", json=ASKED, headers=headers
-        )
+        response = open_to_others.client.post(SOLVE, json=ASKED, headers=headers)
     assert response.headers["access-control-allow-origin"] == "https://elsewhere.org"
     assert response.status_code == 200
     assert not short
-
-
-def test_uvicorn_alone(running, short):
-    """An app needs nothing of the protocol."""
-    with Running(registry(), like=running) as plain:
-        config = uvicorn.Config(plain.app, port=0, ws="none", log_level="error", lifespan="off")
-        server = uvicorn.Server(config)
-        expected = numbers(plain.solve(**ASKED).content)
-
-        async def serve():
-            serving = asyncio.create_task(server.serve())
-            while not server.started:
-                await asyncio.sleep(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-                response = await client.post("/v1/problems/lotka/solve", json=ASKED)
-            server.should_exit = True
-            await serving
-            return response
-
-        # (In the event loop of its batches.)
-        response = asyncio.run_coroutine_threadsafe(serve(), plain.service._loop).result(60)
-    assert len(short) == 1
-    assert numbers(response.content) == expected

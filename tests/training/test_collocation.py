@@ -32,11 +32,6 @@ UNBOUNDED = {"gaussian", "logistic", "sigmoid", "silverman"}
 TS = jnp.linspace(0.0, 6.0, 61)
 
 
-#
-# The kernels
-#
-
-
 def moment(kernel, power):
     x = np.linspace(-60, 60, 240_001)
     return np.trapezoid(np.asarray(kernel(x)) * x**power, x)
@@ -45,7 +40,7 @@ def moment(kernel, power):
 QUICK = ("epanechnikov", "gaussian", "silverman")
 
 
-@pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in KERNELS])
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name):
     kernel = KERNELS[name]
     np.testing.assert_allclose(kernel(jnp.zeros(())), PEAKS[name], rtol=1e-14)
@@ -55,7 +50,7 @@ def test_kernel(name):
     if name != "silverman":
         assert jnp.all(kernel(x) >= 0)
         np.testing.assert_allclose(moment(kernel, 0), 1.0, atol=3e-4)  # (uniform: its edges)
-    assert np.isfinite(jax.grad(kernel)(1e4))
+    assert np.isfinite(jax.vmap(jax.grad(kernel))(jnp.array([0.0, 1.0, -1.0, 2.0, 1e4]))).all()
 
 
 def test_kernel_of_silverman_has_a_second_moment():
@@ -68,17 +63,6 @@ def test_kernel_of_silverman_has_a_second_moment():
     np.testing.assert_allclose(moment(literature, 0), 1.0, rtol=1e-6)
     np.testing.assert_allclose(moment(literature, 2), 0.0, atol=1e-6)
     assert moment(KERNELS["silverman"], 2) > 1
-
-
-def test_gradient_of_kernels_at_the_ends():
-    for name in KERNELS:
-        for x in (0.0, 1.0, -1.0, 2.0):
-            assert np.isfinite(jax.grad(KERNELS[name])(x)), (name, x)
-
-
-#
-# The estimates
-#
 
 
 def by_numpy(ts, data, kernel, bandwidth, at):
@@ -130,27 +114,6 @@ def test_polynomials_are_exact(gaps, start, kernel, bandwidth, coefficients):
     np.testing.assert_allclose(du[:, 1], b + 2 * c * (at - ts[0]), atol=1e-8 * scale)
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [slow_unless(name == "epanechnikov", name) for name in KERNELS],
-)
-@pytest.mark.slow
-def test_orders(kernel):
-    """The errors fall with the square of the bandwidth, at the ends, too."""
-    errors = []
-    for n in (60, 120, 240):
-        ts = jnp.linspace(0.0, 6.0, n + 1)
-        du, u = eo.collocate_data(
-            ts, jnp.sin(ts), kernel, (1.5 if kernel in UNBOUNDED else 4.5) / n
-        )
-        wrong = jnp.abs(du - jnp.cos(ts)), jnp.abs(u - jnp.sin(ts))
-        inside = slice(n // 3, -n // 3)
-        errors.append([float(x.max()) for e in wrong for x in (e, e[inside])])
-    orders = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
-    assert (orders > 1.75).all(), orders
-    assert errors[-1][0] < 0.01
-
-
 def test_default_bandwidth():
     n = len(TS)
     h = n ** (-1 / 5) * n ** (-3 / 35) * np.log(n) ** (-1 / 16)
@@ -158,14 +121,6 @@ def test_default_bandwidth():
     got = eo.collocate_data(TS, jnp.sin(TS))
     np.testing.assert_array_equal(got.du, expected.du)
     np.testing.assert_array_equal(got.u, expected.u)
-
-
-def test_noise_is_smoothed():
-    noise = 0.1 * jax.random.normal(jax.random.key(0), (400,))
-    ts = jnp.linspace(0.0, 6.0, 400)
-    du, u = eo.collocate_data(ts, jnp.sin(ts) + noise, "epanechnikov", 0.08)
-    assert jnp.sqrt(jnp.mean((u - jnp.sin(ts)) ** 2)) < 0.03
-    assert jnp.sqrt(jnp.mean((du - jnp.cos(ts)) ** 2)) < 0.15
 
 
 def test_units_of_time():
@@ -190,11 +145,6 @@ def test_long_data():
     du, u = eo.collocate_data(ts, jnp.sin(ts), "uniform", 0.01)
     np.testing.assert_allclose(du, jnp.cos(ts), atol=2e-3)
     np.testing.assert_allclose(u, jnp.sin(ts), atol=2e-3)
-
-
-#
-# JAX
-#
 
 
 @pytest.mark.parametrize(
@@ -246,24 +196,11 @@ def test_gradient_by_the_bandwidth():
     np.testing.assert_allclose(got, (error(0.1001) - error(0.0999)) / 0.0002, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_fit_without_solving():
-    """The parameters of the Lotka-Volterra equations, by linear least squares of the residual."""
-
-    def f(u, p, t):
-        return jnp.array([p[0] * u[0] - p[1] * u[0] * u[1], -p[2] * u[1] + p[3] * u[0] * u[1]])
-
-    prob = eo.ODEProblem(f, jnp.array([1.0, 1.0]), (0.0, 5.0), jnp.array([1.5, 1.0, 3.0, 1.0]))
-    sol = eo.solve(prob, saveat=jnp.linspace(0.0, 5.0, 501), abstol=1e-9, reltol=1e-9)
-    du, u = eo.collocate_data(sol.t, sol.u, "epanechnikov", 0.01)
-    at = jax.vmap(lambda p: jax.vmap(lambda u: f(u, p, 0.0))(u))(jnp.eye(4))
-    p, *_ = jnp.linalg.lstsq(at.reshape(4, -1).T, du.ravel())
-    np.testing.assert_allclose(p, prob.p, rtol=2e-3)
-
-
-#
-# What can't be estimated
-#
+def enough_for(ts, kernel, bandwidth, message):
+    """The bandwidth that the error of a smaller one advises."""
+    with pytest.raises(ValueError, match=message) as e:
+        eo.collocate_data(ts, ts**2, kernel, bandwidth)
+    return float(re.search(r"is about ([\d.e-]+)\.$", str(e.value))[1])
 
 
 @pytest.mark.parametrize(
@@ -275,9 +212,7 @@ def test_fit_without_solving():
 )
 def test_bandwidth_that_is_too_small(kernel):
     data = TS**2
-    with pytest.raises(ValueError, match=f"parabola around t=.*{kernel} kernel") as e:
-        eo.collocate_data(TS, data, kernel, 1e-4)
-    needed = float(re.search(r"is about ([\d.e-]+)\.$", str(e.value))[1])
+    needed = enough_for(TS, kernel, 1e-4, f"parabola around t=.*{kernel} kernel")
     if kernel not in UNBOUNDED:
         assert 2 / 60 <= needed < 2.01 / 60
     eo.collocate_data(TS, data, kernel, needed)
@@ -286,9 +221,7 @@ def test_bandwidth_that_is_too_small(kernel):
 
 
 def test_weights_that_cancel():
-    with pytest.raises(ValueError, match="silverman kernel") as e:
-        eo.collocate_data(TS, TS**2, "silverman", 0.1)
-    enough = float(re.search(r"is about ([\d.e-]+)\.$", str(e.value))[1])
+    enough = enough_for(TS, "silverman", 0.1, "silverman kernel")
     du, _ = eo.collocate_data(TS, TS**2, "silverman", enough)
     np.testing.assert_allclose(du, 2 * TS, atol=1e-10)
 
@@ -304,9 +237,7 @@ def test_traced_estimates_that_can_not_be_made_are_nan():
         lambda x: jnp.nansum(eo.collocate_data(x * ts, ts**2, "uniform", 0.1, at=at).du)
     )(1.0)
     assert jnp.isfinite(gradient)
-
-
-def test_bandwidth_is_checked_inside_jit_if_the_times_are_known():
+    # Where the times are known inside jit, it is an error there, too.
     with pytest.raises(ValueError, match=r"about 0\.0334"):
         jax.jit(lambda data: eo.collocate_data(TS, data, bandwidth=1e-3))(TS)
 
@@ -316,9 +247,7 @@ def test_half_the_digits_at_least():
     for dtype, tolerance in ((jnp.float32, 3e-3), (jnp.float64, 1e-6)):
         ts = TS.astype(dtype)
         for kernel in ("triweight", "gaussian"):
-            with pytest.raises(ValueError, match="bandwidth") as e:
-                eo.collocate_data(ts, ts**2, kernel, 1e-4)
-            needed = float(re.search(r"is about ([\d.e-]+)\.$", str(e.value))[1])
+            needed = enough_for(ts, kernel, 1e-4, "bandwidth")
             du, _ = eo.collocate_data(ts, ts**2, kernel, needed)
             np.testing.assert_allclose(du, 2 * ts, atol=12 * tolerance)
 

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from typing import NamedTuple
 
 import equinox as eqx
@@ -57,11 +55,6 @@ def fit_line(loss=squares, params=FLAT, data=None, **options):
     return eo.fit(loss, params, line() if data is None else data, **options)
 
 
-#
-# The same on however many devices
-#
-
-
 @pytest.mark.parametrize("name", parity.FITS)
 @pytest.mark.parametrize(
     "where",
@@ -91,41 +84,23 @@ def test_the_device_that_is_named():
         assert placed.mesh.devices.tolist() == [last]
 
 
-def by_processes(count, devices, where):
-    processes = several.start(SCRIPT, count, json.dumps(where), devices=devices)
-    outputs = several.finish(processes)
-    assert [p.returncode for p in processes] == [0] * count, outputs
-    return json.loads(outputs[0][0].splitlines()[-1])
-
-
 @pytest.mark.parametrize(
     ("count", "devices", "where"),
     [
         slow_unless(False, 2, 1, {}),
         slow_unless(False, 4, 1, {}),
         slow_unless(False, 2, 2, {"dist": True}),
+        slow_unless(False, 1, 4, {"dist": True}),
     ],
 )
 def test_processes_change_nothing(count, devices, where, on_one):
-    found = by_processes(count, devices, where)
+    processes = several.start(SCRIPT, count, json.dumps(where), devices=devices)
+    outputs = several.finish(processes, timeout=200)
+    assert [p.returncode for p in processes] == [0] * count, outputs
+    found = json.loads(outputs[0][0].splitlines()[-1])
     for name, expected in on_one.items():
         same(found[name], expected)
     np.testing.assert_array_equal(found["predict"], 2 * parity.items()["u0"])
-
-
-@pytest.mark.slow
-def test_four_devices_change_nothing(on_one):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, '{"dist": true}'],
-        env=several.environment(4),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    for name, expected in on_one.items():
-        same(found[name], expected)
 
 
 @pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
@@ -158,16 +133,6 @@ def test_every_adjoint(name):
     np.testing.assert_allclose(parity.numbers(two), parity.numbers(one), rtol=1e-10)
 
 
-def test_the_order_of_the_items_does_not_matter():
-    """Of a loss without keys: the mean is over the same items."""
-    data = parity.items()
-    other = jax.tree.map(lambda x: x[np.random.default_rng(1).permutation(parity.N)], data)
-    options = {"optimizer": optax.sgd(0.1), "maxiters": 3, **QUIET}
-    loss = parity.trajectories(noise=0.0)
-    one, two = (eo.fit(loss, parity.start(), x, **options) for x in (data, other))
-    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-12)
-
-
 def test_a_trajectory_that_fails_is_alone():
     """Masked, it counts as the loss says (here 0), and the others as they are."""
 
@@ -190,15 +155,6 @@ def test_a_trajectory_that_fails_is_alone():
         np.testing.assert_allclose(found.losses, expected.losses * 3 / 4, rtol=1e-12)
         moved, wanted = (float(x.params) - 1.0 for x in (found, expected))
         np.testing.assert_allclose(moved, wanted * 3 / 4, rtol=1e-10)
-
-
-def test_items_weigh_the_same_however_uneven():
-    """3 items on 2 devices, 2 and 1 of them; 4 + 1 microbatches."""
-    data = {"x": np.array([1.0, 2.0, 4.0])}
-    options = {"optimizer": optax.sgd(1.0), "maxiters": 1, **QUIET}
-    for how in ({}, {"devices": 2}, {"microbatch": 2}, {"devices": 2, "microbatch": 1}):
-        result = eo.fit(lambda p, batch: p * batch["x"], jnp.array(0.0), data, **options, **how)
-        np.testing.assert_allclose(result.params, -7 / 3, rtol=1e-14)
 
 
 def test_each_device_has_its_share_of_the_work():
@@ -262,28 +218,6 @@ def test_no_item_is_dropped():
     for one in rows:
         np.testing.assert_array_equal(np.sort(one), np.arange(10))
     assert (rows[0] != rows[1]).any()
-
-
-#
-# What it finds, and what stops it
-#
-
-
-def test_the_published_parameters():
-    """The data-parallel tutorial of SciML: the best of 100 losses is that after 99 updates."""
-
-    def loss(theta):
-        prob = eo.ODEProblem(lambda u, p, t: 1.01 * u * p, theta[:1], (0.0, 1.0), theta[1:])
-        ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
-        )
-        sim = eo.solve(ens, eo.Tsit5(), saveat=0.1, trajectories=100, abstol=1e-10, reltol=1e-10)
-        return jnp.sum((1.0 - sim.u) ** 2)
-
-    result = eo.fit(loss, jnp.array([3.0, 1.0]), optimizer=optax.adam(0.1), maxiters=100, **QUIET)
-    np.testing.assert_allclose(result.best, [1.09411996, -0.41178013], atol=1e-7)
-    assert result.best_loss == result.losses.min() == result.losses[99]
-    np.testing.assert_allclose(loss(result.best), result.best_loss, rtol=1e-10)
 
 
 SEARCHES = {
@@ -448,15 +382,6 @@ def test_only_floating_point_arrays_of_modules_are_trained():
     assert result.params.rate == 0.5
 
 
-def test_complex_parameters():
-    def loss(z):
-        return jnp.abs(z - (1 + 2j)) ** 2
-
-    options = {"optimizer": optax.sgd(0.25), "maxiters": 40, **QUIET}
-    result = eo.fit(loss, jnp.array(0j), **options)
-    np.testing.assert_allclose(result.params, 1 + 2j, atol=1e-6)
-
-
 def test_it_compiles_once(compiles):
     fit_line(batch_size=4, maxiters=2)
     compiles.count = 0
@@ -465,11 +390,6 @@ def test_it_compiles_once(compiles):
     compiles.count = 0
     fit_line(batch_size=4, maxiters=30)
     assert compiles.count == few
-
-
-#
-# Data
-#
 
 
 def test_data_of_any_kind(tmp_path):
@@ -601,11 +521,6 @@ def test_progress(capfd):
     assert "loss" in capfd.readouterr().err
 
 
-#
-# predict
-#
-
-
 @pytest.mark.parametrize("batch_size", [None, 1, 4, 100])
 @pytest.mark.parametrize("n", [1, 3, 10])
 def test_predict_keeps_the_order(n, batch_size):
@@ -624,11 +539,6 @@ def test_predict_keeps_the_order(n, batch_size):
 def test_predict_wants_rows():
     with pytest.raises(TypeError, match=r"fn must return arrays with an axis of items, \(3, ...\)"):
         eo.predict(lambda p, x: jnp.sum(x), 1.0, np.ones(3))
-
-
-#
-# What is refused
-#
 
 
 FRAME = pd.DataFrame({"x": [0.0, 1.0], "text": ["a", "b"]})
@@ -706,18 +616,6 @@ def test_what_is_refused_without_data(name):
         eo.fit(lambda p: jnp.sum(p**2), jnp.ones(2), **options)
 
 
-def test_nan_in_what_is_read_later(tmp_path):
-    np.save(tmp_path / "x.npy", np.array([0.0, 1.0, np.nan, 2.0]))
-    data = {"x": np.load(tmp_path / "x.npy", mmap_mode="r"), "y": np.zeros(4)}
-    with pytest.raises(ValueError, match="first in item 2"):
-        fit_line(data=data, batch_size=2, shuffle=False)
-
-
-#
-# One compilation
-#
-
-
 def solved(ensemblealg, alone=False):
     """A loss that solves an ensemble, there."""
 
@@ -772,11 +670,6 @@ def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
         traced.clear()
         assert eo.fit(loss, jnp.array(0.5), data, maxiters=maxiters, **options).steps == maxiters
         assert len(traced) == 1  # (what is traced is compiled)
-
-
-#
-# Series of several lengths
-#
 
 
 def series(rate=2.0):

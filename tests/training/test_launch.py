@@ -27,11 +27,7 @@ def test_each_launcher(by):
         assert found(several.variables(by, 3, 0, 45001)).port != launches[0].port
     if by == "torchrun":  # whose own store is there
         assert launches[0].port != 45000
-
-
-@pytest.mark.parametrize("by", LAUNCHERS)
-def test_one_process_is_alone(by):
-    assert found(several.variables(by, 1, 0, 45000)) is None
+    assert found(several.variables(by, 1, 0, 45000)) is None  # one process is alone
 
 
 BATCH_SCRIPT = {"SLURM_JOB_ID": "2", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -119,6 +115,7 @@ def test_an_address_that_is_given(by):
         assert found(environ | {"JAX_COORDINATOR_PORT": "77"}).port == 77
 
 
+FIRST_OF_TWO = {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
 WRONG = {
     "RANK is set, as torchrun does, and WORLD_SIZE isn't": {"RANK": "1"},
     "WORLD_SIZE=2 is set, and RANK isn't": {"WORLD_SIZE": "2"},
@@ -133,23 +130,13 @@ WRONG = {
     },
     "JAX_PROCESS_ID is set, and JAX_NUM_PROCESSES isn't": {"JAX_PROCESS_ID": "0"},
     "JAX_PROCESS_COUNT=2 is set, and JAX_PROCESS_ID isn't": {"JAX_PROCESS_COUNT": "2"},
-    "and JAX_COORDINATOR_ADDRESS isn't: set it to the host and a free port": {
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": "0",
-    },
-    "JAX_NUM_PROCESSES and JAX_PROCESS_COUNT differ": {
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_COUNT": "3",
-        "JAX_PROCESS_ID": "0",
-    },
+    "and JAX_COORDINATOR_ADDRESS isn't: set it to the host and a free port": FIRST_OF_TWO,
+    "JAX_NUM_PROCESSES and JAX_PROCESS_COUNT differ": FIRST_OF_TWO | {"JAX_PROCESS_COUNT": "3"},
     "JAX_COORDINATOR_ADDRESS is set, and nothing says how many": {
         "JAX_COORDINATOR_ADDRESS": "there:1"
     },
-    "JAX_COORDINATOR_ADDRESS must be a host and a port, .* got 'there'": {
-        "JAX_COORDINATOR_ADDRESS": "there",
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": "0",
-    },
+    "JAX_COORDINATOR_ADDRESS must be a host and a port, .* got 'there'": FIRST_OF_TWO
+    | {"JAX_COORDINATOR_ADDRESS": "there"},
     "OMPI_COMM_WORLD_SIZE=2 is set, and OMPI_COMM_WORLD_RANK isn't": {"OMPI_COMM_WORLD_SIZE": "2"},
     "mpirun runs processes on several nodes .* give mpirun -x JAX_COORDINATOR_ADDRESS": {
         **several.variables("Open MPI", 4, 1, 1),

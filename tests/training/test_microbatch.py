@@ -2,7 +2,6 @@
 
 import json
 import logging
-import subprocess
 import sys
 
 import jax.numpy as jnp
@@ -23,16 +22,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Lin
 
 
 def run(*arguments, check=True):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, json.dumps(arguments)],
-        env=several.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert (done.returncode == 0) == check, done.stderr
-    return (json.loads(done.stdout) if check else None), done.stderr
+    [process] = several.start(SCRIPT, 1, json.dumps(arguments))
+    [(out, err)] = several.finish([process])
+    assert (process.returncode == 0) == check, err
+    return (json.loads(out) if check else None), err
 
 
 @pytest.mark.slow

@@ -22,17 +22,12 @@ from ensembleode.training.lifelines import Lifeline
 from ..marks import slow_unless
 from ..test_docs import blocks_of
 from . import several
-from .test_checkpoints import result_of, wait_for_step
+from .test_checkpoints import alone as fit_alone, result_of, wait_for_step
 
 
 PAGE = several.ROOT / "docs" / "training" / "processes.md"
 SURVIVOR = several.ROOT / "tests" / "training" / "survivor.py"
 RESUMED = several.ROOT / "tests" / "training" / "resumed.py"
-
-
-#
-# One script everywhere
-#
 
 
 def page_script(folder):
@@ -52,16 +47,9 @@ def losses(folder):
 def alone(tmp_path_factory):
     """The losses of the page's script in one process."""
     script = page_script(tmp_path_factory.mktemp("page") / "alone")
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=script.parent,
-        env=several.environment(1),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    [(out, err)] = several.finish(several.start(script, 1, cwd=script.parent))
     said = next(x for x in blocks_of(PAGE.read_text()) if x.text.startswith("Done after"))
-    assert done.stdout.strip() == said.text.strip()
+    assert out.strip() == said.text.strip(), err
     return losses(script.parent)
 
 
@@ -158,11 +146,6 @@ def test_too_late():
     assert [p.returncode for p in processes] == [1, 1]
 
 
-#
-# One is gone
-#
-
-
 def the_sentence(number, lost, count=2):
     return (
         f"ensembleode: process {number} of {count} ends with status 75, as process {lost} was "
@@ -224,12 +207,7 @@ def test_one_of_three_is_killed():
 @pytest.fixture(scope="module")
 def undisturbed():
     """What the fit with checkpoints finds."""
-    return result_of(begun_alone("none"))[0]
-
-
-def begun_alone(folder):
-    [process] = several.start(RESUMED, 1, folder, "{}")
-    return process
+    return result_of(fit_alone("none"))[0]
 
 
 @pytest.mark.slow
@@ -245,7 +223,7 @@ def test_killed_at_random(seed, tmp_path, undisturbed):
     _, err = several.finish(processes, timeout=60)[1 - lost]
     ends_cleanly(processes[1 - lost], err, the_sentence(1 - lost, lost))
     assert "it goes on from its last checkpoint" in err
-    found, _ = result_of(begun_alone(tmp_path / "run"))
+    found, _ = result_of(fit_alone(tmp_path / "run"))
     np.testing.assert_allclose(found, undisturbed, rtol=1e-9)
 
 
@@ -302,11 +280,6 @@ def test_another_job_at_the_port():
     assert "process 0 has 2 processes, or one with this number. Another job" in outputs[1][1]
 
 
-#
-# Lifelines
-#
-
-
 class Member:
     """A process's lifeline, and what is heard of the others."""
 
@@ -315,7 +288,6 @@ class Member:
         self.line = Lifeline(lambda word, process: self.heard.append((word, process)), 3)
 
     def join(self, port, number, count, within=10):
-        self.port = port
         about = {"process": number, "processes": count}
         return self.line.join("127.0.0.1", port, about, within)
 
@@ -324,46 +296,6 @@ class Member:
         while not set(words) <= set(self.heard):
             assert time.monotonic() < until, self.heard
             time.sleep(0.01)
-
-
-@pytest.fixture
-def three():
-    """Three that have joined."""
-    port, members = several.free_port(), [Member() for _ in range(3)]
-    members[0].line.open_door(3, port, "127.0.0.1")
-    with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda i: members[i].join(port, i, 3), range(3)))
-    assert found == [[{"process": i, "processes": 3} for i in range(3)]] * 3
-    yield members
-    for member in members:
-        member.line.close()
-
-
-def test_words(three):
-    """Each hears of each, in order; what is closed after the last word isn't lost."""
-    three[1].line.say("bye")
-    for member in three:
-        member.hears(("bye", 1))
-    three[1].line.say("done")
-    three[1].line.close()
-    three[2].line.say("left")
-    three[2].line.close()
-    three[0].hears(("done", 1), ("left", 2))
-    time.sleep(0.1)
-    assert "lost" not in dict(three[0].heard)
-
-
-def test_one_is_lost(three):
-    three[2].line.say("bye")
-    three[2].line.close()
-    for member in three[:2]:
-        member.hears(("bye", 2), ("lost", 2))
-
-
-def test_the_first_is_lost(three):
-    three[0].line.close()
-    for member in three[1:]:
-        member.hears(("closed", 0))
 
 
 def test_not_all_come():
@@ -375,20 +307,26 @@ def test_not_all_come():
         member.join(port, 0, 2)
     with pytest.raises(ConnectionError, match="process 0 has 2 processes"):
         member.join(port, 1, 3)
-    member.line.close()
-
-
-def test_nobody_is_there():
-    member = Member()
     with pytest.raises(ConnectionRefusedError):
         member.join(several.free_port(), 1, 2, within=0.3)
     member.line.close()
 
 
-def test_what_strangers_send(three):
-    """At the door, such as a scan of ports."""
+def test_what_strangers_send():
+    """At the door, such as a scan of ports: those who have joined hear of each other all the same,
+    and that one is lost, or the first."""
+    port, members = several.free_port(), [Member() for _ in range(3)]
+    members[0].line.open_door(3, port, "127.0.0.1")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda i: members[i].join(port, i, 3), range(3)))
+    assert found == [[{"process": i, "processes": 3} for i in range(3)]] * 3
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(100)):
-        with contextlib.closing(socket.create_connection(("127.0.0.1", three[0].port), 5)) as s:
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port), 5)) as s:
             s.sendall(said)
-    three[1].line.say("bye")
-    three[0].hears(("bye", 1))
+    members[1].line.say("bye")
+    members[1].line.close()
+    members[0].hears(("bye", 1), ("lost", 1))
+    members[2].hears(("bye", 1), ("lost", 1))
+    members[0].line.close()
+    members[2].hears(("closed", 0))
+    members[2].line.close()
