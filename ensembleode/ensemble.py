@@ -54,11 +54,10 @@ class EnsembleColumns(EnsembleAlgorithm):
     isn't, it makes all of them slower.
 
     **Cost:** one solve, with as many steps as the matrix as a whole needs, and the memory of all
-    columns. In the compiled engine, a step of some columns is made at a time, while they are in
-    registers, and threads share the columns of a step that takes long enough. That engine has the
-    explicit methods, `RMSNorm` and `MaxNorm`, and states of at most 48 components; others run on
-    diffrax. With a `batch_size`, the columns of each batch are a matrix of their own, with its own
-    steps; so are reruns.
+    columns. In the compiled engine, a step of some columns is made at a time, and threads share the
+    columns of a step that takes long enough. That engine has the explicit methods, `RMSNorm` and
+    `MaxNorm`; others run on diffrax. With a `batch_size`, the columns of each batch are a matrix of
+    their own, with its own steps; so are reruns.
 
     **Limitations:** there is one return code for all columns (one that fails fails the whole
     solve); the statistics give each trajectory the shared steps, so don't add them up.

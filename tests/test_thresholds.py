@@ -374,7 +374,7 @@ OTHERS = {
     "engines.compiled.compiler._LONGEST",
     "engines.compiled.compiler._MOST",
     "engines.compiled.gpu._MOST_ARRAYS",
-    "engines.tuning.MOST_COLUMN_COMPONENTS",
+    "engines.tuning.MOST_COLUMN_VARIABLES",
     "engines.tuning.MOST_COLUMN_STEPS",
     "engines.checks._ROUNDINGS",
     "engines.compiled.functions.error_functions._HALF_AT",

@@ -24,7 +24,7 @@ from ..solvers.controllers import IController, PIController, PIDController
 from ..solvers.julia_alg import among
 from ..solvers.norms import MaxNorm, RMSNorm
 from ..solvers.runge_kutta import RungeKutta
-from .tuning import MOST_COLUMN_COMPONENTS, MOST_COLUMN_STEPS
+from .tuning import MOST_COLUMN_STEPS
 
 
 ENGINES = ("compiled", "diffrax", "julia")
@@ -221,8 +221,6 @@ def _columns(asked: Asked) -> str | None:
         return (
             f"its EnsembleColumns remember the times of all steps, {MOST_COLUMN_STEPS:,} at most."
         )
-    if (size := asked.state.size) > MOST_COLUMN_COMPONENTS:
-        return f"its EnsembleColumns have at most {MOST_COLUMN_COMPONENTS} components, not {size}."
     return None
 
 

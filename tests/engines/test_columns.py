@@ -182,15 +182,18 @@ def test_second_derivatives_and_vmap():
         np.testing.assert_allclose(jax.vmap(of)(several), each, rtol=1e-12)
 
 
-@pytest.mark.parametrize("width", [8, slow_unless(False, 64)])
-def test_a_network_with_shared_weights(width):
+@pytest.mark.parametrize(
+    ("size", "width"), [(2, 8), slow_unless(False, 2, 64), slow_unless(False, 64, 24)]
+)
+def test_a_network_with_shared_weights(size, width):
     def f(u, p, t):
         w1, b, w2 = p
         return w2 @ jnp.tanh(w1 @ u + b)
 
     key1, key2, key3 = jax.random.split(jax.random.key(0), 3)
-    p = jax.random.normal(key1, (width, 2)), jnp.zeros(width), jax.random.normal(key2, (2, width))
-    starts = jax.random.normal(key3, (33, 2))
+    w1, w2 = jax.random.normal(key1, (width, size)), jax.random.normal(key2, (size, width))
+    p = w1 / size, jnp.zeros(width), w2
+    starts = jax.random.normal(key3, (33, size))
 
     def loss(p, engine):
         prob = eo.ODEProblem(f, starts[0], (0.0, 1.0), p)
@@ -223,10 +226,9 @@ def test_refusals_name_what_is_missing(refused, options):
 
 
 def test_others_are_left_to_diffrax():
-    large = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(64), (0.0, 1.0))
-    sim = solved(eo.EnsembleProblem(large), 2, engine="auto")
-    assert sim.engine.name == "diffrax"
-    assert solved(columns_of(2), 2, engine="auto").engine.name == "compiled"
+    assert solved(columns_of(2), 2, "auto", eo.Kvaerno3()).engine.name == "diffrax"
+    large = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1_000), (0.0, 1.0))
+    assert solved(eo.EnsembleProblem(large), 2, "auto").engine.name == "compiled"
 
 
 MODES = {
@@ -234,6 +236,7 @@ MODES = {
     "times": {"saveat": jnp.array([0.1, 0.45, 0.5])},
     "every fixed step": {"adaptive": False, "dt": 0.05, "save_everystep": True},
     "known times": {"tstops": [0.21]},
+    "jumps, largest": {"d_discontinuities": [0.21], "internalnorm": eo.MaxNorm()},
 }
 
 
@@ -259,9 +262,10 @@ def of_size(n, dtype, ensemblealg, **options):
     ("n", "registers", "mode", "dtype"),
     [
         slow_unless(
-            n in (16, 32) and (mode, dtype) == ("times", "float64"), n, registers, mode, dtype
+            n in (16, 49) and (registers, mode, dtype) == (16, "times", "float64"),
+            *(n, registers, mode, dtype),
         )
-        for registers, sizes in ((16, (1, 15, 16, 17)), (32, (31, 32, 33, 48, 49)))
+        for registers, sizes in ((16, (1, 15, 16, 17, 49)), (32, (31, 32, 33, 48, 49, 130)))
         for n in sizes
         for mode in MODES
         for dtype in ("float32", "float64")

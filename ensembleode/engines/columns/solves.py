@@ -25,9 +25,10 @@ from ...solvers.norms import MaxNorm
 from ...tracing.program import Program, Static
 from ..compiled import column_step
 from ..compiled.call import call
-from ..compiled.solves import described, operands
+from ..compiled.solves import described, memory_of, operands
 from ..derivatives import differentiable
 from ..results import for_one, Left, result_of, with_times
+from ..tuning import MOST_COLUMN_VARIABLES
 from . import loop
 from .loop import State, Trial
 
@@ -111,13 +112,14 @@ class _Steps:
 
     def __init__(self, plan: Plan, one: Plan, lanes: Lane, numbers: Lane, n: int):
         self.plan, self.one, self.numbers, self.n = plan, one, numbers, n
-        # `column_step` has a variable for each component, however many there are.
         d = described(dataclasses.replace(plan, threads=1), lanes, n)
-        self.d = d = dataclasses.replace(d, in_memory=False)
+        in_memory = d.in_memory and d.size > MOST_COLUMN_VARIABLES
+        self.d = d = dataclasses.replace(d, in_memory=in_memory)
         self.room = -(-n // d.width) * d.width
-        self.text = column_step.stepping(d)
+        self.text, self.arrays = column_step.stepping(d)
         self.saved_rows = 0 if plan.saving.mode == "ends" else plan.saving.rows
-        self.operands = operands(d, plan, lanes, jnp.ones(n, bool), self.saved_rows, self.room)
+        sizes = self.saved_rows, self.room, *([self.arrays] if self.arrays else [])
+        self.operands = operands(d, plan, lanes, jnp.ones(n, bool), *sizes)
         work = column_step.operations(d) * d.method.stages * (self.room // d.width)
         self.threads = plan.threads if work >= _WORTH_SHARING else 1
 
@@ -168,10 +170,11 @@ class _Steps:
         given = [*self.operands, now, places, turn.both, turn.rows]
         measures = jax.ShapeDtypeStruct((column_step.measures(d), self.room), d.dtype)
         outputs = [*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[-2:]), measures]
+        outputs += memory_of(self.threads * self.arrays)
         changed = {len(given) - 2: 0, len(given) - 1: 1}
         least = min(self.room, d.width * _VECTORS)
         shared = {"items": self.room, "threads": self.threads, "least": least}
-        return tuple(call(self.text, "step", given, outputs, **shared, in_place=changed))
+        return tuple(call(self.text, "step", given, outputs, **shared, in_place=changed))[:3]
 
     def turn(self, turn: _Turn) -> _Turn:
         """One turn, which tries a step."""

@@ -1,11 +1,13 @@
 """The kernel that tries one step for all columns of a matrix, with the same time and step size.
 
 Numbers of columns lie side by side: `[number, column]`, with as many columns as fill whole vectors
-of lanes. Each vector of columns is stepped while its stages are in registers, so all that goes
-through memory is what a step begins with and what it leaves.
+of lanes. Each vector of columns is stepped while its stages are in registers, or in a thread's own
+memory where a state is an array (see `components.py`). So all that all columns have in memory is
+what a step begins with and what it leaves.
 """
 
 import functools
+import itertools
 from typing import Any
 
 import jax.tree_util as jtu
@@ -15,15 +17,17 @@ from ...solvers.method import Attempt
 from ...solvers.norms import MaxNorm
 from ...solvers.step_size import scaled
 from .builder import BOOL, Buffer, Builder, I64, Value
+from .components import arithmetic, built, each
 from .description import Description
 from .equations import equations_in, translated
-from .kernel import Frame
+from .kernel import Frame, with_arrays
 from .module import Module
 from .numbers import Held
 
 
-# Further entries of `sizes`: the number of columns that there is room for.
-COLUMNS = 3
+# Further entries of `sizes`: the number of columns that there is room for; and, where there are
+# arrays, the bytes of a thread's.
+COLUMNS, ARRAYS = 3, 4
 # The entries of `now`: the time and the signed size of the step.
 T, H = range(2)
 # The entries of `places`: the half of `both` that holds the columns, the first row in the step, and
@@ -33,13 +37,18 @@ HALF, FIRST, END = range(3)
 
 def carried(d: Description) -> int:
     """How many numbers of a column go from step to step: its state and the method's carry."""
-    return d.size + len(jtu.tree_leaves(d.carry_like))
+    return d.size * _states(d)
+
+
+def _states(d: Description) -> int:
+    return 1 + len(jtu.tree_leaves(d.carry_like)) // d.values
 
 
 @functools.lru_cache(maxsize=256)
 def operations(d: Description) -> int:
     """About how many operations an evaluation of the field takes."""
-    return length(translated(d.field.jaxpr, d.layout.inputs, "f").body)
+    inputs = d.layout.inputs
+    return length(translated(d.field.jaxpr, inputs, "f", in_memory=d.in_memory).body)
 
 
 def measures(d: Description) -> int:
@@ -48,10 +57,11 @@ def measures(d: Description) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def stepping(d: Description) -> str:
-    """The IR of the kernel `step`, for the columns from `first` to `end`. Its operands are those of
-    `kernel.solving`, `now`, `places`, and the arrays that it changes in place; its results, these
-    arrays and the measures.
+def stepping(d: Description) -> tuple[str, int]:
+    """The IR of the kernel `step`, for the columns from `first` to `end`, and the bytes of a
+    thread's memory for arrays, which is the last result where there are any bytes. Its operands are
+    those of `kernel.solving`, `now`, `places`, and the arrays that it changes in place; its
+    results, these arrays and the measures.
 
     - `both [half, number, column]`: in one half the columns before the step, their states followed
         by their carries; the other half becomes those after it.
@@ -61,8 +71,10 @@ def stepping(d: Description) -> str:
     """
     module = Module(d.width, has_fma=d.has_fma)
     names = ["now", "places", "both_before", "rows_before", "both", "rows", "measures"]
-    with module.function("step", Frame.parameters(d, names), linkage="external") as b:
+    parameters = Frame.parameters(d, names)
+    with module.function("step", parameters, linkage="external") as b:
         frame = Frame(b, d, names)
+        heap = b.heap = frame.heap(b, d, ARRAYS)
         columns = _Columns(b, d, frame)
         first, end, _ = frame.share
         at = b.variable(I64, first, of_lanes=False)
@@ -73,14 +85,15 @@ def stepping(d: Description) -> str:
 
         b.while_(lambda: at.get() < end, one)
         b.return_()
-    return module.text
+        arrays = with_arrays(parameters, heap)
+    return module.text, arrays
 
 
 class _Columns:
     """The numbers that all columns share, and the step of some of them."""
 
     def __init__(self, b: Builder, d: Description, frame: Frame):
-        self.b, self.d, self.frame = b, d, frame
+        self.b, self.d, self.frame, self.xp = b, d, frame, arithmetic(b, d)
         self.held = Held(b, d, frame.numbers, frame.order)
         self.equations = equations_in(b, d)
         self.room = b.cast(frame.sizes.load(COLUMNS), I64)
@@ -97,51 +110,52 @@ class _Columns:
         self.held.take(b.minimum(b.lane_numbers() + at, self.frame.n - 1), self.everywhere)
         both = self.frame.others["both"]
 
-        def load(number: int) -> Value:
-            return both.load_lanes((self.old + number) * self.room + at)
+        def place(first: Value, state: int, c: Any) -> Value:
+            return (first + (state * d.size) + c) * self.room + at
 
-        numbers = [load(i) for i in range(carried(d))]
-        y, rest = tuple(numbers[: d.size]), numbers[d.size :]
-        carry = jtu.tree_unflatten(jtu.tree_structure(d.carry_like), rest)
+        def load(state: int) -> list[Any]:
+            return built(b, d, lambda c: place(self.old, state, c), both.load_lanes)
+
+        y, *rest = map(load, range(_states(d)))
+        carry = jtu.tree_unflatten(jtu.tree_structure(d.carry_like), list(itertools.chain(*rest)))
         equations = self.equations(self.held, self.everywhere)
-        attempt = method.step(b, equations, y, carry, self.t, self.h)
-        for i, x in enumerate((*attempt.y2, *jtu.tree_leaves(attempt.carry))):
-            both.store_lanes((self.new + i) * self.room + at, x)
-        for i, x in enumerate(self._measures(y, attempt)):
+        attempt = method.step(self.xp, equations, tuple(y), carry, self.t, self.h)
+        after = [*attempt.y2, *jtu.tree_leaves(attempt.carry)]
+        for state in range(_states(d)):
+            components = after[state * d.values : (state + 1) * d.values]
+            each(components, lambda c, x, s=state: both.store_lanes(place(self.new, s, c), x))
+        for i, x in enumerate(self._measures(tuple(y), attempt)):
             self.frame.others["measures"].store_lanes(self.room * i + at, x)
-        self._save(at, equations, y, attempt)
+        self._save(at, equations, tuple(y), attempt)
 
     def _measures(self, y: tuple, attempt: Attempt) -> list[Value]:
-        b, d = self.b, self.d
-        if not d.adaptive:
-            return [b.total(tuple(x * 0.0 for x in attempt.y2))]
-        tol = self.held.tolerances(d.size)
-        return [self._part(scaled(b, tol, x, y, attempt.y2)) for x in attempt.error]
+        if not self.d.adaptive:
+            return [self.xp.total(tuple(x * 0.0 for x in attempt.y2))]
+        tol = self.held.tolerances(self.d.size)
+        return [self._part(scaled(self.xp, tol, x, y, attempt.y2)) for x in attempt.error]
 
     def _part(self, values: tuple) -> Value:
         """A column's part in a norm: the sum of squares, or the largest magnitude."""
-        b = self.b
         if isinstance(self.d.norm, MaxNorm):
-            return b.largest(tuple(map(abs, values)))
-        return b.total(tuple(x * x for x in values))
+            return self.xp.largest(tuple(map(abs, values)))
+        return self.xp.total(tuple(x * x for x in values))
 
     def _save(self, at: Value, equations: Any, y: tuple, attempt: Attempt) -> None:
         """Save the rows that lie in the step."""
         b, d, rows = self.b, self.d, self.frame.others["rows"]
 
         def write(row: Value, u: tuple) -> None:
-            for c, x in enumerate(u):
-                rows.store_lanes((row * d.size + c) * self.room + at, x)
+            each(u, lambda c, x: rows.store_lanes((row * d.size + c) * self.room + at, x))
 
         def within() -> None:
-            dense = d.method.dense(b, equations, y, attempt.dense, self.t, self.h)
+            dense = d.method.dense(self.xp, equations, y, attempt.dense, self.t, self.h)
             row = b.variable(I64, self.first, of_lanes=False)
             times: Buffer | None = self.frame.times
             assert times is not None
 
             def one() -> None:
                 theta = (times.load(row.get()) - self.t) / self.h
-                write(row.get(), d.method.interpolate(b, y, dense, self.h, theta))
+                write(row.get(), d.method.interpolate(self.xp, y, dense, self.h, theta))
                 row.set(row.get() + 1)
 
             b.while_(lambda: row.get() < self.end, one)

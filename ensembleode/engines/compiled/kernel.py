@@ -160,11 +160,11 @@ def solving(d: Description) -> tuple[str, int]:
         equations = equations_in(b, d)
         Loop(b, d, equations, held, queue, *given, stop=frame.stop, functions=functions).run()
         b.return_()
-        arrays = _with_arrays(parameters, heap)
+        arrays = with_arrays(parameters, heap)
     return module.text, arrays
 
 
-def _with_arrays(parameters: list[str], heap: Part | None) -> int:
+def with_arrays(parameters: list[str], heap: Part | None) -> int:
     """Append the memory for arrays to a kernel's parameters; returns the bytes of a thread's."""
     if heap is None or not heap.size:
         return 0
@@ -239,7 +239,7 @@ def pulling_back(d: Description) -> PullingBack:
 
         b.if_(work.thread < work.threads, run)
         b.return_()
-        arrays = _with_arrays(parameters, heap)
+        arrays = with_arrays(parameters, heap)
     return PullingBack(module.text, kept_size, 0 if sums is None else sums.length, arrays)
 
 

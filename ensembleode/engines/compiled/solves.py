@@ -234,7 +234,7 @@ def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list)
     threads = n if d.on_gpu else _threads(plan, n)
     sizes = [arrays] if arrays else []
     given = operands(d, plan, lanes, mask, _saved_rows(plan), *sizes)
-    results = outputs + _arrays(threads * arrays)
+    results = outputs + memory_of(threads * arrays)
     return text, "solve", given, results, n, threads, d.width
 
 
@@ -320,7 +320,7 @@ def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
 
 
-def _arrays(size: int) -> list[jax.ShapeDtypeStruct]:
+def memory_of(size: int) -> list[jax.ShapeDtypeStruct]:
     """The memory for arrays, of so many bytes."""
     return [jax.ShapeDtypeStruct((size,), np.int8)] if size else []
 
@@ -373,7 +373,7 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
         given += [jnp.moveaxis(x, 0, axis) for x in of_events] or [jnp.zeros(1, d.dtype)]
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, share.sums, max(1, shared)))
-    outputs += share.memory + _arrays(share.threads * back.arrays)
+    outputs += share.memory + memory_of(share.threads * back.arrays)
     work = share.items, share.threads, share.least
     results = _run(plan, back.text, "pull_back", given, outputs, *work)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
