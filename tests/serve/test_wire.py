@@ -283,7 +283,7 @@ def test_a_body_does_not_become_much_more(full_of):
 
 def test_an_answer_has_its_limit():
     limited = registry(answer=1000)["lotka"]
-    for most, pulls, size in ((6, False, "1008 bytes"), (20, True, "")):
+    for most, pulls, size in ((6, False, "1008 bytes"), (20, True, "bytes")):
         queries.check_answer(limited, queries.query(limited, {"u0": [[1, 1]] * most}), pulls=pulls)
         more = queries.query(limited, {"u0": [[1, 1]] * (most + 1)})
         with pytest.raises(wire.Refused, match=size):
