@@ -14,6 +14,7 @@ from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
 from .events import cut, End, end_of, Events, first_events, with_end
 from .ground.aside import Aside
+from .ground.on_disk import OnDisk
 from .ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
 from .ground.state_tree import flattened
 from .saving_callback import Saved
@@ -476,9 +477,10 @@ class EnsembleSolution(_Solution):
         wanted = Wanted(idxs, trajectories, color, names, alpha, ax, line)
         return plot_ensemble(self, wanted, events=events, against=against)
 
-    def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
+    def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray | OnDisk:
         """The states as one array. The components of a state that is a pytree are flattened in the
-        order in which they were written.
+        order in which they were written. Where they are in a store, they are read by what uses the
+        array.
 
         **Arguments:** `layout="batch"` is `[trajectory, time, *state]`; `"julia"` is
         `[*state, time, trajectory]`, the shape of `Array(sim)` in Julia.
