@@ -377,7 +377,11 @@ class Process:
         headers = {"Authorization": "Bearer sesame"}
         self.url = url()
         self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers)
-        until(lambda: self.client.get("/readyz").status_code == 200)
+        try:
+            until(lambda: self.client.get("/readyz").status_code == 200)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception):
