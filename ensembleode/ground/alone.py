@@ -17,7 +17,15 @@ import jax.tree_util as jtu
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ..tracing.program import evaluated, is_inexact, Program, program_of, trace, with_constants
+from ..tracing.program import (
+    evaluated,
+    is_inexact,
+    Program,
+    program_of,
+    substituted,
+    trace,
+    with_constants,
+)
 from .given_device import for_one_device
 from .recent import jit_recent
 
@@ -174,9 +182,7 @@ def _jvp(primals: Sequence, tangents: Sequence, *, program: Program) -> tuple:
 
     def pushed(primals, tangents):
         def at(*chosen):
-            every = list(primals)
-            for i, x in zip(moved, chosen, strict=True):
-                every[i] = x
+            every = substituted(primals, moved, chosen)
             return list(filter(is_inexact, _run(*every, program=program)))
 
         return jax.jvp(at, [primals[i] for i in moved], tangents)[1]
