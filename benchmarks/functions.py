@@ -27,7 +27,7 @@ from common.report import line
 from common.timing import best_of
 from jax import lax
 
-from ensembleode.engines.compiled.functions import FUNCTIONS
+from ensembleode.engines.compiled.llvm.functions import FUNCTIONS
 from tests.engines.compiled.harness import OnArrays
 from tests.engines.compiled.references import errors, NAMES, points
 

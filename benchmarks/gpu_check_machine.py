@@ -16,9 +16,9 @@ from gpu_check_values import is_lost as is_lost, KERNEL, lorenz_ensemble, way_of
 from gpu_peaks import peak_of
 
 import ensembleode as eo
-from ensembleode.engines.compiled import launch
-from ensembleode.engines.compiled.builder import Buffer, F32, I64
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.llvm.builder import Buffer, F32, I64
+from ensembleode.engines.compiled.llvm.module import Module
+from ensembleode.engines.compiled.xla import launch
 from ensembleode.tools import doctor
 
 

@@ -20,7 +20,7 @@ from gpu_check_values import ARRAYS, is_lost as is_lost, KERNEL, way_of, weights
 from gpu_peaks import explicit_step, fractions_of, peak_of, rosenbrock_step
 
 import ensembleode as eo
-from ensembleode.engines.compiled import ptxas
+from ensembleode.engines.compiled.xla import ptxas
 
 
 DIFFRAX = "diffrax"

@@ -53,7 +53,7 @@ from common.timing import in_turns, timed
 from limits_cases import cases
 
 import ensembleode as eo
-from ensembleode.engines.compiled.machine import host
+from ensembleode.engines.compiled.llvm.machine import host
 
 
 SAMPLE = 32  # trajectories whose errors are measured

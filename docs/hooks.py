@@ -18,7 +18,7 @@ import re
 import textwrap
 
 import ensembleode
-from ensembleode.engines.capabilities import cell, ENGINES, FEATURES
+from ensembleode.engines.base.capabilities import cell, ENGINES, FEATURES
 from ensembleode.solvers.base import ODESolver
 
 

@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     _prepare_jax()
     place = _PLACES.get(name, name)
     if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:
-        from . import aliases
+        from .problem import aliases
 
         raise aliases.missing_attribute(_sys.modules[__name__], name)
     module = _importlib.import_module(f".{place}", __name__)
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> object:
 def _prepare_jax() -> None:
     """Import what makes JAX forget what it has compiled: as early as possible."""
     if "jax" in _sys.modules:
-        from .ground import given_device  # noqa: F401
+        from .ground.devices import given_device  # noqa: F401
 
 
 def __dir__() -> list[str]:

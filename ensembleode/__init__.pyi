@@ -1,6 +1,15 @@
 from . import analysis as analysis, planning as planning, training as training
 from .analysis import EnsembleSummary as EnsembleSummary
-from .callbacks import (
+from .engines.compiled.xla.launch import KernelError as KernelError
+from .engines.compiled.xla.ptxas import PtxasError as PtxasError
+from .executors.distributed.local import worker_environment as worker_environment
+from .executors.distributed.pools import (
+    ClusterError as ClusterError,
+    Traffic as Traffic,
+)
+from .ground.devices.cpu_devices import use_cpu_devices as use_cpu_devices
+from .ground.version import __version__ as __version__
+from .problem.callbacks import (
     CallbackSet as CallbackSet,
     ContinuousCallback as ContinuousCallback,
     DiscreteCallback as DiscreteCallback,
@@ -14,11 +23,11 @@ from .callbacks import (
     TerminateSteadyState as TerminateSteadyState,
     VectorContinuousCallback as VectorContinuousCallback,
 )
-from .core.reductions import sum_reduction as sum_reduction
-from .corrections import ManifoldProjection as ManifoldProjection, PositiveDomain as PositiveDomain
-from .engines.compiled.launch import KernelError as KernelError
-from .engines.compiled.ptxas import PtxasError as PtxasError
-from .ensemble import (
+from .problem.corrections import (
+    ManifoldProjection as ManifoldProjection,
+    PositiveDomain as PositiveDomain,
+)
+from .problem.ensemble import (
     EnsembleColumns as EnsembleColumns,
     EnsembleDistributed as EnsembleDistributed,
     EnsembleGPUArray as EnsembleGPUArray,
@@ -27,21 +36,22 @@ from .ensemble import (
     EnsembleSplitThreads as EnsembleSplitThreads,
     EnsembleThreads as EnsembleThreads,
 )
-from .events import End as End, Events as Events
-from .executors.distributed.local import worker_environment as worker_environment
-from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
-from .ground.cpu_devices import use_cpu_devices as use_cpu_devices
-from .ground.version import __version__ as __version__
-from .initialization import BrownFullBasicInit as BrownFullBasicInit, CheckInit as CheckInit
-from .ode_function import ODEFunction as ODEFunction
-from .problem import (
+from .problem.initialization import (
+    BrownFullBasicInit as BrownFullBasicInit,
+    CheckInit as CheckInit,
+)
+from .problem.ode_function import ODEFunction as ODEFunction
+from .problem.problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,
     ODEProblem as ODEProblem,
     remake as remake,
 )
-from .saving_callback import Saved as Saved, SavingCallback as SavingCallback
-from .sensitivity import (
+from .problem.saving_callback import (
+    Saved as Saved,
+    SavingCallback as SavingCallback,
+)
+from .problem.sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,
     ForwardDiffSensitivity as ForwardDiffSensitivity,
@@ -50,17 +60,20 @@ from .sensitivity import (
     RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
     ReplayAdjoint as ReplayAdjoint,
 )
-from .serve.client import (
+from .running.reductions import sum_reduction as sum_reduction
+from .serve.client.client import (
     AsyncClient as AsyncClient,
     Client as Client,
     ServiceError as ServiceError,
 )
-from .solution import (
+from .solution.events import End as End, Events as Events
+from .solution.solution import (
     EnsembleError as EnsembleError,
     EnsembleSolution as EnsembleSolution,
     ODESolution as ODESolution,
     ReturnCode as ReturnCode,
 )
+from .solution.stats import Stats as Stats
 from .solvers import (
     AutoTsit5 as AutoTsit5,
     AutoVern6 as AutoVern6,
@@ -108,12 +121,17 @@ from .solvers.norms import (
 )
 from .solvers.tableau import Interpolant as Interpolant, Tableau as Tableau
 from .solving import solve as solve
-from .stats import Stats as Stats
 from .steady import steady_state as steady_state, SteadyState as SteadyState
 from .store import open_ensemble as open_ensemble, StoreError as StoreError
 from .tools.citation import citation as citation
-from .tools.column_check import check_columns as check_columns, ColumnReport as ColumnReport
-from .tools.kernel_usage import kernel_report as kernel_report, KernelReport as KernelReport
+from .tools.column_check import (
+    check_columns as check_columns,
+    ColumnReport as ColumnReport,
+)
+from .tools.kernel_usage import (
+    kernel_report as kernel_report,
+    KernelReport as KernelReport,
+)
 from .training.checkpoints import (
     CheckpointError as CheckpointError,
     Checkpoints as Checkpoints,
@@ -123,4 +141,7 @@ from .training.fit import fit as fit, FitResult as FitResult, FitState as FitSta
 from .training.least_squares import LevenbergMarquardt as LevenbergMarquardt
 from .training.multiple_shooting import multiple_shooting as multiple_shooting
 from .training.predict import predict as predict
-from .training.processes import initialize as initialize, ProcessLost as ProcessLost
+from .training.processes import (
+    initialize as initialize,
+    ProcessLost as ProcessLost,
+)

@@ -193,7 +193,7 @@ def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> i
         repeats: How often each is timed; the fastest counts.
         json: Print JSON instead of a table.
     """
-    from ensembleode.options import check_count
+    from ensembleode.problem.options import check_count
     from ensembleode.tools import bench as timing
 
     try:

@@ -12,22 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import sensitivity, stiffness, store as stores
-from .aliases import refuse_unknown
-from .core import batches
-from .core.arguments import (
-    check_store_key,
-    check_trajectories,
-    key_from,
-    refuse_ensemble_options,
-    refuse_traced,
-    solver_and_algorithm,
-)
-from .core.every_event import with_more_room
-from .core.every_step import count_steps
-from .core.gather import outcome_of_one
-from .core.interrupts import check, stoppable
-from .core.job import (
+from . import store as stores
+from .engines.choice import NoEngine
+from .engines.compiled.llvm.compiler import CompileError
+from .engines.job import job_for, make_storable, make_traceable
+from .executors import executor_for, stiffness
+from .executors.places import NotHere, Place, places
+from .ground.aside import Aside
+from .ground.devices.placement import as_jax_arrays
+from .ground.logs import log_once
+from .ground.retcode import count_codes, has_failed, ReturnCode
+from .plan.lane import Lane
+from .plan.plan import dense_of, Outcome, shared_times
+from .problem import sensitivity
+from .problem.aliases import refuse_unknown
+from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
+from .problem.options import among, as_count
+from .problem.problem import EnsembleProblem, ODEProblem
+from .running import batches
+from .running.every_event import with_more_room
+from .running.every_step import count_steps
+from .running.gather import outcome_of_one
+from .running.interrupts import check, stoppable
+from .running.job import (
     adds_end,
     events_of,
     integers,
@@ -38,28 +45,22 @@ from .core.job import (
     solution_of,
     Unfinished,
 )
-from .core.lane import Lane
-from .core.plan import dense_of, Outcome, shared_times
-from .core.progress import Progress
-from .core.run import Run
-from .core.saved_values import rows_apart
-from .engines.choice import NoEngine
-from .engines.compiled.compiler import CompileError
-from .engines.job import job_for, make_storable, make_traceable
-from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
-from .events import cut, first_events
-from .executors import executor_for
-from .executors.places import NotHere, Place, places
-from .ground.aside import Aside
-from .ground.logs import log_once
-from .ground.placement import as_jax_arrays
-from .ground.retcode import count_codes, has_failed, ReturnCode
-from .options import among, as_count
-from .problem import EnsembleProblem, ODEProblem
-from .solution import EnsembleError, EnsembleSolution, ODESolution
+from .running.progress import Progress
+from .running.run import Run
+from .solution.events import cut, first_events
+from .solution.solution import EnsembleError, EnsembleSolution, ODESolution
+from .solution.stats import COUNTS, Stats
 from .solvers import JuliaAlg
 from .solvers.norms import AbstractNorm
-from .stats import COUNTS, Stats
+from .trajectories.arguments import (
+    check_store_key,
+    check_trajectories,
+    key_from,
+    refuse_ensemble_options,
+    refuse_traced,
+    solver_and_algorithm,
+)
+from .trajectories.saved_values import rows_apart
 
 
 @contextlib.contextmanager

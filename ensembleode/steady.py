@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .callbacks import settling
-from .ensemble import EnsembleAlgorithm
 from .ground.retcode import is_successful, ReturnCode
-from .problem import EnsembleContext, EnsembleProblem, ODEProblem, remake
-from .solution import EngineChoice, EnsembleSolution
+from .problem.callbacks import settling
+from .problem.ensemble import EnsembleAlgorithm
+from .problem.problem import EnsembleContext, EnsembleProblem, ODEProblem, remake
+from .solution.solution import EngineChoice, EnsembleSolution
+from .solution.stats import Stats
 from .solvers import Rodas5P
 from .solving import solve
-from .stats import Stats
 from .tracing.program import is_tracer
 
 

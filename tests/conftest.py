@@ -7,7 +7,7 @@ import jax
 import jaxtyping
 import pytest
 
-from ensembleode.ground.cpu_devices import are_chosen, use_cpu_devices
+from ensembleode.ground.devices.cpu_devices import are_chosen, use_cpu_devices
 
 from . import gpu_machine
 

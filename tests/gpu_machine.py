@@ -24,8 +24,8 @@ def simulate(gpus: int = 1) -> None:
     from jax._src.lib import xla_client
     from jax.interpreters import mlir
 
-    from ensembleode.engines.compiled import call, launch
-    from ensembleode.ground import placement
+    from ensembleode.engines.compiled.xla import call, launch
+    from ensembleode.ground.devices import placement
 
     from .host_kernels import host_call
 

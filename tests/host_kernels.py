@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ensembleode.engines.compiled import launch
-from ensembleode.engines.compiled.call import call
+from ensembleode.engines.compiled.xla import launch
+from ensembleode.engines.compiled.xla.call import call
 from ensembleode.executors import kernel
 
 

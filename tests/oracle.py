@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import ensembleode as eo
-from ensembleode.core.saving import grid, Spacing
-from ensembleode.options import DEFAULTS
-from ensembleode.problem import EnsembleContext
+from ensembleode.plan.saving import grid, Spacing
+from ensembleode.problem.options import DEFAULTS
+from ensembleode.problem.problem import EnsembleContext
 from ensembleode.solvers import step_size, time, verdicts
 from ensembleode.solvers.arithmetic import NUMBERS
 from ensembleode.solvers.method import Equations

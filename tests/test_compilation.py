@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import call, compiler
+from ensembleode.engines.compiled.llvm import compiler
+from ensembleode.engines.compiled.xla import call
 from ensembleode.ground.recent import jit_recent, RECENT
 
 from .marks import slow_unless

@@ -9,7 +9,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import solvers
-from ensembleode.dense import inner_nodes
+from ensembleode.solution.dense import inner_nodes
 
 from .marks import slow_unless
 from .problems import decay, scaled

@@ -231,7 +231,7 @@ def test_statistics_are_over_the_rows_that_are_there(solve):
 )
 @hp.settings(deadline=None, max_examples=30)
 def test_what_is_not_meant_ends_a_row(meant, more, direction, nothing):
-    from ensembleode.core.saving import resolve_saving
+    from ensembleode.plan.saving import resolve_saving
 
     options = {"save_start": None, "save_end": None, "save_everystep": False}
     times = np.linspace(0.1, 0.9, 5)[::direction][:meant]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.core import every_event
 from ensembleode.ground import logs
+from ensembleode.running import every_event
 
 from .marks import slow_unless
 

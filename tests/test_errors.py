@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode import aliases
+from ensembleode.problem import aliases
 from ensembleode.solvers.julia_alg import PACKAGES
 
 from .problems import decay, linear

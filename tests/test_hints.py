@@ -19,8 +19,8 @@ import optax
 import pytest
 
 import ensembleode as eo
-from ensembleode.callbacks import Integrator
-from ensembleode.options import DEFAULTS
+from ensembleode.problem.callbacks import Integrator
+from ensembleode.problem.options import DEFAULTS
 
 
 SOURCE = pathlib.Path(eo.__file__).parent

@@ -18,19 +18,22 @@ MODULES = {
 }
 
 
-def imported(name: str, path: pathlib.Path) -> set[str]:
-    """The modules of the package that this one imports, in functions too."""
+def imported(name: str, path: pathlib.Path, for_types: bool = False) -> set[str]:
+    """The modules of the package that this one imports, in functions too; and those that it needs
+    `for_types` alone."""
     found = set()
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     tree = ast.parse(path.read_text())
-    for_types = {
+    types_alone = {
         inner
         for node in ast.walk(tree)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or not node.level or node in for_types:
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        if node in types_alone and not for_types:
             continue
         source = package[: len(package) - node.level + 1]
         source = ".".join(source + ([node.module] if node.module else []))
@@ -48,44 +51,75 @@ def test_imports_have_no_circle():
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
-# From the ground up: what a floor imports is on a floor below, or on its own.
+# From the ground up: what a room imports is in a room on a floor below, or in the same room. A room
+# is a folder, with those in it that have no floor of their own, or a module at the top.
 FLOORS = (
     {"tracing"},
     {"ground"},
-    {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense", "initialization", "events", "stats"},
-    {"callbacks", "corrections", "ode_function", "saving_callback"},
-    {"problem", "solution", "solution_text", "ensemble"},
-    {"core"},
+    {"fields"},
+    {"fields/derivatives"},
+    {"solvers"},
+    {"problem", "engines/compiled/llvm"},
+    {"solution", "engines/compiled/algebra", "engines/compiled/xla"},
+    {"plan", "analysis"},
+    {"jumps", "engines/base", "engines/compiled/field"},
+    {"trajectories", "engines/derivatives"},
+    {"running", "engines/diffrax", "engines/compiled/steps"},
+    {"store", "executors/distributed", "engines/julia", "engines/compiled/loop"},
+    {"engines/compiled/reverse", "julia"},
+    {"engines/compiled"},
+    {"engines/columns"},
     {"engines"},
-    {"executors", "julia"},
-    {"analysis", "store", "stiffness"},
-    {"solving", "steady"},
-    {"tools"},
+    {"executors"},
+    {"solving"},
+    {"steady", "tools"},
     {"planning", "training"},
     {"cli"},
     {"serve"},
 )
+HEIGHT = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 # What is short for a function upstairs, which it asks for when it is called.
 SHORT_FOR = {
     "ensembleode.analysis.summary": {"ensembleode.solving"},
-    "ensembleode.ensemble": {"ensembleode.executors.distributed.local"},
-    "ensembleode.solution": {"ensembleode.analysis.labelled", "ensembleode.analysis.plotting"},
+    "ensembleode.problem.ensemble": {"ensembleode.executors.distributed.local"},
+    "ensembleode.solution.solution": {"ensembleode.analysis.plotting"},
 }
 
 
+def room(name: str) -> str:
+    path = MODULES[name].relative_to(ROOT)
+    folders = [str(x) for x in path.parents]
+    return next((x for x in folders if x in HEIGHT), path.stem)
+
+
 def test_floors():
-    """Nothing looks upstairs."""
-    height = {part: i for i, floor in enumerate(FLOORS) for part in floor}
-    parts = {name: name.split(".")[1] for name in MODULES if name != ROOT.name}
-    assert set(parts.values()) == set(height)
+    """Nothing looks upstairs, not even for a type."""
+    rooms = {name: room(name) for name in MODULES if name != ROOT.name}
+    assert set(rooms.values()) == set(HEIGHT)
     looks_up = {
         (name, other)
-        for name in parts
-        for other in imported(name, MODULES[name]) - SHORT_FOR.get(name, set())
-        if height[other.split(".")[1]] > height[parts[name]]
+        for name, own in rooms.items()
+        for other in imported(name, MODULES[name], for_types=True) - SHORT_FOR.get(name, set())
+        if rooms[other] != own and HEIGHT[rooms[other]] >= HEIGHT[own]
     }
     assert not looks_up
+
+
+def test_sizes_of_folders():
+    """A folder can be read at a glance. (In `solvers/`, each method is a file.)"""
+    folders = [x for x in (ROOT, *ROOT.rglob("*")) if (x / "__init__.py").exists()]
+    sizes = {str(x.relative_to(ROOT)): len(list(x.glob("*.py"))) for x in folders}
+    assert len(sizes) > 30
+    assert sizes.pop(".") <= 5
+    sizes.pop("solvers")
+    assert max(sizes.values()) <= 22
+
+
+def test_the_tree():
+    """CONTRIBUTING.md shows every room."""
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text().partition("## The tree")[2]
+    shown = re.findall(r"^    (\S+) {2}", text.partition("\n## ")[0], re.MULTILINE)
+    assert {x.rstrip("/").removesuffix(".py") for x in shown} == {*HEIGHT, "__init__"}
 
 
 def test_where_things_are():

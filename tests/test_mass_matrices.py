@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.fields.elimination import factors_of
+from ensembleode.fields.derivatives.elimination import factors_of
 from ensembleode.solvers.mass_matrix import mass_matrix_of, rows_for_pivots
 from ensembleode.training.multiple_shooting import multiple_shooting
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled.call import SPARE
+from ensembleode.engines.compiled.xla.call import SPARE
 from ensembleode.ground.recent import RECENT
 
 from .problems import lorenz

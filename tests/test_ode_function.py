@@ -10,8 +10,8 @@ import pytest
 import scipy.sparse
 
 import ensembleode as eo
-from ensembleode.core.implicit_form import product_of
-from ensembleode.fields.jacobian import jacobian
+from ensembleode.fields.derivatives.jacobian import jacobian
+from ensembleode.plan.implicit_form import product_of
 from ensembleode.tracing.program import trace
 
 

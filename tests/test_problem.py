@@ -11,7 +11,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.ground.logs import log_once
-from ensembleode.options import DEFAULTS, resolve
+from ensembleode.problem.options import DEFAULTS, resolve
 
 from .marks import slow_unless
 from .problems import decay, linear

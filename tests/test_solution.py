@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.job import blank
-from ensembleode.dense import Slopes, states_at
-from ensembleode.ground import placement
+from ensembleode.ground.devices import placement
 from ensembleode.ground.retcode import count_codes
-from ensembleode.solution import EngineChoice, EnsembleSolution
+from ensembleode.running.job import blank
+from ensembleode.solution.dense import Slopes, states_at
+from ensembleode.solution.solution import EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled
 

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.ground.state_tree import (
-    as_state,
-    component_names,
-    tree_of,
-    written_order,
-)
+from ensembleode.ground.state_tree import as_state, component_names, tree_of, written_order
 
 from .marks import slow_unless
 

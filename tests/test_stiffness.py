@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode import solvers, stiffness
+from ensembleode import solvers
+from ensembleode.executors import stiffness
+from ensembleode.executors.stiffness import real_stability_boundary
 from ensembleode.ground.logs import log_once
-from ensembleode.stiffness import real_stability_boundary
 
 from .marks import slow_unless
 from .problems import decay, lorenz, lotka_volterra, ROBERTSON, robertson

@@ -22,8 +22,8 @@ import xarray
 import zarr
 
 import ensembleode as eo
-from ensembleode.core.fingerprint import fingerprint
 from ensembleode.engines.job import job_for
+from ensembleode.running.fingerprint import fingerprint
 from ensembleode.store import writing
 from ensembleode.store.reading import ATTRIBUTES, written_attributes
 

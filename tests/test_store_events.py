@@ -13,10 +13,10 @@ import pytest
 import xarray
 
 import ensembleode as eo
-from ensembleode.core.job import Unfinished
-from ensembleode.core.plan import Outcome
-from ensembleode.core.run import Run
 from ensembleode.engines.job import job_for
+from ensembleode.plan.plan import Outcome
+from ensembleode.running.job import Unfinished
+from ensembleode.running.run import Run
 
 from .marks import slow_unless
 from .problems import decay, scaled

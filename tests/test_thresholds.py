@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import kernel, machine
+from ensembleode.engines.compiled import kernel
+from ensembleode.engines.compiled.llvm import machine
 
 from .marks import slow_unless
 from .problems import lotka_volterra, ROBERTSON, robertson
@@ -209,37 +210,37 @@ class Threshold(NamedTuple):
 RODAS = eo.Rodas5P()
 C, F = "engines.compiled", "fields"
 THRESHOLDS = {
-    f"{C}.description._MOST_VARIABLES": Threshold(network, ways=EXPLICIT),
-    f"{C}.description._MOST_OWN_VARIABLES": Threshold(own_network, ways=EXPLICIT),
-    f"{C}.description._MOST_RESIDUALS": Threshold(network),
-    f"{C}.description._MOST_RECORDED": Threshold(network),
-    f"{C}.numbers._MOST_HELD": Threshold(own_network, ways=EXPLICIT),
-    f"{C}.numbers._MOST_SHARED": Threshold(network, ways=EXPLICIT),
-    f"{C}.numbers._MOST_PACKED": Threshold(wide_network),
-    f"{C}.products._WRITTEN_OUT": Threshold(wide_network, ways=EXPLICIT),
-    f"{C}.products._LONGEST_SUM": Threshold(wide_network, high=100),
-    f"{C}.products._LEAST_PACKED": Threshold(wide_network),
+    f"{C}.steps.description._MOST_VARIABLES": Threshold(network, ways=EXPLICIT),
+    f"{C}.steps.description._MOST_OWN_VARIABLES": Threshold(own_network, ways=EXPLICIT),
+    f"{C}.steps.description._MOST_RESIDUALS": Threshold(network),
+    f"{C}.steps.description._MOST_RECORDED": Threshold(network),
+    f"{C}.steps.numbers._MOST_HELD": Threshold(own_network, ways=EXPLICIT),
+    f"{C}.steps.numbers._MOST_SHARED": Threshold(network, ways=EXPLICIT),
+    f"{C}.steps.numbers._MOST_PACKED": Threshold(wide_network),
+    f"{C}.algebra.products._WRITTEN_OUT": Threshold(wide_network, ways=EXPLICIT),
+    f"{C}.algebra.products._LONGEST_SUM": Threshold(wide_network, high=100),
+    f"{C}.algebra.products._LEAST_PACKED": Threshold(wide_network),
     # (With as many columns as there are lanes.)
-    f"{C}.panels._LEAST_ROWS": Threshold(wide_network, high=10**6, n=40),
+    f"{C}.algebra.panels._LEAST_ROWS": Threshold(wide_network, high=10**6, n=40),
     f"{C}.solves._MOST_NEAR": Threshold(network, ways=("fixed",), registers=32, n=40),
     f"{C}.solves._FEW": Threshold(network, registers=16, n=40),
     f"{C}.solves._LARGEST_SEGMENTS": Threshold(network, low=1, in_code=False),
     # (With an integrand, all is written out before.)
-    f"{C}.printer._WRITTEN_OUT": Threshold(
+    f"{C}.field.printer._WRITTEN_OUT": Threshold(
         long_ring, ways=tuple(way for way in EXPLICIT if way != "integrand")
     ),
-    f"{C}.printer._LONGEST_TURN": Threshold(long_ring, registers=32),
-    f"{C}.field._MOST_DEAR": Threshold(waves),
-    f"{C}.equations._LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
-    f"{C}.equations._MOST_INLINED": Threshold(dense, ways=IMPLICIT, alg=RODAS),
-    f"{C}.heap.MOST_ON_STACK": Threshold(dense, ways=IMPLICIT, alg=RODAS),
-    f"{C}.linear._MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
-    f"{C}.linear._MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
-    f"{C}.balls._MOST_OPERATIONS": Threshold(branches, ways=("events",)),
-    f"{C}.loop._TURNS": Threshold(predators, low=1, high=2**14, ways=("fixed",)),
-    f"{C}.parking._PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
+    f"{C}.field.printer._LONGEST_TURN": Threshold(long_ring, registers=32),
+    f"{C}.field.field._MOST_DEAR": Threshold(waves),
+    f"{C}.steps.equations._LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
+    f"{C}.steps.equations._MOST_INLINED": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.llvm.heap.MOST_ON_STACK": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.algebra.linear._MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.algebra.linear._MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
+    f"{C}.loop.balls._MOST_OPERATIONS": Threshold(branches, ways=("events",)),
+    f"{C}.loop.loop._TURNS": Threshold(predators, low=1, high=2**14, ways=("fixed",)),
+    f"{C}.loop.parking._PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
     "engines.columns.solves._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
-    f"{F}.forwarding._MOST_LOOPS": Threshold(long_ring),
+    f"{F}.derivatives.forwarding._MOST_LOOPS": Threshold(long_ring),
     f"{F}.lowering.elementwise._DEEPEST": Threshold(long_sums, low=1),
     f"{F}.walking._OTHERS": Threshold(waves),
     f"{F}.products._LEAST": Threshold(wide_network),
@@ -346,7 +347,9 @@ def test_states_in_memory(monkeypatch, way, n, registers):
     """From as many components on as there are registers."""
     case = Threshold(functools.partial(ring, n=n), registers=registers)
     got = solved(monkeypatch, case, way, np.float64)
-    monkeypatch.setattr("ensembleode.engines.compiled.description.least_in_memory", lambda: 10**6)
+    monkeypatch.setattr(
+        "ensembleode.engines.compiled.steps.description.least_in_memory", lambda: 10**6
+    )
     expected = solved(monkeypatch, case, way, np.float64)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7), got[:2], expected[:2]
@@ -364,44 +367,44 @@ ROOMS = ("engines", "fields", "tracing", "core", "solvers")
 # more than a kernel.
 OTHERS = {
     # No problem here is on both sides of these.
-    "engines.compiled.printer._CHEAP",
+    "engines.compiled.field.printer._CHEAP",
     "fields.scalarise.MOST_OPERATIONS",
-    "fields.jacobian._MOST_OPERATIONS",
-    "fields.sparsity._MOST_UNROLLED",
+    "fields.derivatives.jacobian._MOST_OPERATIONS",
+    "fields.derivatives.sparsity._MOST_UNROLLED",
     "solvers.mass_matrix._MOST_SUMMED",
     # Refusals, and what the formulas of functions are made of.
-    "engines.compiled.compiler.OLDEST",
-    "engines.compiled.compiler._LONGEST",
-    "engines.compiled.compiler._MOST",
+    "engines.compiled.llvm.compiler.OLDEST",
+    "engines.compiled.llvm.compiler._LONGEST",
+    "engines.compiled.llvm.compiler._MOST",
     "engines.compiled.gpu._MOST_ARRAYS",
-    "engines.tuning.MOST_COLUMN_VARIABLES",
-    "engines.tuning.MOST_COLUMN_STEPS",
-    "engines.checks._ROUNDINGS",
-    "engines.compiled.functions.error_functions._HALF_AT",
-    "engines.compiled.functions.gamma._STIRLING_FROM",
-    "engines.compiled.functions.gamma._SUMMED_BELOW",
+    "engines.base.tuning.MOST_COLUMN_VARIABLES",
+    "engines.base.tuning.MOST_COLUMN_STEPS",
+    "engines.base.checks._ROUNDINGS",
+    "engines.compiled.llvm.functions.error_functions._HALF_AT",
+    "engines.compiled.llvm.functions.gamma._STIRLING_FROM",
+    "engines.compiled.llvm.functions.gamma._SUMMED_BELOW",
     "solvers.mass_matrix._ROUNDINGS",
     "solvers.order_conditions._ROUNDING",
     "solvers.step_size.MOST_FAILURES",
     "solvers.step_size._FAR",
     "solvers.time.STRETCH",
     "solvers.powers._LARGE",
-    "core.consistent_start._MOST_STEPS",
-    "engines.rest._MOST_STEPS",
+    "jumps.consistent_start._MOST_STEPS",
+    "engines.derivatives.rest._MOST_STEPS",
     # test_program.py: how deep rules within rules are compared.
     "tracing.program._MOST_RULES",
     "tracing.program._ORDERS",
     # When memory is given back, and how often progress is said.
-    "engines.compiled.object_cache._EACH",
-    "core.progress._EACH",
+    "engines.compiled.llvm.object_cache._EACH",
+    "running.progress._EACH",
     # What is checked before a solve.
     "fields.bounds._MOST",
     # test_every_event.py, test_batches.py: rooms for events, sizes of batches.
-    "core.run._FEW",
-    "core.every_event._MOST_ROOM",
-    "core.batch_size._FEW",
-    "core.batch_size._LEAST",
-    "core.moving_jumps.ROWS",
+    "running.run._FEW",
+    "running.every_event._MOST_ROOM",
+    "running.batch_size._FEW",
+    "running.batch_size._LEAST",
+    "jumps.moving_jumps.ROWS",
     # test_matrices.py: what is taken apart into scalars.
     "fields.choices._MOST_SORTED",
     "fields.choices._MOST_ROWS",
@@ -412,8 +415,8 @@ OTHERS = {
     "fields.fourier._LONGEST_PRIME",
     "fields.fourier._WHOLE",
     # test_coinciding_times.py
-    "core.told_apart._FEW",
-    "core.known_times.NEAR",
+    "jumps.told_apart._FEW",
+    "plan.known_times.NEAR",
     "engines.diffrax.control._ROOM",
 }
 # The choice between engines: tests/engines/test_capabilities.py. Other engines: their own tests.

@@ -19,7 +19,7 @@ from hypothesis import given, HealthCheck, settings, strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ensembleode as eo
-from ensembleode.engines.compiled import call
+from ensembleode.engines.compiled.xla import call
 
 from .marks import slow_unless
 

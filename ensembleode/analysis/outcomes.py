@@ -10,8 +10,8 @@ import numpy as np
 from ..ground.keys import is_key
 from ..ground.retcode import has_failed, ReturnCode
 from ..ground.state_tree import component_names, flattened
+from ..solution.labelled import output_name
 from ..tracing.program import is_tracer
-from .labelled import output_name
 
 
 def numbers_against(sim: Any, against: Any) -> tuple[np.ndarray, str]:

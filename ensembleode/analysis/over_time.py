@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ground.state_tree import flattened
-from ..solution import AnyArray, EnsembleSolution
+from ..solution.solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
 from .componentwise import (
     componentwise_mean,

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..dense import states_between
 from ..ground.extras import installing
 from ..ground.retcode import has_failed, ReturnCode
 from ..ground.state_tree import component_names, flattened
+from ..solution.dense import states_between
 
 
 try:

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Inexact, Int, Real
 
-from ..callbacks import all_of
-from ..ensemble import EnsembleAlgorithm
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, components_of, flattened
-from ..problem import EnsembleProblem
-from ..solution import AnyArray, EnsembleSolution
+from ..problem.callbacks import all_of
+from ..problem.ensemble import EnsembleAlgorithm
+from ..problem.problem import EnsembleProblem
+from ..solution.solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
 from .componentwise import (
     check_ordered,
@@ -185,7 +185,7 @@ class EnsembleSummary(eqx.Module):
     def to_xarray(self, names: Any = None) -> Any:
         """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and state,
         and `num_monte` over time. `names`: names for the components."""
-        from . import labelled
+        from ..solution import labelled
 
         return labelled.summary_dataset(self, names)
 

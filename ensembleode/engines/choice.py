@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from ..core.lane import Trajectories
-from ..ensemble import EnsembleGPUKernel
 from ..ground.logs import log_once
-from ..solution import EngineChoice
+from ..plan.lane import Trajectories
+from ..problem.ensemble import EnsembleGPUKernel
+from ..solution.solution import EngineChoice
 from ..solvers import JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia
-from .capabilities import Asked, COMPILED_ONLY, lacking, lacks_adjoint
-from .engine import Engine
+from .base.capabilities import Asked, COMPILED_ONLY, lacking, lacks_adjoint
+from .base.engine import Engine
 
 
 # In the order of preference.

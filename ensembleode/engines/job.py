@@ -6,19 +6,19 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from ..core.arguments import check_direction
-from ..core.consistent_start import with_consistent_start
-from ..core.every_event import first_room, with_room_of_trace
-from ..core.every_step import bounded
-from ..core.job import Job, may_rerun, with_output
-from ..core.plan import Plan
-from ..core.reductions import sum_reduction
-from ..core.saved_values import with_times_of_values
-from ..core.trajectories import describe
-from ..problem import EnsembleProblem
-from ..solution import EngineChoice
+from ..jumps.consistent_start import with_consistent_start
+from ..plan.plan import Plan
+from ..problem.problem import EnsembleProblem
+from ..running.every_event import first_room, with_room_of_trace
+from ..running.every_step import bounded
+from ..running.job import Job, may_rerun, with_output
+from ..running.reductions import sum_reduction
+from ..solution.solution import EngineChoice
 from ..tracing.program import is_tracer
-from .checks import check_bounds, check_limits, say_if_it_switches, say_if_too_tight
+from ..trajectories.arguments import check_direction
+from ..trajectories.saved_values import with_times_of_values
+from ..trajectories.trajectories import describe
+from .base.checks import check_bounds, check_limits, say_if_it_switches, say_if_too_tight
 from .choice import choose
 
 

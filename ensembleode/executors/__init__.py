@@ -1,6 +1,6 @@
 """Executors, which run trajectories where an ensemble algorithm says.
 
-A new ensemble algorithm is a class in `ensembleode.ensemble`, a subclass of
+A new ensemble algorithm is a class in `ensembleode.problem.ensemble`, a subclass of
 `core.executor.Executor` in a module here, and a line in `EXECUTORS`, which makes the executor for
 an engine.
 """
@@ -8,9 +8,9 @@ an engine.
 from collections.abc import Callable
 from typing import Any
 
-from .. import ensemble
-from ..core.executor import Executor
 from ..engines import Engine
+from ..problem import ensemble
+from ..running.executor import Executor
 from . import columns, distributed, kernel, serial, sharded
 
 

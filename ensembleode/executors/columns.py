@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..core.executor import Executor
-from ..core.interrupts import finished
-from ..core.job import axes, finish_lanes, Job
-from ..core.lane import Lane
-from ..core.plan import Outcome, Result
 from ..engines import columns
 from ..engines.compiled import Compiled
-from ..ground import cpu_devices
+from ..ground.devices import cpu_devices
 from ..ground.recent import jit_recent
-from ..numbers import of_kind
+from ..plan.lane import Lane
+from ..plan.plan import Outcome, Result
+from ..problem.numbers import of_kind
+from ..running.executor import Executor
+from ..running.interrupts import finished
+from ..running.job import axes, finish_lanes, Job
 from ..tracing.program import Program
 
 

@@ -3,13 +3,14 @@
 import dataclasses
 from typing import Any
 
-from ..core.job import Job
-from ..core.plan import Outcome, Plan
 from ..engines import Engine
-from ..engines.compiled import gpu, launch
-from ..ensemble import EnsembleGPUKernel
+from ..engines.compiled import gpu
+from ..engines.compiled.xla import launch
+from ..ground.devices.placement import computes_on_nvidia
 from ..ground.logs import log_once
-from ..ground.placement import computes_on_nvidia
+from ..plan.plan import Outcome, Plan
+from ..problem.ensemble import EnsembleGPUKernel
+from ..running.job import Job
 from .sharded import arrays, Devices
 
 

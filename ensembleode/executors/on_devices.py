@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import Mesh, PartitionSpec
 
-from .. import sensitivity
-from ..core.lane import Lane
-from ..core.plan import Plan, Result
-from ..ground.given_device import device_is_given, for_one_device
+from ..ground.devices.given_device import device_is_given, for_one_device
+from ..plan.lane import Lane
+from ..plan.plan import Plan, Result
+from ..problem import sensitivity
 
 
 AXIS = "trajectories"

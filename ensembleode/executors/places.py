@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..core.executor import Executor
-from ..core.plan import Plan
 from ..engines import Engine
 from ..engines.compiled import Compiled
-from ..engines.compiled.launch import KernelError
+from ..engines.compiled.xla.launch import KernelError
 from ..engines.diffrax import Diffrax
-from ..ensemble import (
+from ..ground.devices import placement
+from ..plan.plan import Plan
+from ..problem.ensemble import (
     EnsembleAlgorithm,
     EnsembleGPUArray,
     EnsembleGPUKernel,
@@ -20,8 +20,8 @@ from ..ensemble import (
     EnsembleThreads,
     OnCluster,
 )
-from ..ground import placement
-from ..solution import EngineChoice
+from ..running.executor import Executor
+from ..solution.solution import EngineChoice
 from ..tracing.program import being_staged
 
 

@@ -6,11 +6,11 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..core.executor import Executor
-from ..core.interrupts import finished
-from ..core.job import Job, solve_lane, Unfinished
-from ..core.plan import Outcome, Plan
 from ..ground.recent import jit_recent
+from ..plan.plan import Outcome, Plan
+from ..running.executor import Executor
+from ..running.interrupts import finished
+from ..running.job import Job, solve_lane, Unfinished
 from .places import brought_here
 from .sharded import Devices
 

@@ -16,18 +16,18 @@ import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..core.executor import Executor
-from ..core.interrupts import finished
-from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
-from ..core.lane import Lane
-from ..core.plan import Outcome, Plan, Result, shared_times
 from ..engines import Engine
-from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
-from ..ground import cpu_devices
-from ..ground.alone import is_on_mesh
-from ..ground.moving import uncommitted
-from ..ground.placement import has_accelerator, platform, platform_of
+from ..ground.devices import cpu_devices
+from ..ground.devices.alone import is_on_mesh
+from ..ground.devices.moving import uncommitted
+from ..ground.devices.placement import has_accelerator, platform, platform_of
 from ..ground.recent import jit_recent
+from ..plan.lane import Lane
+from ..plan.plan import Outcome, Plan, Result, shared_times
+from ..problem.ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
+from ..running.executor import Executor
+from ..running.interrupts import finished
+from ..running.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
 from .places import brought_here

@@ -3,22 +3,18 @@
 - `ir.py`: the small language that a field is lowered to. `walking.py` iterates over its statements
     and expressions. `lowering/` translates a jaxpr to it, with one rule for each primitive;
     `scalarise.py`, with the interpreter of `scalarising/`, takes small programs apart into scalars
-    before that; `forwarding.py` does away with arrays of a lowered one that are only moved.
+    before that.
 - `plain/`: rewrites primitives that index, pad or accumulate in plainer equations, before they are
     lowered.
 - Modules that `scalarising/` and `lowering/` share: `equations.py` (which equations are used, and
     what they call), `movements.py` (primitives that only move data), `gather_scatter.py` (the
     arithmetic of indices), `combining.py` (the operations of reductions and scatters), `folding.py`
     (arithmetic on known numbers), `products.py` (the layout of matrix products).
-- `sparsity.py`: which components of a result depend on which components of the state.
-    `jacobian.py`: the Jacobian as a program. `elimination.py`: the order in which a sparse matrix
-    is factorised.
-- `staging.py`: traces the other programs that are lowered with a field, such as its derivatives.
-    `transposes.py`: those that pull cotangents back through it; `residuals.py`: the same in two
-    parts, of which one runs forwards; `outer_products.py`: cotangents of parameters as products.
+- `staging.py`: traces the other programs that are lowered with a field. `derivatives/`: its
+    Jacobian, and the programs that pull cotangents back through it.
 
 The language is printed as source by `engines/julia/source.py` (Julia) and by
-`engines/compiled/printer.py` (LLVM IR).
+`engines/compiled/field/printer.py` (LLVM IR).
 """
 
 from .lowering import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError

@@ -1,10 +1,10 @@
 """The foundations of the package, which know nothing of equations.
 
 - `state_tree.py`: states that are pytrees, as vectors; `retcode.py`: how a trajectory ended.
-- `keys.py`: PRNG keys; `lifting.py`: NumPy arrays indexed by tracers; `placement.py`: the devices
-    of arrays; `recent.py`: how long compiled programs are kept; `aside.py`: objects in a record
-    that JAX doesn't see.
+- `keys.py`: PRNG keys; `lifting.py`: NumPy arrays indexed by tracers; `recent.py`: how long
+    compiled programs are kept; `aside.py`: objects in a record that JAX doesn't see.
+- `devices/`: where arrays are, and how many CPUs there are.
 - `files.py`, `on_disk.py`: files, and arrays in them; `installed.py`, `version.py`: names and
     versions of packages.
-- `cpu_devices.py`, `given_device.py`, `host.py`, `logs.py`: the computer that the process runs on.
+- `host.py`, `deep_stack.py`, `logs.py`: the computer that the process runs on.
 """

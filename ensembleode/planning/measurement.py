@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.progress import bar
-from ..ground import cpu_devices
+from ..ground.devices import cpu_devices
+from ..running.progress import bar
 from ..tools.scripts import ScriptError, split
 from .checks import number, PlanError, whole
 from .fleet import Kind

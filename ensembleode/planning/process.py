@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ..ground import cpu_devices
+from ..ground.devices import cpu_devices
 from ..tools.scripts import loaded, ScriptError
 
 

@@ -11,8 +11,8 @@
 - `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: their specification;
     `through_batcher.py`: how they are solved.
 - `metrics.py`, `tokens.py`: what is counted, and who is let in.
-- `client.py`: the clients; `client_jobs.py`: the handles of jobs; `exchange.py`: requests and
-    answers; `remote.py`: solves inside of JAX's transformations.
+- `client/`: the clients, the handles of jobs, and solves inside of JAX's transformations;
+    `exchange.py`: requests and answers, for both sides.
 - `page/`: the page at `/`.
 
 Names are imported when they are first asked for, and the packages of the extra `serve` where they

@@ -27,7 +27,7 @@ except ImportError as e:
     raise ImportError(f"the service needs FastAPI: {installing('serve')}.") from e
 
 from ..ground.version import __version__
-from ..options import check_count
+from ..problem.options import check_count
 from . import documented, queries, tokens as tokens_of, wire
 from .batcher import Done, QueueFull
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to

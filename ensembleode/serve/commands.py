@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from ..cli import failed
-from ..ground.cpu_devices import cores, share
+from ..ground.devices.cpu_devices import cores, share
 from ..tools.scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 
@@ -48,7 +48,7 @@ def _registry(name: str) -> Registry:
 
 def _ensemblealg(text: str) -> Any:
     """The ensemble algorithm from text such as `EnsembleThreads` or `EnsembleThreads(n=4)`."""
-    from .. import ensemble
+    from ..problem import ensemble
 
     try:
         node = ast.parse(text, mode="eval").body

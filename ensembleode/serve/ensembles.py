@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..problem import remake
+from ..problem.problem import remake
 from . import queries, wire
 from .registry import Entry
 

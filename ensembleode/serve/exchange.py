@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.plan import NO_CALLBACK
-from ..events import end_by, Events
 from ..ground.retcode import ReturnCode
-from ..solution import EngineChoice, EnsembleSolution, ODESolution
-from ..stats import COUNTS, Stats
+from ..plan.plan import NO_CALLBACK
+from ..solution.events import end_by, Events
+from ..solution.solution import EngineChoice, EnsembleSolution, ODESolution
+from ..solution.stats import COUNTS, Stats
 from ..tracing.program import is_tracer
 
 

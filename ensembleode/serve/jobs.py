@@ -28,9 +28,9 @@ import numpy as np
 
 from ..ground.files import written_whole
 from ..ground.retcode import ReturnCode
-from ..problem import EnsembleProblem
+from ..problem.problem import EnsembleProblem
+from ..solution.stats import COUNTS
 from ..solving import solve
-from ..stats import COUNTS
 from ..store import open_ensemble, StoreError
 from . import wire
 from .downloads import in_msgpack, in_npz, Rows

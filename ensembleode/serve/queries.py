@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.saving import grid, Spacing
-from ..events import Events, first_events
 from ..ground.retcode import ReturnCode
-from ..stats import COUNTS
+from ..plan.saving import grid, Spacing
+from ..solution.events import Events, first_events
+from ..solution.stats import COUNTS
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers
 from .wire import converted, invalid, is_number, over, path_of

@@ -13,14 +13,14 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..callbacks import all_of
-from ..core.every_event import MOST_EVENTS
-from ..core.known_times import scheduled
-from ..core.saving import grid, Spacing
 from ..ground.state_tree import refuse_tree
-from ..options import check_count, check_option_names, merge, time_dtype_of
-from ..problem import ODEProblem, remake
-from ..saving_callback import saving_among
+from ..plan.known_times import scheduled
+from ..plan.saving import grid, Spacing
+from ..problem.callbacks import all_of
+from ..problem.options import check_count, check_option_names, merge, time_dtype_of
+from ..problem.problem import ODEProblem, remake
+from ..problem.saving_callback import saving_among
+from ..running.every_event import MOST_EVENTS
 from ..solvers import Tsit5
 
 

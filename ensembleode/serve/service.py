@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ground import cpu_devices
+from ..ground.devices import cpu_devices
 from . import tokens as tokens_of
 from .batcher import Batcher, Done, QueueFull, Slice
 from .calls import ANSWERS, BODIES, Call, refusal, reply_to

@@ -21,15 +21,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.job import compiler_options
-from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
-from ..events import Events
 from ..executors.places import places
-from ..ground.placement import platform
-from ..problem import EnsembleProblem, remake
-from ..solution import EnsembleSolution
+from ..ground.devices.placement import platform
+from ..problem.ensemble import (
+    EnsembleColumns,
+    EnsembleDistributed,
+    EnsembleSplitThreads,
+    EnsembleThreads,
+)
+from ..problem.problem import EnsembleProblem, remake
+from ..running.job import compiler_options
+from ..solution.events import Events
+from ..solution.solution import EnsembleSolution
+from ..solution.stats import COUNTS
 from ..solving import solve
-from ..stats import COUNTS
 from ..tracing.program import equations, is_tracer
 from .exchange import Gradients, with_room
 from .registry import Entry

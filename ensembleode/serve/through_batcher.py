@@ -9,13 +9,13 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..core.executor import Executor
-from ..core.job import Job
-from ..core.plan import Happened, Outcome
-from ..ensemble import EnsembleAlgorithm
-from ..events import end_by, Events
 from ..executors import EXECUTORS
-from ..stats import COUNTS
+from ..plan.plan import Happened, Outcome
+from ..problem.ensemble import EnsembleAlgorithm
+from ..running.executor import Executor
+from ..running.job import Job
+from ..solution.events import end_by, Events
+from ..solution.stats import COUNTS
 from .registry import is_parameter
 from .solving import Answer, joined, Numbers, Program, Solver
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..fields.elimination import connected, Row
+from ..fields.derivatives.elimination import connected, Row
 from .arithmetic import Components
 
 

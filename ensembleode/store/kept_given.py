@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import inner_dims, state_dims
-from ..core.given import Given, Known
 from ..ground.keys import is_key
 from ..ground.logs import log_once
+from ..plan.given import Given, Known
+from ..solution.labelled import inner_dims, state_dims
 from .described import put_together, safe_name, Variable
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..analysis.labelled import retcode_attributes
-from ..core.fingerprint import digest_of
 from ..ground.extras import installing
 from ..ground.logs import logger
-from ..solution import EnsembleSolution
+from ..running.fingerprint import digest_of
+from ..solution.labelled import retcode_attributes
+from ..solution.solution import EnsembleSolution
 from .described import Variable
 from .stored import solution_in, StoreError
 

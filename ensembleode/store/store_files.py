@@ -20,8 +20,8 @@ import google_crc32c
 import numpy as np
 from zarr.storage import LocalStore, WrapperStore
 
-from ..core.fingerprint import digest_of
 from ..ground.files import make_folders, sync, written_whole
+from ..running.fingerprint import digest_of
 from .stored import StoreError
 
 

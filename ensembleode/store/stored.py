@@ -7,19 +7,19 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis import labelled
-from ..analysis.labelled import OWN_TIMES
-from ..core.job import adds_end, events_of, Job
-from ..core.plan import fill_of, Outcome, Plan
-from ..dense import Kept, Slopes
-from ..events import End, Events
 from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
-from ..saving_callback import Saved
-from ..solution import EngineChoice, EnsembleError, EnsembleSolution
-from ..stats import COUNTS, Stats
+from ..plan.plan import fill_of, Outcome, Plan
+from ..problem.saving_callback import Saved
+from ..running.job import adds_end, events_of, Job
+from ..solution import labelled
+from ..solution.dense import Kept, Slopes
+from ..solution.events import End, Events
+from ..solution.labelled import OWN_TIMES
+from ..solution.solution import EngineChoice, EnsembleError, EnsembleSolution
+from ..solution.stats import COUNTS, Stats
 from .described import described, put_together, Variable
 from .kept_given import known_in
 

@@ -15,15 +15,15 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import OWN_TIMES
-from ..core.every_event import check_room
-from ..core.executor import Executor
-from ..core.fingerprint import fingerprint, NotKnown
-from ..core.job import cause_of, Job, may_rerun, Unfinished
-from ..core.plan import Outcome
 from ..ground.extras import installing
 from ..ground.files import Locked, locked
-from ..solution import EngineChoice, EnsembleSolution
+from ..plan.plan import Outcome
+from ..running.every_event import check_room
+from ..running.executor import Executor
+from ..running.fingerprint import fingerprint, NotKnown
+from ..running.job import cause_of, Job, may_rerun, Unfinished
+from ..solution.labelled import OWN_TIMES
+from ..solution.solution import EngineChoice, EnsembleSolution
 from . import reading, stored
 from .described import described, Variable
 from .kept_given import kept_given

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..ensemble import EnsembleColumns, EnsembleGPUArray, EnsembleSerial, EnsembleThreads
-from ..problem import EnsembleProblem, ODEProblem, remake
+from ..problem.ensemble import EnsembleColumns, EnsembleGPUArray, EnsembleSerial, EnsembleThreads
+from ..problem.problem import EnsembleProblem, ODEProblem, remake
 from ..solvers import Tsit5
 from ..solving import solve
 

@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Any
 
 from .. import solvers
-from ..solution import EnsembleSolution, ODESolution
+from ..solution.solution import EnsembleSolution, ODESolution
 
 
 def citation(sim: Any) -> str:

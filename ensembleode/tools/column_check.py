@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from ..ground.state_tree import refuse_tree
-from ..problem import ODEProblem
+from ..problem.problem import ODEProblem
 
 
 class ColumnReport(eqx.Module):

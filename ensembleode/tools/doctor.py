@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from ..engines.compiled import launch
+from ..engines.compiled.xla import launch
 from ..engines.julia import environment
-from ..ground import cpu_devices
-from ..ground.placement import platform_of
+from ..ground.devices import cpu_devices
+from ..ground.devices.placement import platform_of
 
 
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")

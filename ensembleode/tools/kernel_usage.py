@@ -6,15 +6,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..core.job import integers
-from ..engines.compiled import gpu, launch, machine, ptxas
-from ..engines.compiled.entry import entry_name
-from ..engines.compiled.launch import BLOCK
-from ..engines.compiled.ptxas import Usage
+from ..engines.compiled import gpu
+from ..engines.compiled.llvm import machine
+from ..engines.compiled.xla import launch, ptxas
+from ..engines.compiled.xla.entry import entry_name
+from ..engines.compiled.xla.launch import BLOCK
+from ..engines.compiled.xla.ptxas import Usage
 from ..engines.job import job_for
-from ..ensemble import EnsembleGPUKernel
-from ..options import among
-from ..problem import EnsembleProblem, ODEProblem
+from ..problem.ensemble import EnsembleGPUKernel
+from ..problem.options import among
+from ..problem.problem import EnsembleProblem, ODEProblem
+from ..running.job import integers
 from ..solvers import Tsit5
 
 

@@ -20,7 +20,7 @@ from ..ground.extras import installing
 from ..ground.files import Locked, locked
 from ..ground.keys import as_before, raw
 from ..ground.logs import logger
-from ..options import check_count
+from ..problem.options import check_count
 from .ending import held
 from .identity import digest, named
 from .parallel import Placement

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..core.progress import bar
-from ..options import check_count
+from ..problem.options import check_count
+from ..running.progress import bar
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
 from .data import ahead, Piece, source_of
 from .ending import sigterm_raises, Terminated

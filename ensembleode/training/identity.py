@@ -11,10 +11,10 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 
-from ..core.fingerprint import NotKnown, text_of_jaxpr
-from ..ground.given_device import for_one_device
+from ..ground.devices.given_device import for_one_device
 from ..ground.keys import raw
 from ..ground.version import __version__
+from ..running.fingerprint import NotKnown, text_of_jaxpr
 from .step import State, Step
 
 

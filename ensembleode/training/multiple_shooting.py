@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact
 
-from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import refuse_tree
-from ..ode_function import with_mass_of
-from ..options import time_dtype_of
-from ..problem import EnsembleProblem, ODEProblem, remake
+from ..problem.ensemble import EnsembleAlgorithm, EnsembleColumns
+from ..problem.ode_function import with_mass_of
+from ..problem.options import time_dtype_of
+from ..problem.problem import EnsembleProblem, ODEProblem, remake
 from ..solving import solve
 from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite

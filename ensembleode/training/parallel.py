@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleSerial, EnsembleThreads
 from ..executors.on_devices import AXIS, evaluated_on_each
-from ..ground import cpu_devices
+from ..ground.devices import cpu_devices
+from ..ground.devices.placement import default_device, on_cpu, platform, platform_of
 from ..ground.keys import as_before, raw
-from ..ground.placement import default_device, on_cpu, platform, platform_of
-from ..options import check_count
+from ..problem.ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleSerial, EnsembleThreads
+from ..problem.options import check_count
 
 
 P = ParamSpec("P")

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..options import check_count
+from ..problem.options import check_count
 from .data import Arrays
 from .parallel import on_their_devices, Placement, placement
 from .processes import needed, peers

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..ground import cpu_devices
+from ..ground.devices import cpu_devices
 from . import launch as launches
 from .ending import writing
 from .lifelines import Lifeline

@@ -18,9 +18,9 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import LogNorm, to_rgba, to_rgba_array
 
 import ensembleode as eo
-from ensembleode.dense import Slopes
 from ensembleode.ground.extras import installing
 from ensembleode.ground.logs import log_once
+from ensembleode.solution.dense import Slopes
 
 from ..problems import decay, lorenz, scaled
 from ..test_solution import M, S, solution, U

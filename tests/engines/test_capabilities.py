@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.capabilities import cell, FEATURES, LACKS, no_derivative
+from ensembleode.engines.base.capabilities import cell, FEATURES, LACKS, no_derivative
 from ensembleode.engines.choice import NoEngine
 
 from ..marks import slow_unless

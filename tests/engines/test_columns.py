@@ -10,8 +10,8 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.columns import solves
-from ensembleode.engines.compiled import machine
-from ensembleode.ground import cpu_devices
+from ensembleode.engines.compiled.llvm import machine
+from ensembleode.ground.devices import cpu_devices
 
 from .. import oracle
 from ..marks import slow_unless

@@ -8,9 +8,9 @@ from jax import lax
 from jax.experimental import sparse
 
 import ensembleode as eo
-from ensembleode.core.lane import Lane
 from ensembleode.engines import compiled
 from ensembleode.fields.equations import ELEMENTWISE
+from ensembleode.plan.lane import Lane
 from ensembleode.tracing.program import trace
 
 from ..fields.test_primitives import CASES as PRIMITIVES

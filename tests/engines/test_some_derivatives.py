@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.primitives import pull_p
+from ensembleode.engines.derivatives.primitives import pull_p
 from ensembleode.tracing.program import equations
 
 from ..marks import slow_unless

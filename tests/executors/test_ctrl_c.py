@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines import tuning
+from ensembleode.engines.base import tuning
 from ensembleode.executors.distributed.dispatch import Batch, dispatch
 from ensembleode.executors.distributed.pools import ExecutorPool
 

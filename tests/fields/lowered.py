@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ensembleode.fields import Inputs, lower, parameters_of
-from ensembleode.fields.forwarding import forwarded
+from ensembleode.fields.derivatives.forwarding import forwarded
 from ensembleode.fields.ir import Function
 from ensembleode.fields.lowering.values import is_stored_as_bits
 from ensembleode.ground.keys import raw

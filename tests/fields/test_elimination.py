@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ensembleode.fields.elimination import eliminated
+from ensembleode.fields.derivatives.elimination import eliminated
 
 
 rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ensembleode.fields import ir
-from ensembleode.fields.forwarding import forwarded
+from ensembleode.fields.derivatives.forwarding import forwarded
 from ensembleode.fields.walking import statements
 
 from .lowered import Lowered

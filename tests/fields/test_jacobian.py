@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.fields.jacobian import coloured, jacobian
+from ensembleode.fields.derivatives.jacobian import coloured, jacobian
 from ensembleode.tracing.program import trace
 
 from .fields import FIELDS

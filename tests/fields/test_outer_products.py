@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.fields.outer_products import taken_out
-from ensembleode.fields.transposes import transposed
+from ensembleode.fields.derivatives.outer_products import taken_out
+from ensembleode.fields.derivatives.transposes import transposed
 from ensembleode.tracing.program import trace
 
 

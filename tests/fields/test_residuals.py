@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ensembleode.fields.derivatives.transposes import in_two_parts, transposed
 from ensembleode.fields.equations import used
-from ensembleode.fields.transposes import in_two_parts, transposed
 from ensembleode.tracing.program import trace
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.fields.sparsity import structure
+from ensembleode.fields.derivatives.sparsity import structure
 from ensembleode.tracing.program import trace
 
 from .cases import FIELDS as FIELDS_AS_WRITTEN

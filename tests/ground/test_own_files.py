@@ -5,12 +5,7 @@ import stat
 
 import pytest
 
-from ensembleode.ground.own_files import (
-    check_own_folder,
-    make_own_folder,
-    NotOwnError,
-    read_own,
-)
+from ensembleode.ground.own_files import check_own_folder, make_own_folder, NotOwnError, read_own
 
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")

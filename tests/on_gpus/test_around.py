@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import ensembleode as eo
-from ensembleode.ground import placement
+from ensembleode.ground.devices import placement
 from ensembleode.serve.registry import Entry
 from ensembleode.serve.solving import Solver
 from ensembleode.tools import doctor

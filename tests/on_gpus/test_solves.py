@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import launch
-from ensembleode.ground import placement
+from ensembleode.engines.compiled.xla import launch
+from ensembleode.ground.devices import placement
 
 from ..marks import slow_unless
 from ..problems import lorenz

@@ -18,7 +18,8 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.ground.extras import installing
-from ensembleode.serve import client_jobs, exchange
+from ensembleode.serve import exchange
+from ensembleode.serve.client import client_jobs
 
 from ..problems import lotka_volterra
 from .running import Running

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.fingerprint import fingerprint
 from ensembleode.engines.job import job_for
+from ensembleode.running.fingerprint import fingerprint
 from ensembleode.solvers.arithmetic import ARRAYS, JaxArithmetic, NUMBERS
 from ensembleode.solvers.powers import arctan, exp2, log2
 

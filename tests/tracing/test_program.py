@@ -12,13 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ensembleode.tracing.program import (
-    custom_calls,
-    custom_rules,
-    is_tracer,
-    Static,
-    trace,
-)
+from ensembleode.tracing.program import custom_calls, custom_rules, is_tracer, Static, trace
 from ensembleode.tracing.written_numbers import with_numbers_apart
 
 from ..problems import network

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ...core.lane import Lane
-from ...core.plan import Plan
+from ...plan.lane import Lane
+from ...plan.plan import Plan
 from ...solvers import verdicts
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.method import equations_of, evaluated_once
 from ...solvers.step_size import initial_step, power_of_ten, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, next_time, size_before, StepBounds
-from ..compiled.stopping import stopped
+from ..compiled.xla.stopping import stopped
 from .stops import arrive, begin, may_jump, Stops
 
 

@@ -15,21 +15,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ... import sensitivity
-from ...core.known_times import differing
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
-from ...core.saving import meant
-from ...ground.alone import alone
+from ...ground.devices.alone import alone
+from ...plan.known_times import differing
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
+from ...plan.saving import meant
+from ...problem import sensitivity
 from ...solvers.norms import MaxNorm
 from ...tracing.program import Program, Static
-from ..compiled import column_step
-from ..compiled.call import call
+from ..base.results import for_one, Left, result_of, with_times
+from ..base.tuning import MOST_COLUMN_VARIABLES
 from ..compiled.solves import described, memory_of, operands
-from ..derivatives import differentiable
-from ..results import for_one, Left, result_of, with_times
-from ..tuning import MOST_COLUMN_VARIABLES
-from . import loop
+from ..compiled.xla.call import call
+from ..derivatives.derivatives import differentiable
+from . import loop, step as column_step
 from .loop import State, Trial
 
 

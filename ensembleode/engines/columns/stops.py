@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ...core.lane import Lane
-from ...numbers import of_kind
+from ...plan.lane import Lane
+from ...problem.numbers import of_kind
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.time import end_of_stretch, next_time
 

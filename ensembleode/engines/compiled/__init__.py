@@ -4,18 +4,14 @@ The whole solve of many trajectories is one function, generated as LLVM IR aroun
 called from JAX's programs without a copy. Every lane has its own step size, acceptance, end and
 return code, and takes the next trajectory when it has finished one.
 
-- `builder.py`, `values.py`: writing LLVM IR from Python. `functions/`: elementary functions.
-- `field.py`: the vector field; `printer.py` (with `operations.py`, `products.py`, `reading.py` and
-    `uniformity.py`): its instructions. `numbers.py`: where the numbers of a trajectory lie.
-- `loop.py`: the time loop. `pull_back.py`: its reverse mode, through recorded turns (`record.py`,
-    `replay.py`) and steps (`steps.py`), with sums of cotangents (`parameter_sums.py`, `panels.py`).
-    `components.py`: the components of a large state, as an array in memory (`heap.py`) with loops.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `gauss_adjoint.py`: the
-    adjoint ODE. `column_step.py`: one step of all columns of a matrix, for `engines/columns`.
-- `gpu.py`, `entry.py`, `launch.py`: the same by the threads of NVIDIA GPUs; `ptxas.py`: what they
-    take there.
-- `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, which is kept on disk.
-- `handler.py` (with `sharing.py` and `writer.py`), `call.py`: from that to an operation of JAX.
+From the bottom up:
+
+- `llvm/`: LLVM IR from Python, machine code from that. `xla/`: a function of it as an operation of
+    JAX. `algebra/`: products, linear equations and sums in memory.
+- `field/`: the vector field as instructions. `steps/`: what a kernel computes. `loop/`: the time
+    loop and its events. `reverse/`: its reverse mode.
+- `kernel.py`: all this as kernels. `solves.py`: these as functions of arrays. `gauss_adjoint.py`:
+    the adjoint ODE. `gpu.py`: the same by the threads of NVIDIA GPUs.
 """
 
 import functools
@@ -26,29 +22,30 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ... import sensitivity
-from ...core.events import Events
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
 from ...fields import Inputs, parameters_of, UntranslatableError
-from ...fields.sparsity import structure
-from ...fields.transposes import transposed
+from ...fields.derivatives.sparsity import structure
+from ...fields.derivatives.transposes import transposed
 from ...fields.walking import statements
-from ...ground.alone import alone
+from ...ground.devices.alone import alone
+from ...ground.devices.placement import platform
 from ...ground.logs import log_once
-from ...ground.placement import platform
+from ...plan.events import Events
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
+from ...problem import sensitivity
 from ...solvers.switching import Switching
 from ...tracing.program import Program, Static
-from ..derivatives import differentiable
-from ..engine import Engine
-from ..flow import Flow, inexact_of, Known, own_and_shared
-from ..rest import at_rest
-from ..results import with_times
-from . import gauss_adjoint, method, solves
-from .compiler import available
-from .description import least_in_memory
-from .field import by_loops, lower
-from .operations import check
+from ..base.engine import Engine
+from ..base.results import with_times
+from ..derivatives.derivatives import differentiable
+from ..derivatives.flow import Flow, inexact_of, Known, own_and_shared
+from ..derivatives.rest import at_rest
+from . import gauss_adjoint, solves
+from .field.field import by_loops, lower
+from .field.operations import check
+from .llvm.compiler import available
+from .steps import method
+from .steps.description import least_in_memory
 
 
 # What takes too long to compile (see benchmarks/engine_limits.py): an `f` of more operations, of

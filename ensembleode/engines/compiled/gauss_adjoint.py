@@ -22,16 +22,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.lane import Lane
-from ...core.plan import Plan
-from ...core.saving import Saving
-from ...dense import inner_nodes, polynomial
 from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
+from ...plan.lane import Lane
+from ...plan.plan import Plan
+from ...plan.saving import Saving
+from ...solution.dense import inner_nodes, polynomial
 from ...tracing.program import Program, trace
-from ..along import is_there, where
-from ..flow import at_numbers, Flow, Known, numbers_and_time
-from ..results import each
+from ..base.results import each
+from ..derivatives.along import is_there, where
+from ..derivatives.flow import at_numbers, Flow, Known, numbers_and_time
 from . import solves
 
 

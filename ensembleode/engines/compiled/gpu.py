@@ -7,13 +7,13 @@ The code is that of a kernel one lane wide, printed as PTX. What differs is wher
 
 from typing import Any
 
-from ...core.lane import Lane
-from ...core.plan import Plan
 from ...fields import parameters_of
-from ..flow import inexact_of
+from ...plan.lane import Lane
+from ...plan.plan import Plan
+from ..derivatives.flow import inexact_of
 from . import Compiled, kernel
-from .launch import Kernel
 from .solves import described
+from .xla.launch import Kernel
 
 
 class OnGpu(Compiled):

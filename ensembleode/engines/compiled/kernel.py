@@ -6,23 +6,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core import moving_jumps
-from ...core.moving_jumps import Moving
-from .builder import BOOL, Buffer, Builder, I32, I64, Value
-from .callback_functions import CallbackFunctions
-from .description import Description, size_of, with_gradients
-from .equations import calls_in, equations_in, HeldNumbers, keeping_in, pulled_by, with_groups
-from .events_back import Jumps
-from .heap import Part
-from .loop import Loop
-from .module import Module
-from .numbers import Held, Order
-from .parameter_sums import ParameterSums
-from .pull_back import pull_back
-from .queue import Queue
-from .record import Blocks, Work
-from .replay import Cotangents, Pullback
-from .saved_rows import EventRows, Outputs
+from ...jumps import moving_jumps
+from ...jumps.moving_jumps import Moving
+from .algebra.parameter_sums import ParameterSums
+from .llvm.builder import BOOL, Buffer, Builder, I32, I64, Value
+from .llvm.heap import Part
+from .llvm.module import Module
+from .loop.callback_functions import CallbackFunctions
+from .loop.loop import Loop
+from .loop.queue import Queue
+from .reverse.events_back import Jumps
+from .reverse.pull_back import pull_back
+from .reverse.record import Blocks, Work
+from .reverse.replay import Cotangents, Pullback
+from .steps.description import Description, size_of, with_gradients
+from .steps.equations import calls_in, equations_in, HeldNumbers, keeping_in, pulled_by, with_groups
+from .steps.numbers import Held, Order
+from .steps.saved_rows import EventRows, Outputs
 
 
 # The entries of `sizes`, the first operand of every kernel.

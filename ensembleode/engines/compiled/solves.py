@@ -12,26 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.events import EVENT_ROWS
-from ...core.interrupts import NEVER
-from ...core.lane import Lane
-from ...core.plan import Happened, NO_CALLBACK, Plan, Result
-from ...core.saving import Saving
-from ...dense import inner_nodes
-from ...events import End
 from ...fields import parameters_of
 from ...fields.products import is_large
 from ...ground.retcode import ReturnCode
+from ...plan.events import EVENT_ROWS
+from ...plan.lane import Lane
+from ...plan.plan import Happened, NO_CALLBACK, Plan, Result
+from ...plan.saving import Saving
+from ...running.interrupts import NEVER
+from ...solution.dense import inner_nodes
+from ...solution.events import End
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import Tried
 from ...tracing.program import equations, Program
-from ..flow import Flow, Known, own_and_shared, widened
-from ..results import events_in, Left, result_of
-from . import description, kernel, launch, machine
-from .call import call
-from .description import Description, size_of, with_gradients
-from .numbers import layout_of, operands_of, trajectories_last
-from .record import EVENT_CELLS
+from ..base.results import events_in, Left, result_of
+from ..derivatives.flow import Flow, Known, own_and_shared, widened
+from . import kernel
+from .llvm import machine
+from .reverse.record import EVENT_CELLS
+from .steps import description
+from .steps.description import Description, size_of, with_gradients
+from .steps.numbers import layout_of, operands_of, trajectories_last
+from .xla import launch
+from .xla.call import call
 
 
 # The bytes of the turns of a segment, which should stay in a cache.

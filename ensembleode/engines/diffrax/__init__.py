@@ -15,11 +15,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
 from ...tracing.program import Static
-from ..compiled.compiler import available
-from ..engine import Engine
+from ..base.engine import Engine
+from ..compiled.llvm.compiler import available
 
 
 class Diffrax(Engine):

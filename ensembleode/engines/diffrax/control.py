@@ -16,14 +16,14 @@ import jax.tree_util as jtu
 import numpy as np
 import optimistix
 
-from ...core.known_times import differing
-from ...core.lane import Lane
-from ...core.plan import Plan
+from ...plan.known_times import differing
+from ...plan.lane import Lane
+from ...plan.plan import Plan
 from ...solvers import step_size, time
 from ...solvers.arithmetic import ARRAYS, Components
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
-from ..compiled.stopping import stopped
+from ..compiled.xla.stopping import stopped
 from . import implicit
 
 

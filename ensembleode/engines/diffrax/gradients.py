@@ -1,5 +1,5 @@
 """Derivatives of any order of solves by diffrax, where no adjoint is asked for: the solves are the
-primitives of `engines/primitives.py`, of which this module has the kernels.
+primitives of `engines/derivatives/primitives.py`, of which this module has the kernels.
 
 Forwards, the loop of diffrax is differentiated as it is; backwards, it is the one that keeps
 checkpoints. Both have the derivatives of the numerical solution with its steps held constant.
@@ -12,13 +12,13 @@ import diffrax
 import jax
 import jax.numpy as jnp
 
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
-from ...ground.alone import alone
-from ..along import fit_for
-from ..derivatives import by_group, differentiable, of_groups
-from ..flow import Flow, inexact_of, Known, with_own, with_wanted
-from ..results import each, with_times
+from ...ground.devices.alone import alone
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
+from ..base.results import each, with_times
+from ..derivatives.along import fit_for
+from ..derivatives.derivatives import by_group, differentiable, of_groups
+from ..derivatives.flow import Flow, inexact_of, Known, with_own, with_wanted
 from .solving import each_of
 
 

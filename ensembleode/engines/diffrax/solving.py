@@ -16,21 +16,22 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ... import sensitivity, solvers
-from ...core.events import Events
-from ...core.lane import Lane
-from ...core.plan import Plan, Result, shared_times
-from ...fields.jacobian import is_reverse_only
-from ...fields.transposes import effects_of
-from ...ground.alone import alone, operands_of
+from ... import solvers
+from ...fields.derivatives.jacobian import is_reverse_only
+from ...fields.derivatives.transposes import effects_of
+from ...ground.devices.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
+from ...plan.events import Events
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result, shared_times
+from ...problem import sensitivity
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
 from ...tracing.program import Program, Static
-from ..checks import check_backsolve, check_controller, check_steps
+from ..base.checks import check_backsolve, check_controller, check_steps
 from . import implicit
 from .control import Controlled, controller_for, NONFINITE, STOPPED
 from .explicit import Explicit
@@ -137,8 +138,8 @@ def _orders(alg: Any, solver: Any) -> tuple[int, int]:
 
 
 def closes(plan: Plan) -> bool:
-    """See [`Engine.closes`][ensembleode.engines.engine.Engine.closes]. It is so without an adjoint
-    that is asked for, where nothing but the saved states and times has derivatives."""
+    """See [`Engine.closes`][ensembleode.engines.base.engine.Engine.closes]. It is so without an
+    adjoint that is asked for, where nothing but the saved states and times has derivatives."""
     is_kept = plan.saving.mode == "steps" and keeps(plan)
     field: Any = getattr(plan.field, "field", plan.field)  # of the columns of a matrix
     return plan.method.value.by_default and not is_kept and not effects_of(field)

@@ -9,8 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ...core.plan import Plan
-from ...dense import inner_nodes
+from ...plan.plan import Plan
+from ...solution.dense import inner_nodes
 from ...solvers import Bosh3, Dopri5, Euler, Tsit5
 from ...solvers.arithmetic import Components
 from ...solvers.method import Attempt, Equations
@@ -20,7 +20,7 @@ from .explicit import Explicit
 
 
 def interpolant(method: Static) -> Any:
-    """See [`Engine.interpolant`][ensembleode.engines.engine.Engine.interpolant]."""
+    """See [`Engine.interpolant`][ensembleode.engines.base.engine.Engine.interpolant]."""
     ours, solver = method.value.method, method.value.solver
     if ours is None and isinstance(solver, diffrax.AbstractERK):
         return _Steps(Static(solver))

@@ -16,17 +16,17 @@ ensemble algorithms run the ensembles, in this process or in a separate one.
 
 from typing import Any, NamedTuple
 
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
-from ...ensemble import EnsembleColumns
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
+from ...problem.ensemble import EnsembleColumns
 from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
 from ...solvers.method import Method as OwnMethod
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
-from ..checks import check_controller, check_steps
-from ..engine import Engine
+from ..base.checks import check_controller, check_steps
+from ..base.engine import Engine
 from . import environment, gradients as gradients, methods as methods, session
 
 

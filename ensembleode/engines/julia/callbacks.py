@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.events import Continuous, Discrete, Limit, Part
-from ...core.plan import Happened, Plan
 from ...fields import Inputs, lower, UntranslatableError
+from ...plan.events import Continuous, Discrete, Limit, Part
+from ...plan.plan import Happened, Plan
 from .source import Definition, julia_source
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...core.executor import Executor
-from ...core.job import finish_lanes, Job, solve_lanes
-from ...core.plan import Outcome
 from ...ground.recent import jit_recent
+from ...plan.plan import Outcome
+from ...running.executor import Executor
+from ...running.job import finish_lanes, Job, solve_lanes
 from ...tracing.program import Static
 from . import methods
 from .numbers import result_of

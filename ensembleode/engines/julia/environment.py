@@ -207,7 +207,7 @@ def threads() -> int:
 
     **Raises:** `ValueError` for a variable that isn't a number of threads.
     """
-    from ...ground.cpu_devices import cores
+    from ...ground.devices.cpu_devices import cores
 
     for name, text in (
         ("PYTHON_JULIACALL_THREADS", setting("juliacall", "threads")),

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ... import sensitivity
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
-from ...core.saving import Saving
 from ...fields import parameters_of
 from ...ground.host import host_call
 from ...ground.retcode import ReturnCode
-from ...numbers import of_kind
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
+from ...plan.saving import Saving
+from ...problem import sensitivity
+from ...problem.numbers import of_kind
 from ...tracing.program import Program, trace
-from ..capabilities import CALLBACKS, MASS, no_derivative, STOPS
-from ..rates import rates
-from ..results import each
+from ..base.capabilities import CALLBACKS, MASS, no_derivative, STOPS
+from ..base.results import each
+from ..derivatives.rates import rates
 from . import methods, session
 from .fields import translate
 from .numbers import read_arrays

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from ... import ensemble
-from ...ground import cpu_devices
+from ...ground.devices import cpu_devices
+from ...problem import ensemble
 from ...solvers import JuliaAlg, ODESolver
 from ...solvers.auto import AutoSwitch
 from ...solvers.controllers import AbstractController, PIController, PIDController

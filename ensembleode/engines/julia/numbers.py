@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.lane import Lane
-from ...core.plan import Plan, Result, shared_times
-from ...events import end_by
 from ...fields.lowering.values import is_stored_as_bits
 from ...ground.keys import raw
-from ...numbers import but
-from ..results import end_times
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result, shared_times
+from ...problem.numbers import but
+from ...solution.events import end_by
+from ..base.results import end_times
 from .callbacks import events_of, written_events
 from .fields import Field
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax.tree_util as jtu
 import numpy as np
 
-from ...core.lane import Lane
-from ...core.plan import Plan, Result
 from ...ground.host import host_call
+from ...plan.lane import Lane
+from ...plan.plan import Plan, Result
 from . import methods, session
 from .callbacks import callbacks_as_table
 from .fields import Field, translate

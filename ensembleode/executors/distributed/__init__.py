@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.executor import Executor
-from ...core.interrupts import looking_at
-from ...core.job import integers, Job, Unfinished
-from ...core.lane import Lane
-from ...core.plan import Outcome, Plan
-from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
+from ...plan.lane import Lane
+from ...plan.plan import Outcome, Plan
+from ...problem.ensemble import EnsembleDistributed, EnsembleSplitThreads
+from ...running.executor import Executor
+from ...running.interrupts import looking_at
+from ...running.job import integers, Job, Unfinished
 from ...tracing.program import is_tracer
 from . import local
 from .dispatch import Results

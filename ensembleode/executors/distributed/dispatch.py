@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.interrupts import Stop, watched
-from ...core.job import blank
-from ...core.plan import fill_of
 from ...ground.logs import log_once, logger
+from ...plan.plan import fill_of
+from ...running.interrupts import Stop, watched
+from ...running.job import blank
 from .pools import ClusterError, Died, Pool
 from .programs import ChunkProgram, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task

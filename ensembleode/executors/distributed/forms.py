@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from ...core.job import codes_and_counts, solve_lanes
-from ...core.plan import Outcome, Plan
-from ...core.reductions import total
 from ...ground.keys import is_key, raw
+from ...plan.plan import Outcome, Plan
+from ...running.job import codes_and_counts, solve_lanes
+from ...running.reductions import total
 
 
 class Numbers(NamedTuple):

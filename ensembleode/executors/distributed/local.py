@@ -16,13 +16,13 @@ from typing import Any, TYPE_CHECKING
 
 import jax
 
-from ...ground import cpu_devices
+from ...ground.devices import cpu_devices
 from ...ground.extras import installing
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 
 if TYPE_CHECKING:
-    from ...ensemble import OnCluster
+    from ...problem.ensemble import OnCluster
 
 
 _own: dict[Hashable, DaskPool] = {}

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...solution import EnsembleError
+from ...solution.solution import EnsembleError
 from .worker import keep, run, stop, Task
 
 

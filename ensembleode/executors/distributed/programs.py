@@ -16,11 +16,11 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.interrupts import looking_at
-from ...core.job import with_output
-from ...engines.compiled.call import kernels_in, safety_checks
+from ...engines.compiled.xla.call import kernels_in, safety_checks
+from ...ground.devices.placement import on_cpu
 from ...ground.keys import as_before
-from ...ground.placement import on_cpu
+from ...running.interrupts import looking_at
+from ...running.job import with_output
 from ...tracing.program import is_tracer
 from .forms import Form, Given, given, Numbers, raw_struct
 from .worker import Exported, Pickled, Shipped

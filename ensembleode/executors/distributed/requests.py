@@ -19,10 +19,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from ...core.plan import NO_CALLBACK, Outcome
 from ...ground.host import host_call
 from ...ground.keys import as_before, raw
 from ...ground.retcode import ReturnCode
+from ...plan.plan import NO_CALLBACK, Outcome
 from .dispatch import Batch, dispatch, Results
 from .forms import Form, Given, is_real, Mapped, Numbers, outputs_of, Pair, Tangent, Transposed
 from .pools import ClusterError, Pool

@@ -22,11 +22,11 @@ import jax
 import jax.export
 import numpy as np
 
-from ...core.interrupts import Stop
-from ...core.job import compiler_options
-from ...engines.compiled.call import Kernel, register
-from ...engines.compiled.compiler import CompileError
-from ...ground.placement import NoCpuError, on_cpu
+from ...engines.compiled.llvm.compiler import CompileError
+from ...engines.compiled.xla.call import Kernel, register
+from ...ground.devices.placement import NoCpuError, on_cpu
+from ...running.interrupts import Stop
+from ...running.job import compiler_options
 
 
 class Ref(NamedTuple):

@@ -3,14 +3,14 @@
 import ctypes
 import functools
 
-from ensembleode.engines.compiled.compiler import compiled, define
-from ensembleode.engines.compiled.handler import (
+from ensembleode.engines.compiled.llvm.compiler import compiled, define
+from ensembleode.engines.compiled.xla.handler import (
     handler,
     handler_name,
     trampoline_name,
     trampolines,
 )
-from ensembleode.engines.compiled.sharing import STAYS
+from ensembleode.engines.compiled.xla.sharing import STAYS
 
 
 class Struct(ctypes.Structure):

@@ -10,11 +10,11 @@ import jax.tree_util as jtu
 import llvmlite.binding as llvm
 import numpy as np
 
-from ensembleode.engines.compiled import compiler
-from ensembleode.engines.compiled.builder import BOOL, Buffer, Builder
-from ensembleode.engines.compiled.field import evaluate, evaluate_apart
-from ensembleode.engines.compiled.module import Module
-from ensembleode.engines.compiled.reading import Memory, Numbers
+from ensembleode.engines.compiled.algebra.reading import Memory, Numbers
+from ensembleode.engines.compiled.field.field import evaluate, evaluate_apart
+from ensembleode.engines.compiled.llvm import compiler
+from ensembleode.engines.compiled.llvm.builder import BOOL, Buffer, Builder
+from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.fields import Inputs, lower, parameters_of, staged
 from ensembleode.fields.ir import Function
 from ensembleode.tracing.program import trace

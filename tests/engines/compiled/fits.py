@@ -316,7 +316,7 @@ def main():
     parts += [_written("TANH_ABOVE", [[], above]), _written("TANH_BELOW", [[], below])]
     parts.append(f"# From here on tanh is one in single precision.\nONE_FROM = {TANH_TOP}")
     here = pathlib.Path(__file__).resolve()
-    place = here.parents[3] / "ensembleode/engines/compiled/functions"
+    place = here.parents[3] / "ensembleode/engines/compiled/llvm/functions"
     (place / "coefficients.py").write_text(HEAD + "\n".join(parts) + "\n")
     lines = [line for name in CONSTANTS for line in _constant_lines(name)]
     (place / "constants.py").write_text(CONSTANTS_HEAD + "\n".join(lines) + "\n")

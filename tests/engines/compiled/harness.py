@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ensembleode.engines.compiled import compiler
-from ensembleode.engines.compiled.builder import BOOL, Buffer, I64, Value
-from ensembleode.engines.compiled.machine import host
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.llvm import compiler
+from ensembleode.engines.compiled.llvm.builder import BOOL, Buffer, I64, Value
+from ensembleode.engines.compiled.llvm.machine import host
+from ensembleode.engines.compiled.llvm.module import Module
 
 
 def loop_text(function, dtype, arity: int, width: int, has_fma: bool) -> str:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ensembleode.engines.compiled.builder import Buffer, F64, I64
-from ensembleode.engines.compiled.call import call
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.llvm.builder import Buffer, F64, I64
+from ensembleode.engines.compiled.llvm.module import Module
+from ensembleode.engines.compiled.xla.call import call
 
 
 REPOSITORY = pathlib.Path(__file__).parents[3]

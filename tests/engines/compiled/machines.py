@@ -3,7 +3,7 @@ ones."""
 
 import dataclasses
 
-from ensembleode.engines.compiled.machine import host, Machine, of_x86
+from ensembleode.engines.compiled.llvm.machine import host, Machine, of_x86
 
 
 # What the levels of the x86-64 psABI have: SSE2, SSE4.2, AVX2 with FMA, AVX-512.

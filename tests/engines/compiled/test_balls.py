@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.engines.compiled.balls import _RULES, balls, bounded, SLACK
-from ensembleode.engines.compiled.builder import Buffer
-from ensembleode.engines.compiled.field import evaluate_with_parts
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.field.field import evaluate_with_parts
+from ensembleode.engines.compiled.llvm.builder import Buffer
+from ensembleode.engines.compiled.llvm.module import Module
+from ensembleode.engines.compiled.loop.balls import _RULES, balls, bounded, SLACK
 from ensembleode.fields.ir import Op
 from ensembleode.fields.walking import every_part
 

@@ -12,8 +12,9 @@ import pytest
 from jax.experimental import serialize_executable
 
 import ensembleode as eo
-from ensembleode.engines.compiled import call as calls, compiler, machine, object_cache
-from ensembleode.engines.compiled.call import call, kernels_in, register, safety_checks
+from ensembleode.engines.compiled.llvm import compiler, machine, object_cache
+from ensembleode.engines.compiled.xla import call as calls
+from ensembleode.engines.compiled.xla.call import call, kernels_in, register, safety_checks
 from ensembleode.executors import distributed
 from ensembleode.executors.distributed import worker
 

@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ensembleode.engines.compiled import compiler, machine, object_cache, ptxas
-from ensembleode.engines.compiled.compiler import assembly, compiled, CompileError, ptx
-from ensembleode.engines.compiled.machine import gpu
+from ensembleode.engines.compiled.llvm import compiler, machine, object_cache
+from ensembleode.engines.compiled.llvm.compiler import assembly, compiled, CompileError, ptx
+from ensembleode.engines.compiled.llvm.machine import gpu
+from ensembleode.engines.compiled.xla import ptxas
 from ensembleode.ground import files
 
 from .kernels import axpy, fresh
@@ -149,7 +150,7 @@ def test_errors_can_be_collected():
     texts = [text for text, _ in WRONG]
     said = fresh(
         "import gc\n"
-        "from ensembleode.engines.compiled.compiler import compiled, CompileError\n"
+        "from ensembleode.engines.compiled.llvm.compiler import compiled, CompileError\n"
         f"for text in {texts!r} * 10:\n"
         "    try: compiled(text)\n"
         "    except CompileError as e: e.itself = e\n"
@@ -184,7 +185,7 @@ def test_without_llvmlite():
     said = fresh(
         "import sys; sys.modules['llvmlite'] = None\n"
         "import ensembleode\n"
-        "from ensembleode.engines.compiled import compiler\n"
+        "from ensembleode.engines.compiled.llvm import compiler\n"
         "print(compiler.available())\n"
         "try: compiler.compiled('')\n"
         "except compiler.CompileError as e: print(e)\n"
@@ -223,7 +224,7 @@ def test_compiled_once(forget):
 
 
 REUSED = """
-from ensembleode.engines.compiled import compiler
+from ensembleode.engines.compiled.llvm import compiler
 from tests.engines.compiled.kernels import axpy
 from tests.engines.compiled.test_compiler import run
 def refuse(*args, **options): raise AssertionError("compiled again")

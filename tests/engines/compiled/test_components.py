@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.engines.compiled import description, equations, kernel
+from ensembleode.engines.compiled import kernel
+from ensembleode.engines.compiled.steps import description, equations
 
 
 N = 6

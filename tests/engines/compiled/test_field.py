@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, Phase, settings, strategies as st
 from jax import lax
 
-from ensembleode.engines.compiled.functions import FUNCTIONS
-from ensembleode.engines.compiled.operations import OPERATIONS
+from ensembleode.engines.compiled.field.operations import OPERATIONS
+from ensembleode.engines.compiled.llvm.functions import FUNCTIONS
 from ensembleode.fields.equations import ELEMENTWISE
 
 from ...fields.test_primitives import ALONE, BOTH, CASES

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.engines.compiled.builder import Buffer
-from ensembleode.engines.compiled.functions import (
+from ensembleode.engines.compiled.llvm.builder import Buffer
+from ensembleode.engines.compiled.llvm.functions import (
     coefficients,
     constants,
     FUNCTIONS,
     HIGHEST_ORDER,
     integer_pow,
 )
-from ensembleode.engines.compiled.machine import host
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.llvm.machine import host
+from ensembleode.engines.compiled.llvm.module import Module
 
 from ...marks import slow_unless
 from . import fits

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from ensembleode.engines.compiled.object_cache import VARIABLE
+from ensembleode.engines.compiled.llvm.object_cache import VARIABLE
 
 from .ffi import Extension, Metadata, pointer, Runtime, Version
 from .kernels import WHERE

@@ -9,7 +9,8 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines import compiled
-from ensembleode.engines.compiled import heap, kernel, machine, solves
+from ensembleode.engines.compiled import kernel, solves
+from ensembleode.engines.compiled.llvm import heap, machine
 from ensembleode.tracing.program import trace
 
 from ...solvers.test_rosenbrock import METHODS

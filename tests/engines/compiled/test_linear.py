@@ -5,10 +5,10 @@ import ctypes
 import numpy as np
 import pytest
 
-from ensembleode.engines.compiled.builder import Buffer, F64
-from ensembleode.engines.compiled.linear import LinearEquations
-from ensembleode.engines.compiled.module import Module
-from ensembleode.fields.elimination import eliminated
+from ensembleode.engines.compiled.algebra.linear import LinearEquations
+from ensembleode.engines.compiled.llvm.builder import Buffer, F64
+from ensembleode.engines.compiled.llvm.module import Module
+from ensembleode.fields.derivatives.elimination import eliminated
 
 from .field_harness import compiled
 

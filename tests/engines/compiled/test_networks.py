@@ -11,7 +11,8 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import ensembleode as eo
-from ensembleode.engines.compiled import panels, parameter_sums, solves
+from ensembleode.engines.compiled import solves
+from ensembleode.engines.compiled.algebra import panels, parameter_sums
 
 
 FIXED = {"adaptive": False, "dt": 0.1}

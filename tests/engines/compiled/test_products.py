@@ -5,10 +5,10 @@ import ctypes
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from ensembleode.engines.compiled import products
-from ensembleode.engines.compiled.builder import Buffer
-from ensembleode.engines.compiled.compiler import compiled
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.algebra import products
+from ensembleode.engines.compiled.llvm.builder import Buffer
+from ensembleode.engines.compiled.llvm.compiler import compiled
+from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.fields.ir import Buffer as Numbers, Matrix
 
 

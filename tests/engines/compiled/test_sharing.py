@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.engines.compiled.call import call
+from ensembleode.engines.compiled.xla.call import call
 
 from ...problems import lorenz
 from .ffi import Runtime

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 
 import ensembleode as eo
 from ensembleode import solvers
-from ensembleode.engines.compiled import call, machine, solves
-from ensembleode.engines.compiled.compiler import CompileError
+from ensembleode.engines.compiled import solves
+from ensembleode.engines.compiled.llvm import machine
+from ensembleode.engines.compiled.llvm.compiler import CompileError
+from ensembleode.engines.compiled.xla import call
 
 from ... import oracle
 from .machines import limited

@@ -361,7 +361,7 @@ def test_allows(compat, allowed, others):
     ],
 )
 def test_threads(juliacall, julia, expected, monkeypatch):
-    monkeypatch.setattr("ensembleode.ground.cpu_devices.cores", lambda: 7)
+    monkeypatch.setattr("ensembleode.ground.devices.cpu_devices.cores", lambda: 7)
     for name, value in {"PYTHON_JULIACALL_THREADS": juliacall, "JULIA_NUM_THREADS": julia}.items():
         if value is not None:
             monkeypatch.setenv(name, value)

@@ -6,7 +6,7 @@ import jax
 import pytest
 from jax.experimental import topologies
 
-from ensembleode.engines.compiled import launch
+from ensembleode.engines.compiled.xla import launch
 from ensembleode.executors import kernel
 
 from ....marks import slow_unless

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ensembleode as eo
 from ensembleode import solvers
-from ensembleode.engines.compiled import gpu, launch, ptxas
+from ensembleode.engines.compiled import gpu
+from ensembleode.engines.compiled.xla import launch, ptxas
 from ensembleode.engines.job import job_for
 from ensembleode.executors import kernel as executor
 

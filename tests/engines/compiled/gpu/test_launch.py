@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ensembleode.engines.compiled import launch
-from ensembleode.engines.compiled.builder import Buffer, F32, I64
-from ensembleode.engines.compiled.module import Module
+from ensembleode.engines.compiled.llvm.builder import Buffer, F32, I64
+from ensembleode.engines.compiled.llvm.module import Module
+from ensembleode.engines.compiled.xla import launch
 
 
 BATCH = 1000

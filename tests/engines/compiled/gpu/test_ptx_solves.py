@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import description, launch, machine, solves
+from ensembleode.engines.compiled import solves
+from ensembleode.engines.compiled.llvm import machine
+from ensembleode.engines.compiled.steps import description
+from ensembleode.engines.compiled.xla import launch
 
 from ....marks import slow_unless
 from ....problems import failing, lorenz, mlp, network

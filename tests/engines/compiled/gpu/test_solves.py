@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.compiled import launch
+from ensembleode.engines.compiled.xla import launch
 from ensembleode.ground import logs
 
 from ....problems import lorenz

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ensembleode.engines.compiled.compiler import compiled
+from ensembleode.engines.compiled.llvm.compiler import compiled
 
 from .errors import PtxError
 

@@ -1,0 +1,1 @@
+"""What an engine is, and what the engines share."""

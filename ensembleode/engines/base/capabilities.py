@@ -1,0 +1,457 @@
+"""What engines and ensemble algorithms can't do, as one table.
+
+`FEATURES` are what a solve may ask for, and `LACKS` says where something of it isn't there: in
+which engine, with which ensemble algorithm, in which mode. What isn't listed is there. Refusals,
+the choice of an engine (`choice.py`) and the table of the documentation (`docs/hooks.py`) are made
+from it. Fields and callbacks are read by the engines themselves (`Engine.unreadable`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...ground.devices.placement import platform
+from ...plan.lane import Trajectories
+from ...problem.ensemble import (
+    EnsembleAlgorithm,
+    EnsembleColumns,
+    EnsembleGPUArray,
+    EnsembleGPUKernel,
+)
+from ...problem.numbers import but, of_kind
+from ...problem.options import holds_tolerances
+from ...problem.sensitivity import SensitivityAlgorithm
+from ...solvers import JuliaAlg, ODESolver
+from ...solvers.auto import AutoSwitch
+from ...solvers.base import Rosenbrock
+from ...solvers.controllers import IController, PIController, PIDController
+from ...solvers.julia_alg import among
+from ...solvers.norms import MaxNorm, RMSNorm
+from ...solvers.runge_kutta import RungeKutta
+from .tuning import MOST_COLUMN_STEPS
+
+
+ENGINES = ("compiled", "diffrax", "julia")
+# Of this library's engines only the compiled one runs these methods.
+COMPILED_ONLY = (Rosenbrock, AutoSwitch)
+_ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
+
+
+class Asked(NamedTuple):
+    """What a solve asks for: the solver `alg` for the trajectories `every`, with their options, by
+    `ensemblealg` (None for a single problem, and where any will do)."""
+
+    alg: Any
+    every: Trajectories
+    ensemblealg: EnsembleAlgorithm | None
+
+    def option(self, name: str) -> Any:
+        return self.every.options[name]
+
+    def by(self, *sensealgs: str) -> bool:
+        """Whether it is differentiated by one of these adjoints."""
+        return type(self.option("sensealg")).__name__ in sensealgs
+
+    @property
+    def state(self) -> Any:
+        return self.every.field.out_avals[0]
+
+    @property
+    def mass(self) -> Any:
+        """The mass matrix; None for the identity."""
+        return None if self.every.form is None else self.every.form.mass
+
+    def first_given(self, *kinds: str) -> str:
+        """The first option of these kinds that is given; empty where none is."""
+        rows = (x for x in of_kind(*kinds) if getattr(self.every.batched, x.name) is not None)
+        return next((x.option for x in rows), "")
+
+    def first_own(self, *shared: str) -> str:
+        """The first option, but for these kinds, that differs between trajectories."""
+        rows = but("state", "parameters", "constants", "flag", *shared)
+        return next((x.option for x in rows if getattr(self.every.batched, x.name)), "")
+
+    @property
+    def in_julia(self) -> set[str]:
+        """The names of the method in Julia, and of those that it switches between."""
+        alg = self.alg
+        if isinstance(alg, JuliaAlg):
+            return {x.name for x in among(alg.description)}
+        return {type(x).__name__ for x in (alg, getattr(alg, "stiff", alg))}
+
+
+class Lack(NamedTuple):
+    """Something that isn't there.
+
+    - `feature`: the name of the feature.
+    - `why`: the reason, with what to do instead: a sentence, or a function of what is asked that
+        returns one, or None where this is not what is asked.
+    - `engines`: where it isn't there; all of them where the ensemble algorithm is the reason.
+    - `algorithms`: with which ensemble algorithms; None for all.
+    - `by`: with which adjoint; None for all.
+    - `derivatives`: whether it is only the derivatives that aren't there.
+    - `words`: how the table of the documentation says it, if not as "no".
+    """
+
+    feature: str
+    why: str | Callable[[Asked], str | None]
+    engines: tuple[str, ...] = ENGINES
+    algorithms: tuple[type, ...] | None = None
+    by: str | None = None
+    derivatives: bool = False
+    words: str = ""
+
+    def reason(self, asked: Asked) -> str | None:
+        """Why this can't be done; None where it can, or isn't asked for."""
+        if self.algorithms is not None and not isinstance(asked.ensemblealg, self.algorithms):
+            return None
+        if (self.by and not asked.by(self.by)) or not FEATURES[self.feature](asked):
+            return None
+        return self.why if isinstance(self.why, str) else self.why(asked)
+
+
+def lacking(engine: str, asked: Asked, *, placed: bool = False) -> str | None:
+    """Why this engine can't run a solve, as far as that doesn't depend on what is in its functions;
+    None when it can. `placed`: look for what the ensemble algorithm is the reason for."""
+    mine = (x for x in LACKS if not x.derivatives and engine in x.engines)
+    reasons = (x.reason(asked) for x in mine if (x.algorithms is not None) == placed)
+    return next(filter(None, reasons), None)
+
+
+def lacks_adjoint(engine: str, name: str) -> bool:
+    """Whether an engine has an adjoint for some methods at most."""
+    return any(x.feature == f"`{name}`" and engine in x.engines for x in LACKS)
+
+
+def no_derivative(engine: str, feature: str) -> str | None:
+    """Why a solve by this engine with this feature has no derivative; None where it has one."""
+    mine = (x for x in LACKS if x.derivatives and engine in x.engines and x.feature == feature)
+    return next((x.why for x in mine if isinstance(x.why, str)), None)
+
+
+#
+# What may be asked for
+#
+
+
+_ADJOINTS = (
+    "ReplayAdjoint",
+    "ForwardDiffSensitivity",
+    "GaussAdjoint",
+    "BacksolveAdjoint",
+    "RecursiveCheckpointAdjoint",
+    "DirectAdjoint",
+    "InterpolatingAdjoint",
+)
+
+
+# The ensemble algorithms that compute with arrays of trajectories.
+_OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
+
+
+# By the names that the documentation has for them, in its order.
+CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinuities`"
+FEATURES: dict[str, Callable[[Asked], Any]] = {
+    "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
+    "every solver": lambda a: True,
+    "arrays on an accelerator": lambda a: (
+        platform() != "cpu" and isinstance(a.ensemblealg, _OF_ARRAYS)
+    ),
+    "step-size controllers of diffrax": lambda a: holds_tolerances(a.option("stepsize_controller")),
+    "your own step-size controller": lambda a: a.option("stepsize_controller") is not None,
+    "your own norm": lambda a: a.option("internalnorm") is not None,
+    "fixed steps": lambda a: a.option("adaptive") is False,
+    "steps shared by all": lambda a: isinstance(a.ensemblealg, EnsembleColumns),
+    "`save_everystep`": lambda a: a.every.saving.mode == "steps",
+    STOPS: lambda a: a.first_given("stops"),
+    "`dtmin`, `dtmax`": lambda a: a.first_given("bound"),
+    "`tspan`, `saveat`, tolerances by trajectory": lambda a: a.first_own(),
+    "integrands": lambda a: a.every.extension is not None,
+    CALLBACKS: lambda a: a.every.events is not None,
+    MASS: lambda a: a.mass is not None,
+    **{f"`{name}`": lambda a, name=name: a.by(name) for name in _ADJOINTS},
+    "adjoints of diffrax": lambda a: (
+        not isinstance(a.option("sensealg"), SensitivityAlgorithm | None)
+    ),
+}
+
+
+#
+# What isn't there
+#
+
+
+def _of_other_engines(name: str, more: str = "") -> Callable[[Asked], str | None]:
+    def why(asked: Asked) -> str | None:
+        if not isinstance(asked.alg, ODESolver):
+            return f"it runs ensembleode's own solvers{more}."
+        engines = asked.alg.engines
+        return None if name in engines else f"it runs on {', '.join(engines)}."
+
+    return why
+
+
+def _of_diffrax(asked: Asked) -> str | None:
+    from ..diffrax.solving import unfit
+
+    return unfit(asked.alg)
+
+
+def _as_dtype(asked: Asked) -> str:
+    return f"its states are float32 or float64, and u0 is {asked.state.dtype}."
+
+
+def _other_sensealg(asked: Asked) -> str:
+    return f"sensealg={type(asked.option('sensealg')).__name__}() is of other engines."
+
+
+def _no_adjoints(engine: str, *names: str) -> list[Lack]:
+    return [Lack(f"`{name}`", _other_sensealg, (engine,)) for name in names]
+
+
+def _stepping_to(asked: Asked) -> str | None:
+    if type(asked.option("stepsize_controller")).__name__ != "StepTo":
+        return None
+    return "stepsize_controller=StepTo(...) takes the steps that it is given: put the times there."
+
+
+def _columns(asked: Asked) -> str | None:
+    options = asked.every.options
+    if not isinstance(asked.alg.method, RungeKutta):
+        return "its EnsembleColumns have explicit Runge-Kutta methods only."
+    if not isinstance(options["internalnorm"], RMSNorm | MaxNorm | None):
+        return "its EnsembleColumns have RMSNorm() and MaxNorm() only."
+    if options["maxiters"] > MOST_COLUMN_STEPS:
+        return (
+            f"its EnsembleColumns remember the times of all steps, {MOST_COLUMN_STEPS:,} at most."
+        )
+    return None
+
+
+def _shared_steps(asked: Asked) -> str:
+    return (
+        "EnsembleColumns solves all trajectories with the same steps, so "
+        f"{asked.first_own()} must be the same for all; prob_func makes it depend on the index. "
+        "Use EnsembleGPUArray() or EnsembleSerial()."
+    )
+
+
+def _controller_in_julia(asked: Asked) -> str | None:
+    controller = asked.option("stepsize_controller")
+    if isinstance(asked.ensemblealg, _ON_GPUS):
+        return "DiffEqGPU has a step-size controller of its own."
+    if type(controller) not in (PIController, IController, PIDController):
+        return (
+            f"stepsize_controller={type(controller).__name__}() is in Python, and Julia has "
+            "PIController, IController and PIDController."
+        )
+    if isinstance(asked.alg, AutoSwitch):
+        return "each method of two that are switched has its own controller in Julia."
+    betas = (controller.beta1, controller.beta2) if isinstance(controller, PIController) else ()
+    if isinstance(asked.alg, JuliaAlg) and None in betas:
+        return "the order of a JuliaAlg is known to Julia only: give PIController(beta1, beta2)."
+    return None
+
+
+def _norm_in_julia(asked: Asked) -> str | None:
+    if isinstance(asked.ensemblealg, _ON_GPUS):
+        return "DiffEqGPU has a norm of its own."
+    if type(norm := asked.option("internalnorm")) in (RMSNorm, MaxNorm):
+        return None
+    return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
+
+
+# OrdinaryDiffEq interpolates within a step of these methods that an event has cut with wrong
+# coefficients. Their estimates of the error are of `M u`, compared with the tolerances of `u`.
+_ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
+
+
+def _events_in_julia(asked: Asked) -> str | None:
+    if asked.option("save_after_events"):
+        return "it saves the states before events: leave out save_after_events."
+    found = asked.in_julia & _ASTRAY_IN_JULIA
+    events: Any = asked.every.events
+    if events.settles:
+        return "steady_state isn't there: leave engine out, or pass engine='compiled'."
+    if not found or not events.continuous or asked.every.saving.mode != "times":
+        return None
+    return (
+        f"{found.pop()} has no right states within a step that an event cuts, where a time "
+        "of saveat may be: leave saveat out, or use Rodas5P or engine='compiled'."
+    )
+
+
+def _mass_in_julia(asked: Asked) -> str | None:
+    found = asked.in_julia & _ASTRAY_IN_JULIA
+    if not found or all(i == j for i, j, _ in asked.mass.entries):
+        return None
+    return f"{found.pop()} takes diagonal mass matrices only: use Rodas5P, or engine='compiled'."
+
+
+def _on_gpus(feature: str, what: str) -> Lack:
+    def why(asked: Asked) -> str:
+        told = what.format(asked.first_given("bound", "stops"))
+        return f"{type(asked.ensemblealg).__name__} of DiffEqGPU {told}"
+
+    return Lack(feature, why, ("julia",), _ON_GPUS, words="not on GPUs")
+
+
+def _shared_on_gpus(asked: Asked) -> str | None:
+    times = ["time"] if isinstance(asked.ensemblealg, EnsembleGPUKernel) else []
+    if not (option := asked.first_own(*times)):
+        return None
+    return (
+        f"{type(asked.ensemblealg).__name__} of DiffEqGPU shares {option} among all trajectories, "
+        "and prob_func makes it depend on the index. Use EnsembleThreads()."
+    )
+
+
+_FURTHER = (
+    "its step-size control looks at all components of a state, so it has no integrands: let f "
+    "return what integrand does as further components of the state."
+)
+_ELSEWHERE = "or engine='compiled'."
+
+# In the order in which they are looked for.
+LACKS: tuple[Lack, ...] = (
+    # Solvers and their options.
+    Lack("complex states, float16", _as_dtype, ("compiled", "julia")),
+    Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
+    Lack("every solver", _of_diffrax, ("diffrax",)),
+    Lack("every solver", _of_other_engines("julia", ", and JuliaAlg(...)"), ("julia",)),
+    Lack(
+        "step-size controllers of diffrax",
+        "stepsize_controller is one of diffrax.",
+        ("compiled", "julia"),
+    ),
+    Lack("your own step-size controller", _controller_in_julia, ("julia",), words="PI, I and PID"),
+    Lack("your own norm", _norm_in_julia, ("julia",), words="RMS and maximum"),
+    *_no_adjoints("compiled", *_ADJOINTS[3:]),
+    *_no_adjoints("diffrax", "ReplayAdjoint", "GaussAdjoint", "InterpolatingAdjoint"),
+    *_no_adjoints(
+        "julia", "ReplayAdjoint", "GaussAdjoint", "RecursiveCheckpointAdjoint", "DirectAdjoint"
+    ),
+    Lack("adjoints of diffrax", _other_sensealg, ("compiled", "julia")),
+    *(
+        Lack(
+            feature,
+            f"sensealg=GaussAdjoint() has no {feature} in this engine.",
+            ("compiled",),
+            by="GaussAdjoint",
+        )
+        for feature in ("fixed steps", "integrands", CALLBACKS, MASS)
+    ),
+    Lack(
+        "arrays on an accelerator",
+        lambda a: f"it runs on CPUs, and JAX computes on {platform()}.",
+        ("compiled",),
+    ),
+    # Ensemble algorithms.
+    Lack("steps shared by all", _columns, ("compiled",), words="explicit methods, small states"),
+    *(
+        Lack(feature, why, algorithms=(EnsembleColumns,))
+        for feature, why in {
+            CALLBACKS: "EnsembleColumns solves all trajectories with the same steps, and a "
+            "callback acts on each by itself: use EnsembleThreads().",
+            "integrands": "EnsembleColumns has no integrands: let f return what integrand does as "
+            "further components of the state, or use EnsembleThreads().",
+            MASS: "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
+            "`tspan`, `saveat`, tolerances by trajectory": _shared_steps,
+        }.items()
+    ),
+    Lack(
+        "every solver",
+        "EnsembleGPUKernel() runs the methods of the compiled engine: use EnsembleGPUArray() for "
+        "this one.",
+        ("diffrax",),
+        (EnsembleGPUKernel,),
+    ),
+    *(
+        Lack(
+            f"`{name}`",
+            "EnsembleGPUKernel() differentiates by ReplayAdjoint() or ForwardDiffSensitivity(), "
+            f"not by {name}(): use EnsembleGPUArray() for it.",
+            ("compiled",),
+            (EnsembleGPUKernel,),
+        )
+        for name in ("GaussAdjoint", "BacksolveAdjoint")
+    ),
+    _on_gpus(MASS, f"runs without a mass_matrix: use EnsembleThreads(), {_ELSEWHERE}"),
+    _on_gpus(CALLBACKS, f"has no callbacks: use EnsembleThreads(), {_ELSEWHERE}"),
+    _on_gpus("`save_everystep`", "can't save every step; use saveat."),
+    _on_gpus(
+        "`InterpolatingAdjoint`",
+        "can't keep the forward solution that InterpolatingAdjoint() follows back: leave sensealg "
+        "out, or use BacksolveAdjoint().",
+    ),
+    _on_gpus("`dtmin`, `dtmax`", "has no {}: use EnsembleThreads()."),
+    _on_gpus(STOPS, "has no {}: use EnsembleThreads()."),
+    Lack(
+        "`tspan`, `saveat`, tolerances by trajectory",
+        _shared_on_gpus,
+        ("julia",),
+        _ON_GPUS,
+        words="not on GPUs",
+    ),
+    # What is solved, and when.
+    Lack(STOPS, _stepping_to, ("diffrax",), words="yes"),
+    Lack(
+        STOPS,
+        "sensealg=BacksolveAdjoint() solves the ODE once more, backwards, and would miss the known "
+        "times on the way; leave it out.",
+        ("diffrax", "julia"),
+        by="BacksolveAdjoint",
+    ),
+    Lack("integrands", _FURTHER, ("julia",)),
+    Lack(
+        "integrands",
+        "sensealg=BacksolveAdjoint() has no integrands: leave it out.",
+        ("diffrax",),
+        by="BacksolveAdjoint",
+    ),
+    Lack(
+        CALLBACKS,
+        'it has no callbacks: use engine="compiled", on threads or GPU kernels.',
+        ("diffrax",),
+    ),
+    Lack(CALLBACKS, _events_in_julia, ("julia",), words="yes"),
+    Lack(MASS, 'it has no mass_matrix: use engine="compiled".', ("diffrax",)),
+    Lack(MASS, _mass_in_julia, ("julia",), words="yes"),
+    # Derivatives.
+    *(
+        Lack(
+            feature,
+            f"this solve has {what}. Leave engine out, or pass engine='compiled'.",
+            ("julia",),
+            derivatives=True,
+        )
+        for feature, what in {
+            CALLBACKS: "callbacks, and engine='julia' has no derivatives of what they do",
+            MASS: "a mass_matrix, and engine='julia' has no derivatives with one",
+        }.items()
+    ),
+    Lack(
+        STOPS,
+        "d_discontinuities depend on what this solve is differentiated by, and engine='julia' has "
+        "no derivative by the times where f jumps: use engine='compiled', or take them for "
+        "constants, jax.lax.stop_gradient(times).",
+        ("julia",),
+        derivatives=True,
+        words="the times have no derivatives",
+    ),
+)
+
+
+def cell(feature: str, engine: str) -> str:
+    """What the documentation's table says about a feature and an engine."""
+    mine = [x for x in LACKS if x.feature == feature and engine in x.engines != ENGINES]
+    words = dict.fromkeys(x.words or _words(x) for x in mine if x.algorithms is None or x.words)
+    words.pop("yes", None)
+    return "; ".join(words) or "yes"
+
+
+def _words(lack: Lack) -> str:
+    if lack.derivatives:
+        return "without derivatives"
+    return f"not with `{lack.by}`" if lack.by else "no"

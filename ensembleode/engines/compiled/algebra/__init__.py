@@ -1,0 +1,1 @@
+"""Arrays in kernels: components of states, products of matrices, linear equations, sums."""

@@ -1,0 +1,300 @@
+"""The components of a large state: one value for all of them, which a loop over them computes.
+
+A small state is a tuple with a value for each component, and all arithmetic on it is written out. A
+large one is a tuple of a single `Array`, an expression in the components. It is written as a loop
+where the components are needed in memory, or one by one. So the code of a step doesn't grow with
+the state. The operations on a component, and their order, are the same both ways. (But their last
+digits may differ, as LLVM may join other products and sums to one operation, which rounds once.)
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TYPE_CHECKING
+
+import numpy as np
+
+from ....solvers.arithmetic import Arithmetic, Components, PlainArithmetic
+from ..llvm.builder import BOOL, Builder, I64, Value
+from .reading import Loaded, Memory
+
+
+if TYPE_CHECKING:
+    from ..steps.description import Description
+
+
+class Turn:
+    """A turn of a loop over components: its number, and the values of the arrays there."""
+
+    def __init__(self, index: Value):
+        self.index = index
+        self._values: dict[Array, Value] = {}
+
+    def value(self, array: Array) -> Value:
+        if array not in self._values:
+            self._values[array] = array.component(self)
+        return self._values[array]
+
+
+def _operator(op: Callable, dtype: Any = None) -> Callable[[Array, Any], Array]:
+    return lambda self, other: componentwise(op, self, other, dtype=dtype)
+
+
+def _swapped(op: Callable) -> Callable[[Array, Any], Array]:
+    return lambda self, other: componentwise(op, other, self)
+
+
+def _unary(op: Callable) -> Callable[[Array], Array]:
+    return lambda self: componentwise(op, self)
+
+
+class Array:
+    """`n` components, as an expression: `component(turn)` writes that of one turn of a loop. The
+    operators act component by component, also with numbers. An array that reads memory has to be
+    used before that memory changes."""
+
+    def __init__(self, b: Builder, n: int, dtype: np.dtype, component: Callable[[Turn], Value]):
+        self.b, self.n, self.dtype = b, n, dtype
+        self._component = component
+
+    def component(self, turn: Turn) -> Value:
+        memory = self.b.known(self)
+        return self._component(turn) if memory is None else memory.load(turn.index)
+
+    def stored(self) -> Memory:
+        """The components in memory, to be read in this block and its inner blocks."""
+
+        def store() -> Memory:
+            memory = Memory.new(self.b, self.dtype, self.n, of_lanes=True)
+            _for_each(self, lambda turn: memory.store(turn.index, turn.value(self)))
+            return memory
+
+        return self.b.once_for(self, store)
+
+    __add__, __radd__ = _operator(operator.add), _swapped(operator.add)
+    __sub__, __rsub__ = _operator(operator.sub), _swapped(operator.sub)
+    __mul__, __rmul__ = _operator(operator.mul), _swapped(operator.mul)
+    __truediv__, __rtruediv__ = _operator(operator.truediv), _swapped(operator.truediv)
+    __and__, __or__ = _operator(operator.and_), _operator(operator.or_)
+    __lt__, __le__ = _operator(operator.lt, BOOL), _operator(operator.le, BOOL)
+    __gt__, __ge__ = _operator(operator.gt, BOOL), _operator(operator.ge, BOOL)
+
+    __neg__, __invert__ = _unary(operator.neg), _unary(operator.invert)
+    __abs__ = _unary(operator.abs)
+
+
+def componentwise(op: Callable, *xs: Any, dtype: Any = None) -> Any:
+    """`op` of the components of arrays, and of numbers that all components share. The result has
+    the dtype `dtype`, by default that of the arrays; of numbers alone, it is a number."""
+    arrays = [x for x in xs if isinstance(x, Array)]
+    if not arrays:
+        return op(*xs)
+
+    def component(turn: Turn) -> Value:
+        return op(*(turn.value(x) if isinstance(x, Array) else x for x in xs))
+
+    first = arrays[0]
+    return Array(first.b, first.n, dtype or first.dtype, component)
+
+
+class InMemory(Array):
+    """An array that lies in memory."""
+
+    def __init__(self, memory: Memory, n: int):
+        buffer = memory.buffer
+        super().__init__(buffer.builder, n, buffer.dtype, lambda turn: memory.load(turn.index))
+        self._memory = memory
+
+    def stored(self) -> Memory:
+        return self._memory
+
+
+def copied(x: Any) -> Any:
+    """The same components, whatever happens to the memory that they come from."""
+    if not isinstance(x, Array):
+        return x
+    copy = Array(x.b, x.n, x.dtype, lambda turn: turn.value(x))
+    return InMemory(copy.stored(), x.n)
+
+
+class Place:
+    """A place for one component in memory, with the interface of a `Variable`."""
+
+    def __init__(self, memory: Memory, index: Value):
+        self._memory, self._index = memory, index
+
+    def get(self) -> Value:
+        return self._memory.load(self._index)
+
+    def set(self, x: Value) -> None:
+        self._memory.store(self._index, x)
+
+    def set_where(self, mask: Value, x: Value) -> None:
+        self._memory.store(self._index, x, mask)
+
+
+class Places:
+    """The places of an array in memory, zeros at first, with the interface of a `Variable`."""
+
+    def __init__(self, b: Builder, dtype: np.dtype, n: int):
+        self.b, self.dtype, self.n = b, dtype, n
+        self.memory = Memory.new(b, dtype, n, of_lanes=True)
+        self.set(0)
+
+    def get(self) -> Array:
+        """The array that is here, to be used before another one is."""
+        return InMemory(self.memory, self.n)
+
+    def set(self, x: Any) -> None:
+        array = self._array(x)
+        _for_each(array, lambda turn: self.memory.store(turn.index, turn.value(array)))
+
+    def set_where(self, mask: Value, x: Any) -> None:
+        array = self._array(x)
+        _for_each(array, lambda turn: self.memory.store(turn.index, turn.value(array), mask))
+
+    def _array(self, x: Any) -> Array:
+        if isinstance(x, Array):
+            return x
+        number = self.b.spread(self.b.as_value(x, self.dtype))
+        return Array(self.b, self.n, self.dtype, lambda _: number)
+
+
+def places(b: Builder, d: Description) -> list[Any]:
+    """Places for a state, which begins as zeros: variables, or one `Places`."""
+    if d.in_memory:
+        return [Places(b, d.dtype, d.size)]
+    return [b.variable(d.dtype, 0) for _ in range(d.size)]
+
+
+def set_all(variables: Iterable, xs: Iterable, mask: Value | None = None) -> None:
+    """Set variables or places to these values, in the lanes of the mask or in all."""
+    for variable, x in zip(variables, xs, strict=True):
+        if mask is None:
+            variable.set(x)
+        else:
+            variable.set_where(mask, x)
+
+
+def built(
+    b: Builder, d: Description, place: Callable[[Any], Any], read: Callable[[Any], Value]
+) -> list[Any]:
+    """A state whose component `c` is `read(place(c))`."""
+    if d.in_memory:
+        return [Array(b, d.size, d.dtype, lambda turn: read(place(turn.index)))]
+    return [read(at) for at in [place(c) for c in range(d.size)]]
+
+
+def _for_each(array: Array, body: Callable[[Turn], None], start: int = 0) -> None:
+    array.b.for_(array.n, lambda i: body(Turn(i)), start)
+
+
+def each(y: Sequence, body: Callable[[Any, Value], None]) -> None:
+    """Call `body(c, x)` for every component `x` of a state, and its number `c`."""
+    for c, x in enumerate(y):
+        if isinstance(x, Array):
+            assert len(y) == 1
+            _for_each(x, lambda turn, x=x: body(turn.index, turn.value(x)))
+        else:
+            body(c, x)
+
+
+def each_place(variables: Sequence, body: Callable[[Any, Any], None]) -> None:
+    """Call `body(c, variable)` for the place of every component of a state."""
+    for c, x in enumerate(variables):
+        if isinstance(x, Places):
+            assert len(variables) == 1
+            x.b.for_(x.n, lambda i, x=x: body(i, Place(x.memory, i)))
+        else:
+            body(c, x)
+
+
+def changed(variables: Sequence, new: Callable[[Any, Callable[[], Value]], Value]) -> list[Any]:
+    """A state whose component `c` is `new(c, get)`, where `get()` is that of the variables."""
+    if variables and isinstance(variables[0], Places):
+        (x,) = variables
+        return [
+            Array(x.b, x.n, x.dtype, lambda turn: new(turn.index, Place(x.memory, turn.index).get))
+        ]
+    return [new(c, x.get) for c, x in enumerate(variables)]
+
+
+def total(components: Iterable[Any]) -> Any:
+    """The sum of all components, in their order."""
+    components = iter(components)
+    first = next(components)
+    if isinstance(first, Array):
+        return _reduced(operator.add, first)
+    return functools.reduce(operator.add, components, first)
+
+
+def _reduced(op: Callable, x: Array) -> Value:
+    """`op(...op(op(x0, x1), x2)...)`"""
+    b = x.b
+
+    def at(i: int) -> Value:
+        return Turn(b.constant(i, I64)).value(x)
+
+    if x.n == 1:
+        return at(0)
+    result = b.variable(x.dtype, op(at(0), at(1)))
+    _for_each(x, lambda turn: result.set(op(result.get(), turn.value(x))), start=2)
+    return result.get()
+
+
+def _componentwise(name: str, dtype: Any = None) -> Callable:
+    return lambda self, *xs: componentwise(getattr(self.b, name), *xs, dtype=dtype)
+
+
+class LoopArithmetic(PlainArithmetic):
+    """The operations on arrays of components, and on numbers as a builder has them."""
+
+    def __init__(self, b: Builder):
+        self.b = b
+
+    minimum, maximum = _componentwise("minimum"), _componentwise("maximum")
+    abs, sign, floor = _componentwise("abs"), _componentwise("sign"), _componentwise("floor")
+    sqrt, equal = _componentwise("sqrt"), _componentwise("equal", BOOL)
+
+    def where(self, mask: Any, x: Any, y: Any) -> Any:
+        dtype = next((a.dtype for a in (x, y) if hasattr(a, "dtype")), None)
+        return componentwise(self.b.where, mask, x, y, dtype=dtype)
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        return componentwise(lambda x: self.b.cast(x, dtype), x, dtype=np.dtype(dtype))
+
+    def bitcast(self, x: Any, dtype: Any) -> Any:
+        return componentwise(lambda x: self.b.bitcast(x, dtype), x, dtype=np.dtype(dtype))
+
+    def over(self, number: Any, component: Any) -> Any:
+        if isinstance(number, Array) or not isinstance(component, Array):
+            return number
+        return componentwise(lambda _: number, component, dtype=number.dtype)
+
+    def once(self, x: Any) -> Any:
+        return InMemory(x.stored(), x.n) if isinstance(x, Array) else x
+
+    def mean(self, components: Components) -> Any:
+        n = sum(x.n if isinstance(x, Array) else 1 for x in components)
+        return self.total(components) * (1.0 / n)
+
+    def total(self, components: Components) -> Any:
+        return total(components)
+
+    def largest(self, components: Components) -> Any:
+        if isinstance(components[0], Array):
+            return _reduced(lambda x, y: self.b.largest((x, y)), components[0])
+        return self.b.largest(components)
+
+
+def arithmetic(b: Builder, d: Description) -> Arithmetic:
+    """The operations on the components of a state."""
+    return LoopArithmetic(b) if d.in_memory else b
+
+
+def numbers_of(components: Sequence) -> Sequence[Value]:
+    """The components as a field reads them: those of an array from memory."""
+    first = None if isinstance(components, Loaded) else next(iter(components), None)
+    return Loaded(first.stored(), first.n) if isinstance(first, Array) else components

@@ -1,0 +1,576 @@
+"""LLVM IR from Python: functions with loops, branches and arithmetic.
+
+A `Builder` writes the instructions of one function of a module (`module.py`); their results are the
+values of `values.py`. A module one lane wide has only scalars (for a thread of a GPU, or for a
+single trajectory).
+
+Products are fused with sums here, by a rule of our own, instead of by LLVM. So the same code gives
+the same bits at every width and with every version of LLVM, wherever there are fused operations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TYPE_CHECKING
+
+import numpy as np
+
+from ....solvers.arithmetic import Components, PlainArithmetic
+from .values import (
+    BOOL as BOOL,
+    Buffer as Buffer,
+    F32 as F32,
+    F64 as F64,
+    FLOATS,
+    I32 as I32,
+    I64 as I64,
+    integer_like as integer_like,
+    literal,
+    suffix,
+    type_of as type_of,
+    Value as Value,
+    Variable as Variable,
+)
+
+
+if TYPE_CHECKING:
+    from .heap import Heap
+    from .module import Module
+
+
+def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:
+    return lambda self, x: self.intrinsic(name, x)
+
+
+class Builder(PlainArithmetic):
+    """Writes the instructions of a function, one after the other."""
+
+    def __init__(self, module: Module):
+        self.module, self.lanes = module, module.lanes
+        self.lines: list[str] = []
+        self.allocas: list[str] = []
+        # What is run before all else.
+        self.first: list[str] = []
+        self._count = 0
+        self._fuses = True
+        # Where arrays are that the stack may be too small for; None: all are on the stack.
+        self.heap: Heap | None = None
+        # The results available for reuse in this block, and in the enclosing blocks before it.
+        self._scopes: list[dict[Any, Any]] = [{}]
+
+    #
+    # Text
+    #
+
+    def name(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def emit(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def value(self, text: str, dtype: np.dtype, lanes: int) -> Value:
+        """The result of an instruction."""
+        value = Value(self, self.name(), dtype, lanes)
+        self.emit(f"{value.name} = {text}")
+        return value
+
+    def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
+        """The result of an instruction that depends on its operands alone; written once."""
+        return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
+
+    def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The result of `make()`, which is called once for this key in a block and its inner
+        blocks, and writes no instruction that reads memory."""
+        found = self.known(key)
+        if found is None:
+            scope = self._scopes[-1]
+            scope[key, self._fuses] = found = make()
+        return found
+
+    def known(self, key: Any) -> Any:
+        """The result of `once_for` with this key; None where this block doesn't have it."""
+        key = (key, self._fuses)
+        return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
+
+    @contextmanager
+    def _block(self) -> Iterator[None]:
+        """A block whose instructions may not be run; their results are not reused after it."""
+        self._scopes.append({})
+        try:
+            with nullcontext() if self.heap is None else self.heap.block():
+                yield
+        finally:
+            self._scopes.pop()
+
+    @property
+    def position(self) -> int:
+        """The place of the next instruction."""
+        return len(self.lines)
+
+    @contextmanager
+    def _writing_to(self, lines: list[str]) -> Iterator[None]:
+        """Within this block, instructions go to these lines, where values don't exist yet."""
+        before = self.lines, self._scopes
+        self.lines, self._scopes = lines, [{}]
+        try:
+            yield
+        finally:
+            self.lines, self._scopes = before
+
+    @contextmanager
+    def inserting(self, position: int) -> Iterator[None]:
+        """Within this block, instructions go to an earlier position of the function."""
+        inserted: list[str] = []
+        with self._writing_to(inserted):
+            yield
+        self.lines[position:position] = inserted
+
+    def at_start(self) -> AbstractContextManager[None]:
+        """Within this block, instructions go to the start of the function."""
+        return self._writing_to(self.first)
+
+    def on_stack(self, type_: str) -> str:
+        """A pointer to memory for a value of this type on the function's stack."""
+        place = self.name()
+        self.allocas.append(f"  {place} = alloca {type_}")
+        return place
+
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> Buffer:
+        """Memory for `n` elements; with `of_lanes`, for `n` elements of each lane, where element
+        `i` of all lanes lies side by side. It is for this block and its inner blocks."""
+        each = max(1, self.lanes) if of_lanes else 1
+        stored = np.dtype(np.int8) if dtype == BOOL else dtype
+        found = None if self.heap is None else self.heap.array(dtype, n * each, of_lanes=of_lanes)
+        if found is not None:
+            return found
+        place = self.on_stack(f"[{max(1, n * each)} x {type_of(stored)}], align 64")
+        return Buffer(self, place, dtype)
+
+    def parameter(self, name: str, dtype: np.dtype, lanes: int = 0) -> Value:
+        """A parameter of the function; its name begins with `%`."""
+        return Value(self, name, dtype, lanes)
+
+    def variable(self, dtype: np.dtype, value: Any = None, *, of_lanes: bool = True) -> Variable:
+        return Variable(self, dtype, self.lanes if of_lanes else 0, value)
+
+    def return_(self) -> None:
+        self.emit("ret void")
+
+    #
+    # Constants and shapes
+    #
+
+    def constant(self, value: Any, dtype: Any, *, of_lanes: bool = False) -> Value:
+        dtype = np.dtype(dtype)
+        lanes = self.lanes if of_lanes else 0
+        with np.errstate(all="ignore"):  # numbers that don't fit wrap around, or become infinite
+            value = np.asarray(value).astype(dtype)[()]
+        text = literal(value, dtype)
+        if lanes:
+            text = f"splat ({type_of(dtype)} {text})"
+        found = Value(self, text, dtype, lanes)
+        found.constant = value
+        return found
+
+    def as_value(self, x: Any, dtype: np.dtype) -> Value:
+        """A value as it is; a Python number as a constant of this dtype."""
+        return x if isinstance(x, Value) else self.constant(x, dtype)
+
+    def lane_numbers(self) -> Value:
+        """The vector 0, 1, 2, ... of int64."""
+        if not self.lanes:
+            return self.constant(0, I64)
+        entries = ", ".join(f"i64 {i}" for i in range(self.lanes))
+        return Value(self, f"<{entries}>", I64, self.lanes)
+
+    def spread(self, x: Value) -> Value:
+        """A scalar as a vector that has it in each lane."""
+        if x.lanes or not self.lanes:
+            return x
+        if x.constant is not None:
+            return self.constant(x.constant, x.dtype, of_lanes=True)
+        type_ = type_of(x.dtype, self.lanes)
+        first = self.pure(f"insertelement {type_} poison, {x}, i32 0", x.dtype, self.lanes)
+        zeros = f"<{self.lanes} x i32> zeroinitializer"
+        found = self.pure(f"shufflevector {first}, {type_} poison, {zeros}", x.dtype, self.lanes)
+        if x.factors is None:
+            return found
+        return self._product(found, self.spread(x.factors[0]), self.spread(x.factors[1]))
+
+    def _product(self, value: Value, x: Value, y: Value) -> Value:
+        """The value, marked as the product of `x` and `y`, so that a sum may be fused with it."""
+        found = Value(self, value.name, value.dtype, value.lanes)
+        found.factors = (x, y)
+        return found
+
+    def matched(self, *values: Any) -> tuple[Value, ...]:
+        """The operands as values of one dtype; if one of them has lanes, all get lanes."""
+        dtype = next(x.dtype for x in values if isinstance(x, Value | np.generic))
+        found = [self.as_value(x, dtype) for x in values]
+        assert all(x.dtype == dtype for x in found), [x.type for x in found]
+        if any(x.lanes for x in found):
+            found = [self.spread(x) for x in found]
+        return tuple(found)
+
+    #
+    # Arithmetic
+    #
+
+    @contextmanager
+    def unfused(self) -> Iterator[None]:
+        """Within this block products are rounded before they are added; only `fma` is fused."""
+        before, self._fuses = self._fuses, False
+        try:
+            yield
+        finally:
+            self._fuses = before
+
+    def binary(self, op: str, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        return self.pure(f"{op} {x}, {y.name}", x.dtype, x.lanes)
+
+    def add(self, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        if not x.is_real:
+            return self.binary("add", x, y)
+        if self._fuses and x.factors is not None:
+            return self.mul_add(*x.factors, y)
+        if self._fuses and y.factors is not None:
+            return self.mul_add(*y.factors, x)
+        return self.binary("fadd", x, y)
+
+    def sub(self, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        if not x.is_real:
+            return self.binary("sub", x, y)
+        if self._fuses and x.factors is not None:
+            return self.mul_add(*x.factors, -y)
+        if self._fuses and y.factors is not None:
+            return self.mul_add(-y.factors[0], y.factors[1], x)
+        return self.binary("fsub", x, y)
+
+    def mul(self, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        if not x.is_real:
+            return self.binary("mul", x, y)
+        return self._product(self.binary("fmul", x, y), x, y)
+
+    def mul_add(self, x: Any, y: Any, z: Any) -> Value:
+        """`x * y + z`, rounded once where the machine does that as fast, otherwise twice."""
+        x, y, z = self.matched(x, y, z)
+        return self.intrinsic("fmuladd", x, y, z)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Value:
+        """`x * y + z`, rounded once, even where that is slow."""
+        x, y, z = self.matched(x, y, z)
+        return self.intrinsic("fma", x, y, z)
+
+    def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
+        """Call an intrinsic of LLVM that is named after the type of its result."""
+        return self.call(f"llvm.{name}.{suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
+
+    def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
+        """Call a function that takes and returns values, and reads no memory."""
+        type_ = type_of(dtype, lanes)
+        if not self.module.has(name):
+            self.module.declare(name, f"{type_} @{name}({', '.join(x.type for x in args)})")
+        return self.pure(f"call {type_} @{name}({', '.join(map(str, args))})", dtype, lanes)
+
+    #
+    # The interface `Arithmetic` of solvers
+    #
+
+    def equal(self, x: Any, y: Any) -> Value:
+        return self.compare("eq", x, y)
+
+    def largest(self, components: Components) -> Value:
+        largest = components[0]
+        for x in components[1:]:
+            # NaN has to win, whichever operand it is.
+            largest = self.where((x > largest) | x.ne(x), x, largest)
+        return largest
+
+    def largest_magnitude(self, components: Components) -> Value:
+        """The largest absolute value. Where some are NaN, it is NaN or that of the others."""
+        first = components[0]
+        each = 64 // first.dtype.itemsize
+        if not self.module.has_range or first.lanes % each or not first.lanes:
+            return functools.reduce(self.maximum, map(abs, components))
+        parts = [
+            functools.reduce(self._range, [self._shuffled(x, x, places) for x in components])
+            for places in (range(i, i + each) for i in range(0, first.lanes, each))
+        ]
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [self._shuffled(x, y, range(2 * x.lanes)) for x, y in pairs]
+        return parts[0]
+
+    def _range(self, x: Value, y: Value) -> Value:
+        """The larger magnitude in each lane of two registers, by AVX-512."""
+        type_, mask, kind = x.type, f"i{x.lanes}", "pd" if x.dtype == F64 else "ps"
+        name = f"llvm.x86.avx512.mask.range.{kind}.512"
+        self.module.declare(name, f"{type_} @{name}({type_}, {type_}, i32, {type_}, {mask}, i32)")
+        # 11: the larger magnitude, without its sign; -1: in all lanes; 4: rounded as always.
+        options = f"i32 11, {type_} zeroinitializer, {mask} -1, i32 4"
+        return self.pure(f"call {type_} @{name}({x}, {y}, {options})", x.dtype, x.lanes)
+
+    #
+    # Functions
+    #
+
+    def abs(self, x: Value) -> Value:
+        if x.is_real:
+            return self.intrinsic("fabs", x)
+        return self.where(x < 0, -x, x) if x.is_signed else x
+
+    sqrt, floor, trunc = _intrinsic("sqrt"), _intrinsic("floor"), _intrinsic("trunc")
+    round_even = _intrinsic("roundeven")
+
+    def sign(self, x: Value) -> Value:
+        """-1, 0 or 1; zeros and NaN are returned as they are."""
+        one = self.copysign(self.constant(1, x.dtype), x)
+        return self.where((x > 0.0) | (x < 0.0), one, x)
+
+    def copysign(self, x: Any, sign: Any) -> Value:
+        x, sign = self.matched(x, sign)
+        return self.intrinsic("copysign", x, sign)
+
+    def compare(self, how: str, x: Any, y: Any) -> Value:
+        """A comparison, one of `lt le gt ge eq ne`; with NaN all but `ne` are false."""
+        x, y = self.matched(x, y)
+        if x.is_real:
+            op = f"fcmp {'une' if how == 'ne' else 'o' + how}"
+        elif how in ("eq", "ne"):
+            op = f"icmp {how}"
+        else:
+            op = f"icmp {'s' if x.is_signed else 'u'}{how}"
+        return self.pure(f"{op} {x}, {y.name}", BOOL, x.lanes)
+
+    def where(self, mask: Value, x: Any, y: Any) -> Value:
+        """`x` in the lanes of the mask, `y` in the others; one of the two may be a number."""
+        x, y = self.matched(x, y)
+        if mask.lanes:
+            x, y = self.spread(x), self.spread(y)
+        return self.pure(f"select {mask}, {x}, {y}", x.dtype, x.lanes)
+
+    def minimum(self, x: Any, y: Any) -> Value:
+        """`x if x < y else y`: the second where one is NaN."""
+        x, y = self.matched(x, y)
+        return self.where(x < y, x, y)
+
+    def maximum(self, x: Any, y: Any) -> Value:
+        """`x if x > y else y`: the second where one is NaN."""
+        x, y = self.matched(x, y)
+        return self.where(x > y, x, y)
+
+    def cast(self, x: Value, dtype: Any) -> Value:
+        """A conversion as in C, but from real to integer it saturates, and NaN becomes zero."""
+        dtype, old = np.dtype(dtype), x.dtype
+        if dtype == old:
+            return x
+        if x.constant is not None and not (x.is_real and dtype.kind in "iu"):
+            return self.constant(x.constant, dtype, of_lanes=bool(x.lanes))
+        if dtype == BOOL:
+            return x.ne(0)
+        to = type_of(dtype, x.lanes)
+        if x.is_real and dtype in FLOATS:
+            op = "fpext" if dtype.itemsize > old.itemsize else "fptrunc"
+        elif x.is_real:
+            how = "fptosi" if dtype.kind == "i" else "fptoui"
+            suffixes = f"{suffix(dtype, x.lanes)}.{suffix(old, x.lanes)}"
+            return self.call(f"llvm.{how}.sat.{suffixes}", dtype, x.lanes, x)
+        elif dtype in FLOATS:
+            op = "sitofp" if x.is_signed else "uitofp"
+        elif dtype.itemsize == old.itemsize and old != BOOL:
+            return Value(self, x.name, dtype, x.lanes)
+        elif dtype.itemsize < old.itemsize:
+            op = "trunc"
+        else:
+            op = "sext" if x.is_signed else "zext"
+        return self.pure(f"{op} {x} to {to}", dtype, x.lanes)
+
+    def bitcast(self, x: Value, dtype: Any) -> Value:
+        """The same bits as a number of another dtype of the same size."""
+        dtype = np.dtype(dtype)
+        if type_of(dtype) == type_of(x.dtype):
+            return Value(self, x.name, dtype, x.lanes)
+        return self.pure(f"bitcast {x} to {type_of(dtype, x.lanes)}", dtype, x.lanes)
+
+    #
+    # Lanes
+    #
+
+    def any(self, mask: Value) -> Value:
+        """Whether the mask is true in any lane, as a scalar."""
+        if not mask.lanes:
+            return mask
+        return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
+
+    def count(self, mask: Value) -> Value:
+        """The number of lanes in which the mask is true, as a scalar int64."""
+        bits = self._bits(mask)
+        name, type_ = f"llvm.ctpop.i{mask.lanes}", f"i{mask.lanes}"
+        self.module.declare(name, f"{type_} @{name}({type_})")
+        counted = self.pure(f"call {type_} @{name}({bits})", I64, 0)
+        if mask.lanes == 64:
+            return counted
+        return self.pure(f"zext {type_} {counted.name} to i64", I64, 0)
+
+    def _bits(self, mask: Value) -> str:
+        """The mask as an integer with one bit for each lane, preceded by its type."""
+        type_ = f"i{mask.lanes}"
+        # (The dtype is arbitrary: nothing computes with these bits.)
+        return f"{type_} {self.pure(f'bitcast {mask} to {type_}', I64, 0).name}"
+
+    def sums_of_lanes(self, xs: Sequence[Value]) -> list[Value]:
+        """The sum of each vector's entries as a scalar, by adding halves of vectors."""
+        vectors, entries = list(xs), xs[0].lanes
+        if not entries:
+            return vectors
+        while entries > 1:
+            # In each vector, so many entries in a row belong to the same sum.
+            lanes, half = vectors[0].lanes, entries // 2
+            pairs = [(vectors[i], *vectors[i + 1 : i + 2]) for i in range(0, len(vectors), 2)]
+            both = 2 if len(vectors) > 1 else 1
+            firsts = [i + j for i in range(0, both * lanes, entries) for j in range(half)]
+            halves = firsts, [i + half for i in firsts]
+            vectors = [
+                self.add(*(self._shuffled(pair[0], pair[-1], places) for places in halves))
+                for pair in pairs
+            ]
+            entries = half
+        each = vectors[0].lanes
+        return [
+            self.pure(f"extractelement {vectors[i // each]}, i32 {i % each}", x.dtype, 0)
+            for i, x in enumerate(xs)
+        ]
+
+    def transposed(self, xs: Sequence[Value]) -> list[Value]:
+        """As many vectors as they have entries, whose rows and columns are exchanged."""
+        n = xs[0].lanes
+        assert len(xs) == n
+        # (The halves of all entries are put between each other as often as it takes.)
+        first = [i // 2 + n * (i % 2) for i in range(n)]
+        second = [i + n // 2 for i in first]
+        for _ in range(n.bit_length() - 1):
+            pairs = list(zip(xs[: n // 2], xs[n // 2 :], strict=True))
+            xs = [self._shuffled(x, y, places) for x, y in pairs for places in (first, second)]
+        return list(xs)
+
+    def _shuffled(self, x: Value, y: Value, places: Sequence[int]) -> Value:
+        """The entries at these places of two vectors, of which the second follows the first."""
+        mask = ", ".join(f"i32 {i}" for i in places)
+        return self.pure(
+            f"shufflevector {x}, {y.type} {y.name}, <{len(places)} x i32> <{mask}>",
+            x.dtype,
+            len(places),
+        )
+
+    def for_each_lane(self, mask: Value, body: Callable[[Value], None]) -> None:
+        """Run `body(lane)` for each lane of the mask in turn; `lane` is a scalar int64."""
+        if not mask.lanes:
+            self.if_(mask, lambda: body(self.constant(0, I64)))
+            return
+        assert mask.lanes <= 64, mask.lanes
+        bits = self._bits(mask)
+        if mask.lanes < 64:
+            wide = self.pure(f"zext {bits} to i64", I64, 0)
+        else:
+            wide = Value(self, bits.split()[1], I64, 0)
+        left = self.variable(I64, wide, of_lanes=False)
+
+        def one():
+            now = left.get()
+            body(self.call("llvm.cttz.i64", I64, 0, now, self.constant(True, BOOL)))
+            left.set(now & (now - 1))
+
+        self.while_(lambda: left.get().ne(0), one)
+
+    def entry(self, x: Value, lane: Value) -> Value:
+        """The entry of one lane, as a scalar."""
+        if not x.lanes:
+            return x
+        return self.pure(f"extractelement {x}, {lane}", x.dtype, 0)
+
+    def with_entry(self, x: Value, lane: Value, entry: Value) -> Value:
+        """The vector with the entry of one lane replaced."""
+        if not x.lanes:
+            return entry
+        return self.pure(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
+
+    #
+    # Control flow
+    #
+
+    def _label(self) -> str:
+        return self.name().replace("%v", "%L")
+
+    def _begin(self, label: str) -> None:
+        self.lines.append(f"{label[1:]}:")
+
+    def _jump(self, label: str) -> None:
+        self.emit(f"br label {label}")
+
+    def _branch(self, condition: Value, yes: str, no: str, likely: bool | None = None) -> None:
+        weights = "" if likely is None else f", !prof !{0 if likely else 1}"
+        self.emit(f"br {condition}, label {yes}, label {no}{weights}")
+
+    def if_(
+        self,
+        condition: Value,
+        then: Callable[[], None],
+        otherwise: Callable[[], None] | None = None,
+        *,
+        likely: bool | None = None,
+    ) -> None:
+        """A branch on a scalar condition."""
+        yes, no, after = self._label(), self._label(), self._label()
+        self._branch(condition, yes, after if otherwise is None else no, likely)
+        for label, write in ((yes, then), (no, otherwise)):
+            if write is not None:
+                self._begin(label)
+                with self._block():
+                    write()
+                self._jump(after)
+        self._begin(after)
+
+    def while_(
+        self,
+        condition: Callable[[], Value],
+        body: Callable[[], object],
+        *,
+        likely: bool | None = None,
+    ) -> None:
+        """A loop that goes on while the scalar `condition()` holds."""
+        test, inside, after = self._label(), self._label(), self._label()
+        self._jump(test)
+        self._begin(test)
+        with self._block():
+            self._branch(condition(), inside, after, likely)
+            self._begin(inside)
+            body()
+        self._jump(test)
+        self._begin(after)
+
+    def do_while(self, body: Callable[[], Value]) -> None:
+        """A loop that goes on while the scalar that `body()` returns holds."""
+        inside, after = self._label(), self._label()
+        self._jump(inside)
+        self._begin(inside)
+        with self._block():
+            self._branch(body(), inside, after)
+        self._begin(after)
+
+    def for_(self, n: int | Value, body: Callable[[Value], None], start: int | Value = 0) -> None:
+        """Calls `body(i)` for the int64 `i` from `start` to `n - 1`."""
+        i = self.variable(I64, start, of_lanes=False)
+
+        def one():
+            now = i.get()
+            body(now)
+            i.set(now + 1)
+
+        self.while_(lambda: i.get() < n, one)

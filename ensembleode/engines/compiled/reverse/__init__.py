@@ -1,0 +1,1 @@
+"""Reverse mode of the time loop: turns are recorded, and replayed backwards."""

@@ -1,0 +1,1 @@
+"""What a kernel computes: its description, and the equations, steps and rows written from it."""

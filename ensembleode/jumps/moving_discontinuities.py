@@ -1,0 +1,79 @@
+"""Derivatives with respect to times at which the field jumps.
+
+A step ends at such a time, and the next step begins a unit in the last place later, with the field
+after the jump. With other numbers the jump would be `delta` later. The state would go on along the
+field before the jump until then, and is followed back to the fixed time along the field after the
+jump. That is a jump as in `moving.py`, at a known time, which leaves the state as it is. It is made
+by a callback of the library's own; the known times are an additional parameter of the field, which
+the field doesn't read.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..fields import parameters_of, staged
+from ..plan.events import Discrete, Events, Jump, over, Part
+from ..plan.plan import Plan
+from ..tracing.program import Program, program_of
+
+
+def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
+    """The plan whose field has the known times (like `table`) as its last parameter, and which has
+    a callback that moves with them. All numbers of the field are in `p` then."""
+    assert isinstance(plan.field, Program)
+    avals = [*parameters_of(plan.field), table]
+    numbers = tuple((x.shape, x.dtype) for x in avals)
+    field, events = _widened(plan.field, plan.events, numbers)
+    form = plan.form and plan.form.over(numbers, tuple(range(len(numbers) - 1)))
+    batched = plan.batched
+    p = (*batched.parameters, bool(batched.d_discontinuities))
+    batched = batched._replace(consts=(), p=p)
+    return dataclasses.replace(plan, field=field, form=form, events=events, batched=batched)
+
+
+@functools.lru_cache(maxsize=256)
+def _widened(field: Program, events: Events | None, numbers: tuple) -> tuple[Program, Events]:
+    places = tuple(range(len(numbers) - 1))
+
+    def among(part: Part, changes: Any) -> Part:
+        return over(part, numbers, places)
+
+    field = over(Part(field), numbers, places).program
+    before = Events((), ()) if events is None else events.mapped(among)
+    return field, dataclasses.replace(before, discrete=(*before.discrete, _at_jumps(field)))
+
+
+def _at_jumps(field: Program) -> Discrete:
+    """The callback that acts at the times in the last parameter of the field, and changes nothing.
+    It acts last, because what else happens at that time belongs to the field before the jump."""
+
+    def part(fn: Any) -> Part:
+        def at(consts: Any, u: Any, p: Any, t: Any) -> Any:
+            return fn(u, p[-1], t)
+
+        return Part(program_of(staged(field, at), jax.tree.structure(0), rules=True))
+
+    def wanted(u: Any, times: Any, t: Any) -> Any:
+        return jnp.any(t == times).astype(u.dtype)[None]
+
+    def passed(u: Any, times: Any, t: Any) -> Any:
+        since = t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
+        return since.astype(u.dtype)[None]
+
+    def nothing(u: Any, times: Any, t: Any) -> Any:
+        return jnp.concatenate([u.reshape(-1), jnp.zeros(1, u.dtype)])
+
+    return Discrete(
+        -1,
+        part(wanted),
+        Jump(part(nothing), ends=False),
+        (False, False),
+        scheduled=True,
+        passed=part(passed),
+        is_kept=False,
+        is_discontinuity=True,
+    )

@@ -1,0 +1,242 @@
+"""The numbers of trajectories, as arrays."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..fields import parameters_of
+from ..ground.devices.alone import alone
+from ..ground.state_tree import StateTree
+from ..problem.numbers import NUMBERS, of_kind
+from ..problem.saving_callback import SavingCallback
+from ..tracing.program import Program, structs_of
+from ..tracing.written_numbers import with_numbers_apart
+from .events import Events, of_extended, over, Part
+from .extended_state import Extension, held_like, with_held
+from .given import Given
+from .implicit_form import ImplicitForm, with_constants_around
+
+
+_CONSTANTS = of_kind("constants")
+
+
+_NAMES = [x.name for x in NUMBERS]
+
+
+class Lane(collections.namedtuple("Lane", _NAMES, defaults=[None] * len(_NAMES))):
+    """The numbers of one trajectory, by the names of `numbers.py`; a leaf that doesn't apply is
+    None.
+
+    `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
+    `count` is how many of the times in `saveat` are to be saved (None: all). `stop` is the address
+    of a flag that ends the solve early (see `core.interrupts`).
+    """
+
+    __slots__ = ()
+    count: Any  # declared, as type checkers would take it for the method of tuples
+
+    @property
+    def parameters(self) -> tuple:
+        """The inputs of `f` besides the state and the time, in the order of
+        `fields.parameters_of`."""
+        return (*self.consts, *self.p)
+
+    def with_parameters(self, values: Sequence) -> "Lane":
+        n = len(self.consts)
+        return self._replace(consts=tuple(values[:n]), p=tuple(values[n:]))
+
+
+@dataclasses.dataclass
+class Trajectories:
+    """An ensemble as arrays.
+
+    - `field`: the vector field, a program `field(consts, u, p, t)`.
+    - `beside`: the other programs of the problem, each with the name of its function.
+    - `events`: the callbacks; None without callbacks. Their programs have constants of their own
+        until all programs read one list of numbers (see `with_one_list`).
+    - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `saving`: what each trajectory saves.
+    - `extension`: the components of the state behind the user's; None where there are none.
+    - `tree`: the structure of a state that is a pytree; None for an array.
+    - `options`: the resolved solver options that all trajectories share.
+    - `batched`: a Lane of booleans, true for leaves that differ between trajectories.
+    - `lanes(indices, repeat)`: returns the numbers of several trajectories; leaves that differ
+        between these have a leading axis.
+    - `lane(index, repeat)`: returns the numbers of one trajectory, computed operation by operation,
+        as the user's own Python would.
+    - `shared`: a Lane with the leaves that all trajectories share and whose values are known; the
+        others are None.
+    - `traced`: whether anything here is a tracer of an outer transformation.
+    - `repeatable`: whether `repeat` may be traced (not if `prob_func` has to be called).
+    - `given`: the initial states and parameters as the user gave them, whatever is done to the
+        numbers.
+    - `made`: `lanes` before the times of each trajectory were laid out.
+    - `saving_callback`: the `SavingCallback`, or None; `times_of_values`: the times of its own.
+    - `before_parameters`: how many numbers are before the user's in `p`.
+    """
+
+    field: Program
+    saving: Any
+    tree: StateTree | None
+    options: dict
+    batched: Lane
+    lanes: Callable[[Any, Any], Lane]
+    lane: Callable[[Any, Any], Lane]
+    shared: Lane
+    traced: bool
+    repeatable: bool
+    made: Any = None
+    beside: tuple[tuple[str, Program], ...] = ()
+    extension: Extension | None = None
+    events: Events | None = None
+    form: ImplicitForm | None = None
+    given: Given | None = None
+    saving_callback: SavingCallback | None = None
+    times_of_values: Any = None
+    before_parameters: int = 0
+
+    def __post_init__(self):
+        self.made = self.made or self.lanes
+
+    def changed(self, change: Callable[[Lane], Lane], **fields: Any) -> "Trajectories":
+        """The ensemble with these fields changed, and with numbers that are changed by `change`."""
+
+        def after(make: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
+            return lambda index, repeat: change(make(index, repeat))
+
+        lanes, lane, made = map(after, (self.lanes, self.lane, self.made))
+        return dataclasses.replace(self, lanes=lanes, lane=lane, made=made, **fields)
+
+    def with_numbers_apart(self) -> "Trajectories":
+        """The ensemble with the numeric literals of its programs moved to the programs'
+        constants."""
+        programs = {"f": self.field, **dict(self.beside)}
+        apart = {name: with_numbers_apart(program) for name, program in programs.items()}
+        more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
+
+        def added(lane: Lane, more: dict[str, list] = more) -> Lane:
+            return lane._replace(**{name: (*getattr(lane, name), *x) for name, x in more.items()})
+
+        batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
+        (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
+        changes = {"field": field, "beside": tuple(beside), "batched": batched}
+        if self.form is not None:
+            avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
+            changes["form"] = self.form.mapped(lambda x: with_constants_around(x, (), avals))
+        return self.changed(added, **changes, shared=added(self.shared))
+
+    def with_one_list(self) -> "Trajectories":
+        """The ensemble in which every number that programs read is in `p`: the constants of the
+        field, its parameters, and the constants of the callbacks. No program has constants then.
+        Parameters that affects change are moved behind the state."""
+        events = self.events
+        assert events is not None
+        parameters = parameters_of(self.field)
+        avals = [*parameters, *events.consts]
+        numbers = tuple((x.shape, x.dtype) for x in avals)
+        n_consts, n = len(self.field.jaxpr.constvars), len(parameters)
+        field = over(Part(self.field), numbers, tuple(range(n))).program
+        form = self.form and self.form.over(numbers, tuple(range(n)))
+        held = held_like(field, [n_consts + i for i in events.changes])
+        before = extension = self.extension
+        if held:
+            (user,) = structs_of(self.field.jaxpr.outvars)
+            parts = before or Extension(user)
+            structure = None if self.given is None else (n_consts, self.given.numbers)
+            extension = dataclasses.replace(parts, held=held, parameters=structure)
+            form = form and form.with_held(field, before, extension)
+            field = with_held(field, before, extension)
+
+        def changed(part: Part, changes: tuple[int, ...] | None) -> Part:
+            first = n + part.start
+            places = (*range(first, first + part.n_consts), *range(n_consts, n))
+            found = over(part, numbers, places)
+            if extension is None:
+                return found
+            of_jump = None if changes is None else tuple(n_consts + i for i in changes)
+            return of_extended(found, extension, of_jump)
+
+        def moved(lane: Lane) -> Lane:
+            p = (*lane.parameters, *lane.callback_consts)
+            return lane._replace(consts=(), p=p, callback_consts=())
+
+        def extended(lane: Lane) -> Lane:
+            lane = moved(lane)
+            if not held:
+                return lane
+            (state,) = self.field.out_avals
+            parts = [(lane.u0, state.ndim), *((lane.p[i], x.ndim) for i, x in held)]
+            return lane._replace(u0=_joined(parts, state.dtype))
+
+        batched = moved(self.batched)
+        own = batched.u0 or any(batched.p[i] for i, _ in held)
+        shared = moved(self.shared)
+        return self.changed(
+            extended,
+            field=field,
+            extension=extension,
+            form=form,
+            events=events.mapped(changed),
+            batched=batched._replace(u0=own),
+            before_parameters=n_consts,
+            shared=shared._replace(u0=None) if held else shared,
+        )
+
+    def after_start(self) -> "Trajectories":
+        """The ensemble (after `with_one_list`) whose initial states are those after the callbacks
+        that act at the start."""
+        assert self.events is not None
+        acting = [x for x in self.events.discrete if x.at_start]
+        if not acting:
+            return self
+
+        def of_one(u0: Any, numbers: Sequence, t0: Any) -> Any:
+            for x in acting:
+                given = {"uprev": u0, "tprev": t0}
+                (wanted,), out = (
+                    part.program((), u0, (*numbers, *(given[name] for name in part.extras)), t0)
+                    for part in (x.condition, x.jump.part)
+                )
+                u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
+            return u0
+
+        return self.with_start(of_one)
+
+    def with_start(self, of_one: Callable[[Any, Sequence, Any], Any]) -> "Trajectories":
+        """The ensemble with the initial states `of_one(u0, numbers, t0)`, a function of the
+        previous initial state, of the constants and parameters, and of the start time."""
+        u: Any = self.field.jaxpr.invars[0]
+        t: Any = self.field.jaxpr.invars[-1]
+        avals = [u.aval, *parameters_of(self.field), t.aval]
+        batched = [self.batched.u0, *self.batched.parameters, self.batched.t0]
+
+        def changed(lane: Lane) -> Lane:
+            u0, *numbers, t0 = map(jnp.asarray, (lane.u0, *lane.parameters, lane.t0))
+            each = zip((u0, *numbers, t0), avals, batched, strict=True)
+            fn = of_one
+            if any(x.ndim > a.ndim for x, a, b in each if b):
+                axes = [0 if b else None for b in batched]
+                fn = jax.vmap(of_one, in_axes=(axes[0], axes[1:-1], axes[-1]))
+            return lane._replace(u0=alone(fn, u0, numbers, t0))
+
+        own, given = any(batched), self.shared
+        unknown = own or any(x is None for x in (given.u0, *given.parameters, given.t0))
+        known = None if unknown else changed(given).u0
+        shared = self.shared._replace(u0=known)
+        return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
+
+
+def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:
+    """One vector for each trajectory, from arrays that are each paired with their number of axes
+    for one trajectory."""
+    flat, lead = [], ()
+    for x, ndim in parts:
+        x = jnp.asarray(x, dtype)
+        before = x.shape[: x.ndim - ndim]
+        flat.append(x.reshape(*before, -1))
+        lead = before or lead
+    return jnp.concatenate([jnp.broadcast_to(x, (*lead, x.shape[-1])) for x in flat], axis=-1)

@@ -1,0 +1,116 @@
+"""The room for the events of trajectories: how many are recorded, and after how many a trajectory
+ends.
+
+Outside of `jit`, a trajectory ends where there is no more room, and is solved again with more. In a
+traced solve, it goes on past the record, which changes nothing of its states and their derivatives.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ..ground.logs import log_once
+from ..ground.retcode import ReturnCode
+from ..plan.events import EVENT_ROWS
+from ..plan.lane import Trajectories
+from ..plan.plan import Outcome, Plan
+from ..tracing.program import being_staged
+from .job import Job, with_output
+
+
+# The room for those events of a trajectory whose number nobody knows, outside of `jit` at first.
+MOST_EVENTS = 16
+_MORE = 8  # the factor by which the room grows where it is too small
+# The largest room. A ball that comes to rest bounces ever more often, and no room is enough for it.
+_MOST_ROOM = 2**13
+# The largest room for events whose number nobody knows in a traced solve. There is less of it where
+# the record of all trajectories would take more than so many bytes, and an eighth of these outside
+# of `jit`, where each operation passes over it, whether anybody reads it or not.
+_MOST_TRACED, _RECORD, _EAGER = 2**10, 2**24, 8
+
+
+def first_room(every: Trajectories) -> tuple[int, int]:
+    """The number of events of a trajectory for which there is room at first, and the number of
+    which the next one ends the trajectory. Events at known times are counted."""
+    events, given = every.events, every.options["max_events"]
+    if events is None or not events.is_kept:
+        return 0, 0
+    if events.only_ends:
+        room = sum(x.is_kept for x in events.callbacks)
+    else:
+        room = given or max(1, events.known + events.unforeseen * MOST_EVENTS)
+    return room, room
+
+
+def with_room_of_trace(job: Job, n: int) -> Job:
+    """The job of a traced solve of `n` trajectories, with a record of as many events as there is
+    memory for, past which trajectories go on. A warning says so where that may be too few.
+    """
+    plan, events = job.plan, job.plan.events
+    given = job.trajectories.options["max_events"]
+    if not plan.max_events or given is not None:
+        return job
+    assert events is not None
+    if events.only_ends:
+        return job
+    last = max(1, events.known + events.unforeseen * _MOST_ROOM)
+    record = _RECORD if being_staged() else _RECORD // _EAGER
+    fitting = max(MOST_EVENTS, record // (n * _bytes(plan)))
+    foreseen = min(_MOST_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
+    room = max(1, min(events.known + foreseen, fitting))
+    if room < last:
+        later = "later ones act, and are counted, but are not in its arrays"
+        if not plan.engine.closed:
+            last, later = room, "a trajectory that has more ends with ReturnCode.MaxEvents"
+        log_once(
+            "inside jit, grad or vmap there is limited room for the events of a trajectory, as "
+            f"sol.events.t.shape says: {later}. Pass max_events, as many as there may be."
+        )
+    return with_output(job.replan(max_events=room, last_event=last))
+
+
+def _bytes(plan: Plan) -> int:
+    """The bytes of an event in the record."""
+    assert plan.events is not None
+    return EVENT_ROWS * plan.state.size * plan.state.dtype.itemsize + 4 * (1 + plan.events.longest)
+
+
+def with_more_room(job: Job, outcome: Outcome) -> Job | None:
+    """The job with more room for events, to be run again. None if no trajectory had more events
+    than there was room for, or if the user has said how many there may be."""
+    if not lacks_room(job, outcome).any():
+        return None
+    room = _MORE * job.plan.max_events
+    return with_output(job.replan(max_events=room, last_event=room))
+
+
+def lacks_room(job: Job, outcome: Outcome) -> Any:
+    """The trajectories that had more events than there was room for, and for which there may be
+    more room."""
+    given = job.trajectories.options["max_events"]
+    if job.plan.events is None or given is not None or job.traced:
+        return np.False_
+    if job.plan.max_events >= _MOST_ROOM + job.plan.events.known:
+        return np.False_
+    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
+
+
+def check_room(had: tuple, has: tuple) -> None:
+    """**Raises:** `ValueError` where more room for events has changed the shape of an output."""
+    if had != has:
+        raise ValueError(
+            f"what output_func returns has the shape {had}, and {has} where there was more room "
+            "for events: return what does not depend on how many may be, such as sol.events.count, "
+            "or pass max_events, as many as a trajectory may have."
+        )
+
+
+def of_whole(job: Job) -> Job:
+    """The job whose sink regards a trajectory as done only if there was room for its events."""
+    sink = job.sink
+    if sink is None or job.plan.events is None:
+        return job
+    return dataclasses.replace(
+        job, sink=lambda outcome, done: sink(outcome, done & ~lacks_room(job, outcome))
+    )
