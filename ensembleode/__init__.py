@@ -10,6 +10,8 @@ import importlib.util as _util
 import pathlib as _pathlib
 import sys as _sys
 
+from .ground.former_names import find_former_modules as _find_former_modules
+
 
 # The modules of the public names, from the stub that type checkers read.
 _STUB = _ast.parse(_pathlib.Path(__file__).with_suffix(".pyi").read_text()).body
@@ -42,4 +44,5 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(x for x in globals() if x.startswith("__"))})
 
 
+_find_former_modules()
 _prepare_jax()

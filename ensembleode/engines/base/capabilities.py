@@ -7,7 +7,7 @@ from it. Fields and callbacks are read by the engines themselves (`Engine.unread
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, get_origin, NamedTuple
 
 import numpy as np
 
@@ -192,10 +192,29 @@ def _of_other_engines(name: str, more: str = "") -> Callable[[Asked], str | None
     return why
 
 
-def _of_diffrax(asked: Asked) -> str | None:
-    from ..diffrax.solving import unfit
+def is_imex(alg: Any) -> bool:
+    """Whether it is a method of diffrax that takes a stiff and another part of an equation."""
+    import diffrax
 
-    return unfit(asked.alg)
+    of_two_parts = diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3
+    return isinstance(alg, of_two_parts)
+
+
+def _of_diffrax(asked: Asked) -> str | None:
+    import diffrax
+
+    alg = asked.alg
+    if isinstance(alg, ODESolver):
+        return None if "diffrax" in alg.engines else f"it runs on {', '.join(alg.engines)}."
+    if not isinstance(alg, diffrax.AbstractSolver):
+        return "it is neither an ensembleode solver nor a diffrax one."
+    structure = get_origin(alg.term_structure) or alg.term_structure
+    if is_imex(alg) or structure is diffrax.AbstractTerm:
+        return None
+    return (
+        f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
+        "solver, such as Tsit5()."
+    )
 
 
 def _as_dtype(asked: Asked) -> str:

@@ -9,7 +9,7 @@ callback.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, get_origin
+from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -31,6 +31,7 @@ from ...solvers.controllers import AbstractController, PIController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
 from ...tracing.program import Program, Static
+from ..base.capabilities import is_imex
 from ..base.checks import check_backsolve, check_controller, check_steps
 from . import implicit
 from .control import Controlled, controller_for, NONFINITE, STOPPED
@@ -39,7 +40,6 @@ from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_ste
 
 
 _OF_MATRICES = ("njac", "nw", "nsolve")
-_IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
 class _Method(eqx.Module):
@@ -62,21 +62,6 @@ class _Method(eqx.Module):
 #
 # The methods of the engine
 #
-
-
-def unfit(alg: Any) -> str | None:
-    """Why this engine can't run `alg`; None when it can."""
-    if isinstance(alg, ODESolver):
-        return None if "diffrax" in alg.engines else f"it runs on {', '.join(alg.engines)}."
-    if not isinstance(alg, diffrax.AbstractSolver):
-        return "it is neither an ensembleode solver nor a diffrax one."
-    structure = get_origin(alg.term_structure) or alg.term_structure
-    if isinstance(alg, _IMEX) or structure is diffrax.AbstractTerm:
-        return None
-    return (
-        f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
-        "solver, such as Tsit5()."
-    )
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -105,7 +90,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     if made_here and adaptive and controller is None:
         # (diffrax's own control belongs to its own methods.)
         controller = PIController()
-    imex = isinstance(alg, _IMEX)
+    imex = is_imex(alg)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
         # (With some methods of `explicit.py`, its gradients by parameters are zero.)

@@ -12,17 +12,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from ....solvers.arithmetic import Arithmetic, Components, PlainArithmetic
 from ..llvm.builder import BOOL, Builder, I64, Value
 from .reading import Loaded, Memory
-
-
-if TYPE_CHECKING:
-    from ..steps.description import Description
 
 
 class Turn:
@@ -162,11 +158,22 @@ class Places:
         return Array(self.b, self.n, self.dtype, lambda _: number)
 
 
-def places(b: Builder, d: Description) -> list[Any]:
+class StateForm(Protocol):
+    """How many components a state has, of which dtype, and whether they are in memory."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def in_memory(self) -> bool: ...
+
+
+def places(b: Builder, form: StateForm) -> list[Any]:
     """Places for a state, which begins as zeros: variables, or one `Places`."""
-    if d.in_memory:
-        return [Places(b, d.dtype, d.size)]
-    return [b.variable(d.dtype, 0) for _ in range(d.size)]
+    if form.in_memory:
+        return [Places(b, form.dtype, form.size)]
+    return [b.variable(form.dtype, 0) for _ in range(form.size)]
 
 
 def set_all(variables: Iterable, xs: Iterable, mask: Value | None = None) -> None:
@@ -179,12 +186,12 @@ def set_all(variables: Iterable, xs: Iterable, mask: Value | None = None) -> Non
 
 
 def built(
-    b: Builder, d: Description, place: Callable[[Any], Any], read: Callable[[Any], Value]
+    b: Builder, form: StateForm, place: Callable[[Any], Any], read: Callable[[Any], Value]
 ) -> list[Any]:
     """A state whose component `c` is `read(place(c))`."""
-    if d.in_memory:
-        return [Array(b, d.size, d.dtype, lambda turn: read(place(turn.index)))]
-    return [read(at) for at in [place(c) for c in range(d.size)]]
+    if form.in_memory:
+        return [Array(b, form.size, form.dtype, lambda turn: read(place(turn.index)))]
+    return [read(at) for at in [place(c) for c in range(form.size)]]
 
 
 def _for_each(array: Array, body: Callable[[Turn], None], start: int = 0) -> None:
@@ -289,9 +296,9 @@ class LoopArithmetic(PlainArithmetic):
         return self.b.largest(components)
 
 
-def arithmetic(b: Builder, d: Description) -> Arithmetic:
+def arithmetic(b: Builder, form: StateForm) -> Arithmetic:
     """The operations on the components of a state."""
-    return LoopArithmetic(b) if d.in_memory else b
+    return LoopArithmetic(b) if form.in_memory else b
 
 
 def numbers_of(components: Sequence) -> Sequence[Value]:

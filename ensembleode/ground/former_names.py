@@ -1,0 +1,55 @@
+"""The modules in which earlier versions had their classes. What was pickled then names them."""
+
+import importlib
+import importlib.abc
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+_PACKAGE = __name__.partition(".")[0]
+# By the former name of a module: its present one. (`core` was a folder.)
+_MODULES = {
+    "callbacks": "problem.callbacks",
+    "core": "plan",
+    "core.given": "plan.given",
+    "core.reductions": "running.reductions",
+    "corrections": "problem.corrections",
+    "dense": "solution.dense",
+    "ensemble": "problem.ensemble",
+    "events": "solution.events",
+    "initialization": "problem.initialization",
+    "ode_function": "problem.ode_function",
+    "saving_callback": "problem.saving_callback",
+    "sensitivity": "problem.sensitivity",
+    "stats": "solution.stats",
+}
+
+
+class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A finder of modules under their former names, and their loader: such a module has the names
+    of the present one."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package, _, module = name.partition(".")
+        if package != _PACKAGE or module not in _MODULES:
+            return None
+        return importlib.util.spec_from_loader(name, self, is_package=module == "core")
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        present = _MODULES[module.__name__.partition(".")[2]]
+
+        def get(name: str) -> Any:
+            return getattr(importlib.import_module(f"{_PACKAGE}.{present}"), name)
+
+        module.__getattr__ = get
+
+
+def find_former_modules() -> None:
+    """Let `import` find modules under their former names. A module of today goes first."""
+    sys.meta_path.append(FormerModules())
