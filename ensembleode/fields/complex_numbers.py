@@ -30,6 +30,18 @@ class Pair(NamedTuple):
     imag: Any
 
 
+def with_complex(tree: Any, of_parts: Callable = lax.complex) -> Any:
+    """The tree with `of_parts(real, imag)`, a complex number, in the place of each `Pair`; and with
+    None where the parts are None."""
+
+    def joined(x: Any) -> Any:
+        if not isinstance(x, Pair):
+            return x
+        return None if x.real is None else of_parts(*x)
+
+    return jax.tree.map(joined, tree, is_leaf=lambda x: isinstance(x, Pair))
+
+
 def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """The same program of real numbers. One whose inputs or results are complex, or which has a
     primitive that isn't known here, is left as it is."""

@@ -5,5 +5,6 @@
     that the user gave, kept for the solution.
 - `events.py`: callbacks as programs. `saving.py`, `known_times.py`: the times that are saved, and
     those on which steps end.
-- `rate.py`, `implicit_form.py`, `extended_state.py`: what is made of the field.
+- `rate.py`, `implicit_form.py`, `extended_state.py`: what is made of the field. `real_numbers.py`:
+    complex parameters as pairs.
 """

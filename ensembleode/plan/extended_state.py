@@ -23,6 +23,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..fields import parameters_of, staged
+from ..fields.complex_numbers import with_complex
 from ..ground.state_tree import leaf_names, StateTree
 from ..tracing.program import Program, program_of, structs_of, substituted, with_constants
 
@@ -94,7 +95,7 @@ class Extension:
             return None
         first, structure = self.parameters
         leaves = self.with_held([None] * (first + structure.num_leaves), u)[first:]
-        return jtu.tree_unflatten(structure, leaves)
+        return with_complex(jtu.tree_unflatten(structure, leaves))
 
     def with_held(self, numbers: Sequence, u: Any) -> list:
         """The field's constants and parameters, of which the held ones are those of the state."""

@@ -3,8 +3,9 @@ asked for."""
 
 import dataclasses
 import functools
+import operator
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..fields.complex_numbers import with_complex
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import StateTree
 from ..tracing.program import is_tracer
@@ -116,8 +118,8 @@ class Given(_Chosen):
     - `lanes(indices, repeat)`: returns the numbers of several trajectories, a `Lane`.
     - `batched`: which of these numbers differ between trajectories.
     - `tree`, `extension`: the structure of the state.
-    - `numbers`, `others`: the structure of the numbers in the parameters; and the parameters with
-        None in the place of numbers.
+    - `numbers`, `others`: the structure of the numbers in the parameters, of which a complex one is
+        a `Pair`; and the parameters with None in the place of numbers.
     """
 
     lanes: Callable[[Any, Any], Any]
@@ -163,7 +165,10 @@ class Given(_Chosen):
         made = self.lanes(indices, 1)
         u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
         u0 = u0 if self.tree is None else self.tree.unravel(u0)
-        p, own = (jtu.tree_unflatten(self.numbers, list(x)) for x in (made.p, self.batched.p))
-        own = jax.tree.map(bool, own)
-        p = eqx.combine(p, self.others)
-        return Known(u0, p, bool(self.batched.u0), own, n=len(indices))
+        own = jtu.tree_unflatten(self.numbers, map(bool, self.batched.p))
+        own = with_complex(own, operator.or_)
+        return Known(u0, self.parameters(made.p), bool(self.batched.u0), own, n=len(indices))
+
+    def parameters(self, leaves: Iterable) -> Any:
+        """The parameters, from the numbers in them."""
+        return eqx.combine(with_complex(jtu.tree_unflatten(self.numbers, leaves)), self.others)

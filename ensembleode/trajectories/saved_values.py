@@ -9,10 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
@@ -73,8 +71,7 @@ def taken_apart(every: Trajectories, plan: Plan) -> Callable[[Result, Lane], tup
     first = every.before_parameters
 
     def of_one(result: Result, numbers: Lane) -> tuple[Result, PyTree]:
-        leaves = list(numbers.p[first : first + given.numbers.num_leaves])
-        p = eqx.combine(jtu.tree_unflatten(given.numbers, leaves), given.others)
+        p = given.parameters(numbers.p[first : first + given.numbers.num_leaves])
         u, t, length = result.u, result.t, result.length
         reached = jnp.arange(u.shape[0], dtype=length.dtype) < length
         if times is None:

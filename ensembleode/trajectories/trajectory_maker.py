@@ -20,6 +20,7 @@ from ..plan.given import Given
 from ..plan.implicit_form import check_jacobian, ImplicitForm, product_of, with_constants_around
 from ..plan.known_times import before_jumps, in_order, own_times, scheduled
 from ..plan.lane import Lane, Trajectories
+from ..plan.real_numbers import with_real_numbers
 from ..plan.saving import resolve_saving
 from ..problem.callbacks import all_of
 from ..problem.initialization import BrownFullBasicInit
@@ -247,7 +248,7 @@ class Maker:
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
         given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1)
-        return Trajectories(field=field, given=given, **kept, **fields)
+        return with_real_numbers(Trajectories(field=field, given=given, **kept, **fields))
 
     def again(self) -> "Maker":
         """A maker that should make the same numbers, to check whether it does."""

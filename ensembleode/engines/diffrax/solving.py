@@ -227,12 +227,6 @@ def _(perturbed, lane, plan):
         inexact, pullback, counts = jax.vjp(solution, diff, has_aux=True)
         return eqx.combine(inexact, counts), pullback
 
-    backsolve = isinstance(plan.method.value.adjoint, diffrax.BacksolveAdjoint)
-    if backsolve and any(map(jnp.iscomplexobj, lane.parameters)):
-        raise TypeError(
-            "p has complex numbers, and sensealg=BacksolveAdjoint() of the diffrax engine solves "
-            "for real ones: leave sensealg out."
-        )
     result, pullback = alone(forward, *eqx.partition(lane, perturbed))
     return result, (pullback, eqx.filter(result, eqx.is_inexact_array), result.retcode)
 

@@ -1,0 +1,103 @@
+"""Complex parameters as pairs of real numbers, so that no engine has to know of them."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..fields import parameters_of
+from ..fields.complex_numbers import Pair
+from ..tracing.program import Program, program_of, with_constants
+from .events import Continuous, Discrete, Jump, Part
+from .lane import Lane, Trajectories
+
+
+def with_real_numbers(traj: Trajectories) -> Trajectories:
+    """The ensemble whose programs are given the real and the imaginary part in place of each
+    complex number that they are given now. The state stays as it is."""
+    events, n = traj.events, len(traj.field.jaxpr.constvars)
+    read = parameters_of(traj.field)
+    avals = {"consts": read[:n], "p": read[n:], "callback_consts": events.consts if events else []}
+    are_complex = {name: [*map(_is_complex, each)] for name, each in avals.items()}
+    if not any(map(any, are_complex.values())):
+        return traj
+
+    def in_two(lane: Lane, split: Callable[[Any], Sequence]) -> Lane:
+        """The lane with two numbers in the place of each complex one."""
+
+        def changed(name: str, those: list[bool]) -> tuple | None:
+            numbers = getattr(lane, name)
+            if numbers is None:
+                return None
+            parts = [split(x) if y else [x] for x, y in zip(numbers, those, strict=True)]
+            return tuple(itertools.chain(*parts))
+
+        return lane._replace(**{name: changed(name, x) for name, x in are_complex.items()})
+
+    def real(part: Part) -> Part:
+        more = sum(are_complex["callback_consts"][: part.start])
+        return Part(_of_real_numbers(part.program), part.extras, part.start + more)
+
+    def real_jump(_: Continuous | Discrete, jump: Jump) -> Jump:
+        changes = tuple(i + sum(are_complex["p"][:i]) for i in jump.changes)
+        return dataclasses.replace(jump, part=real(jump.part), changes=changes)
+
+    found = traj.changed(
+        lambda lane: in_two(lane, _parts),
+        field=_of_real_numbers(traj.field),
+        beside=tuple((name, _of_real_numbers(program)) for name, program in traj.beside),
+        events=events and events.changed(real, real_jump),
+        form=traj.form and traj.form.mapped(_of_real_numbers),
+        batched=in_two(traj.batched, lambda x: (x, x)),
+        shared=in_two(traj.shared, _parts),
+    )
+    if (given := traj.given) is None:
+        return found
+    places = [Pair(0, 0) if x else 0 for x in are_complex["p"]]
+    numbers = jax.tree.structure(jax.tree.unflatten(given.numbers, places))
+    given = dataclasses.replace(given, lanes=found.lanes, batched=found.batched, numbers=numbers)
+    return dataclasses.replace(found, given=given)
+
+
+def _parts(x: Any) -> tuple:
+    return (None, None) if x is None else (x.real, x.imag)
+
+
+def _is_complex(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.complexfloating)
+
+
+@functools.lru_cache(maxsize=256)
+def _of_real_numbers(program: Program) -> Program:
+    """The program `(consts, u, p, t)` as one of two real numbers for each complex one of `consts`
+    and `p`."""
+    constants, (u, *inputs) = program.jaxpr.constvars, program.jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*constants, *inputs)]
+    if not any(map(_is_complex, avals)):
+        return program
+
+    def joined(u: Any, *flat: Any) -> Any:
+        given = iter(flat)
+        values = [
+            jax.lax.complex(next(given), next(given)) if _is_complex(x) else next(given)
+            for x in avals
+        ]
+        consts, values = values[: len(constants)], values[len(constants) :]
+        return jax.tree.leaves(program(consts, u, *values))
+
+    parts = [
+        [jax.ShapeDtypeStruct(x.shape, np.finfo(x.dtype).dtype)] * 2 if _is_complex(x) else [x]
+        for x in avals
+    ]
+    state: Any = u.aval
+    inner: Any = jax.make_jaxpr(joined)(state, *itertools.chain(*parts)).jaxpr
+    n = sum(map(len, parts[: len(constants)]))
+    first, *rest = inner.invars
+    return program_of(
+        with_constants(inner, rest[:n], [first, *rest[n:]]), program.out_tree, rules=True
+    )
