@@ -39,9 +39,11 @@ def solver(name: str, adaptive: bool) -> diffrax.AbstractSolver:
 def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
     """A diffrax solver for which every step can be tried shorter where an iteration fails.
 
-    The steps of diffrax's Runge-Kutta methods can already: their error is infinite then.
+    The steps of diffrax's Runge-Kutta methods can already: their error is infinite then. (A wrapped
+    solver, which has an error of its own, is an instance of all that it wraps.)
     """
-    is_retried = isinstance(solver, diffrax.AbstractRungeKutta)
+    is_wrapped = isinstance(solver, diffrax.AbstractWrappedSolver)
+    is_retried = isinstance(solver, diffrax.AbstractRungeKutta) and not is_wrapped
     is_implicit = isinstance(solver, diffrax.AbstractImplicitSolver)
     return _Retried(solver) if is_implicit and not is_retried else solver
 
