@@ -143,14 +143,8 @@ def _started(workers: int, threads: int) -> Connection:
         restore()
 
     def end():
-        # (A worker may be gone before the scheduler hears that nobody waits for its results.)
-        scheduler = logging.getLogger("distributed.scheduler")
-        scheduler.addFilter(_is_no_loss)
-        try:
-            client.close()
-            cluster.close()
-        finally:
-            scheduler.removeFilter(_is_no_loss)
+        client.close()
+        cluster.close()
         restore()
 
     return Connection(client, end, restore, patience=60.0, queued=2)
@@ -159,10 +153,6 @@ def _started(workers: int, threads: int) -> Connection:
 def _is_of_interest(record: logging.LogRecord) -> bool:
     """Not that workers are killed which a busy machine lets wait while their cluster closes."""
     return "still alive" not in record.getMessage()
-
-
-def _is_no_loss(record: logging.LogRecord) -> bool:
-    return "already computed" not in record.getMessage()
 
 
 def _lasting(LocalCluster: type) -> type:
@@ -238,10 +228,17 @@ def _dask() -> tuple[Any, Any]:
             f"EnsembleDistributed starts Dask workers: {installing('dask')}. (With "
             "engine='julia' it starts Julia's, and needs no Dask.)"
         ) from e
+    _close_at_exit()
     return dask, distributed
 
 
-@atexit.register
+@functools.cache
+def _close_at_exit() -> None:
+    """Close the workers when Python ends. (What is registered last is called first, so this is for
+    when Dask is imported, which would close them with warnings.)"""
+    atexit.register(_close_all)
+
+
 def _close_all() -> None:
     for pool in _own.values():
         pool.close()
