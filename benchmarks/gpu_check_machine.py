@@ -16,7 +16,7 @@ from gpu_check_values import is_lost as is_lost, KERNEL, lorenz_ensemble, way_of
 from gpu_peaks import peak_of
 
 import ensembleode as eo
-from ensembleode.engines.compiled.llvm.builder import Buffer, F32, I64
+from ensembleode.engines.compiled.llvm.builder import ElementPointer, F32, I64
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.engines.compiled.xla import launch
 from ensembleode.tools import doctor
@@ -104,13 +104,13 @@ THREADS = 1000
 
 
 @functools.cache
-def _saxpy() -> launch.Kernel:
+def _saxpy() -> launch.PtxKernel:
     """`a x` of as many numbers, and `a + x`."""
     m = Module(1, is_gpu=True)
     pointers = ("%a", "%x", "%y", "%z")
     parameters = ["i64 %thread", "i64 %threads", *(f"ptr {x}" for x in pointers)]
     with m.function("saxpy", parameters, attributes="alwaysinline") as b:
-        a, x, y, z = (Buffer(b, name, F32) for name in pointers)
+        a, x, y, z = (ElementPointer(b, name, F32) for name in pointers)
         i = b.parameter("%thread", I64)
 
         def one() -> None:
@@ -119,7 +119,7 @@ def _saxpy() -> launch.Kernel:
 
         b.if_(i < THREADS, one)
         b.return_()
-    return launch.Kernel(m.text, "saxpy", 2, 2)
+    return launch.PtxKernel(m.text, "saxpy", 2, 2)
 
 
 def saxpy(a: Any, x: Any, how: Any = None) -> list[Any]:

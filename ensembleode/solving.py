@@ -17,13 +17,13 @@ from .engines.choice import NoEngine
 from .engines.compiled.llvm.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .executors import executor_for, stiffness
-from .executors.places import NotHere, Place, places
-from .ground.aside import Aside
+from .executors.places import NotHereError, Place, places
 from .ground.devices.placement import as_jax_arrays
+from .ground.hidden_object import HiddenObject
 from .ground.logs import log_once
 from .ground.retcode import count_codes, has_failed, ReturnCode
-from .plan.lane import Lane
 from .plan.plan import dense_of, Outcome, shared_times
+from .plan.trajectory_numbers import TrajectoryNumbers
 from .problem import sensitivity
 from .problem.aliases import refuse_unknown
 from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
@@ -43,7 +43,7 @@ from .running.job import (
     outcome_with_end,
     saved_of,
     solution_of,
-    Unfinished,
+    UnfinishedBatch,
 )
 from .running.progress import Progress
 from .running.run import Run
@@ -269,7 +269,7 @@ def solve(
     refusals: list[str] = []
 
     def planned(place: Place, engine: str) -> Run:
-        """**Raises:** `NoEngine` or `NotHere` where the next place is to be tried."""
+        """**Raises:** `NoEngine` or `NotHereError` where the next place is to be tried."""
         count = None if alone else n
         # (Nothing is differentiated by an adjoint before there is a plan.)
         with sensitivity.explained(sensealg, "ReplayAdjoint"):
@@ -295,7 +295,7 @@ def solve(
             try:
                 with place.computing():
                     return place, planned(place, engine)
-            except (NoEngine, NotHere) as e:
+            except (NoEngine, NotHereError) as e:
                 refuse(e)
 
     place, run = first()
@@ -366,7 +366,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
             while (more := with_more_room(job, outcome)) is not None:
                 job, outcome = more, run.executor.run_one(more, 0, 1)
             check(job, outcome)
-    except Unfinished as e:
+    except UnfinishedBatch as e:
         raise e.cause from None
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
@@ -412,7 +412,7 @@ def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
         with stoppable(job, local=run.executor.local) as watched:
             result = batches.run_eagerly(run._replace(job=watched, batch_size=size), writer)
         jax.block_until_ready(result)
-    except batches.Stopped as stopped:
+    except batches.EnsembleStopped as stopped:
         result, cause = stopped.result, stopped.cause
     except KeyboardInterrupt as e:
         if result is None:
@@ -432,14 +432,14 @@ def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     return _ensemble_solution(run, result, elapsed), cause
 
 
-def _writer(run: Run) -> stores.Writer:
+def _writer(run: Run) -> stores.StoreWriter:
     job, size, lost = run.job, run.batch_size, run.executor.lost
     described: dict[str, Any] = {"shared steps": isinstance(run.ensemblealg, EnsembleColumns)}
     if may_rerun(job.plan):
         described["max_repeats"] = run.max_repeats
     times = None if job.plan.own_times else _shared_times(job)
     one = outcome_of_one(job)
-    return stores.Writer(
+    return stores.StoreWriter(
         run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key,
         run.started,
     )  # fmt: skip
@@ -520,12 +520,12 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     return EnsembleSolution(u, t, retcode, lengths, stats, *about, _given(job), **more)
 
 
-def _given(job: Job) -> Aside:
+def _given(job: Job) -> HiddenObject:
     # With reruns, nobody has recorded which run the start and parameters of a trajectory are of.
-    return Aside(None if may_rerun(job.plan) else job.trajectories.given)
+    return HiddenObject(None if may_rerun(job.plan) else job.trajectories.given)
 
 
-def _numbers(job: Job, n: int | None = None) -> Lane | None:
+def _numbers(job: Job, n: int | None = None) -> TrajectoryNumbers | None:
     """The numbers of all trajectories (None: of a single problem), if steps may have to be made
     again with them; else None."""
     if job.plan.saving.mode != "steps":

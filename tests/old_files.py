@@ -8,6 +8,7 @@ writes it anew. The functions are found by their names, as those of a user's mod
 import pathlib
 import pickle
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,9 +101,17 @@ def solutions():
     }
 
 
-def stored(path):
+STORES = {
+    "Tsit5": eo.Tsit5(),
+    "Kvaerno5": eo.Kvaerno5(),
+    "AutoTsit5": eo.AutoTsit5(eo.Rosenbrock23()),
+    "HalfSolver": diffrax.HalfSolver(diffrax.ImplicitEuler()),
+}
+
+
+def stored(name, path):
     ens = problems()["ens"]
-    return eo.solve(ens, eo.Tsit5(), trajectories=3, saveat=SAVED, batch_size=2, store=path)
+    return eo.solve(ens, STORES[name], trajectories=3, saveat=SAVED, batch_size=2, store=path)
 
 
 def fitted(folder, epochs):
@@ -124,5 +133,6 @@ def write(folder):
     folder.mkdir()
     (folder / "problems.pickle").write_bytes(pickle.dumps(problems()))
     (folder / "solutions.pickle").write_bytes(pickle.dumps(solutions()))
-    stored(folder / "store.zarr")
+    for name in STORES:
+        stored(name, folder / f"{name}.zarr")
     fitted(folder / "checkpoints", 2)

@@ -94,7 +94,7 @@ def test_install(monkeypatch, capsys):
 
     def install(gpu, *, all_methods):
         calls.append((gpu, all_methods))
-        return environment.Julia("/opt/julia", "/opt/project", "juliapkg")
+        return environment.JuliaInstallation("/opt/julia", "/opt/project", "juliapkg")
 
     monkeypatch.setattr(installing, "install", install)
     assert run("julia", "install") == 0

@@ -14,7 +14,7 @@ _PROGRAM = """
 
     from ensembleode import numbers
 
-    assert "ensembleode.plan.lane" not in sys.modules
+    assert "ensembleode.plan.trajectory_numbers" not in sys.modules
     numbers.NUMBERS += [
         numbers.Row(
             "dtmax2", "dtmax2", "bound", None, numbers._check_bound, aliases="widest_step"

@@ -14,7 +14,7 @@ import ensembleode as eo
 from ensembleode.ground.devices import placement
 from ensembleode.ground.retcode import count_codes
 from ensembleode.running.job import blank
-from ensembleode.solution.dense import Slopes, states_at
+from ensembleode.solution.dense import KeptSlopes, states_at
 from ensembleode.solution.solution import EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled
@@ -209,7 +209,7 @@ def test_a_trajectory_inside_jit():
 
 def test_own_times_are_cut_to_what_was_reached():
     t = np.array([[0, 0.5, 1], [0, 1, np.nan]])
-    slopes = Slopes(solution([S, S]).u + 1)
+    slopes = KeptSlopes(solution([S, S]).u + 1)
     sim = solution([S, S], t=t, lengths=np.array([3, 2]), _dense=slopes)
     assert [len(sol) for sol in sim] == [3, 2]
     np.testing.assert_array_equal(sim[1].t, [0, 1])
@@ -394,7 +394,7 @@ def sampled(coefficients, ts):
 
 
 def interpolate(ts, us, dus, length, at):
-    return states_at(Slopes(dus), ts, us, length, True, jnp.asarray(at), several=False)
+    return states_at(KeptSlopes(dus), ts, us, length, True, jnp.asarray(at), several=False)
 
 
 @settings

@@ -15,7 +15,7 @@ import xarray
 import ensembleode as eo
 from ensembleode.engines.job import job_for
 from ensembleode.plan.plan import Outcome
-from ensembleode.running.job import Unfinished
+from ensembleode.running.job import UnfinishedBatch
 from ensembleode.running.run import Run
 
 from .marks import slow_unless
@@ -235,17 +235,17 @@ def test_room_that_grows_is_not_taken_for_the_end():
 
     def run(job, indices, repeat):
         job.sink(outcome, np.ones(3, bool))
-        raise Unfinished(outcome, np.ones(3, bool), KeyboardInterrupt())
+        raise UnfinishedBatch(outcome, np.ones(3, bool), KeyboardInterrupt())
 
     job = dataclasses.replace(job, sink=lambda outcome, done: taken.append(done.tolist()))
     executor = types.SimpleNamespace(vectorised=False, fills_up=lambda plan: False, run=run)
     every = Run(job, ens, eo.EnsembleSerial(), executor, choice, 3, 3, 1, False, None, None, 0.0)
-    with pytest.raises(Unfinished) as e:
+    with pytest.raises(UnfinishedBatch) as e:
         every.solve(np.arange(3))
     assert e.value.done.tolist() == taken[0] == [True, False, True]
     # With as much room as there ever is, it is done.
     full = every._replace(job=job.replan(max_events=2**13))
-    with pytest.raises(Unfinished) as e:
+    with pytest.raises(UnfinishedBatch) as e:
         full.solve(np.arange(3))
     assert e.value.done.all()
 

@@ -197,7 +197,7 @@ def test_a_store_that_vanishes(tmp_path, monkeypatch, how, when):
 
     ens = eo.EnsembleProblem(decay(), scaled)
     options = {"trajectories": 20, "batch_size": 4, "ensemblealg": eo.EnsembleSerial()}
-    path, write, seen = tmp_path / "a.zarr", store.Writer._write, []
+    path, write, seen = tmp_path / "a.zarr", store.StoreWriter._write, []
 
     def vanishing(self, *args):
         seen.append(1)
@@ -207,7 +207,7 @@ def test_a_store_that_vanishes(tmp_path, monkeypatch, how, when):
 
     expected = eo.solve(ens, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(store.Writer, "_write", vanishing)
+        patch.setattr(store.StoreWriter, "_write", vanishing)
         with pytest.raises(eo.StoreError, match="can't be written to: No such file") as caught:
             eo.solve(ens, **options, store=path)
     if how == "moved":
@@ -247,7 +247,7 @@ def test_beside_one_that_begins(tmp_path, monkeypatch):
 
     path, seen = tmp_path / "a.zarr", []
     for name in ("_arrays", "_write_group"):
-        made = getattr(store.Writer, name)
+        made = getattr(store.StoreWriter, name)
 
         def looked(self, *args, made=made):
             out = None
@@ -259,7 +259,7 @@ def test_beside_one_that_begins(tmp_path, monkeypatch):
                 out = made(self, *args) if when == "before" else out
             return out
 
-        monkeypatch.setattr(store.Writer, name, looked)
+        monkeypatch.setattr(store.StoreWriter, name, looked)
     solved(path)
     shape = (7, *np.shape(eo.open_ensemble(path).u)[1:])
     assert seen[:4] == ["there is no store"] * 3 + [shape]

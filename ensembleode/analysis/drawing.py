@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from mpl_toolkits.mplot3d.art3d import Line3D, Line3DCollection
 
-from .plot_arguments import as_numbers, Drawn
+from .plot_arguments import as_numbers, DrawnComponents
 
 
 _STYLES = ("-", "--", ":", "-.")
@@ -28,7 +28,9 @@ class Look(NamedTuple):
     label: str | None
 
 
-def looks_of(plan: Drawn, color: Any, line: dict[str, Any], label: str | None = None) -> list[Look]:
+def looks_of(
+    plan: DrawnComponents, color: Any, line: dict[str, Any], label: str | None = None
+) -> list[Look]:
     """The look of each curve: each has its own colour, or with one colour for all its own line
     style. `label` is the label of a single curve, unless `line` has one."""
     k = len(plan.columns)
@@ -64,14 +66,14 @@ def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable
     return mappable, str(label)
 
 
-def component_bar(plan: Drawn, color: Any) -> tuple[ScalarMappable, str] | None:
+def component_bar(plan: DrawnComponents, color: Any) -> tuple[ScalarMappable, str] | None:
     """The colorbar that explains the colours of components where a legend can't list them."""
     crowded = color is None and len(plan.columns) > _MOST_ENTRIES
     return _bar(plan.components, "viridis", None, "component") if crowded else None
 
 
 def own_colors(
-    plan: Drawn, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
+    plan: DrawnComponents, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
 ) -> tuple[np.ndarray | None, tuple[ScalarMappable, str] | None]:
     """The colours of the chosen trajectories if numbers determine them, else None; and the
     colorbar, whose entries are removed from `line`."""
@@ -95,7 +97,7 @@ def density(n: int, numbered: bool) -> dict[str, float]:
     }
 
 
-def axes_for(plan: Drawn, ax: Any) -> Any:
+def axes_for(plan: DrawnComponents, ax: Any) -> Any:
     """The given axes, or those of a new figure."""
     solid = plan.dimensions == 3
     if ax is None:
@@ -113,7 +115,7 @@ def axes_for(plan: Drawn, ax: Any) -> Any:
     return ax
 
 
-def add_entry(ax: Any, plan: Drawn, look: Look, line: dict[str, Any]) -> Any:
+def add_entry(ax: Any, plan: DrawnComponents, look: Look, line: dict[str, Any]) -> Any:
     """Add an empty, opaque line for the legend. Returns its colour, either the given one or the
     next one of the cycle."""
     (entry,) = ax.plot(*[[]] * plan.dimensions, **_style(look, line))
@@ -185,7 +187,7 @@ def set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_da
         ax.autoscale_view()
 
 
-def add_crosses(ax: Any, plan: Drawn, failed: list[list[np.ndarray]]) -> None:
+def add_crosses(ax: Any, plan: DrawnComponents, failed: list[list[np.ndarray]]) -> None:
     """Draw a red cross where each of these curves ends; crosses don't change the view. Against
     time, a curve that ends above or below the view also has a cross at the border of the view."""
     if not failed:
@@ -207,7 +209,7 @@ def add_crosses(ax: Any, plan: Drawn, failed: list[list[np.ndarray]]) -> None:
             ax.add_artist(Line2D(*where, transform=ax.get_xaxis_transform(), zorder=3, **style))
 
 
-def finish(ax: Any, plan: Drawn, bar: tuple[ScalarMappable, str] | None) -> None:
+def finish(ax: Any, plan: DrawnComponents, bar: tuple[ScalarMappable, str] | None) -> None:
     """Add the names to axes that have none, the colorbar, and the legend. The legend hides no data:
     it is beside the axes, if there is space and the layout can make room for it."""
     labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]

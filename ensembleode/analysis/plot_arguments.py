@@ -19,7 +19,7 @@ _MOST_TRAJECTORIES = 200
 _MOST_FAILED = 20
 
 
-class Wanted(NamedTuple):
+class PlotArguments(NamedTuple):
     """The arguments of [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot] that plots of
     states and plots of outcomes have in common; `line` has the options of the lines or points."""
 
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     line: dict[str, Any]
 
 
-class Drawn(NamedTuple):
+class DrawnComponents(NamedTuple):
     """The components of the flattened state that are drawn, and what they are drawn against."""
 
     components: list[int]
@@ -45,7 +45,7 @@ class Drawn(NamedTuple):
         return len(self.columns[0])
 
 
-def plan_of(idxs: Any, state: tuple[int, ...], names: Any) -> Drawn:
+def plan_of(idxs: Any, state: tuple[int, ...], names: Any) -> DrawnComponents:
     count = int(np.prod(state))
     every = _names(names, state, count)
     portrait = isinstance(idxs, tuple)
@@ -62,7 +62,7 @@ def plan_of(idxs: Any, state: tuple[int, ...], names: Any) -> Drawn:
             f"against time give a list: idxs={components}."
         )
     columns = [list(range(1, 1 + k))] if portrait else [[0, 1 + i] for i in range(k)]
-    return Drawn(components, [every[i] for i in components], portrait, columns)
+    return DrawnComponents(components, [every[i] for i in components], portrait, columns)
 
 
 def _components(i: Any, names: list[str]) -> list[int]:

@@ -30,7 +30,7 @@ try:
         choose,
         color_and_line,
         plan_of,
-        Wanted as Wanted,
+        PlotArguments as PlotArguments,
     )
 except ModuleNotFoundError as e:
     raise ImportError(f"plots need matplotlib: {installing('plot')}.") from e
@@ -48,7 +48,7 @@ _NO_STATES = {
 }
 
 
-def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axes:
+def plot_ensemble(sim: Any, wanted: PlotArguments, *, events: Any, against: Any) -> Axes:
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
     if against is not None and sim.kind != "reduced":
         return _plot_outcomes(sim, wanted, against)
@@ -92,7 +92,7 @@ def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axe
     return ax
 
 
-def _plot_outcomes(sim: Any, wanted: Wanted, against: Any) -> Axes:
+def _plot_outcomes(sim: Any, wanted: PlotArguments, against: Any) -> Axes:
     """A point for each trajectory."""
     for x in jax.tree.leaves(sim.u):
         check_numbers(x, sim.retcode, 1)

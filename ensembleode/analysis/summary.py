@@ -85,7 +85,7 @@ class EnsembleSummary(eqx.Module):
 
     def __init__(self, sim: Any, ts: Any = None, quantiles: Any = (0.05, 0.95)):
         self.quantiles = _as_quantiles(quantiles)
-        if isinstance(sim, _Made):
+        if isinstance(sim, _SummaryFields):
             self.t, numbers, self.names, (self.num_events, self.num_terminated) = sim
         else:
             with own_precision(sim):
@@ -125,9 +125,9 @@ class EnsembleSummary(eqx.Module):
         at = components_of(name, self.names)
         part = at[0] if self.names[at[0]] == name else np.asarray(at)
         several: tuple[Any, ...] = (self.u, self.v, self._low, self.med, self._high)
-        numbers = _Numbers(*(x[..., part] for x in several), self.num_monte)
+        numbers = _SummaryNumbers(*(x[..., part] for x in several), self.num_monte)
         names = tuple(self.names[i] for i in at)
-        made = _Made(self.t, numbers, names, (self.num_events, self.num_terminated))
+        made = _SummaryFields(self.t, numbers, names, (self.num_events, self.num_terminated))
         return EnsembleSummary(made, quantiles=self.quantiles)
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ def _times_of_the_furthest(times: Any, lengths: Any) -> Any:
     return times[most] if is_tracer(times) else times[most, : int(lengths[most])]
 
 
-class _Numbers(NamedTuple):
+class _SummaryNumbers(NamedTuple):
     """The numbers of a summary: `[time, *state]`; `low` and `high` are `[band, time, *state]`, `n`
     is `[time]`."""
 
@@ -227,11 +227,11 @@ class _Numbers(NamedTuple):
     n: Any
 
 
-class _Made(NamedTuple):
+class _SummaryFields(NamedTuple):
     """The fields of a summary."""
 
     t: Any
-    numbers: _Numbers
+    numbers: _SummaryNumbers
     names: tuple[str, ...] | None
     ended: tuple[Any, Any]
 
@@ -243,7 +243,7 @@ def _ended(events: Any, retcode: Any) -> tuple[Any, Any]:
     return None if events is None else events.sum(), ended
 
 
-def _statistics(u: Any, levels: tuple[float, ...]) -> _Numbers:
+def _statistics(u: Any, levels: tuple[float, ...]) -> _SummaryNumbers:
     """The numbers for the states `[trajectory, time, *state]`, with the quantiles of `_levels`."""
     on_host = isinstance(u, np.ndarray)
     if on_host or (not is_tracer(u) and {d.platform for d in u.devices()} == {"cpu"}):
@@ -252,14 +252,14 @@ def _statistics(u: Any, levels: tuple[float, ...]) -> _Numbers:
 
 
 @jax.jit
-def _statistics_on_device(u: Any, levels: Any) -> _Numbers:
+def _statistics_on_device(u: Any, levels: Any) -> _SummaryNumbers:
     mean, variance = componentwise_meanvar(u)
     quantiles = componentwise_quantile(u, levels)
     there = ~jnp.any(jnp.isnan(u), axis=tuple(range(2, u.ndim)))
-    return _Numbers(mean, variance, *_of_levels(quantiles), jnp.sum(there, axis=0))
+    return _SummaryNumbers(mean, variance, *_of_levels(quantiles), jnp.sum(there, axis=0))
 
 
-def _statistics_on_host(u: np.ndarray, levels: tuple[float, ...]) -> _Numbers:
+def _statistics_on_host(u: np.ndarray, levels: tuple[float, ...]) -> _SummaryNumbers:
     """The same as `_statistics` by NumPy, which sorts several times as fast and takes the memory of
     one time."""
 
@@ -291,7 +291,7 @@ def _moments(x: np.ndarray) -> tuple:
     return n, mean, np.where(there, (x - mean) ** 2, 0).sum(axis=0)
 
 
-def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> _Numbers:
+def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> _SummaryNumbers:
     """The numbers from the moments and the quantiles of `_levels`, `[time, *state]` each."""
     mean = np.where(n > 0, mean, np.nan)
     variance = squares / np.where(n > 1, n - 1, np.nan)
@@ -299,7 +299,7 @@ def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> _Nu
     with np.errstate(over="ignore"):
         of_levels = _of_levels(np.stack(quantiles))
         numbers = [x.astype(dtype) for x in (mean, variance, *of_levels)]
-    return _Numbers(*numbers, num_monte.astype(jax.dtypes.canonicalize_dtype(int)))
+    return _SummaryNumbers(*numbers, num_monte.astype(jax.dtypes.canonicalize_dtype(int)))
 
 
 def _as_quantiles(quantiles: Any) -> tuple:
@@ -402,9 +402,9 @@ def summarize(
     numbers, times = sim.u.statistics(_levels(quantiles)), sim.u.t
     if np.isnan(times[-1]):
         bands = numbers.low[:, :-1], numbers.median[:-1], numbers.high[:, :-1]
-        numbers = _Numbers(numbers.mean[:-1], numbers.variance[:-1], *bands, numbers.n[:-1])
+        numbers = _SummaryNumbers(numbers.mean[:-1], numbers.variance[:-1], *bands, numbers.n[:-1])
         times = times[:-1]
-    made = _Made(times, numbers, names, ended)
+    made = _SummaryFields(times, numbers, names, ended)
     return EnsembleSummary(made, quantiles=quantiles)
 
 
@@ -470,6 +470,6 @@ class _Stream(NamedTuple):
             digest=self.digest.add(u.reshape(len(u), -1)),
         )
 
-    def statistics(self, levels: tuple[float, ...]) -> _Numbers:
+    def statistics(self, levels: tuple[float, ...]) -> _SummaryNumbers:
         there = [self.digest.quantile(q).reshape(self.mean.shape) for q in levels]
         return _numbers(self.n, self.mean, self.squares, there, self.dtype)

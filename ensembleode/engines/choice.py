@@ -3,14 +3,14 @@
 from typing import Any
 
 from ..ground.logs import log_once
-from ..plan.lane import Trajectories
+from ..plan.trajectory_numbers import Trajectories
 from ..problem.ensemble import EnsembleGPUKernel
 from ..solution.solution import EngineChoice
 from ..solvers import JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia
-from .base.capabilities import Asked, COMPILED_ONLY, lacking, lacks_adjoint
+from .base.capabilities import COMPILED_ONLY, lacking, lacks_adjoint, RequestedSolve
 from .base.engine import Engine
 
 
@@ -36,7 +36,7 @@ def choose(
     **Raises:** `ValueError` for an unknown engine; `NoEngine` for one that can't run `alg` or the
     field, or where none can.
     """
-    asked = Asked(alg, every, ensemblealg)
+    asked = RequestedSolve(alg, every, ensemblealg)
     if asked.mass is not None and not isinstance(alg, Rosenbrock | JuliaAlg):
         raise ValueError(
             f"mass_matrix is given, and {_name(alg)} solves du/dt = f(u, p, t) without one: pass a "

@@ -15,9 +15,9 @@ from . import columns, distributed, kernel, serial, sharded
 
 
 EXECUTORS: dict[type, Callable[[Any, Engine], Executor]] = {
-    ensemble.EnsembleSerial: lambda *_: serial.Serial(),
+    ensemble.EnsembleSerial: lambda *_: serial.SerialExecutor(),
     ensemble.EnsembleThreads: sharded.threads,
-    ensemble.EnsembleColumns: lambda *_: columns.Columns(),
+    ensemble.EnsembleColumns: lambda *_: columns.ColumnsExecutor(),
     ensemble.EnsembleGPUArray: sharded.arrays,
     ensemble.EnsembleGPUKernel: kernel.executor,
     ensemble.EnsembleDistributed: distributed.executor,

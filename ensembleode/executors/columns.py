@@ -7,19 +7,19 @@ import jax
 import jax.numpy as jnp
 
 from ..engines import columns
-from ..engines.compiled import Compiled
+from ..engines.compiled import CompiledEngine
 from ..ground.devices import cpu_devices
 from ..ground.recent import jit_recent
-from ..plan.lane import Lane
 from ..plan.plan import Outcome, Result
-from ..problem.numbers import of_kind
+from ..plan.trajectory_numbers import TrajectoryNumbers
+from ..problem.number_table import of_kind
 from ..running.executor import Executor
 from ..running.interrupts import finished
 from ..running.job import axes, finish_lanes, Job
 from ..tracing.program import Program
 
 
-class Columns(Executor):
+class ColumnsExecutor(Executor):
     """Solves the trajectories as the columns of one state."""
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
@@ -58,7 +58,7 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
         output=None,
     )
     matrix = _as_matrix(lanes, batched.u0, n)
-    if isinstance(plan.engine, Compiled):
+    if isinstance(plan.engine, CompiledEngine):
         result = columns.solve(plan, lanes, matrix_plan, matrix, n)
         return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
     result = plan.engine.integrate(matrix_plan, matrix)
@@ -66,7 +66,7 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
     return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts, where)
 
 
-def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:
+def _as_matrix(lanes: TrajectoryNumbers, batched_u0: bool, n: int) -> TrajectoryNumbers:
     u0 = jnp.asarray(lanes.u0)
     u0 = jnp.moveaxis(u0, 0, -1) if batched_u0 else jnp.repeat(u0[..., None], n, axis=-1)
     tolerances = {

@@ -11,11 +11,11 @@ from ..ground.logs import log_once
 from ..plan.plan import Outcome, Plan
 from ..problem.ensemble import EnsembleGPUKernel
 from ..running.job import Job
-from .sharded import arrays, Devices
+from .sharded import arrays, DevicesExecutor
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernels(Devices):
+class KernelExecutor(DevicesExecutor):
     """The executor on these GPUs; without any, on the GPU where JAX computes. Where that is none
     (`on_gpu` is false), the CPU solves, and the same things are refused as on a GPU."""
 
@@ -34,10 +34,10 @@ class Kernels(Devices):
         return super().run(job.replan(engine=gpu.ENGINE) if self.on_gpu else job, indices, repeat)
 
 
-def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
+def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> KernelExecutor:
     """Raises `ValueError` when there are fewer GPUs than asked for."""
     if computes_on_nvidia():
-        return Kernels(arrays(ensemblealg, engine).devices)
+        return KernelExecutor(arrays(ensemblealg, engine).devices)
     if ensemblealg.devices is not None:
         raise ValueError(
             f"EnsembleGPUKernel(devices={ensemblealg.devices}) names GPUs, and JAX computes on no "
@@ -48,4 +48,4 @@ def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
         "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories are "
         "solved on one core of the CPU; eo.EnsembleThreads() takes all cores."
     )
-    return Kernels(on_gpu=False, how="on the CPU, for want of an NVIDIA GPU")
+    return KernelExecutor(on_gpu=False, how="on the CPU, for want of an NVIDIA GPU")

@@ -18,8 +18,8 @@ import jax.tree_util as jtu
 from jax.sharding import Mesh, PartitionSpec
 
 from ..ground.devices.given_device import device_is_given, for_one_device
-from ..plan.lane import Lane
 from ..plan.plan import Plan, Result
+from ..plan.trajectory_numbers import TrajectoryNumbers
 from ..problem import sensitivity
 
 
@@ -32,7 +32,9 @@ def is_on_one_device() -> bool:
     return bool(device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:
+def on_each_device(
+    plan: Plan, mesh: Mesh, numbers: tuple[TrajectoryNumbers, TrajectoryNumbers], mask: Any
+) -> Result:
     """Solve the trajectories that each device holds; the result is split over the devices, and
     without `t` where all trajectories share it. The first of `numbers`, of which each device has
     its part, differ between trajectories; `mask` is false for places that are only filled up."""

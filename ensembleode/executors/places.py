@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import jax
 
 from ..engines import Engine
-from ..engines.compiled import Compiled
+from ..engines.compiled import CompiledEngine
 from ..engines.compiled.xla.launch import KernelError
-from ..engines.diffrax import Diffrax
+from ..engines.diffrax import DiffraxEngine
 from ..ground.devices import placement
 from ..plan.plan import Plan
 from ..problem.ensemble import (
+    ClusterAlgorithm,
     EnsembleAlgorithm,
     EnsembleGPUArray,
     EnsembleGPUKernel,
     EnsembleSerial,
     EnsembleThreads,
-    OnCluster,
 )
 from ..running.executor import Executor
 from ..solution.solution import EngineChoice
@@ -26,10 +26,10 @@ from ..tracing.program import being_staged
 
 
 # What runs on the CPU, whatever JAX computes on.
-_ON_CPU = EnsembleSerial | EnsembleThreads | OnCluster
+_ON_CPU = EnsembleSerial | EnsembleThreads | ClusterAlgorithm
 
 
-class NotHere(ValueError):
+class NotHereError(ValueError):
     """A place that nobody asked for can't run a solve."""
 
 
@@ -67,24 +67,24 @@ class Place(NamedTuple):
         return placement.brought_home(solution) if self.on_cpu and not being_staged() else solution
 
     def check(self, executor: Executor, plan: Plan, choice: EngineChoice) -> None:
-        """Raises `NotHere` where the next place is to be tried, and the errors of an algorithm that
-        was asked for and can't carry out the plan. `choice`: the plan's engine, and why it is this
-        one."""
-        if self.if_compiled and not isinstance(plan.engine, Compiled):
+        """Raises `NotHereError` where the next place is to be tried, and the errors of an algorithm
+        that was asked for and can't carry out the plan. `choice`: the plan's engine, and why it is
+        this one."""
+        if self.if_compiled and not isinstance(plan.engine, CompiledEngine):
             asked_for = f"engine={choice.name!r} is {choice.reason}"
-            raise NotHere(dict(choice.refused).get("compiled", asked_for))
+            raise NotHereError(dict(choice.refused).get("compiled", asked_for))
         try:
             executor.check(plan)
         except (ValueError, KernelError) as e:
             if self.is_given:
                 raise
-            raise NotHere(str(e)) from e
+            raise NotHereError(str(e)) from e
 
     def check_staged(self, engine: Engine) -> None:
         """**Raises:** `ValueError` for a solve inside of `jit` that can be no part of the program,
         since that is for an accelerator."""
         in_process = isinstance(self.algorithm, EnsembleSerial | EnsembleThreads)
-        if self.on_cpu and in_process and being_staged() and isinstance(engine, Diffrax):
+        if self.on_cpu and in_process and being_staged() and isinstance(engine, DiffraxEngine):
             name = type(self.algorithm).__name__
             there = placement.platform_of(jax.local_devices()[0])
             raise ValueError(

@@ -10,12 +10,12 @@ from ..ground.recent import jit_recent
 from ..plan.plan import Outcome, Plan
 from ..running.executor import Executor
 from ..running.interrupts import finished
-from ..running.job import Job, solve_lane, Unfinished
+from ..running.job import Job, solve_lane, UnfinishedBatch
 from .places import brought_here
-from .sharded import Devices
+from .sharded import DevicesExecutor
 
 
-class Serial(Executor):
+class SerialExecutor(Executor):
     """Solves one trajectory at a time; one thread does so in engines that take them in turn."""
 
     def fills_up(self, plan: Plan) -> bool:
@@ -23,7 +23,7 @@ class Serial(Executor):
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if job.plan.engine.shares_work:
-            return Devices().run(job, indices, repeat)
+            return DevicesExecutor().run(job, indices, repeat)
         if job.traced:
             lanes = job.trajectories.lanes(indices, repeat)
             return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
@@ -41,7 +41,7 @@ class Serial(Executor):
                 raise
             done = np.arange(len(indices)) < len(each)
             each += [each[0]] * np.count_nonzero(~done)
-            raise Unfinished(stacked(), done, e) from None
+            raise UnfinishedBatch(stacked(), done, e) from None
         return stacked()
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:

@@ -22,8 +22,8 @@ from ..ground.devices.alone import is_on_mesh
 from ..ground.devices.moving import uncommitted
 from ..ground.devices.placement import has_accelerator, platform, platform_of
 from ..ground.recent import jit_recent
-from ..plan.lane import Lane
 from ..plan.plan import Outcome, Plan, Result, shared_times
+from ..plan.trajectory_numbers import TrajectoryNumbers
 from ..problem.ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..running.executor import Executor
 from ..running.interrupts import finished
@@ -34,7 +34,7 @@ from .places import brought_here
 
 
 @dataclasses.dataclass(frozen=True)
-class Devices(Executor):
+class DevicesExecutor(Executor):
     """The executor on these devices; without any, on the device where JAX computes, with `threads`
     threads for an engine that shares its work out."""
 
@@ -72,15 +72,15 @@ class Devices(Executor):
         return _brought_home(outcome, numbers)
 
 
-def threads(ensemblealg: EnsembleThreads, engine: Engine) -> Devices:
+def threads(ensemblealg: EnsembleThreads, engine: Engine) -> DevicesExecutor:
     if ensemblealg.n == 1:
-        return Devices()
+        return DevicesExecutor()
     if engine.shares_work:
-        return Devices(threads=ensemblealg.n or cpu_devices.threads())
-    return Devices(tuple(cpu_devices.devices(ensemblealg.n)))
+        return DevicesExecutor(threads=ensemblealg.n or cpu_devices.threads())
+    return DevicesExecutor(tuple(cpu_devices.devices(ensemblealg.n)))
 
 
-def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) -> Devices:
+def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) -> DevicesExecutor:
     """**Raises:** `ValueError` when there are fewer devices."""
     devices = ensemblealg.devices or ()
     if isinstance(devices, int):
@@ -92,8 +92,8 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) ->
             )
         devices = tuple(there[:devices])
     if engine.shares_work and len(devices) > 1 and platform_of(devices[0]) == "cpu":
-        return Devices(threads=len(devices))
-    return Devices(devices)
+        return DevicesExecutor(threads=len(devices))
+    return DevicesExecutor(devices)
 
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
@@ -157,9 +157,9 @@ def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
     return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
 
 
-def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
+def _sharded(plan: Plan, mesh: Mesh, lanes: TrajectoryNumbers, n: int) -> Result:
     """Solve on each device of the mesh the trajectories that it is dealt."""
-    deal = _Deal(n, plan.width, mesh.size)
+    deal = _DealtTrajectories(n, plan.width, mesh.size)
     every, shared = eqx.partition(lanes, plan.batched)
     numbers = (jax.tree.map(deal.out, every), shared)
     result = on_each_device(plan, mesh, numbers, deal.out(jnp.arange(deal.rows) < n))
@@ -168,7 +168,7 @@ def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Deal:
+class _DealtTrajectories:
     """Deals `n` trajectories out to `parts` devices, `width` at a time in turn, since neighbours
     often cost the same. The rest of the places hold copies of the last trajectory."""
 

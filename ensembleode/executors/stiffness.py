@@ -24,7 +24,7 @@ from ..running.job import Job
 from ..solvers import ExplicitRungeKutta
 from ..solvers.arithmetic import NUMBERS
 from ..solvers.method import Equations, Method
-from .serial import Serial
+from .serial import SerialExecutor
 
 
 _TRAJECTORIES = 3  # the number of trajectories looked at
@@ -89,7 +89,7 @@ def _step_times_rate(job: Job, index: int) -> float:
     saving = plain.plan.saving._replace(mode="steps", start=True)
     alone = plain.replan(saving=saving, output=None, saves_values=False, apart=None, tree=None)
     plain = bounded(alone, steps)
-    outcome = jax.device_get(Serial().run_one(plain, index, 1))
+    outcome = jax.device_get(SerialExecutor().run_one(plain, index, 1))
     length = int(outcome.length)
     if length < 8:
         return 0.0

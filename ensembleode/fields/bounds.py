@@ -36,7 +36,7 @@ class PastEnd(NamedTuple):
         return f"index {self.asked}{axis} of an array of the shape {self.shape}, at {self.where}"
 
 
-class _Value(NamedTuple):
+class _BoundedArray(NamedTuple):
     """What is known of an array: its numbers `[*shape, case]`, or None; and the reads past an end
     that it depends on, each as booleans `[case]`."""
 
@@ -47,7 +47,7 @@ class _Value(NamedTuple):
 def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | None:
     """The first read past an end on which an output of the program depends, for these values of its
     constants, and these of its flat inputs: `[case]`, or None where they aren't known."""
-    values = [*map(_of_const, consts), *map(_Value, inputs)]
+    values = [*map(_of_const, consts), *map(_BoundedArray, inputs)]
     outs = interpreted(program.jaxpr, values, _of_const, _equation)
     found = [read for out in outs for read, mask in out.past if mask.any()]
     return min(found, key=lambda read: read.case) if found else None
@@ -56,9 +56,9 @@ def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | 
 _MOST = 10_000  # entries of a constant that is followed
 
 
-def _of_const(x: Any) -> _Value:
+def _of_const(x: Any) -> _BoundedArray:
     is_followed = not is_tracer(x) and np.size(x) <= _MOST and is_integral(jnp.result_type(x))
-    return _Value(np.asarray(x)[..., None]) if is_followed else _Value()
+    return _BoundedArray(np.asarray(x)[..., None]) if is_followed else _BoundedArray()
 
 
 def is_integral(dtype: Any) -> bool:
@@ -66,7 +66,7 @@ def is_integral(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
-def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
+def _equation(eqn: Any, ins: list[_BoundedArray]) -> list[_BoundedArray]:
     name = eqn.primitive.name
     inner = called(eqn)
     if inner is not None:
@@ -75,7 +75,7 @@ def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
         return [_selected(eqn, ins)]
     past = tuple(read for x in ins for read in x.past) + _reads(eqn, ins)
     known = _folded(eqn, [x.known for x in ins])
-    return [_Value(x, past) for x in known]
+    return [_BoundedArray(x, past) for x in known]
 
 
 def _folded(eqn: Any, args: list[Any]) -> list[Any]:
@@ -97,12 +97,12 @@ def _folded(eqn: Any, args: list[Any]) -> list[Any]:
         return [np.asarray(FOLDED_INTEGERS[name](*args)).astype(avals[0].dtype)]
 
 
-def _selected(eqn: Any, ins: list[_Value]) -> _Value:
+def _selected(eqn: Any, ins: list[_BoundedArray]) -> _BoundedArray:
     """A choice between arrays, which depends on a read only in those cases where it certainly takes
     some of its array."""
     which, *arrays = ins
     if which.known is None:
-        return _Value(None, which.past)
+        return _BoundedArray(None, which.past)
     axes = tuple(range(which.known.ndim - 1))
     taken = [(which.known == k).any(axis=axes) for k in range(len(arrays))]
     past = [(r, mask & t) for x, t in zip(arrays, taken, strict=True) for r, mask in x.past]
@@ -110,10 +110,10 @@ def _selected(eqn: Any, ins: list[_Value]) -> _Value:
     known = None
     if is_integral(eqn.outvars[0].aval.dtype) and all(x is not None for x in values):
         known = np.choose(which.known.astype(int), values)
-    return _Value(known, (*which.past, *past))
+    return _BoundedArray(known, (*which.past, *past))
 
 
-def _reads(eqn: Any, ins: list[_Value]) -> tuple[tuple[PastEnd, np.ndarray], ...]:
+def _reads(eqn: Any, ins: list[_BoundedArray]) -> tuple[tuple[PastEnd, np.ndarray], ...]:
     """The reads of an equation that are past an end in some of the cases."""
     name, shape = eqn.primitive.name, getattr(eqn.invars[0].aval, "shape", ()) if ins else ()
     if name == "dynamic_slice":

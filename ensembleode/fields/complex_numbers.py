@@ -23,7 +23,7 @@ class NotInPairsError(Exception):
     """A primitive of complex numbers has no rule here."""
 
 
-class Pair(NamedTuple):
+class ComplexParts(NamedTuple):
     """An array of complex numbers."""
 
     real: Any
@@ -31,15 +31,15 @@ class Pair(NamedTuple):
 
 
 def with_complex(tree: Any, of_parts: Callable = lax.complex) -> Any:
-    """The tree with `of_parts(real, imag)`, a complex number, in the place of each `Pair`; and with
-    None where the parts are None."""
+    """The tree with `of_parts(real, imag)`, a complex number, in the place of each `ComplexParts`;
+    and with None where the parts are None."""
 
     def joined(x: Any) -> Any:
-        if not isinstance(x, Pair):
+        if not isinstance(x, ComplexParts):
             return x
         return None if x.real is None else of_parts(*x)
 
-    return jax.tree.map(joined, tree, is_leaf=lambda x: isinstance(x, Pair))
+    return jax.tree.map(joined, tree, is_leaf=lambda x: isinstance(x, ComplexParts))
 
 
 def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
@@ -67,7 +67,7 @@ def _has_complex(eqn: Any) -> bool:
 
 def _known(x: Any) -> Any:
     x = np.asarray(x)
-    return Pair(x.real, x.imag) if np.iscomplexobj(x) else x
+    return ComplexParts(x.real, x.imag) if np.iscomplexobj(x) else x
 
 
 def _equation(eqn: Any, ins: list) -> list:
@@ -89,8 +89,10 @@ def _equation(eqn: Any, ins: list) -> list:
 
 def _by_parts(eqn: Any, ins: list) -> list:
     """A primitive that does the same with real and with imaginary parts."""
-    reals, imags = (bind(eqn, [x[k] if isinstance(x, Pair) else x for x in ins]) for k in range(2))
-    return list(map(Pair, reals, imags))
+    reals, imags = (
+        bind(eqn, [x[k] if isinstance(x, ComplexParts) else x for x in ins]) for k in range(2)
+    )
+    return list(map(ComplexParts, reals, imags))
 
 
 _BY_PARTS = {
@@ -110,26 +112,26 @@ def _real_dtype(eqn: Any) -> Any:
     return np.finfo(aval.dtype).dtype if _is_complex(aval) else aval.dtype
 
 
-def _complex(eqn: Any, x: Any, y: Any) -> Pair:
+def _complex(eqn: Any, x: Any, y: Any) -> ComplexParts:
     shape = eqn.outvars[0].aval.shape
-    return Pair(jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
+    return ComplexParts(jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
 
 
 def _converted(eqn: Any, x: Any) -> Any:
     dtype = _real_dtype(eqn)
     if not _is_complex(eqn.outvars[0].aval):
         return lax.convert_element_type(x.real, dtype)
-    if isinstance(x, Pair):
-        return Pair(*(lax.convert_element_type(part, dtype) for part in x))
+    if isinstance(x, ComplexParts):
+        return ComplexParts(*(lax.convert_element_type(part, dtype) for part in x))
     real = lax.convert_element_type(x, dtype)
-    return Pair(real, lax.full_like(real, 0))
+    return ComplexParts(real, lax.full_like(real, 0))
 
 
-def _times(x: Pair, y: Pair) -> Pair:
-    return Pair(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
+def _times(x: ComplexParts, y: ComplexParts) -> ComplexParts:
+    return ComplexParts(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
 
 
-def _over(x: Pair, y: Pair) -> Pair:
+def _over(x: ComplexParts, y: ComplexParts) -> ComplexParts:
     """The quotient, scaled by the larger part of the divisor. (Smith, Algorithm 116, 1962.)"""
     swaps = jnp.abs(y.real) < jnp.abs(y.imag)
     large, small = jnp.where(swaps, y.imag, y.real), jnp.where(swaps, y.real, y.imag)
@@ -137,14 +139,14 @@ def _over(x: Pair, y: Pair) -> Pair:
     below = large + small * ratio
     first, second = jnp.where(swaps, x.imag, x.real), jnp.where(swaps, x.real, x.imag)
     imag = jnp.where(swaps, first * ratio - second, second - first * ratio) / below
-    return Pair((first + second * ratio) / below, imag)
+    return ComplexParts((first + second * ratio) / below, imag)
 
 
-def _scaled(x: Pair, by: Any) -> Pair:
-    return Pair(x.real * by, x.imag * by)
+def _scaled(x: ComplexParts, by: Any) -> ComplexParts:
+    return ComplexParts(x.real * by, x.imag * by)
 
 
-def _size(x: Pair) -> Any:
+def _size(x: ComplexParts) -> Any:
     """The absolute value, which doesn't overflow before the result does."""
     a, b = jnp.abs(x.real), jnp.abs(x.imag)
     large, small = jnp.maximum(a, b), jnp.minimum(a, b)
@@ -153,16 +155,18 @@ def _size(x: Pair) -> Any:
     return jnp.where(is_plain, large * jnp.sqrt(1 + ratio * ratio), large)
 
 
-def _exp(x: Pair) -> Pair:
+def _exp(x: ComplexParts) -> ComplexParts:
     size = jnp.exp(x.real)
-    return Pair(size * jnp.cos(x.imag), jnp.where(x.imag == 0, x.imag, size * jnp.sin(x.imag)))
+    return ComplexParts(
+        size * jnp.cos(x.imag), jnp.where(x.imag == 0, x.imag, size * jnp.sin(x.imag))
+    )
 
 
-def _log(x: Pair) -> Pair:
-    return Pair(jnp.log(_size(x)), jnp.arctan2(x.imag, x.real))
+def _log(x: ComplexParts) -> ComplexParts:
+    return ComplexParts(jnp.log(_size(x)), jnp.arctan2(x.imag, x.real))
 
 
-def _sqrt(x: Pair) -> Pair:
+def _sqrt(x: ComplexParts) -> ComplexParts:
     size = _size(x)
     root = jnp.sqrt(0.5 * (size + jnp.abs(x.real)))
     is_zero = size == 0
@@ -171,32 +175,32 @@ def _sqrt(x: Pair) -> Pair:
     real = jnp.where(negative, jnp.abs(other), root)
     imag = jnp.where(negative, jnp.copysign(root, x.imag), other)
     is_infinite = jnp.abs(x.imag) == jnp.inf
-    return Pair(jnp.where(is_infinite, jnp.inf, real), jnp.where(is_infinite, x.imag, imag))
+    return ComplexParts(jnp.where(is_infinite, jnp.inf, real), jnp.where(is_infinite, x.imag, imag))
 
 
-def _sinh(x: Pair) -> Pair:
-    return Pair(jnp.sinh(x.real) * jnp.cos(x.imag), jnp.cosh(x.real) * jnp.sin(x.imag))
+def _sinh(x: ComplexParts) -> ComplexParts:
+    return ComplexParts(jnp.sinh(x.real) * jnp.cos(x.imag), jnp.cosh(x.real) * jnp.sin(x.imag))
 
 
-def _cosh(x: Pair) -> Pair:
-    return Pair(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
+def _cosh(x: ComplexParts) -> ComplexParts:
+    return ComplexParts(jnp.cosh(x.real) * jnp.cos(x.imag), jnp.sinh(x.real) * jnp.sin(x.imag))
 
 
-def _tanh(x: Pair) -> Pair:
+def _tanh(x: ComplexParts) -> ComplexParts:
     t, s, c = jnp.tanh(x.real), jnp.sin(x.imag), jnp.cos(x.imag)
     # (With the secant instead of the tangent, nothing is infinite.)
     below = c * c + (t * s) ** 2
-    return Pair(t / below, s * c * (1 - t * t) / below)
+    return ComplexParts(t / below, s * c * (1 - t * t) / below)
 
 
-def _turned(fn: Callable, x: Pair) -> Pair:
+def _turned(fn: Callable, x: ComplexParts) -> ComplexParts:
     """`-i fn(i x)`."""
-    y = fn(Pair(-x.imag, x.real))
-    return Pair(y.imag, -y.real)
+    y = fn(ComplexParts(-x.imag, x.real))
+    return ComplexParts(y.imag, -y.real)
 
 
-def _power(x: Pair, n: int) -> Pair:
-    one = Pair(jnp.ones_like(x.real), jnp.zeros_like(x.real))
+def _power(x: ComplexParts, n: int) -> ComplexParts:
+    one = ComplexParts(jnp.ones_like(x.real), jnp.zeros_like(x.real))
     if n < 0:
         return _over(one, _power(x, -n))
     found = None
@@ -208,52 +212,56 @@ def _power(x: Pair, n: int) -> Pair:
     return one if found is None else found
 
 
-def _pow(x: Pair, y: Pair) -> Pair:
+def _pow(x: ComplexParts, y: ComplexParts) -> ComplexParts:
     found = _exp(_times(y, _log(x)))
     zero = (x.real == 0) & (x.imag == 0)
     one = (y.real == 0) & (y.imag == 0)
-    return Pair(jnp.where(zero, jnp.where(one, 1, 0), found.real), jnp.where(zero, 0, found.imag))
+    return ComplexParts(
+        jnp.where(zero, jnp.where(one, 1, 0), found.real), jnp.where(zero, 0, found.imag)
+    )
 
 
-def _sign(x: Pair) -> Pair:
+def _sign(x: ComplexParts) -> ComplexParts:
     size = _size(x)
     return _scaled(x, 1 / jnp.where(size == 0, 1, size))
 
 
-def _logistic(x: Pair) -> Pair:
-    one = Pair(jnp.ones_like(x.real), jnp.zeros_like(x.real))
-    y = _exp(Pair(-x.real, -x.imag))
-    return _over(one, Pair(1 + y.real, y.imag))
+def _logistic(x: ComplexParts) -> ComplexParts:
+    one = ComplexParts(jnp.ones_like(x.real), jnp.zeros_like(x.real))
+    y = _exp(ComplexParts(-x.real, -x.imag))
+    return _over(one, ComplexParts(1 + y.real, y.imag))
 
 
-def _log1p(x: Pair) -> Pair:
+def _log1p(x: ComplexParts) -> ComplexParts:
     # log |1 + z| = log1p(2 a + a^2 + b^2) / 2
     near = 0.5 * jnp.log1p(x.real * (2 + x.real) + x.imag * x.imag)
-    far = _log(Pair(1 + x.real, x.imag))
-    return Pair(jnp.where(_size(x) < 0.5, near, far.real), far.imag)
+    far = _log(ComplexParts(1 + x.real, x.imag))
+    return ComplexParts(jnp.where(_size(x) < 0.5, near, far.real), far.imag)
 
 
-def _expm1(x: Pair) -> Pair:
+def _expm1(x: ComplexParts) -> ComplexParts:
     half = jnp.sin(0.5 * x.imag)
     real = jnp.expm1(x.real) * jnp.cos(x.imag) - 2 * half * half
-    return Pair(real, jnp.exp(x.real) * jnp.sin(x.imag))
+    return ComplexParts(real, jnp.exp(x.real) * jnp.sin(x.imag))
 
 
 def _elementwise(fn: Callable) -> Callable:
     def rule(eqn: Any, *ins: Any) -> Any:
-        return fn(*(x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x)) for x in ins))
+        return fn(
+            *(x if isinstance(x, ComplexParts) else ComplexParts(x, jnp.zeros_like(x)) for x in ins)
+        )
 
     return rule
 
 
-def _dot_general(eqn: Any, x: Any, y: Any) -> Pair:
+def _dot_general(eqn: Any, x: Any, y: Any) -> ComplexParts:
     params = dict(eqn.params, preferred_element_type=_real_dtype(eqn))
     product = functools.partial(eqn.primitive.bind, **params)
-    if not isinstance(x, Pair):
-        return Pair(product(x, y.real), product(x, y.imag))
-    if not isinstance(y, Pair):
-        return Pair(product(x.real, y), product(x.imag, y))
-    return Pair(
+    if not isinstance(x, ComplexParts):
+        return ComplexParts(product(x, y.real), product(x, y.imag))
+    if not isinstance(y, ComplexParts):
+        return ComplexParts(product(x.real, y), product(x.imag, y))
+    return ComplexParts(
         product(x.real, y.real) - product(x.imag, y.imag),
         product(x.real, y.imag) + product(x.imag, y.real),
     )
@@ -264,22 +272,22 @@ def _fft(eqn: Any, x: Any) -> Any:
     if not all(map(is_short, eqn.params["fft_lengths"])):
         raise NotInPairsError("fft")
     found = transformed(eqn, x)
-    return Pair(*found) if isinstance(found, tuple) else found
+    return ComplexParts(*found) if isinstance(found, tuple) else found
 
 
-def _reduce_prod(eqn: Any, x: Pair) -> Pair:
-    parts = Pair(*(as_rows(part, eqn.params["axes"]) for part in x))
+def _reduce_prod(eqn: Any, x: ComplexParts) -> ComplexParts:
+    parts = ComplexParts(*(as_rows(part, eqn.params["axes"]) for part in x))
     shape, dtype = parts.real.shape[1:], parts.real.dtype
-    one = Pair(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
+    one = ComplexParts(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))
     return lax.scan(lambda total, row: (_times(total, row), None), one, parts)[0]
 
 
 _RULES: dict[str, Callable] = {
     "abs": lambda eqn, x: _size(x),
     "complex": _complex,
-    "conj": _elementwise(lambda x: Pair(x.real, -x.imag)),
+    "conj": _elementwise(lambda x: ComplexParts(x.real, -x.imag)),
     "convert_element_type": _converted,
-    "cos": _elementwise(lambda x: _cosh(Pair(-x.imag, x.real))),
+    "cos": _elementwise(lambda x: _cosh(ComplexParts(-x.imag, x.real))),
     "cosh": _elementwise(_cosh),
     "div": _elementwise(_over),
     "dot_general": _dot_general,

@@ -18,7 +18,7 @@ from .scalarising import (
     indexing as indexing,
     primitives as primitives,
 )
-from .scalarising.interpreter import Interpreter, Limits, mapped, NotSmallError, RULES
+from .scalarising.interpreter import Interpreter, mapped, NotSmallError, RULES, SizeLimits
 from .scalarising.values import fill, Scalars
 
 
@@ -30,7 +30,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None
     """The same computation with a variable for each component; None if that takes more than `most`
     operations. The constants, arguments and results of `jaxpr` become their components, one after
     the other, each an array of one element."""
-    limits = Limits(scalars=most, moved=4 * most, choice=64, operations=most)
+    limits = SizeLimits(scalars=most, moved=4 * most, choice=64, operations=most)
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     sizes = [math.prod(v.aval.shape) for v in binders]
     if sum(sizes) > limits.moved:

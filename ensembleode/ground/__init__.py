@@ -2,7 +2,7 @@
 
 - `state_tree.py`: states that are pytrees, as vectors; `retcode.py`: how a trajectory ended.
 - `keys.py`: PRNG keys; `lifting.py`: NumPy arrays indexed by tracers; `recent.py`: how long
-    compiled programs are kept; `aside.py`: objects in a record that JAX doesn't see.
+    compiled programs are kept; `hidden_object.py`: objects in a record that JAX doesn't see.
 - `devices/`: where arrays are, and how many CPUs there are.
 - `files.py`, `on_disk.py`: files, and arrays in them; `installed.py`, `version.py`: names and
     versions of packages.

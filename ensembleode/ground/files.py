@@ -68,7 +68,7 @@ def check_writable(path: str | os.PathLike) -> None:
         raise naming(e, path) from e
 
 
-class Locked(Exception):
+class LockedError(Exception):
     """Another process, or another thread of this one, has the lock."""
 
 
@@ -78,7 +78,7 @@ def locked(file: str | os.PathLike) -> Any:
     On a file system without locks (NFS without its lock service, Lustre mounted without `flock`),
     filelock's own exception is raised.
 
-    **Raises:** `Locked`; `OSError` that names the file; `ImportError` without filelock.
+    **Raises:** `LockedError`; `OSError` that names the file; `ImportError` without filelock.
     """
     import filelock
 
@@ -86,7 +86,7 @@ def locked(file: str | os.PathLike) -> Any:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout as e:
-        raise Locked(os.fspath(file)) from e
+        raise LockedError(os.fspath(file)) from e
     except NotImplementedError as e:  # filelock says by this that there are no locks
         raise OSError(errno.ENOLCK, str(e), os.fspath(file)) from e
     except OSError as e:

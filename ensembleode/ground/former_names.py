@@ -1,4 +1,4 @@
-"""The modules in which earlier versions had their classes. What was pickled then names them."""
+"""The modules and names of earlier versions' classes. What was pickled then names them."""
 
 import importlib
 import importlib.abc
@@ -19,6 +19,7 @@ _MODULES = {
     "corrections": "problem.corrections",
     "dense": "solution.dense",
     "ensemble": "problem.ensemble",
+    "ground.aside": "ground.hidden_object",
     "events": "solution.events",
     "initialization": "problem.initialization",
     "ode_function": "problem.ode_function",
@@ -26,6 +27,8 @@ _MODULES = {
     "sensitivity": "problem.sensitivity",
     "stats": "solution.stats",
 }
+# By the former name of a class in one of these modules: its present one.
+_NAMES = {"Aside": "HiddenObject", "Kept": "KeptNodes", "Known": "KnownInputs"}
 
 
 class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -45,7 +48,8 @@ class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         present = _MODULES[module.__name__.partition(".")[2]]
 
         def get(name: str) -> Any:
-            return getattr(importlib.import_module(f"{_PACKAGE}.{present}"), name)
+            found = importlib.import_module(f"{_PACKAGE}.{present}")
+            return getattr(found, _NAMES.get(name, name))
 
         module.__getattr__ = get
 

@@ -1,4 +1,4 @@
-"""Tracing the functions of callbacks: the programs of `Events`."""
+"""Tracing the functions of callbacks: the programs of `TracedCallbacks`."""
 
 import functools
 import math
@@ -15,7 +15,14 @@ import numpy as np
 from ..ground.devices.alone import without_mesh
 from ..ground.state_tree import StateTree
 from ..plan.checked_reads import check_reads
-from ..plan.events import Continuous, Discrete, Events, Jump, Limit, Part
+from ..plan.events import (
+    CallbackProgram,
+    Jump,
+    TracedCallbacks,
+    TracedContinuous,
+    TracedDiscrete,
+    TracedStepLimit,
+)
 from ..problem.callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator, StepLimit
 from ..problem.saving_callback import SavingCallback
 from ..solvers.arithmetic import ArrayArithmetic
@@ -55,7 +62,7 @@ class Tracing:
         # The arrays that the programs traced so far close over.
         self.consts: list = []
 
-    def events(self, callback: Any, known: Sequence[Any]) -> Events:
+    def events(self, callback: Any, known: Sequence[Any]) -> TracedCallbacks:
         """The programs of a callback, or of several; `known` are the known times at which each of
         them acts, or None.
 
@@ -73,9 +80,9 @@ class Tracing:
                 discrete.append(self._discrete(number, name, x))
             else:
                 continuous.append(self._continuous(number, name, x))
-        return Events(tuple(continuous), tuple(discrete))
+        return TracedCallbacks(tuple(continuous), tuple(discrete))
 
-    def _continuous(self, number: int, name: str, x: Any) -> Continuous:
+    def _continuous(self, number: int, name: str, x: Any) -> TracedContinuous:
         is_vector = not isinstance(x, ContinuousCallback)
         length, shape = (x.length, (x.length,)) if is_vector else (1, ())
         mask = {"mask": jax.ShapeDtypeStruct((length,), self.u.dtype)}
@@ -87,20 +94,20 @@ class Tracing:
         if down is not x.affect:
             falls = None if down is None else jump("affect_neg", down)
         how = x.rootfind, x.interp_points, x.repeat_nudge, x.dtrelax, x.save_positions
-        return Continuous(number, conditions, length, is_vector, rises, falls, *how)
+        return TracedContinuous(number, conditions, length, is_vector, rises, falls, *how)
 
-    def _discrete(self, number: int, name: str, x: DiscreteCallback) -> Discrete:
+    def _discrete(self, number: int, name: str, x: DiscreteCallback) -> TracedDiscrete:
         condition = self._condition(name, x.condition, (), is_discrete=True)
         jump = self._jump(name, "affect", x.affect, extras={})
         limit = None if x.limit is None else self._limit(name, x.limit)
         how: dict[str, Any] = {"is_kept": x.is_kept, "limit": limit, "rest": x.rest}
-        return Discrete(number, condition, jump, x.save_positions, **how)
+        return TracedDiscrete(number, condition, jump, x.save_positions, **how)
 
-    def _limit(self, name: str, x: StepLimit) -> Limit:
+    def _limit(self, name: str, x: StepLimit) -> TracedStepLimit:
         """**Raises:** `TypeError` and `ValueError` for tolerances that don't fit the state."""
         value = x.abstol
         if value is None:
-            return Limit(None, x.scalefactor)
+            return TracedStepLimit(None, x.scalefactor)
         if self.tree is not None:
             value = self.tree.tolerance(f"abstol of {name}", value)
         elif np.shape(value) not in ((), self.u.shape):
@@ -112,9 +119,9 @@ class Tracing:
         def tolerance(u: Any, p: Any, extras: Any, t: Any) -> Any:
             return jnp.broadcast_to(jnp.asarray(value, u.dtype), u.shape).reshape(-1)
 
-        return Limit(self._part(name, "abstol", tolerance, tolerance, {}), x.scalefactor)
+        return TracedStepLimit(self._part(name, "abstol", tolerance, tolerance, {}), x.scalefactor)
 
-    def _scheduled(self, number: int, name: str, x: Any, times: Any) -> Discrete:
+    def _scheduled(self, number: int, name: str, x: Any, times: Any) -> TracedDiscrete:
         def condition(u, t, integrator):
             return jnp.any(t == times)
 
@@ -134,11 +141,11 @@ class Tracing:
             )
         kept = any(x.save_positions)
         how: dict[str, Any] = {"is_kept": kept, "after_jump": solves, "most": np.size(times)}
-        return Discrete(number, part, jump, x.save_positions, True, at_start, since, **how)
+        return TracedDiscrete(number, part, jump, x.save_positions, True, at_start, since, **how)
 
     def _condition(
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False
-    ) -> Part:
+    ) -> CallbackProgram:
         def of_arrays(u, p, extras, t):
             state, uprev = self._given(u), extras.get("uprev")
             if uprev is not None:
@@ -279,7 +286,7 @@ class Tracing:
 
     def _part(
         self, name: str, argument: str, fn: Callable, of_arrays: Callable, extras: dict[str, Any]
-    ) -> Part:
+    ) -> CallbackProgram:
         """The program of `of_arrays(u, leaves of p, extras by name, t)`."""
         n = len(self.leaves)
 
@@ -306,7 +313,7 @@ class Tracing:
         program, written = with_numbers_apart(program)
         start = len(self.consts)
         self.consts += [*consts, *written]
-        return Part(program, used, start)
+        return CallbackProgram(program, used, start)
 
 
 def _without_unused(

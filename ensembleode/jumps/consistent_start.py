@@ -11,8 +11,8 @@ import numpy as np
 
 from ..fields.derivatives.jacobian import is_reverse_only
 from ..ground.recent import jit_recent
-from ..plan.lane import Trajectories
 from ..plan.rate import solved
+from ..plan.trajectory_numbers import Trajectories
 from ..problem.callbacks import all_of, CallbackSet, PresetTimeCallback
 from ..problem.initialization import BrownFullBasicInit
 from ..solvers.mass_matrix import MassMatrix, mixing

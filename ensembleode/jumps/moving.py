@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 
-class Moved(NamedTuple):
+class MovedJump(NamedTuple):
     """The result of a jump, with derivatives.
 
     - `on`: the state with which the next step begins, at the fixed time; after a jump that ends the
@@ -104,15 +104,15 @@ def shift(time: Any) -> Any:
 
 def jumped(
     field: Callable, affect: Callable, u: Any, t: Any, delta: Any = None, *, order: int
-) -> Moved:
+) -> MovedJump:
     """A jump from the state `u` at the fixed time `t`, with derivatives up to this `order`.
     Parameters that it changes are a part of the state. `affect(u, t)` returns the state after the
     jump, and whether the jump ends the solve. For `delta` see `crossing` and `shift`; it is None
     for a jump whose time does not move."""
     if delta is None:
         after, ends = affect(u, t)
-        return Moved(after, u, after, t, ends)
+        return MovedJump(after, u, after, t, ends)
     before, time = along(field, u, t, delta, order), t + delta
     after, ends = affect(before, time)
     on = along(field, after, time, -delta, order)
-    return Moved(jnp.where(ends, after, on), before, after, time, ends)
+    return MovedJump(jnp.where(ends, after, on), before, after, time, ends)

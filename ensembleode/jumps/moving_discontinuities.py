@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ..fields import parameters_of, staged
-from ..plan.events import Discrete, Events, Jump, over, Part
+from ..plan.events import CallbackProgram, Jump, over, TracedCallbacks, TracedDiscrete
 from ..plan.plan import Plan
 from ..tracing.program import Program, program_of
 
@@ -36,26 +36,28 @@ def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
 
 
 @functools.lru_cache(maxsize=256)
-def _widened(field: Program, events: Events | None, numbers: tuple) -> tuple[Program, Events]:
+def _widened(
+    field: Program, events: TracedCallbacks | None, numbers: tuple
+) -> tuple[Program, TracedCallbacks]:
     places = tuple(range(len(numbers) - 1))
 
-    def among(part: Part, changes: Any) -> Part:
+    def among(part: CallbackProgram, changes: Any) -> CallbackProgram:
         return over(part, numbers, places)
 
-    field = over(Part(field), numbers, places).program
-    before = Events((), ()) if events is None else events.mapped(among)
+    field = over(CallbackProgram(field), numbers, places).program
+    before = TracedCallbacks((), ()) if events is None else events.mapped(among)
     return field, dataclasses.replace(before, discrete=(*before.discrete, _at_jumps(field)))
 
 
-def _at_jumps(field: Program) -> Discrete:
+def _at_jumps(field: Program) -> TracedDiscrete:
     """The callback that acts at the times in the last parameter of the field, and changes nothing.
     It acts last, because what else happens at that time belongs to the field before the jump."""
 
-    def part(fn: Any) -> Part:
+    def part(fn: Any) -> CallbackProgram:
         def at(consts: Any, u: Any, p: Any, t: Any) -> Any:
             return fn(u, p[-1], t)
 
-        return Part(program_of(staged(field, at), jax.tree.structure(0), rules=True))
+        return CallbackProgram(program_of(staged(field, at), jax.tree.structure(0), rules=True))
 
     def wanted(u: Any, times: Any, t: Any) -> Any:
         return jnp.any(t == times).astype(u.dtype)[None]
@@ -67,7 +69,7 @@ def _at_jumps(field: Program) -> Discrete:
     def nothing(u: Any, times: Any, t: Any) -> Any:
         return jnp.concatenate([u.reshape(-1), jnp.zeros(1, u.dtype)])
 
-    return Discrete(
+    return TracedDiscrete(
         -1,
         part(wanted),
         Jump(part(nothing), ends=False),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..fields import parameters_of, staged
-from ..plan.events import Continuous, Discrete, Events, Jump, Part
+from ..plan.events import CallbackProgram, Jump, TracedCallbacks, TracedContinuous, TracedDiscrete
 from ..plan.known_times import ADJACENT
 from ..solvers.arithmetic import ArrayArithmetic
 from ..solvers.time import next_time
@@ -21,7 +21,7 @@ from .told_apart import is_told_apart, moved_one_by_one
 ROWS = 4  # of a moving jump, each as large as the state
 
 
-class Level(NamedTuple):
+class TangentLevel(NamedTuple):
     """The extension of a state to `[2, *state]`, with its tangent, and the extension of its list of
     numbers by tangents.
 
@@ -42,7 +42,7 @@ class Level(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Moving:
+class MovingJump:
     """A jump whose time moves, for a state with a tangent for each of the `levels`.
 
     - `field`: the field of the state without tangents.
@@ -58,20 +58,20 @@ class Moving:
     """
 
     field: Program
-    affect: Part
-    conditions: Part | None
+    affect: CallbackProgram
+    conditions: CallbackProgram | None
     length: int = 1
     is_later: bool = False
-    passed: Part | None = None
+    passed: CallbackProgram | None = None
     follows: bool = False
-    levels: tuple[Level, ...] = ()
+    levels: tuple[TangentLevel, ...] = ()
     is_discontinuity: bool = False
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """The names of the jump's further inputs: those of a `Part`; `moved`, the time of the jump
-        with its tangents, if it follows another jump; and `before`, the state at the event before
-        anything acted, if it is `is_later`."""
+        """The names of the jump's further inputs: those of a `CallbackProgram`; `moved`, the time
+        of the jump with its tangents, if it follows another jump; and `before`, the state at the
+        event before anything acted, if it is `is_later`."""
         several = self.conditions is not None and self.length > 1
         more = [*(["mask"] if several else []), *(["moved"] if self.follows else [])]
         more += ["tprev"] if self.is_discontinuity else []
@@ -84,8 +84,8 @@ class Moving:
         return tuple(name for name in self.extras if name in ("uprev", "moved", "before"))
 
     def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
-        """The rows `[4, *state]` of `Moved` (the time is the first component of a row of zeros),
-        and 1 where the trajectory ends, else 0. Derivatives are right up to `order`."""
+        """The rows `[4, *state]` of `MovedJump` (the time is the first component of a row of
+        zeros), and 1 where the trajectory ends, else 0. Derivatives are right up to `order`."""
         return self._at(len(self.levels), u, numbers, extras, t, order)
 
     def _at(
@@ -182,37 +182,39 @@ def _next(t: Any, direction: Any) -> Any:
     return next_time(ArrayArithmetic(jnp), jax.lax.stop_gradient(t), direction)
 
 
-def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any) -> Any:
+def _evaluated(
+    part: CallbackProgram, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any
+) -> Any:
     n = part.n_consts
     p = (*numbers[n:], *(extras[name] for name in part.extras))
     return part.program(numbers[:n], u, p, t)
 
 
 def moving_of(
-    events: Events, field: Program, callback: Continuous | Discrete, jump: Jump
-) -> Moving:
+    events: TracedCallbacks, field: Program, callback: TracedContinuous | TracedDiscrete, jump: Jump
+) -> MovingJump:
     """The moving jump that belongs to this jump of a callback, one of the `events`, in a solve of
     `field`."""
     if jump.moves is not None:
         return jump.moves
-    if isinstance(callback, Continuous):
+    if isinstance(callback, TracedContinuous):
         is_later = callback != events.continuous[0]
-        return Moving(field, jump.part, callback.conditions, callback.length, is_later)
-    moving = Moving(field, jump.part, None)
+        return MovingJump(field, jump.part, callback.conditions, callback.length, is_later)
+    moving = MovingJump(field, jump.part, None)
     if callback.passed is None:
         return dataclasses.replace(moving, follows=follow(events))
     about = {"passed": callback.passed, "is_discontinuity": callback.is_discontinuity}
     return dataclasses.replace(moving, **about)
 
 
-def follow(events: Events) -> bool:
+def follow(events: TracedCallbacks) -> bool:
     """Whether there are discrete callbacks that may act at the time of a callback that moves."""
     known = any(x.passed is not None for x in events.discrete)
     others = any(x.passed is None for x in events.discrete)
     return others and (known or bool(events.continuous))
 
 
-def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]:
+def _extra_structs(moving: MovingJump, field: Program) -> list[jax.ShapeDtypeStruct]:
     state, t = structs_of([*field.jaxpr.outvars, field.jaxpr.invars[-1]])
     of = {
         "uprev": state,
@@ -225,7 +227,7 @@ def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]
 
 
 @functools.lru_cache(maxsize=1024)
-def program(moving: Moving, field: Program, order: int) -> Part:
+def program(moving: MovingJump, field: Program, order: int) -> CallbackProgram:
     """The program of a jump, for the state of this field with the tangents of all levels. Returns
     the flattened rows, followed by the flag that says whether the trajectory ends."""
 
@@ -235,11 +237,11 @@ def program(moving: Moving, field: Program, order: int) -> Part:
         return jnp.concatenate([rows.reshape(-1), ends[None]])
 
     jaxpr = staged(field, flat, extra=_extra_structs(moving, field))
-    return Part(program_of(jaxpr, jax.tree.structure(0), rules=True), moving.extras)
+    return CallbackProgram(program_of(jaxpr, jax.tree.structure(0), rules=True), moving.extras)
 
 
 @functools.lru_cache(maxsize=1024)
-def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
+def transposed(moving: MovingJump, field: Program, which: tuple[int, ...]) -> Any:
     """The program that pulls a cotangent of the flattened rows back through a jump. Its state is
     that cotangent; the state is appended to `p`. Its results are the cotangents of the state, of
     the extras that are `moving`, and of the constants and parameters of the field that are numbered
@@ -264,20 +266,24 @@ def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
     return staged(field, pulled, state=rows, extra=[*_extra_structs(moving, field), state])
 
 
-def _split(of: Moving | Part, consts: Sequence, p: Sequence) -> tuple[list, dict[str, Any]]:
+def _split(
+    of: MovingJump | CallbackProgram, consts: Sequence, p: Sequence
+) -> tuple[list, dict[str, Any]]:
     """The list of all numbers, and the extras by name."""
     n = len(p) - len(of.extras)
     return [*consts, *p[:n]], dict(zip(of.extras, p[n:], strict=True))
 
 
-def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence[int]) -> Events:
+def with_tangents(
+    events: TracedCallbacks, field: Program, wide: Program, moved: Sequence[int]
+) -> TracedCallbacks:
     """The events of a state with its tangent: conditions look at the state, and jumps move. `field`
     is that of the state, and `wide` that of the state with its tangent; its constants and
     parameters are those of `field`, followed by the tangents of those numbered `moved`."""
-    level = Level(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
+    level = TangentLevel(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
     condition = functools.partial(_of_state, wide, level)
 
-    def jump(callback: Continuous | Discrete, x: Jump) -> Jump:
+    def jump(callback: TracedContinuous | TracedDiscrete, x: Jump) -> Jump:
         moves = moving_of(events, field, callback, x)
         moves = dataclasses.replace(moves, levels=(*moves.levels, level))
         part = program(moves, wide, len(moves.levels))
@@ -287,7 +293,7 @@ def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_state(wide: Program, level: Level, part: Part) -> Part:
+def _of_state(wide: Program, level: TangentLevel, part: CallbackProgram) -> CallbackProgram:
     """A condition as a function of the state with its tangent, which it doesn't read."""
     state, t = structs_of([*wide.jaxpr.outvars, wide.jaxpr.invars[-1]])
     of = {"uprev": state, "tprev": t}
@@ -300,4 +306,4 @@ def _of_state(wide: Program, level: Level, part: Part) -> Part:
         return _evaluated(part, u[0], numbers, extras, t)
 
     jaxpr = staged(wide, at, extra=[of[name] for name in part.extras])
-    return Part(program_of(jaxpr, jax.tree.structure(0), rules=True), part.extras)
+    return CallbackProgram(program_of(jaxpr, jax.tree.structure(0), rules=True), part.extras)

@@ -22,7 +22,7 @@ EVENT_ROWS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class CallbackProgram:
     """A function of a callback, as `program(consts, u, (*p, *extras), t)`.
 
     - `extras`: the names of further inputs: `uprev` and `tprev`, the state and the time at the
@@ -52,10 +52,11 @@ class Jump:
     - `fails`: whether the flag may also be 2: the trajectory ends because the affect could not be
         done.
     - `moves`: for a state with tangents, how the time of the jump moves (see
-        `moving_jumps.Moving`). The part then returns the rows of `Moving.rows`, and the flag.
+        `moving_jumps.MovingJump`). The part then returns the rows of `MovingJump.rows`, and the
+        flag.
     """
 
-    part: Part
+    part: CallbackProgram
     ends: bool | None
     changes: tuple[int, ...] = ()
     moves: Any = None
@@ -63,7 +64,7 @@ class Jump:
 
 
 @dataclasses.dataclass(frozen=True)
-class Continuous:
+class TracedContinuous:
     """A continuous callback, with one condition or several.
 
     - `which`: its number among all callbacks, in the order that the user gave.
@@ -73,7 +74,7 @@ class Continuous:
     """
 
     which: int
-    conditions: Part
+    conditions: CallbackProgram
     length: int
     is_vector: bool
     up: Jump | None
@@ -96,7 +97,7 @@ class Continuous:
 
 
 @dataclasses.dataclass(frozen=True)
-class Limit:
+class TracedStepLimit:
     """A limit on the step after a discrete callback: the state should not be negative at the end of
     that step, as far as the step before predicts it.
 
@@ -106,12 +107,12 @@ class Limit:
         limit.
     """
 
-    tolerance: Part | None
+    tolerance: CallbackProgram | None
     scalefactor: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Discrete:
+class TracedDiscrete:
     """A discrete callback.
 
     - `condition`: positive where the callback acts: `[1]`.
@@ -129,14 +130,14 @@ class Discrete:
     """
 
     which: int
-    condition: Part
+    condition: CallbackProgram
     jump: Jump
     save_positions: tuple[bool, bool]
     scheduled: bool = False
     at_start: bool = False
-    passed: Part | None = None
+    passed: CallbackProgram | None = None
     is_kept: bool = True
-    limit: Limit | None = None
+    limit: TracedStepLimit | None = None
     is_discontinuity: bool = False
     after_jump: bool = False
     most: int | None = None
@@ -149,14 +150,14 @@ class Discrete:
 
 
 @dataclasses.dataclass(frozen=True)
-class Events:
+class TracedCallbacks:
     """The callbacks of a problem; those of one kind are in the order in which they act."""
 
-    continuous: tuple[Continuous, ...]
-    discrete: tuple[Discrete, ...]
+    continuous: tuple[TracedContinuous, ...]
+    discrete: tuple[TracedDiscrete, ...]
 
     @property
-    def callbacks(self) -> tuple[Continuous | Discrete, ...]:
+    def callbacks(self) -> tuple[TracedContinuous | TracedDiscrete, ...]:
         return (*self.continuous, *self.discrete)
 
     @property
@@ -181,7 +182,7 @@ class Events:
         more = [(held, quiet)] if held or quiet else []
         return ways, acts, sides, *more, *([later] if later else []), *["settles"] * self.settles
 
-    def slices(self) -> list[tuple[int, Continuous, slice]]:
+    def slices(self) -> list[tuple[int, TracedContinuous, slice]]:
         """For each continuous callback its number, itself, and the slice of its conditions among
         those of all continuous callbacks."""
         found, start = [], 0
@@ -260,7 +261,7 @@ class Events:
     def unforeseen(self) -> bool:
         """Whether nobody knows how many events there may be of which solutions keep a record."""
         every = (x for x in self.callbacks if x.is_kept)
-        return any(isinstance(x, Continuous) or x.most is None for x in every)
+        return any(isinstance(x, TracedContinuous) or x.most is None for x in every)
 
     @property
     def consts(self) -> list[Any]:
@@ -269,18 +270,20 @@ class Events:
         return [v.aval for x in parts for v in x.program.jaxpr.constvars]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[CallbackProgram]:
         """All parts of the callbacks, each once, in the order of `mapped`."""
-        found: list[Part] = []
+        found: list[CallbackProgram] = []
 
-        def noted(part: Part, changes: Any) -> Part:
+        def noted(part: CallbackProgram, changes: Any) -> CallbackProgram:
             found.append(part)
             return part
 
         self.mapped(noted)
         return found
 
-    def mapped(self, change: Callable[[Part, tuple[int, ...] | None], Part]) -> "Events":
+    def mapped(
+        self, change: Callable[[CallbackProgram, tuple[int, ...] | None], CallbackProgram]
+    ) -> "TracedCallbacks":
         """The callbacks with each part replaced by `change(part, changes)`. For a condition
         `changes` is None; for a jump it is the indices of the parameters that the jump changes."""
         change = functools.cache(change)
@@ -290,17 +293,19 @@ class Events:
         )
 
     def changed(
-        self, condition: Callable[[Part], Part], jump: Callable[[Continuous | Discrete, Jump], Jump]
-    ) -> "Events":
+        self,
+        condition: Callable[[CallbackProgram], CallbackProgram],
+        jump: Callable[[TracedContinuous | TracedDiscrete, Jump], Jump],
+    ) -> "TracedCallbacks":
         """The callbacks with each part that is no jump's replaced by `condition(part)`, and with
         each jump of a callback replaced by `jump(callback, jump)`."""
 
-        def continuous(x: Continuous) -> Continuous:
+        def continuous(x: TracedContinuous) -> TracedContinuous:
             conditions = condition(x.conditions)
             up, down = (None if a is None else jump(x, a) for a in (x.up, x.down))
             return dataclasses.replace(x, conditions=conditions, up=up, down=down)
 
-        def discrete(x: Discrete) -> Discrete:
+        def discrete(x: TracedDiscrete) -> TracedDiscrete:
             asked, made = condition(x.condition), jump(x, x.jump)
             passed = None if x.passed is None else condition(x.passed)
             limit = x.limit
@@ -309,18 +314,18 @@ class Events:
             return dataclasses.replace(x, condition=asked, jump=made, passed=passed, limit=limit)
 
         first = tuple(map(continuous, self.continuous))
-        return Events(first, tuple(map(discrete, self.discrete)))
+        return TracedCallbacks(first, tuple(map(discrete, self.discrete)))
 
 
-def jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:
-    if isinstance(callback, Discrete):
+def jumps_of(callback: TracedContinuous | TracedDiscrete) -> Iterator[Jump]:
+    if isinstance(callback, TracedDiscrete):
         yield callback.jump
     else:
         yield from (x for x in (callback.up, callback.down) if x is not None)
 
 
 @functools.lru_cache(maxsize=1024)
-def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
+def over(part: CallbackProgram, numbers: tuple, places: tuple[int, ...]) -> CallbackProgram:
     """The part without constants, as a function of the list of all `numbers` (abstract values, as
     pairs of a shape and a dtype). Its constants and parameters are at the `places` in that list."""
     jaxpr = part.program.jaxpr
@@ -330,11 +335,13 @@ def over(part: Part, numbers: tuple, places: tuple[int, ...]) -> Part:
     new: Any = jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr
     every = substituted(new.invars, places, (*jaxpr.constvars, *inputs[:end]))
     inner = with_constants(jaxpr, [], [u, *every, *inputs[end:], t])
-    return Part(program_of(inner, part.program.out_tree, rules=True), part.extras)
+    return CallbackProgram(program_of(inner, part.program.out_tree, rules=True), part.extras)
 
 
 @functools.lru_cache(maxsize=1024)
-def of_extended(part: Part, extension: Extension, changes: tuple[int, ...] | None) -> Part:
+def of_extended(
+    part: CallbackProgram, extension: Extension, changes: tuple[int, ...] | None
+) -> CallbackProgram:
     """The part (without constants) for a state that has further components behind the user's, from
     which it reads the held numbers. `changes` are the places of the parameters that a jump computes
     anew; None for a condition."""
@@ -363,4 +370,4 @@ def of_extended(part: Part, extension: Extension, changes: tuple[int, ...] | Non
     inputs[len(inputs) - n :] = [state if name == "uprev" else x for name, x in own]
     program, consts = trace(extended, state, tuple(inputs), t, rules=True)
     assert not consts
-    return Part(program, part.extras)
+    return CallbackProgram(program, part.extras)

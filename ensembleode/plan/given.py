@@ -22,11 +22,11 @@ from .extended_state import Extension
 
 
 # `typing.Self` is refused by beartype where it checks methods one by one.
-_Record = TypeVar("_Record", bound="_Chosen")
+_Record = TypeVar("_Record", bound="_TrajectoryInputs")
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Chosen:
+class _TrajectoryInputs:
     """The initial states and parameters of `n` trajectories, or only of the one with this
     `index`."""
 
@@ -40,7 +40,7 @@ class _Chosen:
 
 
 @dataclasses.dataclass
-class Known(_Chosen):
+class KnownInputs(_TrajectoryInputs):
     """The initial states and parameters of several trajectories, or of one.
 
     - `starts`, `parameters`: in the structure that the user gave. Values that all trajectories
@@ -72,13 +72,13 @@ class Known(_Chosen):
         p = self.of_parameters(lambda x, own: x if own else None, lambda _: None)
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
-    def some(self, indices: np.ndarray) -> "Known":
+    def some(self, indices: np.ndarray) -> "KnownInputs":
         """The record of these trajectories."""
         p = self.of_parameters(lambda x, own: x[indices] if own else x, lambda x: x)
         starts = jax.tree.map(lambda x: x[indices] if self.own_starts else x, self.starts)
         return dataclasses.replace(self, starts=starts, parameters=p, n=len(indices))
 
-    def portable(self) -> "Known | None":
+    def portable(self) -> "KnownInputs | None":
         """This record where it can be pickled; None where something in the parameters can't."""
         try:
             pickle.dumps(self.of_parameters(lambda x, own: own, lambda x: x))
@@ -112,10 +112,10 @@ class Known(_Chosen):
 
 
 @dataclasses.dataclass
-class Given(_Chosen):
-    """All that is needed to compute `Known`.
+class GivenInputs(_TrajectoryInputs):
+    """All that is needed to compute `KnownInputs`.
 
-    - `lanes(indices, repeat)`: returns the numbers of several trajectories, a `Lane`.
+    - `lanes(indices, repeat)`: returns the numbers of several trajectories, `TrajectoryNumbers`.
     - `batched`: which of these numbers differ between trajectories.
     - `tree`, `extension`: the structure of the state.
     - `numbers`, `others`: the structure of the numbers in the parameters, of which a complex one is
@@ -140,10 +140,10 @@ class Given(_Chosen):
     def varying(self) -> dict[str, Any]:
         return self.known.varying()
 
-    def portable(self) -> Known | None:
+    def portable(self) -> KnownInputs | None:
         return self.known.portable()
 
-    def some(self, indices: np.ndarray) -> "Given | Known":
+    def some(self, indices: np.ndarray) -> "GivenInputs | KnownInputs":
         """The same for these trajectories."""
         if not len(indices):
             return self.known_of(jnp.arange(1)).some(indices)
@@ -155,19 +155,19 @@ class Given(_Chosen):
         return dataclasses.replace(self, lanes=lanes, n=len(indices))
 
     @functools.cached_property
-    def known(self) -> Known:
+    def known(self) -> KnownInputs:
         if self.index is not None:
             return self.known_of(jnp.asarray(self.index)[None]).of(0)
         return self.known_of(jnp.arange(self.n))
 
-    def known_of(self, indices: Any) -> Known:
+    def known_of(self, indices: Any) -> KnownInputs:
         """The initial states and parameters of several trajectories."""
         made = self.lanes(indices, 1)
         u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
         u0 = u0 if self.tree is None else self.tree.unravel(u0)
         own = jtu.tree_unflatten(self.numbers, map(bool, self.batched.p))
         own = with_complex(own, operator.or_)
-        return Known(u0, self.parameters(made.p), bool(self.batched.u0), own, n=len(indices))
+        return KnownInputs(u0, self.parameters(made.p), bool(self.batched.u0), own, n=len(indices))
 
     def parameters(self, leaves: Iterable) -> Any:
         """The parameters, from the numbers in them."""

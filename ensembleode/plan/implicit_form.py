@@ -14,7 +14,7 @@ from ..fields.derivatives.jacobian import coloured, is_reverse_only
 from ..problem.ode_function import in_order_of
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, structs_of, with_constants
-from .events import over, Part
+from .events import CallbackProgram, over
 from .extended_state import Extension, rates, with_last_as_constants
 
 
@@ -38,7 +38,9 @@ class ImplicitForm:
 
     def over(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
         """The form over one list of numbers; see `events.over`."""
-        return self.mapped(lambda x: over(Part(x, ("direction",)), numbers, places).program)
+        return self.mapped(
+            lambda x: over(CallbackProgram(x, ("direction",)), numbers, places).program
+        )
 
     def with_integrals(
         self, field: Program, integrand: Program, extension: Extension

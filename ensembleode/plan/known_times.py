@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..problem.callbacks import all_of, PeriodicCallback, PresetTimeCallback
-from ..problem.numbers import Row
+from ..problem.number_table import NumberRow
 from ..solvers.arithmetic import ArrayArithmetic
 from ..solvers.time import next_time
 from ..tracing.program import is_tracer
@@ -20,7 +20,7 @@ ADJACENT = 3  # so many jumps may follow each other at neighbouring floating-poi
 
 
 def in_order(
-    row: Row, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
+    row: NumberRow, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
 ) -> Any:
     """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span,
     from `t0` to `t1`, or NaN come last, and are infinitely late.

@@ -11,16 +11,16 @@ import numpy as np
 
 from ..ground.devices.placement import copied_to_jax
 from ..ground.state_tree import StateTree
-from ..solution.dense import Again, Dense, Kept, Known
+from ..solution.dense import Dense, DensePlan, KeptNodes, RemadeSteps
 from ..solution.stats import COUNTS
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, Static
-from .events import Events
+from .events import TracedCallbacks
 from .extended_state import Extension, users_field
 from .implicit_form import ImplicitForm
-from .lane import Lane
 from .rate import rate_of
 from .saving import Saving
+from .trajectory_numbers import TrajectoryNumbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Plan:
     - `saving`: which times are saved.
     - `maxiters`: the largest number of steps.
     - `width`: how many trajectories stay together on one device.
-    - `batched`: a Lane of booleans, true where numbers differ between trajectories.
+    - `batched`: booleans in the place of numbers, true where numbers differ between trajectories.
     - `output`: the traced `output_func`, or None.
         `output(consts, result, numbers, index, repeat, key)` returns its output, and whether to
         rerun (None if it never asks for that).
@@ -69,7 +69,7 @@ class Plan:
     saving: Saving
     maxiters: int
     width: int
-    batched: Lane
+    batched: TrajectoryNumbers
     output: Program | None = None
     saves_values: bool = False
     apart: Program | None = None
@@ -78,7 +78,7 @@ class Plan:
     tree: StateTree | None = None
     inner: bool = False
     extension: Extension | None = None
-    events: Events | None = None
+    events: TracedCallbacks | None = None
     max_events: int = 0
     last_event: int = 0
     keeps_end: bool = False
@@ -169,7 +169,7 @@ def fill_of(path: tuple, dtype: Any) -> Any:
     return NO_CALLBACK if names == ["events", "which"] else 0
 
 
-class Happened(NamedTuple):
+class RecordedEvents(NamedTuple):
     """The events of a trajectory, or of several, with an additional first axis. In the place of an
     event that did not happen, states and times are NaN and `which` is -1.
 
@@ -197,7 +197,7 @@ class Result(NamedTuple):
     - `inner [time, node, *state]`: the states within the steps (see `dense.py`); None where they
         were not kept.
     - The counts are those of `Stats`.
-    - `events`: a `Happened`; None without callbacks whose events are kept.
+    - `events`: `RecordedEvents`; None without callbacks whose events are kept.
     - `ended`: an `End`, NaN unless an event ended the trajectory; None where none may.
     """
 
@@ -250,7 +250,7 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
     if plan.saving.mode != "steps":
         return None
     if outcome.inner is not None:
-        return Kept(outcome.inner)
+        return KeptNodes(outcome.inner)
     own = own or jax.tree.map(lambda _: False, tuple(numbers))
     method: Any = plan.engine.interpolant(plan.method)
     consts, p = jax.tree.map(
@@ -260,11 +260,11 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
     field, form = plan.users_field, plan.users_form
     # Where no step can be made again, the slopes at its ends are needed.
     field = field if method is not None else rate_of(field, form)
-    known = Known(field, method, plan.tree, own, jumps, form)
-    return Again(consts, p, known)
+    known = DensePlan(field, method, plan.tree, own, jumps, form)
+    return RemadeSteps(consts, p, known)
 
 
-def shared_times(plan: Plan, lanes: Lane) -> Any:
+def shared_times(plan: Plan, lanes: TrajectoryNumbers) -> Any:
     """The saved times of `lanes`, if all trajectories share them: `[time]`."""
     if plan.saving.mode == "times":
         return jnp.asarray(lanes.saveat)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..fields import parameters_of
-from ..fields.complex_numbers import Pair
+from ..fields.complex_numbers import ComplexParts
 from ..tracing.program import Program, program_of, with_constants
-from .events import Continuous, Discrete, Jump, Part
-from .lane import Lane, Trajectories
+from .events import CallbackProgram, Jump, TracedContinuous, TracedDiscrete
+from .trajectory_numbers import Trajectories, TrajectoryNumbers
 
 
 def with_real_numbers(traj: Trajectories) -> Trajectories:
@@ -27,7 +27,7 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
     if not any(map(any, are_complex.values())):
         return traj
 
-    def in_two(lane: Lane, split: Callable[[Any], Sequence]) -> Lane:
+    def in_two(lane: TrajectoryNumbers, split: Callable[[Any], Sequence]) -> TrajectoryNumbers:
         """The lane with two numbers in the place of each complex one."""
 
         def changed(name: str, those: list[bool]) -> tuple | None:
@@ -39,11 +39,11 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
 
         return lane._replace(**{name: changed(name, x) for name, x in are_complex.items()})
 
-    def real(part: Part) -> Part:
+    def real(part: CallbackProgram) -> CallbackProgram:
         more = sum(are_complex["callback_consts"][: part.start])
-        return Part(_of_real_numbers(part.program), part.extras, part.start + more)
+        return CallbackProgram(_of_real_numbers(part.program), part.extras, part.start + more)
 
-    def real_jump(_: Continuous | Discrete, jump: Jump) -> Jump:
+    def real_jump(_: TracedContinuous | TracedDiscrete, jump: Jump) -> Jump:
         changes = tuple(i + sum(are_complex["p"][:i]) for i in jump.changes)
         return dataclasses.replace(jump, part=real(jump.part), changes=changes)
 
@@ -58,7 +58,7 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
     )
     if (given := traj.given) is None:
         return found
-    places = [Pair(0, 0) if x else 0 for x in are_complex["p"]]
+    places = [ComplexParts(0, 0) if x else 0 for x in are_complex["p"]]
     numbers = jax.tree.structure(jax.tree.unflatten(given.numbers, places))
     given = dataclasses.replace(given, lanes=found.lanes, batched=found.batched, numbers=numbers)
     return dataclasses.replace(found, given=given)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..problem.numbers import check_real
+from ..problem.number_table import check_real
 from ..solvers.time import rounding
 from ..tracing.program import is_tracer
 

@@ -27,7 +27,7 @@ from ..tools.scripts import loaded, ScriptError
 SECONDS = 0.5
 
 
-class Unusable(Exception):
+class UnusableError(Exception):
     """The function to be measured doesn't exist, or isn't as it should be, at any size."""
 
 
@@ -63,7 +63,7 @@ def measured(
     say()
     run = make_loss(items)
     if not callable(run):
-        raise Unusable(
+        raise UnusableError(
             f"{function}({items}) must return a function without arguments that does one iteration,"
             f" got {type(run).__name__}."
         )
@@ -85,20 +85,20 @@ def seconds(run: Callable[[], Any], iterations: int = 1) -> float:
 
 
 def function_of(source: str, function: str) -> Callable[[int], Any]:
-    """The function to measure. **Raises:** `Unusable`."""
+    """The function to measure. **Raises:** `UnusableError`."""
     try:
         return loaded(source, function)
     except ScriptError as e:
-        raise Unusable(str(e)) from e
+        raise UnusableError(str(e)) from e
     except (Exception, SystemExit) as e:
         if status_of(e) == "OOM":
             raise
-        raise Unusable(f"{source} can't be imported: {reason_of(e)}.") from e
+        raise UnusableError(f"{source} can't be imported: {reason_of(e)}.") from e
 
 
 def status_of(error: BaseException) -> str:
     """The status of a row after this error: "OOM" or "error"; or "unusable"."""
-    if isinstance(error, Unusable):
+    if isinstance(error, UnusableError):
         return "unusable"
     text = str(error)
     is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
@@ -107,7 +107,7 @@ def status_of(error: BaseException) -> str:
 
 def reason_of(error: BaseException) -> str:
     """The text of an error on one line, which is not too long."""
-    if isinstance(error, Unusable):
+    if isinstance(error, UnusableError):
         return str(error)
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").rstrip(".")
     return text if len(text) <= 300 else f"{text[:300]}..."

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .numbers import NUMBERS
+from .number_table import NUMBERS
 
 
 _STIFF = "eo.Rodas5P()"

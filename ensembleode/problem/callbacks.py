@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ground.state_tree import as_parameters
 from ..tracing.program import is_tracer
-from .numbers import check_stops
+from .number_table import check_stops
 from .options import check_count
 from .saving_callback import SavingCallback
 
@@ -272,7 +272,7 @@ class DiscreteCallback(eqx.Module):
     condition: Callable
     affect: Callable
     save_positions: tuple[bool, bool] = eqx.field(static=True)
-    # See `core.events.Discrete`.
+    # See `plan.events.TracedDiscrete`.
     rest: ClassVar[bool | str] = False
 
     def __init__(

@@ -15,7 +15,7 @@ import numpy as np
 from ..tracing.field_errors import check_signature
 from ..tracing.program import is_tracer
 from .callbacks import DiscreteCallback, Integrator, StepLimit
-from .numbers import check_tolerance
+from .number_table import check_tolerance
 
 
 class _Correction(DiscreteCallback):

@@ -167,7 +167,7 @@ def _check_costs(costs: Any) -> None:
         raise ValueError(f"costs must be an array of one number a trajectory, got {costs!r}.")
 
 
-class OnCluster(EnsembleAlgorithm):
+class ClusterAlgorithm(EnsembleAlgorithm):
     """The common part of algorithms on other processes: they are contexts, and have traffic."""
 
     cluster: Any = eqx.field(default=None, static=True)
@@ -201,7 +201,7 @@ class OnCluster(EnsembleAlgorithm):
         return dataclasses.replace(local.pool_of(self).traffic)
 
 
-class EnsembleDistributed(OnCluster):
+class EnsembleDistributed(ClusterAlgorithm):
     """Trajectories dealt out to processes by Dask, on this computer or on a cluster.
 
     - `cluster`: a Dask client or cluster, or the address of a scheduler; or any executor of
@@ -245,7 +245,7 @@ class EnsembleDistributed(OnCluster):
         return self.workers or cpu_devices.cores(), 1
 
 
-class EnsembleSplitThreads(OnCluster):
+class EnsembleSplitThreads(ClusterAlgorithm):
     """Trajectories dealt out to processes, and in each process to threads.
 
     - `cluster`, `costs`: see [`EnsembleDistributed`][ensembleode.EnsembleDistributed].

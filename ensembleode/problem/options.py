@@ -12,7 +12,7 @@ from ..solvers.norms import AbstractNorm
 from ..tracing.program import is_tracer
 from .aliases import unknown_option
 from .initialization import BrownFullBasicInit, CheckInit
-from .numbers import NUMBERS, of_kind
+from .number_table import NUMBERS, of_kind
 
 
 # The options whose values may not differ between trajectories; then all options of a trajectory.

@@ -16,13 +16,13 @@ from ..ground.devices.placement import as_jax_arrays
 from ..ground.retcode import ReturnCode
 from ..plan.plan import Outcome
 from ..tracing.program import being_staged
-from .gather import Gather, ranges
-from .job import cause_of, codes_and_counts, integers, Unfinished
+from .gather import BatchGatherer, ranges
+from .job import cause_of, codes_and_counts, integers, UnfinishedBatch
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
 from .run import Run
 
 
-class Stopped(Exception):
+class EnsembleStopped(Exception):
     """The ensemble was stopped before its end; has the `result` so far, and the `cause`."""
 
     def __init__(self, result: Outcome | None, cause: BaseException):
@@ -36,8 +36,8 @@ def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
     `gather` says which batches it wants, and collects them, by default in arrays on the host. With
     a store, None is returned.
 
-    **Raises:** `Stopped`, with the results so far, for anything that stops the ensemble before its
-    end.
+    **Raises:** `EnsembleStopped`, with the results so far, for anything that stops the ensemble
+    before its end.
     """
     if run.ens.reduction is not None:
         return _reduce_eagerly(run, run.ens.reduction)
@@ -46,16 +46,18 @@ def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
         every = np.arange(run.n)
         try:
             return run.solve(every)._replace(converged=True)
-        except (Unfinished, KeyboardInterrupt) as e:
-            raise Stopped(Gather(run.n).ensemble(job, e, every), cause_of(e)) from None
-    gather = gather or Gather(run.n)
+        except (UnfinishedBatch, KeyboardInterrupt) as e:
+            raise EnsembleStopped(
+                BatchGatherer(run.n).ensemble(job, e, every), cause_of(e)
+            ) from None
+    gather = gather or BatchGatherer(run.n)
     for wanted in gather.missing(run.size):
         try:
             gather.add(wanted, run.solve_into(gather, wanted))
         except (Exception, KeyboardInterrupt) as e:
-            if gather.empty and not isinstance(e, Unfinished | KeyboardInterrupt):
+            if gather.empty and not isinstance(e, UnfinishedBatch | KeyboardInterrupt):
                 raise
-            raise Stopped(gather.ensemble(job, e, wanted), cause_of(e)) from None
+            raise EnsembleStopped(gather.ensemble(job, e, wanted), cause_of(e)) from None
     return gather.ensemble(job)
 
 
@@ -83,7 +85,7 @@ def _reduce_eagerly(run: Run, reduction: Callable) -> Outcome:
                 u = empty(reduction, outcome.u) if u is None else u
                 u, stop = checked(reduction(u, outcome.u, wanted))
         except (Exception, KeyboardInterrupt) as e:
-            raise Stopped(reduced(), cause_of(e)) from None
+            raise EnsembleStopped(reduced(), cause_of(e)) from None
         codes.append(np.asarray(outcome.retcode))
         new = jax.tree.map(lambda x: int(np.asarray(x).sum()), outcome.counts)
         counts = new if counts is None else jax.tree.map(int.__add__, counts, new)

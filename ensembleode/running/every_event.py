@@ -13,8 +13,8 @@ import numpy as np
 from ..ground.logs import log_once
 from ..ground.retcode import ReturnCode
 from ..plan.events import EVENT_ROWS
-from ..plan.lane import Trajectories
 from ..plan.plan import Outcome, Plan
+from ..plan.trajectory_numbers import Trajectories
 from ..tracing.program import being_staged
 from .job import Job, with_output
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..plan.saving import Saving
 from .executor import Executor
 from .interrupts import check
-from .job import Job, Unfinished, with_output
+from .job import Job, UnfinishedBatch, with_output
 
 
 def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
@@ -19,7 +19,7 @@ def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
         plain = ends.replan(saving=Saving("ends", False, 1), saves_values=False)
         counts = executor.run(plain, indices, repeat)
         check(job, counts)
-    except Unfinished as e:  # the first solve has no states to keep
+    except UnfinishedBatch as e:  # the first solve has no states to keep
         raise e.cause from None
     most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))
     # A little more, as the program that saves steps is a different one, and may round differently.

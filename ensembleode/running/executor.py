@@ -48,7 +48,7 @@ class Executor(abc.ABC):
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         """Solve these trajectories, eagerly or while being traced.
 
-        **Raises:** `Unfinished` if it is stopped when some trajectories are done.
+        **Raises:** `UnfinishedBatch` if it is stopped when some trajectories are done.
         """
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:

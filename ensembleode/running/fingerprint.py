@@ -21,9 +21,9 @@ import numpy as np
 from ..ground.devices.placement import platform
 from ..ground.installed import name_of
 from ..ground.keys import raw
-from ..plan.lane import Lane
 from ..plan.plan import Plan
-from ..problem.numbers import NUMBERS
+from ..plan.trajectory_numbers import TrajectoryNumbers
+from ..problem.number_table import NUMBERS
 from ..problem.options import time_dtype_of
 from ..tracing.program import (
     custom_rules,
@@ -41,7 +41,22 @@ from .job import integers, Job, may_rerun
 _LITERAL = re.compile(rb"(?<=[ (])(-?[\d.][\w.+-]*|-?inf|nan|True|False)(?=:\w+\[\])")
 
 
-class NotKnown(Exception):
+# Classes that stores know by other names, which fingerprints keep.
+_NAMES = {
+    "ControlledComponents": "Controlled",
+    "CountingESDIRK": "Method",
+    "JuliaMethod": "Description",
+    "PlacedJuliaMethod": "Method",
+    "PlannedSolver": "Solver",
+    "SwitchingRule": "Rule",
+    "TrajectoryNumbers": "Lane",
+    "_RetriedSolver": "_Retried",
+    "_SolverBeforeJumps": "_BeforeJumps",
+}
+_RENAMED = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+
+
+class NotKnownError(Exception):
     """It can't be known what a part of the ensemble computes; the message says why."""
 
 
@@ -49,7 +64,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
     """The fingerprint: values by name, where names that begin with # are those of digests. The
     `store_key` stands for all that the user's functions and classes compute on the host.
 
-    **Raises:** `NotKnown` where it can't be known what a part computes.
+    **Raises:** `NotKnownError` where it can't be known what a part computes.
     """
     from ..ground.version import __version__
 
@@ -78,8 +93,8 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
     for name, value in fields.items():
         try:
             text = text_of(value, host=store_key is None)
-        except NotKnown as e:
-            raise NotKnown(f"{name.lstrip('#')}: it {e}") from e
+        except NotKnownError as e:
+            raise NotKnownError(f"{name.lstrip('#')}: it {e}") from e
         digests[name] = f"{digest_of([text]):016x}"
     if store_key is not None:
         digests["store_key"] = store_key
@@ -93,7 +108,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
     }
 
 
-def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
+def _numbers(plan: Plan, shared: TrajectoryNumbers) -> dict[str, tuple]:
     """The numbers that all trajectories share, by their names in a fingerprint."""
     found: dict[str, tuple] = {name: (program,) for name, program in plan.beside}
     found |= {"saveat": (plan.saving,), "u0": (plan.state,)}
@@ -124,7 +139,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
     """Bytes that are equal for equal values, in every process; with `host`, functions that Python
     runs on the host count.
 
-    **Raises:** `NotKnown` where such a function is not from an installed package.
+    **Raises:** `NotKnownError` where such a function is not from an installed package.
     """
     leaves, structure = jtu.tree_flatten(value, is_leaf=lambda x: isinstance(x, Program))
     parts = [_plain(structure)]
@@ -147,7 +162,7 @@ def text_of_jaxpr(closed: Any, numbers: bool = True) -> bytes:
     """`text_of` a closed jaxpr and its constants; without `numbers`, of what is computed with them,
     whatever they are.
 
-    **Raises:** `NotKnown` as `text_of`.
+    **Raises:** `NotKnownError` as `text_of`.
     """
     consts = map(text_of, closed.consts if numbers else ())
     text = b"\n".join([*_texts_with_rules(closed.jaxpr, True), *consts])
@@ -156,7 +171,8 @@ def text_of_jaxpr(closed: Any, numbers: bool = True) -> bytes:
 
 def _plain(x: Any) -> bytes:
     """A value as text, without the addresses of functions, file names and line numbers."""
-    return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", str(x)).encode()
+    text = _RENAMED.sub(lambda found: _NAMES[found[0]], str(x))
+    return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", text).encode()
 
 
 def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
@@ -220,8 +236,10 @@ def _text_of_function(x: Any) -> bytes:
         return text_of(x.stands_for)
     if (name := name_of(x)) is None:
         what = "has the class" if isinstance(x, type) else "calls the Python function"
-        raise NotKnown(f"{what} {getattr(x, '__qualname__', type(x).__qualname__)} of your own")
-    return name.encode()
+        raise NotKnownError(
+            f"{what} {getattr(x, '__qualname__', type(x).__qualname__)} of your own"
+        )
+    return _plain(name)
 
 
 def _is_told(eqn: Any) -> bool:
@@ -237,7 +255,7 @@ def _called_by(eqn: Any) -> list[Any]:
     if eqn.primitive.name in ("debug_callback", "debug_print", "custom_vmap_call"):
         return []
     if eqn.primitive.name == "ffi_call":
-        raise NotKnown(f"calls {eqn.params.get('target_name')!r} of a compiled library")
+        raise NotKnownError(f"calls {eqn.params.get('target_name')!r} of a compiled library")
     return [getattr(x, "callback_func", x) for x in _functions_of(eqn)]
 
 

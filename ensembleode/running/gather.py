@@ -9,10 +9,10 @@ import numpy as np
 
 from ..plan.plan import fill_of, Outcome
 from .every_step import bounded
-from .job import blank, integers, Job, solve_lanes, Unfinished
+from .job import blank, integers, Job, solve_lanes, UnfinishedBatch
 
 
-class Gather:
+class BatchGatherer:
     """Collects batches into arrays on the host."""
 
     def __init__(self, trajectories: int):
@@ -46,7 +46,7 @@ class Gather:
     ) -> Outcome:
         """All that was collected, including those trajectories of a `stopped` batch that were
         done."""
-        if isinstance(stopped, Unfinished):
+        if isinstance(stopped, UnfinishedBatch):
             done = stopped.done
             outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
             self.add(wanted[done], outcome)

@@ -23,13 +23,13 @@ import numpy as np
 
 from ..ground.devices.placement import platform
 from ..ground.retcode import ReturnCode
-from .job import Job, Unfinished
+from .job import Job, UnfinishedBatch
 
 
 NEVER = np.zeros(2, np.uint32)  # the address that stands for no flag
 
 
-class Stop:
+class StopFlag:
     """A flag in memory that programs look at, and that Ctrl-C sets."""
 
     def __init__(self):
@@ -68,7 +68,7 @@ class Stop:
             signal.default_int_handler(number, frame)
 
 
-_never_freed: list[Stop] = []
+_never_freed: list[StopFlag] = []
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
         yield looking_at(job, stop)
 
 
-def looking_at(job: Job, stop: Stop | None) -> Job:
+def looking_at(job: Job, stop: StopFlag | None) -> Job:
     """The job whose programs look at the flag `stop`, or at no flag if that is None."""
     address = NEVER if stop is None else stop.address
     batched = job.plan.batched._replace(stop=False)
@@ -101,23 +101,23 @@ def finished(job: Job, program: Callable, *args: Any) -> Any:
 
 
 def check(job: Job, outcome: Any) -> None:
-    """**Raises:** `Unfinished` where Ctrl-C has stopped a batch."""
+    """**Raises:** `UnfinishedBatch` where Ctrl-C has stopped a batch."""
     if job.stop is not None and job.stop.is_set:
         # NumPy's, since JAX would take time to compile this.
         outcome = jax.tree.map(np.asarray, outcome)
         done = outcome.retcode != ReturnCode.Default.value
-        raise Unfinished(outcome, done, KeyboardInterrupt())
+        raise UnfinishedBatch(outcome, done, KeyboardInterrupt())
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Stop | None]:
+def watched() -> Iterator[StopFlag | None]:
     """A flag that Ctrl-C sets within this block; None where Ctrl-C isn't handled by Python's own
     handler."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield None
         return
-    stop, listener = Stop(), _listener(os.getpid())
+    stop, listener = StopFlag(), _listener(os.getpid())
     listener.stop = stop
     signal.signal(signal.SIGINT, stop.pressed)
     listener.before = signal.set_wakeup_fd(listener.descriptor, warn_on_full_buffer=False)
@@ -140,7 +140,7 @@ class _Listener:
     def __init__(self):
         self._here, self._there = socket.socketpair()
         self._there.setblocking(False)
-        self.stop: Stop | None = None
+        self.stop: StopFlag | None = None
         self.before = -1
         threading.Thread(target=self._listen, name="ensembleode Ctrl-C", daemon=True).start()
 

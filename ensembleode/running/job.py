@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..ground.aside import Aside
 from ..ground.devices.alone import alone
+from ..ground.hidden_object import HiddenObject
 from ..plan.checked_reads import check_reads_by_index
-from ..plan.given import Given
-from ..plan.lane import Lane, Trajectories
-from ..plan.plan import dense_of, Happened, Outcome, Plan, Result
+from ..plan.given import GivenInputs
+from ..plan.plan import dense_of, Outcome, Plan, RecordedEvents, Result
+from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.options import time_dtype_of
 from ..problem.problem import EnsembleContext, said_of_context
 from ..problem.saving_callback import Saved
@@ -61,7 +61,7 @@ class Job:
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
 
 
-class Unfinished(Exception):
+class UnfinishedBatch(Exception):
     """A batch was stopped before its end; has its `outcome`, a mask of the trajectories that are
     `done`, and the `cause`."""
 
@@ -74,10 +74,10 @@ class Unfinished(Exception):
 
 def cause_of(e: BaseException) -> BaseException:
     """The exception that stopped a batch."""
-    return e.cause if isinstance(e, Unfinished) else e
+    return e.cause if isinstance(e, UnfinishedBatch) else e
 
 
-def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
+def solve_lane(plan: Plan, lane: TrajectoryNumbers, index, repeat, key, output_consts) -> Outcome:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)
     numbers = _numbers(plan, lane)
@@ -85,7 +85,7 @@ def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Out
 
 
 def solve_lanes(
-    plan: Plan, lanes: Lane, indices, repeat, key, output_consts, mask: Any = None
+    plan: Plan, lanes: TrajectoryNumbers, indices, repeat, key, output_consts, mask: Any = None
 ) -> Outcome:
     """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
     result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
@@ -93,7 +93,14 @@ def solve_lanes(
 
 
 def finish_lanes(
-    plan: Plan, result: Result, lanes: Lane, indices, repeat, key, output_consts, where: Any = None
+    plan: Plan,
+    result: Result,
+    lanes: TrajectoryNumbers,
+    indices,
+    repeat,
+    key,
+    output_consts,
+    where: Any = None,
 ) -> Outcome:
     """Apply `output_func` to several trajectories, whose axes in the result are `where`, by default
     the first."""
@@ -146,13 +153,13 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
     return given._replace(integral=integral, p_at=p_at)
 
 
-def _numbers(plan: Plan, lanes: Lane) -> Lane | None:
+def _numbers(plan: Plan, lanes: TrajectoryNumbers) -> TrajectoryNumbers | None:
     """Those numbers that are needed after the solve: where saved steps may have to be computed
     again from them, and where values are saved beside the states."""
     if not (plan.saving.mode == "steps" or plan.saves_values):
         return None
     more = ("u0", "t0", "t1", "saveat") if plan.saves_values else ()
-    return Lane(**{name: getattr(lanes, name) for name in ("consts", "p", *more)})
+    return TrajectoryNumbers(**{name: getattr(lanes, name) for name in ("consts", "p", *more)})
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
@@ -186,7 +193,9 @@ def with_output(job: Job) -> Job:
     )
     times = t if plan.saving.mode == "times" else None
     end = array((), t.dtype)
-    numbers = _numbers(plan, Lane(u0=state, p=p, consts=consts, t0=end, t1=end, saveat=times))
+    numbers = _numbers(
+        plan, TrajectoryNumbers(u0=state, p=p, consts=consts, t0=end, t1=end, saveat=times)
+    )
     nodes = plan.engine.interpolant(plan.method) if plan.saving.mode == "steps" else None
     if isinstance(nodes, int):
         inner = array((*rows, nodes, *state.shape), state.dtype)
@@ -196,7 +205,7 @@ def with_output(job: Job) -> Job:
         states = array((room, *state.shape), state.dtype)
         crossed = array((room, plan.events.longest), np.int32)
         times, which = array((room,), time_dtype_of(state)), array((room,), np.int32)
-        events = Happened(times, which, crossed, states, states, count)
+        events = RecordedEvents(times, which, crossed, states, states, count)
     counts = dict.fromkeys(plan.engine.counts(plan.method), count)
     about = {"length": count, "retcode": array((), np.int8), **dict.fromkeys(COUNTS), **counts}
     ended = End(array((), t.dtype), state) if plan.keeps_end else None
@@ -278,13 +287,20 @@ def solution_of(
     plan: Plan,
     numbers: Any,
     engine: EngineChoice | None = None,
-    given: Given | None = None,
+    given: GivenInputs | None = None,
 ) -> ODESolution:
     """The solution of one trajectory, from its `_numbers`, and from its initial state and its
     parameters where they are known."""
     u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
     dense = None if numbers is None else dense_of(outcome, plan, (numbers.consts, numbers.p))
-    about = (dense, engine, plan.order, outcome.integral, events_of(outcome, plan), Aside(given))
+    about = (
+        dense,
+        engine,
+        plan.order,
+        outcome.integral,
+        events_of(outcome, plan),
+        HiddenObject(given),
+    )
     return ODESolution(u, t, outcome.retcode, stats, length, *about, p_at=outcome.p_at)
 
 
@@ -356,5 +372,6 @@ def integers(values: Any) -> Any:
 
 
 def axes(batched: Any) -> Any:
-    """The `in_axes` of a Lane, or of a part of it, from the booleans that say what is batched."""
+    """The `in_axes` of `TrajectoryNumbers`, or of a part of them, from the booleans that say what
+    is batched."""
     return jax.tree.map(lambda b: 0 if b else None, batched)

@@ -20,7 +20,7 @@ from .every_event import check_room, lacks_room, of_whole, with_more_room
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
-from .job import cause_of, integers, Job, may_rerun, Unfinished
+from .job import cause_of, integers, Job, may_rerun, UnfinishedBatch
 
 
 # Up to so many small batches, reruns take these, and above it one of the first run's size.
@@ -62,14 +62,14 @@ class Run(NamedTuple):
     def solve(self, wanted: np.ndarray) -> Outcome:
         """The outcome of these trajectories.
 
-        **Raises:** `Unfinished`, with what is done, if it is stopped.
+        **Raises:** `UnfinishedBatch`, with what is done, if it is stopped.
         """
         try:
             outcome = self._once(wanted, 1, self.size)
-        except Unfinished as e:
+        except UnfinishedBatch as e:
             if e.outcome.rerun is None:
                 raise
-            raise Unfinished(e.outcome, e.done & ~e.outcome.rerun, e.cause) from None
+            raise UnfinishedBatch(e.outcome, e.done & ~e.outcome.rerun, e.cause) from None
         if outcome.rerun is not None:
             outcome = self._again(wanted, outcome)
         self._report(outcome)
@@ -127,9 +127,9 @@ class Run(NamedTuple):
         while True:
             try:
                 outcome = executor.run(of_whole(job), indices, repeat)
-            except Unfinished as e:
+            except UnfinishedBatch as e:
                 done = e.done & ~lacks_room(job, e.outcome)
-                raise Unfinished(e.outcome, done, e.cause) from None
+                raise UnfinishedBatch(e.outcome, done, e.cause) from None
             more = with_more_room(job, outcome)
             if more is None:
                 break
@@ -155,10 +155,10 @@ class Run(NamedTuple):
             for part in np.split(pending, range(size, len(pending), size)):
                 try:
                     again = self._once(wanted[part], repeat, size)
-                except (Unfinished, KeyboardInterrupt) as e:
+                except (UnfinishedBatch, KeyboardInterrupt) as e:
                     done = ~outcome.rerun
                     outcome = jax.tree.map(as_before, first, outcome)
-                    raise Unfinished(outcome, done, cause_of(e)) from None
+                    raise UnfinishedBatch(outcome, done, cause_of(e)) from None
                 for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
                     new = np.asarray(raw(new))
                     check_room(old.shape[1:], new.shape[1:])

@@ -29,14 +29,14 @@ except ImportError as e:
 from ..ground.version import __version__
 from ..problem.options import check_count
 from . import documented, queries, tokens as tokens_of, wire
-from .batcher import Done, QueueFull
+from .batcher import ItemResult, QueueFull
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE
-from .registry import Entry, Registry
+from .registry import Registry, RegistryEntry
 from .service import Service
 from .solving import joined
-from .wire import Refused
+from .wire import RefusedRequest
 
 
 _PAGE = Path(__file__).parent / "page"
@@ -231,7 +231,7 @@ def _add_problems(app: App, service: Service) -> None:
         """Pull a cotangent of the saved states back to u0 and p."""
         solver = service.solver(call.name)
         if solver.no_gradient is not None:
-            raise Refused(404, "no_gradient", f"there is no gradient: {solver.no_gradient}.")
+            raise RefusedRequest(404, "no_gradient", f"there is no gradient: {solver.no_gradient}.")
         entry, asked = await _asked(service, call, "cotangent")
         queries.check_answer(entry, asked, pulls=True)
         numbers = asked.numbers._replace(cotangent=queries.cotangent(entry, asked))
@@ -254,7 +254,7 @@ def _add_problems(app: App, service: Service) -> None:
 
 
 async def _read(
-    service: Service, call: Call, made: Callable[[Entry, dict], Any], writes: bool = False
+    service: Service, call: Call, made: Callable[[RegistryEntry, dict], Any], writes: bool = False
 ) -> Any:
     """The result of `made` for a body. It is computed in another thread if it takes long, or
     `writes` to disk."""
@@ -271,13 +271,13 @@ async def _read(
     return await asyncio.to_thread(read) if writes else read()
 
 
-async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, queries.Query]:
+async def _asked(service: Service, call: Call, *more: str) -> tuple[RegistryEntry, queries.Query]:
     asked = await _read(service, call, lambda entry, body: queries.query(entry, body, more))
     call.count = asked.n
     return service.solver(call.name).entry, asked
 
 
-async def _replied(call: Call, done: Done, answer: Callable[..., dict], size: int) -> Reply:
+async def _replied(call: Call, done: ItemResult, answer: Callable[..., dict], size: int) -> Reply:
     """An answer, of which `size` is the number of numbers."""
     binary = call.wants_binary()
 
@@ -292,7 +292,7 @@ def _add_ensembles(app: App, service: Service) -> None:
     def jobs() -> Jobs:
         if service.jobs is None:
             message = "this service keeps no ensembles; start it with a store."
-            raise Refused(404, "no_store", message)
+            raise RefusedRequest(404, "no_store", message)
         return service.jobs
 
     async def owner(request: Request) -> str:
@@ -305,7 +305,7 @@ def _add_ensembles(app: App, service: Service) -> None:
         """Solve an ensemble, and keep it."""
         key, here = call.header(b"idempotency-key") or None, jobs()
 
-        def made(entry: Entry, body: dict[str, Any]) -> dict[str, Any]:
+        def made(entry: RegistryEntry, body: dict[str, Any]) -> dict[str, Any]:
             return here.create(entry, body, key, call.owner or "")
 
         job = await _read(service, call, made, writes=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .lines import Item, Lines, Part
+from .lines import Part, WaitingItem, WaitingLines
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -35,7 +35,7 @@ class QueueFull(Exception):
     seconds: float
 
 
-class Draining(Exception):
+class DrainingError(Exception):
     """The service is ending, and accepts no more requests."""
 
 
@@ -51,7 +51,7 @@ class BatchFailed(Exception):
 
 
 @dataclasses.dataclass(eq=False)
-class Hung(Exception):
+class BatchHungError(Exception):
     """A batch of the problem doesn't return: that of the item (`mine`), or another."""
 
     problem: Any
@@ -66,7 +66,7 @@ class Slice(NamedTuple):
     stop: int
 
 
-class Done(NamedTuple):
+class ItemResult(NamedTuple):
     """The results of an item, part by part in order; the seconds that it waited for its first
     batch, and the seconds that its batches took."""
 
@@ -125,7 +125,7 @@ class Batcher:
         self._run = run
         most = most or (lambda line: max_batch)
         share = share or max(1, max_batch // 8)
-        self._lines = Lines(most, share, max_wait if coalesce else 0.0, coalesce)
+        self._lines = WaitingLines(most, share, max_wait if coalesce else 0.0, coalesce)
         self._queue = queue
         self._limit = limit
         self._observe = observe
@@ -180,24 +180,26 @@ class Batcher:
         *,
         deadline: float | None = None,
         background: bool = False,
-    ) -> "asyncio.Future[Done]":
+    ) -> "asyncio.Future[ItemResult]":
         """Have an item of `n` trajectories run; the lines of a problem take turns. If the future is
         cancelled, the parts of the item that haven't run are dropped.
 
-        Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded` (by the clock
-        `time.monotonic`), `BatchFailed`, `Hung`. An item in the `background` gets no more than a
-        share of a batch, and isn't counted in the queue.
+        Raised here or by the future: `QueueFull`, `DrainingError`, `DeadlineExceeded` (by the clock
+        `time.monotonic`), `BatchFailed`, `BatchHungError`. An item in the `background` gets no more
+        than a share of a batch, and isn't counted in the queue.
         """
         if self._draining:
-            raise Draining
+            raise DrainingError
         runner = self._runners.get(problem)
         if runner is not None and runner.hangs:
-            raise Hung(problem, mine=False)
+            raise BatchHungError(problem, mine=False)
         excess = self.waiting + n - self._queue
         if not background and self.waiting and excess > 0:
             raise QueueFull(min(60.0, max(1.0, math.ceil(excess / self._rate))))
         now = time.monotonic()
-        item = Item((problem, line), payload, n, n, now, self._loop.create_future(), background)
+        item = WaitingItem(
+            (problem, line), payload, n, n, now, self._loop.create_future(), background
+        )
         if deadline is not None:
             if deadline <= now:
                 raise DeadlineExceeded
@@ -212,7 +214,7 @@ class Batcher:
 
     async def drain(self, seconds: float) -> bool:
         """Accept nothing more, finish what was accepted, and end. Returns whether everything was
-        finished; items that weren't raise `Draining`."""
+        finished; items that weren't raise `DrainingError`."""
         self._draining = True
         self._wake.set()
         finished = True
@@ -224,7 +226,7 @@ class Batcher:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._refuse_all(Draining())
+        self._refuse_all(DrainingError())
         for runner in self._runners.values():
             runner.given.put(None)
         return finished
@@ -233,7 +235,7 @@ class Batcher:
         running = [item for x in self._running for item, _, _ in x.parts]
         _refuse([*self._lines.items(), *running], error)
 
-    def _settled(self, item: Item) -> None:
+    def _settled(self, item: WaitingItem) -> None:
         """Drop the waiting parts of an item whose future is done."""
         item.settled = None
         if item.timer is not None:
@@ -299,8 +301,8 @@ class Batcher:
         """Give up the present run of a thread, which Python can't end, and refuse its problem."""
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
-        _refuse([item for item, _, _ in parts], Hung(problem, mine=True))
-        _refuse(self._lines.items(problem), Hung(problem, mine=False))
+        _refuse([item for item, _, _ in parts], BatchHungError(problem, mine=True))
+        _refuse(self._lines.items(problem), BatchHungError(problem, mine=False))
         self._rest()
 
     def _run_and_tell(
@@ -355,7 +357,7 @@ class Batcher:
                 if item.timer is None:  # there is nothing else to do
                     item.future.remove_done_callback(item.settled)
                     item.settled = None  # so that no cycle is left to the garbage collector
-                item.future.set_result(Done(item.results, wait, item.seconds))
+                item.future.set_result(ItemResult(item.results, wait, item.seconds))
 
     def _apart(
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
@@ -383,7 +385,7 @@ class Batcher:
         return failure
 
 
-def _refuse(items: Sequence[Item], error: Exception) -> None:
+def _refuse(items: Sequence[WaitingItem], error: Exception) -> None:
     for item in items:
         if not item.future.done():
             item.future.set_exception(error)

@@ -16,9 +16,9 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from . import wire
-from .batcher import BatchFailed, DeadlineExceeded, Draining, Hung, QueueFull
-from .room import Room
-from .wire import Refused
+from .batcher import BatchFailed, BatchHungError, DeadlineExceeded, DrainingError, QueueFull
+from .room import MemoryRoom
+from .wire import RefusedRequest
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -58,8 +58,9 @@ class Call:
         """The header of this name (in lower case), or nothing."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    async def body(self, limit: int, bodies: Room) -> bytes | bytearray:
-        """The body; raises `Refused` if it is over the limit, doesn't arrive, or has no room."""
+    async def body(self, limit: int, bodies: MemoryRoom) -> bytes | bytearray:
+        """The body; raises `RefusedRequest` if it is over the limit, doesn't arrive, or has no
+        room."""
         length = self.headers.get(b"content-length", b"")
         body, more = bytearray(), True
         try:
@@ -72,30 +73,30 @@ class Call:
                         if not bodies.has(self, self.owner or "", size):
                             message = "too many large bodies are here already; try again later."
                             later = {"Retry-After": "1"}
-                            raise Refused(429, "bodies_full", message, headers=later)
+                            raise RefusedRequest(429, "bodies_full", message, headers=later)
                         bodies.put(self, self.owner or "", size)
                     if not more:
                         return body
                     message = await self.receive()
                     if message["type"] == "http.disconnect":
-                        raise Refused(499, "gone", "the client has gone.")
+                        raise RefusedRequest(499, "gone", "the client has gone.")
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
         except TimeoutError:
             raise too_late() from None
 
     def sends_binary(self) -> bool:
-        """Whether the body is MessagePack; raises `Refused` for any other type than that and JSON,
-        and for one that is compressed. The page of another site can't send either type without
-        asking for permission first."""
+        """Whether the body is MessagePack; raises `RefusedRequest` for any other type than that and
+        JSON, and for one that is compressed. The page of another site can't send either type
+        without asking for permission first."""
         encoding = self.header(b"content-encoding").strip().lower()
         if encoding not in ("", "identity"):
             message = f"the Content-Encoding {encoding[:40]!r} is not read: send the body as it is."
-            raise Refused(415, "unsupported_media_type", message)
+            raise RefusedRequest(415, "unsupported_media_type", message)
         kind = self.header(b"content-type").partition(";")[0].strip().lower()
         if kind not in _IS_BINARY:
             message = f"the Content-Type must be {wire.JSON} or {wire.BINARY}."
-            raise Refused(415, "unsupported_media_type", message)
+            raise RefusedRequest(415, "unsupported_media_type", message)
         return _IS_BINARY[kind]
 
     def wants_binary(self) -> bool:
@@ -103,35 +104,35 @@ class Call:
         return any(kind in accepted for kind, is_binary in _IS_BINARY.items() if is_binary)
 
     def check_host(self, hosts: frozenset[bytes]) -> None:
-        """Raises `Refused` if the request was sent to another host name than these. The page of
-        another site may have given its own name this address."""
+        """Raises `RefusedRequest` if the request was sent to another host name than these. The page
+        of another site may have given its own name this address."""
         host = self.headers.get(b"host", b"").lower()
         if hosts.isdisjoint((host, host.rpartition(b":")[0])):
             other = (
                 "this service answers to other names: ask it by the address it was started with."
             )
-            raise Refused(421, "misdirected", other)
+            raise RefusedRequest(421, "misdirected", other)
 
     def check_origin(self, allowed: Collection[str]) -> None:
-        """Raises `Refused` if the request is from the page of another site, as browsers tell. (They
-        ask for permission before a request with a body of JSON, but not before one without a
-        body.)"""
+        """Raises `RefusedRequest` if the request is from the page of another site, as browsers
+        tell. (They ask for permission before a request with a body of JSON, but not before one
+        without a body.)"""
         origin = self.header(b"origin")
         is_ours = not origin or self.header(b"sec-fetch-site") == "same-origin"
         if is_ours or origin in allowed or "*" in allowed:
             return
         if origin.partition("://")[2].lower() != self.header(b"host").lower():
             message = "the page of another site asks for this; allow it by cors."
-            raise Refused(403, "cross_origin", message)
+            raise RefusedRequest(403, "cross_origin", message)
 
 
-def too_large(limit: int) -> Refused:
+def too_large(limit: int) -> RefusedRequest:
     message = f"the body is larger than the limit body={limit} bytes."
     return wire.over("body", None, message, 413)
 
 
-def too_late() -> Refused:
-    return Refused(408, "timeout", "the body did not arrive.")
+def too_late() -> RefusedRequest:
+    return RefusedRequest(408, "timeout", "the body did not arrive.")
 
 
 class Reply(NamedTuple):
@@ -165,40 +166,48 @@ def in_json(content: Any, status: int = 200) -> Reply:
     return Reply(wire.encoded(content, False), wire.JSON, status)
 
 
-def reply_to(refused: Refused) -> Reply:
+def reply_to(refused: RefusedRequest) -> Reply:
     # This can encode any text that may have been in the request.
     body = json.dumps(refused.body()).encode()
     return Reply(body, wire.JSON, refused.status, refused.headers)
 
 
-def refusal(e: Exception, id: str) -> Refused:
+def refusal(e: Exception, id: str) -> RefusedRequest:
     """The answer to an exception; unexpected exceptions are logged."""
     match e:
-        case Refused():
+        case RefusedRequest():
             return e
         case QueueFull():
             later = {"Retry-After": str(int(e.seconds))}
-            return Refused(429, "queue_full", "the queue is full; try again later.", headers=later)
+            return RefusedRequest(
+                429, "queue_full", "the queue is full; try again later.", headers=later
+            )
         case DeadlineExceeded():
-            return Refused(504, "deadline", "the answer is not there within deadline_ms.")
-        case Draining():
+            return RefusedRequest(504, "deadline", "the answer is not there within deadline_ms.")
+        case DrainingError():
             later = {"Retry-After": "1"}
-            return Refused(503, "draining", "the service is draining.", headers=later)
-        case Hung():
+            return RefusedRequest(503, "draining", "the service is draining.", headers=later)
+        case BatchHungError():
             if e.mine:
-                return Refused(504, "hung", "its batch takes longer than a batch may: given up.")
+                return RefusedRequest(
+                    504, "hung", "its batch takes longer than a batch may: given up."
+                )
             message = f"a batch of {e.problem} doesn't return; its requests are refused until then."
-            return Refused(503, "hung", message, headers={"Retry-After": "10"})
+            return RefusedRequest(503, "hung", message, headers={"Retry-After": "10"})
         case BatchFailed():
-            return Refused(500, "batch_failed", "solving it failed; the log has why.", id=e.id)
+            return RefusedRequest(
+                500, "batch_failed", "solving it failed; the log has why.", id=e.id
+            )
         case RequestValidationError():
             first = e.errors()[0]
             path = ".".join(map(str, first.get("loc", ())[1:]))
-            return Refused(422, "invalid", str(first.get("msg", "it is not valid")), path or None)
+            return RefusedRequest(
+                422, "invalid", str(first.get("msg", "it is not valid")), path or None
+            )
         case HTTPException():
             codes = {404: "not_found", 405: "method_not_allowed"}
             headers = dict(e.headers) if e.headers else None
             code = codes.get(e.status_code, "refused")
-            return Refused(e.status_code, code, str(e.detail), headers=headers)
+            return RefusedRequest(e.status_code, code, str(e.detail), headers=headers)
     logger.error("request %s failed", id, exc_info=e)
-    return Refused(500, "internal", "something went wrong; the log has what.", id=id)
+    return RefusedRequest(500, "internal", "something went wrong; the log has what.", id=id)

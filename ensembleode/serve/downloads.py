@@ -14,7 +14,7 @@ import numpy as np
 _PIECE = 2**20
 
 
-class Rows:
+class ArrayRows:
     """Some rows of an array, which are read when they are sent."""
 
     def __init__(self, array: Any, start: int, stop: int):
@@ -48,7 +48,7 @@ def in_msgpack(content: Mapping[str, Any]) -> Iterator[bytes]:
     yield packer.pack_map_header(len(content))
     for name, x in content.items():
         yield packer.pack(name)
-        if isinstance(x, Rows):
+        if isinstance(x, ArrayRows):
             size = x.dtype.itemsize * int(np.prod(x.shape))
             yield packer.pack_map_header(3)
             for key, value in (("dtype", x.dtype.newbyteorder("<").str), ("shape", x.shape)):
@@ -61,7 +61,7 @@ def in_msgpack(content: Mapping[str, Any]) -> Iterator[bytes]:
             yield packer.pack(x)
 
 
-def in_npz(arrays: Mapping[str, Rows]) -> Iterator[bytes]:
+def in_npz(arrays: Mapping[str, ArrayRows]) -> Iterator[bytes]:
     """A file as of `numpy.savez`."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w") as file:

@@ -12,10 +12,12 @@ import numpy as np
 
 from ..problem.problem import remake
 from . import queries, wire
-from .registry import Entry
+from .registry import RegistryEntry
 
 
-def specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def specified(
+    entry: RegistryEntry, body: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The specification, and the arrays that are kept with it, from a request's body."""
     if "trajectories" in body or "seed" in body:
         return _drawn(entry, body)
@@ -23,7 +25,7 @@ def specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[
     return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
 
 
-def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> queries.Query:
+def _asked(entry: RegistryEntry, body: dict[str, Any], **options: Any) -> queries.Query:
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
     return queries.query(entry, body, **options)
@@ -45,7 +47,7 @@ def _arrays(asked: queries.Query) -> dict[str, np.ndarray]:
     return arrays
 
 
-def check_store(entry: Entry, n: int, times: np.ndarray) -> None:
+def check_store(entry: RegistryEntry, n: int, times: np.ndarray) -> None:
     each = entry.answer_bytes(times.shape[-1])
     each += times.shape[-1] * times.itemsize if times.ndim == 2 else 0
     limit = entry.limits.store
@@ -55,7 +57,9 @@ def check_store(entry: Entry, n: int, times: np.ndarray) -> None:
         raise wire.over("store", None, f"{message}: {less}", 413)
 
 
-def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _drawn(
+    entry: RegistryEntry, body: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The specification of an ensemble whose `u0` and `p` are drawn between bounds."""
     given = (body.get("trajectories"), body.get("seed", 0))
     n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
@@ -87,7 +91,9 @@ def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     return {"trajectories": n, "seed": seed, "drawn": True}, arrays | _arrays(asked)
 
 
-def prob_func_of(entry: Entry, job: dict[str, Any], arrays: dict[str, np.ndarray]) -> Callable:
+def prob_func_of(
+    entry: RegistryEntry, job: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> Callable:
     numbers = {k: jnp.asarray(x) for k, x in arrays.items() if k != "times"}
 
     def own(name: str, ctx: Any, ndim: int) -> Any:

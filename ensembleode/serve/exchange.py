@@ -240,7 +240,7 @@ def refusal(status: int, kind: str, content: bytes) -> ServiceError:
         return ServiceError(f"the request was refused: {text or 'without a word'}", status=status)
 
 
-class Attempts:
+class RetryPolicy:
     """Decides how often a request is tried again, and how long the client waits in between.
 
     - `timeout`: the seconds to wait for an answer, or as long as the service asks for at the most.
@@ -315,7 +315,7 @@ def _seconds(retry_after: str | None) -> float:
 
 
 @dataclasses.dataclass
-class Request:
+class HttpRequest:
     method: str
     path: str
     body: Mapping[str, Any] | None = None
@@ -324,7 +324,7 @@ class Request:
     repeatable: bool = True
     key: str | None = None
 
-    def options(self, attempts: Attempts) -> dict[str, Any]:
+    def options(self, attempts: RetryPolicy) -> dict[str, Any]:
         """The options of HTTPX's `request`."""
         headers = {} if self.key is None else {"idempotency-key": self.key}
         content = None

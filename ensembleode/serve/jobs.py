@@ -33,12 +33,12 @@ from ..solution.stats import COUNTS
 from ..solving import solve
 from ..store import open_ensemble, StoreError
 from . import wire
-from .downloads import in_msgpack, in_npz, Rows
+from .downloads import ArrayRows, in_msgpack, in_npz
 from .ensembles import check_store, digest_of, prob_func_of, specified
-from .registry import Entry
-from .solving import Solver
-from .through_batcher import Current, Stopped, Submit, ThroughBatcher
-from .wire import Refused
+from .registry import RegistryEntry
+from .solving import BatchSolver
+from .through_batcher import JobStopped, RunningJob, Submit, ThroughBatcher
+from .wire import RefusedRequest
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -58,7 +58,7 @@ _PATIENCE = 1.0
 
 
 class Jobs:
-    """The jobs of a service; the methods raise `Refused`.
+    """The jobs of a service; the methods raise `RefusedRequest`.
 
     A job belongs to its owner; for others it doesn't exist. A job without an owner ("", as in a
     service that lets everybody in) belongs to everybody, and for such a service so do all jobs.
@@ -67,7 +67,7 @@ class Jobs:
     def __init__(
         self,
         folder: Path,
-        solvers: Mapping[str, Solver],
+        solvers: Mapping[str, BatchSolver],
         submit: Submit,
         queued: int = 100,
         owners: int = 1,
@@ -79,7 +79,7 @@ class Jobs:
         self._most_queued, self._share = queued, max(1, queued // owners)
         self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._current: Current | None = None
+        self._current: RunningJob | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._opened = threading.Event()  # set once this process has the folder, and has read it
@@ -121,7 +121,7 @@ class Jobs:
             self._thread.join(seconds)
 
     def create(
-        self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
+        self, entry: RegistryEntry, body: dict[str, Any], key: str | None, owner: str = ""
     ) -> dict[str, Any]:
         """Create a job; or return that of the same `key` (and run it again, if it failed)."""
         spec, arrays = specified(entry, body)
@@ -191,7 +191,7 @@ class Jobs:
         with self._access_to(id, owner) as job:
             if self._current is not None and self._current.id == id:
                 message = "it was cancelled, but has not stopped yet: try again."
-                raise Refused(503, "stopping", message, headers={"Retry-After": "1"})
+                raise RefusedRequest(503, "stopping", message, headers={"Retry-After": "1"})
             path = self._folder / id
             # Without this file it is no job any more, whatever else is still in the folder.
             (path / "job.json").unlink()
@@ -223,7 +223,7 @@ class Jobs:
         ):
             if queued >= most:
                 message = f"{most} ensembles are queued; try again later."
-                raise Refused(429, "queue_full", message, headers={"Retry-After": "10"})
+                raise RefusedRequest(429, "queue_full", message, headers={"Retry-After": "10"})
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
@@ -233,7 +233,7 @@ class Jobs:
             if not self._opened.is_set():
                 message = "another process has the folder of the ensembles still; try again later."
                 later = {"Retry-After": "1"}
-                raise Refused(503, "ensembles_not_ready", message, headers=later)
+                raise RefusedRequest(503, "ensembles_not_ready", message, headers=later)
             yield
 
     @contextlib.contextmanager
@@ -241,7 +241,7 @@ class Jobs:
         with self._access():
             job = self._jobs.get(id)
             if job is None or not _is_of(job, owner):
-                raise Refused(404, "not_found", "there is no such ensemble.")
+                raise RefusedRequest(404, "not_found", "there is no such ensemble.")
             yield job
 
     def read(
@@ -267,10 +267,10 @@ class Jobs:
             message = f"download at most {most} trajectories at a time."
             raise wire.over("download", "stop", message, 413)
 
-        def of(x: Any) -> Rows:
-            return Rows(x, start, end)
+        def of(x: Any) -> ArrayRows:
+            return ArrayRows(x, start, end)
 
-        t = Rows(sim.t, 0, len(sim.t)) if isinstance(sim.t, np.ndarray) else of(sim.t)
+        t = ArrayRows(sim.t, 0, len(sim.t)) if isinstance(sim.t, np.ndarray) else of(sim.t)
         arrays = {"u": of(sim.u), "t": t, "retcode": of(sim.retcode), "lengths": of(sim.lengths)}
         counts = {name: getattr(sim.stats, name) for name in COUNTS}
         stats = {name: of(x) for name, x in counts.items() if x is not None}
@@ -375,7 +375,7 @@ class Jobs:
                 self._change(job, status="failed", error="its problem is no longer served")
                 return
             self._change(job, status="running")
-            self._current = current = Current(id, solver, self._submit, self._progress)
+            self._current = current = RunningJob(id, solver, self._submit, self._progress)
         if self._ending.is_set():  # `end` may have been called before this job could be stopped
             current.stop()
         began, finished = time.monotonic(), False
@@ -383,7 +383,7 @@ class Jobs:
             self._solve_or_begin_anew(job, current)
             current.count()
             finished = True
-        except Stopped:
+        except JobStopped:
             pass
         finally:
             job["seconds"] += time.monotonic() - began
@@ -410,7 +410,7 @@ class Jobs:
                 # The job goes on when the next process starts.
                 logger.error("what became of ensemble %s can't be written", id, exc_info=e)
 
-    def _solve_or_begin_anew(self, job: dict[str, Any], current: Current) -> None:
+    def _solve_or_begin_anew(self, job: dict[str, Any], current: RunningJob) -> None:
         try:
             self._solve(job, current)
         except StoreError as e:
@@ -422,7 +422,7 @@ class Jobs:
             _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
             self._solve(job, current)
 
-    def _solve(self, job: dict[str, Any], current: Current) -> None:
+    def _solve(self, job: dict[str, Any], current: RunningJob) -> None:
         entry = current.solver.entry
         path = self._folder / job["id"]
         job |= self._in_store(job)
@@ -467,8 +467,8 @@ def _counted(codes: np.ndarray) -> collections.Counter:
     return collections.Counter({ReturnCode(i).name: int(c) for i, c in enumerate(counts) if c})
 
 
-def _conflict(message: str) -> Refused:
-    return Refused(409, "conflict", message)
+def _conflict(message: str) -> RefusedRequest:
+    return RefusedRequest(409, "conflict", message)
 
 
 def _loaded(path: Path) -> dict[str, Any]:

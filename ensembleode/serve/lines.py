@@ -19,7 +19,7 @@ _LULL = 0.05
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Item:
+class WaitingItem:
     """A submitted item: how much of it waits, and what became of the rest."""
 
     where: tuple[Any, Any]  # the item's problem and line
@@ -43,17 +43,17 @@ class _Line:
     the first and the last of those that wait."""
 
     most: int
-    items: dict[Item, None] = dataclasses.field(default_factory=dict)  # an ordered set
+    items: dict[WaitingItem, None] = dataclasses.field(default_factory=dict)  # an ordered set
     waiting: int = 0
     first: float = math.inf
     last: float = -math.inf
 
 
 # A part of an item, from a start to a stop.
-Part: TypeAlias = tuple[Item, int, int]
+Part: TypeAlias = tuple[WaitingItem, int, int]
 
 
-class Lines:
+class WaitingLines:
     """The lines of each problem. The problem and the line whose turn it is come first.
 
     - `most(line)`: the largest size of a batch of that line.
@@ -66,12 +66,12 @@ class Lines:
         self._most, self._share, self._coalesce = most, share, coalesce
         self._max_wait, self._lull = max_wait, _LULL * max_wait
 
-    def items(self, *problems: Any) -> list[Item]:
+    def items(self, *problems: Any) -> list[WaitingItem]:
         """The items of these problems that wait, by default of all problems."""
         found = [self.problems.get(x, {}) for x in problems or self.problems]
         return [x for lines in found for line in lines.values() for x in line.items]
 
-    def add(self, item: Item) -> bool:
+    def add(self, item: WaitingItem) -> bool:
         """Add an item. Returns whether it sets the time of a batch, or brings it forward."""
         problem, key = item.where
         lines = self.problems.setdefault(problem, OrderedDict())
@@ -86,7 +86,7 @@ class Lines:
             self.waiting += item.n
         return len(line.items) == 1 or line.waiting >= line.most
 
-    def drop(self, item: Item) -> None:
+    def drop(self, item: WaitingItem) -> None:
         """Remove the waiting parts of an item."""
         problem, key = item.where
         line = self.problems[problem][key]
@@ -123,7 +123,7 @@ class Lines:
         """The parts of items that make up the next batch of a line."""
         line = self.problems[problem][key]
         room = line.most
-        counts: dict[Item, int] = {}
+        counts: dict[WaitingItem, int] = {}
         background = self._share
         for item in line.items:
             count = min(item.waiting, self._share, room)

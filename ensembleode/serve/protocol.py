@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import calls
 from .calls import Call, LARGE, Reply, too_large, too_late
-from .room import Room
+from .room import MemoryRoom
 from .service import Service
-from .wire import Refused
+from .wire import RefusedRequest
 
 
 # The most bytes of a request's headers (for more, the answer is 431), and seconds for them.
@@ -43,7 +43,7 @@ class _Exchange(Call):
         self.keep_alive = True
         self.disconnected = self.response_complete = False
 
-    async def body(self, limit: int, bodies: Room) -> bytes:
+    async def body(self, limit: int, bodies: MemoryRoom) -> bytes:
         body = b"".join(self._body)
         if len(body) > limit:
             raise too_large(limit)
@@ -159,7 +159,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             """Answer a request with endless headers, unless another request is being answered."""
             self._refused = True
             if not (self._is_answering or self.transport.is_closing()):
-                reply = calls.reply_to(Refused(431, "headers", "the headers are too long."))
+                reply = calls.reply_to(RefusedRequest(431, "headers", "the headers are too long."))
                 self.transport.write(reply.head(self._headers(None), close=True) + reply.body)
             self.transport.close()
 

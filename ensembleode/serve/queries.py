@@ -11,8 +11,8 @@ from ..ground.retcode import ReturnCode
 from ..plan.saving import grid, Spacing
 from ..solution.events import Events, first_events
 from ..solution.stats import COUNTS
-from .registry import Entry
-from .solving import Answer, Gradients, Numbers
+from .registry import RegistryEntry
+from .solving import Gradients, RequestArrays, SolveAnswer
 from .wire import converted, invalid, is_number, over, path_of
 
 
@@ -33,7 +33,7 @@ class Query:
     - `rest`: the other fields of the body.
     """
 
-    numbers: Numbers
+    numbers: RequestArrays
     n: int
     counts: np.ndarray | int
     rows: int
@@ -45,10 +45,15 @@ class Query:
 
 
 def query(
-    entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
+    entry: RegistryEntry,
+    given: dict[str, Any],
+    more: Sequence[str] = (),
+    *,
+    ensemble: int | None = None,
 ) -> Query:
     """The request in the given fields, of which those in `more` are allowed besides the usual ones;
-    raises `Refused`. `ensemble`: the largest number of trajectories, if it is for an ensemble."""
+    raises `RefusedRequest`. `ensemble`: the largest number of trajectories, if it is for an
+    ensemble."""
     for name in given:
         if name not in _FIELDS and name not in more:
             names = ", ".join((*_FIELDS, *more))
@@ -81,7 +86,7 @@ def query(
     times, counts, shared = _times(entry, given.get("saveat"), tspan, many_spans, n)
     rows = times.shape[1]
     spans = _rows(tspan, many_spans, n)
-    numbers = Numbers(
+    numbers = RequestArrays(
         _rows(u0, many_u0, n),
         None if p is None else _rows(p, many_p, n),
         spans[:, 0],
@@ -94,8 +99,8 @@ def query(
     )  # fmt: skip
 
 
-def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
-    """A bound of the state or the parameters, within their limits; raises `Refused`."""
+def bound(entry: RegistryEntry, name: str, given: Any, path: str) -> np.ndarray:
+    """A bound of the state or the parameters, within their limits; raises `RefusedRequest`."""
     like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
     if given is None:
         raise invalid(path, "it is missing.")
@@ -112,8 +117,8 @@ def _rows(x: np.ndarray, many: bool, n: int) -> np.ndarray:
     return x[None] if n == 1 else np.broadcast_to(x, (n, *x.shape))
 
 
-def cotangent(entry: Entry, asked: Query) -> np.ndarray:
-    """The cotangent of a vjp, `[n, rows, *state]`; raises `Refused`."""
+def cotangent(entry: RegistryEntry, asked: Query) -> np.ndarray:
+    """The cotangent of a vjp, `[n, rows, *state]`; raises `RefusedRequest`."""
     given = asked.rest["cotangent"]
     if given is None:
         raise invalid("cotangent", "cotangent is missing: it has the shape of u.")
@@ -124,8 +129,8 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
     return found if asked.many else found[None]
 
 
-def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
-    """Raises `Refused` where the arrays of the answer are too large."""
+def check_answer(entry: RegistryEntry, asked: Query, *, pulls: bool = False) -> None:
+    """Raises `RefusedRequest` where the arrays of the answer are too large."""
     size = asked.n * entry.answer_bytes(asked.rows, pulls)
     if size > entry.limits.answer:
         less = "fewer trajectories" if pulls else "fewer trajectories, or times,"
@@ -145,7 +150,7 @@ def _deadline(given: Any) -> float | None:
 
 
 def _times(
-    entry: Entry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
+    entry: RegistryEntry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
     """The times `[1 or n, rows]`, how many each trajectory saves, and whether all share them."""
     most = entry.limits.saveat
@@ -197,7 +202,7 @@ def _times(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _spaced(
-    entry: Entry, step: float, path: str, tspan: np.ndarray, many: bool
+    entry: RegistryEntry, step: float, path: str, tspan: np.ndarray, many: bool
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
     """The same as `_times`, for evenly spaced times."""
     if not step > 0:
@@ -259,7 +264,7 @@ def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -
     raise invalid(name, f"{has}; it must be {list(shape)}, or [{many}].")
 
 
-def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
+def solved(asked: Query, answer: SolveAnswer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; its arrays are NumPy's."""
     rows = asked.rows
     u, times, codes = answer.u[:, :rows], asked.times, _codes(answer.retcode)

@@ -75,7 +75,7 @@ class Registry:
     """
 
     def __init__(self):
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, RegistryEntry] = {}
 
     def add(
         self,
@@ -130,13 +130,13 @@ class Registry:
     def names(self) -> list[str]:
         return list(self._entries)
 
-    def __getitem__(self, name: str) -> "Entry":
+    def __getitem__(self, name: str) -> "RegistryEntry":
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
-    def __iter__(self) -> Iterator["Entry"]:
+    def __iter__(self) -> Iterator["RegistryEntry"]:
         return iter(self._entries.values())
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class Registry:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Entry:
+class RegistryEntry:
     """A problem of a registry, and values derived from it.
 
     The default parameters `p` are a vector: all elements, in C order, of each inexact leaf of
@@ -258,7 +258,7 @@ def _described(default: np.ndarray, labels: list[str] | None, limits: Any) -> di
     return found | {"low": low, "high": high}
 
 
-def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Entry:
+def _entry(name, prob, alg, saveat, limits, description, labels, options) -> RegistryEntry:
     if isinstance(alg, type):
         raise TypeError(f"alg must be a solver, got the class; give {alg.__name__}().")
     unwanted = {"save_everystep", "save_start", "save_end", "maxiters"} & set(options)
@@ -298,7 +298,7 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     names = {"u0": labels} if not isinstance(labels, Mapping) else dict(labels)
     if unknown := set(names) - {"u0", "p"}:
         raise ValueError(f"labels has {min(unknown)!r}; it may have u0 and p.")
-    entry = Entry(
+    entry = RegistryEntry(
         name, prob, alg, _as_saveat(saveat, t0, t1, time_dtype_of(u0)), limits, description,
         options, u0, np.zeros(0), None, None, None, None, (t0, t1),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 
-class Room:
+class MemoryRoom:
     """Counts the bytes that bodies, answers or connections hold: those of all (`most`), and of each
     owner (`most_of_one`). A single one may be larger."""
 

@@ -18,14 +18,14 @@ import numpy as np
 
 from ..ground.devices import cpu_devices
 from . import tokens as tokens_of
-from .batcher import Batcher, Done, QueueFull, Slice
+from .batcher import Batcher, ItemResult, QueueFull, Slice
 from .calls import ANSWERS, BODIES, Call, refusal, reply_to
 from .jobs import Jobs
 from .metrics import Metrics
 from .registry import Registry
-from .room import Room
-from .solving import Numbers, Program, Solver
-from .wire import Refused
+from .room import MemoryRoom
+from .solving import BatchSolver, RequestArrays, ServedSolve
+from .wire import RefusedRequest
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -48,7 +48,7 @@ class Service:
         drain_seconds: float,
         **batching: Any,  # options of a `Batcher`
     ):
-        self.solvers = {e.name: Solver(e, ensemblealg, max_batch) for e in registry}
+        self.solvers = {e.name: BatchSolver(e, ensemblealg, max_batch) for e in registry}
         self.tokens = tokens
         self.hosts = None if hosts is None else frozenset(x.lower().encode() for x in hosts)
         self.drain_seconds = drain_seconds
@@ -74,7 +74,7 @@ class Service:
             self.jobs = Jobs(Path(store), self.solvers, self._in_background, owners=owners)
         self.reading_large = asyncio.Semaphore(2)
         # The answers are held by calls, and then by connections, until the clients have read them.
-        self.bodies, self.answers = Room(*BODIES), Room(*ANSWERS)
+        self.bodies, self.answers = MemoryRoom(*BODIES), MemoryRoom(*ANSWERS)
         self._warm_now = threading.Event()
         self._until = float("inf")  # when accepted requests are given up
         self._loop: Any = None  # the event loop, from `start` on
@@ -180,25 +180,25 @@ class Service:
             await asyncio.to_thread(self._warming.join, left())
         self.on_drained(left())
 
-    def _run(self, program: Program, slices: Sequence[Slice]) -> list[Any]:
+    def _run(self, program: ServedSolve, slices: Sequence[Slice]) -> list[Any]:
         solver = self.solvers[program.problem]
         results = solver.run(program, [_part(s) for s in slices])
         self.metrics.codes(program.problem, np.concatenate([x.retcode for x in results]))
         return results
 
-    def _in_background(self, program: Program, numbers: Numbers) -> Any:
+    def _in_background(self, program: ServedSolve, numbers: RequestArrays) -> Any:
         """Submit a background item from another thread; returns a future of its results."""
         batcher = self.batcher
 
-        async def done() -> Done:
+        async def done() -> ItemResult:
             n = len(numbers.u0)
             return await batcher.submit(program.problem, program, numbers, n, background=True)
 
         return asyncio.run_coroutine_threadsafe(done(), self._loop)
 
     async def done(
-        self, call: Call, program: Program, numbers: Numbers, deadline: float | None
-    ) -> Done:
+        self, call: Call, program: ServedSolve, numbers: RequestArrays, deadline: float | None
+    ) -> ItemResult:
         """The results for a request's numbers. It raises the errors of `Batcher.submit`, and stops
         where the client has disconnected."""
         at = None if deadline is None else time.monotonic() + deadline
@@ -216,7 +216,7 @@ class Service:
             done = await future
         except asyncio.CancelledError:
             if call.gone:
-                raise Refused(499, "gone", "the client has gone.") from None
+                raise RefusedRequest(499, "gone", "the client has gone.") from None
             raise
         finally:
             if look is not None:
@@ -224,18 +224,18 @@ class Service:
         self.metrics.waits[program.problem].observe(done.wait)
         return done
 
-    def solver(self, name: str) -> Solver:
+    def solver(self, name: str) -> BatchSolver:
         if name not in self.solvers:
-            raise Refused(404, "not_found", f"there is no problem {name[:100]!r}.")
+            raise RefusedRequest(404, "not_found", f"there is no problem {name[:100]!r}.")
         return self.solvers[name]
 
     def check_ready(self) -> None:
-        """Raises `Refused` before and after the time in which the service answers."""
+        """Raises `RefusedRequest` before and after the time in which the service answers."""
         if self.status != "ready":
             message = f"the service is {self.status}"
             if self.status == "warming" and self.compiled[1]:
                 message += ": {} of {} programs are compiled".format(*self.compiled)
-            raise Refused(503, self.status, f"{message}.", headers={"Retry-After": "1"})
+            raise RefusedRequest(503, self.status, f"{message}.", headers={"Retry-After": "1"})
 
     def owner(self, call: Call) -> str | None:
         """The owner of a call's token, "" if none is needed; None for a call that isn't let in."""
@@ -251,7 +251,7 @@ class Service:
             if guarded and call.owner is None:
                 call.owner = self.owner(call)
                 if call.owner is None:
-                    raise Refused(
+                    raise RefusedRequest(
                         401, "unauthorized",
                         "a token is needed: send the header Authorization: Bearer TOKEN.",
                         headers={"WWW-Authenticate": "Bearer"},
@@ -287,7 +287,7 @@ async def _look_after(call: Call) -> None:
     call.leave()
 
 
-def _part(part: Slice) -> Numbers:
+def _part(part: Slice) -> RequestArrays:
     numbers = part.payload
     if part.stop - part.start == len(numbers.u0):
         return numbers

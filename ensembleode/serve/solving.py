@@ -37,7 +37,7 @@ from ..solution.stats import COUNTS
 from ..solving import solve
 from ..tracing.program import equations, is_tracer
 from .exchange import Gradients, with_room
-from .registry import Entry
+from .registry import RegistryEntry
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -50,7 +50,7 @@ _SMALLEST, _FEWEST, _MOST = 2**14, 8, 128
 _ROWS = 8
 
 
-class Numbers(NamedTuple):
+class RequestArrays(NamedTuple):
     """The numbers of some trajectories.
 
     - `u0 [n, *state]`; `p [n, size]`, or None for the registered parameters; `t0` and `t1 [n]`.
@@ -66,7 +66,7 @@ class Numbers(NamedTuple):
     cotangent: Any = None
 
 
-class Answer(NamedTuple):
+class SolveAnswer(NamedTuple):
     """The results of some trajectories: `u [n, rows, *state]`, NaN where not reached; the number of
     times that each reached, its return code, and its counts (the last ones are None where they are
     not counted); and with callbacks the events, `[n, room, ...]`, else None."""
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ServedSolve:
     """The description of a compiled program, without the size of the batch."""
 
     problem: str  # its name
@@ -94,10 +94,10 @@ class Program:
     most: int  # the largest number of trajectories of a batch
 
 
-class Solver:
+class BatchSolver:
     """Solves batches of a registered problem."""
 
-    def __init__(self, entry: Entry, ensemblealg: Any = None, max_batch: int = 4096):
+    def __init__(self, entry: RegistryEntry, ensemblealg: Any = None, max_batch: int = 4096):
         if isinstance(ensemblealg, EnsembleColumns):
             raise ValueError(
                 "ensemblealg can't be EnsembleColumns(), whose trajectories share their steps: an "
@@ -127,7 +127,7 @@ class Solver:
             # must not get all of them. Nothing is lost, as Python runs one call at a time anyway.
             self.ensemblealg = EnsembleThreads(1)
         self._is_compiled = engine == "compiled"
-        self._programs: dict[tuple, Program] = {}
+        self._programs: dict[tuple, ServedSolve] = {}
         self.no_gradient: str | None = None  # why there are no gradients, if so
         if self._jit:
             self._compiled = {
@@ -137,7 +137,7 @@ class Solver:
                 for kind in itertools.product((False, True), repeat=2)  # pulls, own
             }
 
-    def program(self, rows: int, *, own: bool, pulls: bool = False) -> Program:
+    def program(self, rows: int, *, own: bool, pulls: bool = False) -> ServedSolve:
         """The program for a request with this many saved times."""
         asked = (rows, own, pulls)
         program = self._programs.get(asked)
@@ -145,10 +145,10 @@ class Solver:
             rows = next(r for r in self.rows if r >= rows)
             own = (own or pulls) and self.entry.p.size > 0
             most = self._sizes(rows, pulls)[-1]
-            program = self._programs[asked] = Program(self.entry.name, pulls, own, rows, most)
+            program = self._programs[asked] = ServedSolve(self.entry.name, pulls, own, rows, most)
         return program
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[ServedSolve]:
         """All programs."""
         asked = itertools.product(self.rows, (False, True), (False, True))
         every = {self.program(rows, own=own, pulls=pulls) for rows, own, pulls in asked}
@@ -174,7 +174,7 @@ class Solver:
             for size in self._sizes(program.rows, program.pulls):
                 yield functools.partial(self._warm, program, size)
 
-    def _warm(self, program: Program, size: int) -> None:
+    def _warm(self, program: ServedSolve, size: int) -> None:
         if program.pulls and self.no_gradient is not None:
             return
         try:
@@ -190,23 +190,23 @@ class Solver:
         """The description of the solver for clients, as JSON."""
         return self.entry.describe() | {"no_gradient": self.no_gradient}
 
-    def _sample(self, program: Program, n: int) -> Numbers:
+    def _sample(self, program: ServedSolve, n: int) -> RequestArrays:
         entry = self.entry
         ends = np.broadcast_to(np.array(entry.tspan, entry.time_dtype)[:, None], (2, n))
         times = np.full((n, program.rows), ends[1, 0], entry.time_dtype)
         u0 = np.broadcast_to(entry.u0, (n, *entry.shape))
         p = np.broadcast_to(entry.p, (n, entry.p.size)) if program.own else None
         cotangent = np.ones((*times.shape, *entry.shape), entry.dtype) if program.pulls else None
-        return Numbers(u0, p, *ends, times, cotangent)
+        return RequestArrays(u0, p, *ends, times, cotangent)
 
-    def run(self, program: Program, parts: Sequence[Numbers]) -> list[Any]:
-        """Solve (or pull back) the trajectories of several requests together. Returns an `Answer`
-        (or `Gradients`) for each request."""
+    def run(self, program: ServedSolve, parts: Sequence[RequestArrays]) -> list[Any]:
+        """Solve (or pull back) the trajectories of several requests together. Returns an
+        `SolveAnswer` (or `Gradients`) for each request."""
         counts = [len(x.u0) for x in parts]
         n = sum(counts)
         size = next(s for s in self._sizes(program.rows, program.pulls) if s >= n)
         u0, p, t0, t1, times, cotangent = zip(*parts, strict=True)
-        numbers = Numbers(
+        numbers = RequestArrays(
             *(_stacked(column, size, n) for column in (u0, p, t0, t1)),
             _in_rows(times, (size, program.rows), np.nan),
             _in_rows(cotangent, (size, program.rows, *self.entry.shape), 0),
@@ -228,7 +228,7 @@ class Solver:
         of_parts = (operator.itemgetter(slice(end - count, end)) for count, end in ends)
         return [jax.tree.map(part, result) for part in of_parts]
 
-    def _run(self, program: Program, numbers: Numbers) -> Any:
+    def _run(self, program: ServedSolve, numbers: RequestArrays) -> Any:
         if not self._jit:
             run = self._vjp if program.pulls else self._solve
             return run(program.own, self._leaves, *numbers)
@@ -239,7 +239,9 @@ class Solver:
         if program.pulls:
             return result
         u, counts, events = jax.tree.map(np.asarray, result)
-        return Answer(u, *counts, *[None] * (len(Answer._fields) - 2 - len(counts)), events)
+        return SolveAnswer(
+            u, *counts, *[None] * (len(SolveAnswer._fields) - 2 - len(counts)), events
+        )
 
     def _with_few_arrays(self, pulls: bool, own: bool, leaves, u0, p, times, cotangent) -> Any:
         """The same function with few arrays: for each array that goes in or out, the interpreter's
@@ -251,7 +253,7 @@ class Solver:
         # The last counts may be None.
         return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None]), events
 
-    def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
+    def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> SolveAnswer:
         del cotangent
         entry = self.entry
         prob = remake(entry.prob, p=entry.with_parameters(jnp.asarray(leaves)))
@@ -270,7 +272,7 @@ class Solver:
         sim = solve(many, entry.alg, self.ensemblealg, trajectories=n, batch_size=n, **options)
         assert isinstance(sim, EnsembleSolution)
         counts = [getattr(sim.stats, name) for name in COUNTS]
-        return Answer(sim.u, sim.lengths, sim.retcode, *counts, self._in_room(sim.events))
+        return SolveAnswer(sim.u, sim.lengths, sim.retcode, *counts, self._in_room(sim.events))
 
     def _in_room(self, events: Events | None) -> Events | None:
         """The events with the same room in each batch; outside of `jit`, they have as much room as
@@ -325,7 +327,7 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
     return out
 
 
-def _described(entry: Entry) -> tuple[str, bool]:
+def _described(entry: RegistryEntry) -> tuple[str, bool]:
     """The engine for the problem, and whether that calls Python; raises the errors of `solve`."""
     engines = []
 

@@ -10,28 +10,32 @@ import jax
 import numpy as np
 
 from ..executors import EXECUTORS
-from ..plan.plan import Happened, Outcome
+from ..plan.plan import Outcome, RecordedEvents
 from ..problem.ensemble import EnsembleAlgorithm
 from ..running.executor import Executor
 from ..running.job import Job
 from ..solution.events import end_by, Events
 from ..solution.stats import COUNTS
 from .registry import is_parameter
-from .solving import Answer, joined, Numbers, Program, Solver
+from .solving import BatchSolver, joined, RequestArrays, ServedSolve, SolveAnswer
 
 
-Submit = Callable[[Program, Numbers], "concurrent.futures.Future[Any]"]
+Submit = Callable[[ServedSolve, RequestArrays], "concurrent.futures.Future[Any]"]
 
 
-class Stopped(Exception):
+class JobStopped(Exception):
     """The job was cancelled, or the service is ending."""
 
 
-class Current:
+class RunningJob:
     """The running job: it has its batches solved, and can be stopped from another thread."""
 
     def __init__(
-        self, id: str, solver: Solver, submit: Submit, progress: Callable[[str, np.ndarray], None]
+        self,
+        id: str,
+        solver: BatchSolver,
+        submit: Submit,
+        progress: Callable[[str, np.ndarray], None],
     ):
         self.id, self.solver = id, solver
         self._submit, self._progress = submit, progress
@@ -50,21 +54,21 @@ class Current:
         if self._future is not None:
             self._future.cancel()
 
-    def run(self, program: Program, numbers: Numbers) -> Answer:
-        """The answer for these numbers; may raise `Stopped`."""
+    def run(self, program: ServedSolve, numbers: RequestArrays) -> SolveAnswer:
+        """The answer for these numbers; may raise `JobStopped`."""
         self.count()
         if self._stopped.is_set():
-            raise Stopped
+            raise JobStopped
         self._future = self._submit(program, numbers)
         if self._stopped.is_set():
             self._future.cancel()
         try:
             answer = joined(self._future.result().results)
         except concurrent.futures.CancelledError:
-            raise Stopped from None
+            raise JobStopped from None
         except Exception:
             if self._stopped.is_set():
-                raise Stopped from None
+                raise JobStopped from None
             raise
         self._before = answer.retcode
         return answer
@@ -74,10 +78,10 @@ class ThroughBatcher(EnsembleAlgorithm):
     """Trajectories solved by a service, beside its requests, with the same programs and the same
     bits."""
 
-    current: Current = eqx.field(static=True)
+    current: RunningJob = eqx.field(static=True)
 
 
-class _Executor(Executor):
+class _BatcherExecutor(Executor):
     def __init__(self, ensemblealg: ThroughBatcher, engine: Any):
         del engine
         self._current = ensemblealg.current
@@ -98,7 +102,7 @@ class _Executor(Executor):
             parts = [each(x, b).reshape(n, -1) for x, b in pairs if is_parameter(x)]
             p = np.concatenate(parts, axis=1).astype(entry.p.dtype)
         times = each(lanes.saveat, batched.saveat)
-        numbers = Numbers(
+        numbers = RequestArrays(
             each(lanes.u0, batched.u0), p, each(lanes.t0, batched.t0), each(lanes.t1, batched.t1),
             times,
         )  # fmt: skip
@@ -117,12 +121,14 @@ class _Executor(Executor):
         return Outcome(answer.u[:, :rows], *about, **counts, events=events, ended=ended)
 
 
-def _happened(events: Events | None) -> Happened | None:
+def _happened(events: Events | None) -> RecordedEvents | None:
     if events is None:
         return None
     crossed = events.direction
     crossed = crossed[..., None] if crossed.ndim == 2 else crossed
-    return Happened(events.t, events.which, crossed, events.u_before, events.u_after, events.count)
+    return RecordedEvents(
+        events.t, events.which, crossed, events.u_before, events.u_after, events.count
+    )
 
 
-EXECUTORS[ThroughBatcher] = _Executor
+EXECUTORS[ThroughBatcher] = _BatcherExecutor

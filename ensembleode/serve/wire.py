@@ -27,7 +27,7 @@ _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "ma
 
 
 @dataclasses.dataclass(eq=False)
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that is refused: the status, a code, what is wrong, and where."""
 
     status: int
@@ -46,24 +46,24 @@ class Refused(Exception):
         return {"error": error}
 
 
-def invalid(path: str | None, message: str) -> Refused:
-    return Refused(422, "invalid", message, path)
+def invalid(path: str | None, message: str) -> RefusedRequest:
+    return RefusedRequest(422, "invalid", message, path)
 
 
-def over(limit: str, path: str | None, message: str, status: int = 422) -> Refused:
-    return Refused(status, f"limit_{limit}", message, path)
+def over(limit: str, path: str | None, message: str, status: int = 422) -> RefusedRequest:
+    return RefusedRequest(status, f"limit_{limit}", message, path)
 
 
 def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
-    """The object in a body; raises `Refused`."""
+    """The object in a body; raises `RefusedRequest`."""
     try:
         found = _of_msgpack(body) if binary else _of_json(body or b"{}")
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
         why = str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
-        raise Refused(400, "invalid_body", f"the body is not {kind}: {why}.") from None
+        raise RefusedRequest(400, "invalid_body", f"the body is not {kind}: {why}.") from None
     if not isinstance(found, dict):
-        raise Refused(422, "invalid_body", "the body must be an object.")
+        raise RefusedRequest(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
         # NumPy would treat booleans beside numbers as numbers.
         for name, value in found.items():
@@ -91,7 +91,7 @@ def _of_msgpack(body: bytes | bytearray) -> Any:
     )
 
 
-def _too_many_lists() -> Refused:
+def _too_many_lists() -> RefusedRequest:
     return over(
         "lists", None, f"the body has more than {_LISTS} lists: send numbers as arrays in "
         "MessagePack, with dtype, shape and data.", 413,
@@ -154,7 +154,7 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:
-    """Numbers that NumPy doesn't convert; raises `Refused` where they aren't numbers."""
+    """Numbers that NumPy doesn't convert; raises `RefusedRequest` where they aren't numbers."""
 
     def shape_of(x: Any, path: str) -> tuple[int, ...]:
         if isinstance(x, list):

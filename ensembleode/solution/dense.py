@@ -28,7 +28,7 @@ from ..solvers.switching import Switching
 from ..solvers.time import next_time, size_before
 
 
-class Step(NamedTuple):
+class DenseStep(NamedTuple):
     """A saved step: its row, its start `t`, its signed size `h`, and the states at both ends (which
     are pytrees if the user's state is one)."""
 
@@ -43,7 +43,7 @@ class Dense(eqx.Module):
     """The data from which a solution is known within its steps."""
 
     @abc.abstractmethod
-    def within(self, step: Step) -> Any:
+    def within(self, step: DenseStep) -> Any:
         """The states at the inner nodes of a step: `[node, *state]`."""
 
     def of(self, i: Any) -> "Dense":
@@ -60,30 +60,30 @@ class Dense(eqx.Module):
         return jax.tree.map(lambda _: True, self)
 
 
-class Kept(Dense):
+class KeptNodes(Dense):
     """The states at the nodes, which were kept: `[time, node, *state]`, in the row where a step
     starts."""
 
     inner: PyTree
 
-    def within(self, step: Step) -> Any:
+    def within(self, step: DenseStep) -> Any:
         return jax.tree.map(lambda x: x[step.row], self.inner)
 
 
-class Slopes(Dense):
+class KeptSlopes(Dense):
     """The derivatives at the saved states, which were kept, `[time, *state]`; the polynomial is a
     cubic."""
 
     du: PyTree
 
-    def within(self, step: Step) -> Any:
+    def within(self, step: DenseStep) -> Any:
         def one(du, start, end):
             return _cubic(step.h, start, end, du[step.row], du[step.row + 1])
 
         return jax.tree.map(one, self.du, step.start, step.end)
 
 
-class Known(NamedTuple):
+class DensePlan(NamedTuple):
     """The static properties of a solve that decide the solution within a step.
 
     - `field`: the vector field, `field(consts, u, p, t)`, or without a `method` the derivative of
@@ -105,15 +105,15 @@ class Known(NamedTuple):
     form: Any = None
 
 
-class Again(Dense):
+class RemadeSteps(Dense):
     """Nothing was kept: a step is made again when its inner states are needed, with the same result
     each time."""
 
     consts: tuple
     p: tuple
-    known: Known = eqx.field(static=True)
+    known: DensePlan = eqx.field(static=True)
 
-    def within(self, step: Step) -> Any:
+    def within(self, step: DenseStep) -> Any:
         tree, method = self.known.tree, self.known.method
         start, end = (x if tree is None else tree.ravel(x) for x in (step.start, step.end))
 
@@ -154,10 +154,10 @@ class Again(Dense):
 
         return product
 
-    def rows(self, rows: Any) -> "Again":
+    def rows(self, rows: Any) -> "RemadeSteps":
         return self
 
-    def of(self, i: Any) -> "Again":
+    def of(self, i: Any) -> "RemadeSteps":
         consts, p = (
             tuple(x[i] if own else x for x, own in zip(xs, owned, strict=True))
             for xs, owned in zip((self.consts, self.p), self.known.own, strict=True)
@@ -165,14 +165,14 @@ class Again(Dense):
         known = self.known
         if not np.ndim(i):
             known = known._replace(own=jax.tree.map(lambda _: False, known.own))
-        return Again(consts, p, known)
+        return RemadeSteps(consts, p, known)
 
     @property
     def own(self) -> Any:
-        return Again(*self.known.own, self.known)
+        return RemadeSteps(*self.known.own, self.known)
 
 
-class _Arithmetic(ArrayArithmetic):
+class _NumberArithmetic(ArrayArithmetic):
     """Arithmetic on a state that is a single component, which may be complex."""
 
     def over(self, number: Any, component: Any) -> Any:
@@ -182,7 +182,7 @@ class _Arithmetic(ArrayArithmetic):
         return sum(jnp.sum(x) for x in components)
 
 
-_XP: Any = _Arithmetic(jnp)
+_XP: Any = _NumberArithmetic(jnp)
 
 
 @functools.cache
@@ -254,10 +254,10 @@ def states_between(
     return _evaluated(_along_steps, points, several, dense, (times, u, lengths))
 
 
-def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
+def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> KeptNodes:
     """The same solution without its program: with the states at the inner nodes of all steps, NaN
     where there is no step. The arguments are those of `states_at`."""
-    return Kept(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
+    return KeptNodes(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
 
 
 def _evaluated(
@@ -286,11 +286,11 @@ def _compiled(fn, option, own, structure, leaves):
     return jax.vmap(of_one, in_axes=(axes, 0))(dense, each)
 
 
-class _Found(NamedTuple):
+class _FoundStep(NamedTuple):
     """A step, and whether its length is positive; a time, and whether it is within what was
     reached; and whether the trajectory succeeded."""
 
-    step: Step
+    step: DenseStep
     has_length: Any
     t: Any
     inside: Any
@@ -299,7 +299,7 @@ class _Found(NamedTuple):
 
 def _find(
     _: None, times: Any, u: Any, length: Any, succeeded: Any, t: Any, __: None
-) -> tuple[_Found]:
+) -> tuple[_FoundStep]:
     """The steps in which the times `t` are."""
     reached = jnp.arange(times.shape[0], dtype=length.dtype) < length
     sign = jnp.where(times[jnp.minimum(1, length - 1)] < times[0], -1, 1).astype(times.dtype)
@@ -310,12 +310,12 @@ def _find(
         inside = (t * sign >= ordered[0]) & (t * sign <= last) & (length > 0)
         row = jnp.searchsorted(ordered, t * sign, side="right").astype(length.dtype) - 1
         row = jnp.clip(row, 0, jnp.maximum(length - 2, 0))
-        return _Found(*_step(times, u, length, row), t, inside, succeeded)
+        return _FoundStep(*_step(times, u, length, row), t, inside, succeeded)
 
     return (jax.vmap(at)(t) if t.ndim else at(t),)
 
 
-def _at(dense: Dense, found: _Found, deriv: int) -> Any:
+def _at(dense: Dense, found: _FoundStep, deriv: int) -> Any:
     def of(found):
         step, has_length, t, inside, succeeded = found
         inner = jax.tree.map(
@@ -358,7 +358,7 @@ def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any
     return jax.vmap(of)(jnp.arange(times.shape[0], dtype=length.dtype))
 
 
-def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
+def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[DenseStep, Any]:
     """The step from a row on, and whether its length is positive. If nothing was reached after the
     row, or the span has no length, it is a step of length zero from a state that was reached."""
     after = jnp.minimum(row + 1, times.shape[0] - 1)
@@ -368,10 +368,10 @@ def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
     h = jnp.where(has_length, times[after] - t, 0)
     start = jax.tree.map(lambda u: jnp.where(length > 0, u[row], 1), u)
     end = jax.tree.map(lambda u, start: jnp.where(has_length, u[after], start), u, start)
-    return Step(row, t, h, start, end), has_length
+    return DenseStep(row, t, h, start, end), has_length
 
 
-def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
+def _inner(dense: Dense, step: DenseStep, has_length: Any) -> Any:
     return jax.tree.map(functools.partial(jnp.where, has_length), dense.within(step), step.start)
 
 

@@ -8,8 +8,8 @@ from typing import Any, TYPE_CHECKING
 import jax.tree_util as jtu
 import numpy as np
 
-from ..ground.aside import Aside
 from ..ground.extras import installing
+from ..ground.hidden_object import HiddenObject
 from ..ground.keys import is_key
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
@@ -77,7 +77,7 @@ def frame(sol: Any, names: Sequence[str] | None) -> Any:
     time, and a column for each component."""
     lead = 1 + np.ndim(sol.retcode)
     names = names or component_names(sol.u, lead, sol._order)
-    flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order), _given=Aside())
+    flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order), _given=HiddenObject())
     dataset = (ensemble_dataset if lead == 2 else solution_dataset)(flat, names)
     u = dataset["u"]
     columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()

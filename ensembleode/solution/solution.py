@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
-from ..ground.aside import Aside
+from ..ground.hidden_object import HiddenObject
 from ..ground.on_disk import OnDisk
 from ..ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
 from ..ground.state_tree import flattened
 from ..problem.aliases import missing_of_solution
 from ..problem.saving_callback import Saved
 from ..tracing.program import is_tracer
-from .dense import Again, Dense, kept, states_at
+from .dense import Dense, kept, RemadeSteps, states_at
 from .events import cut, End, end_of, Events, first_events, with_end
 from .stats import Stats
 from .text import text_of_ensemble, text_of_solution
@@ -60,12 +60,12 @@ class _Solution(eqx.Module):
 
         def __getstate__(self):
             state = dict(vars(self))
-            if isinstance(self._dense, Again):
+            if isinstance(self._dense, RemadeSteps):
                 several = isinstance(self, EnsembleSolution)
                 lengths = self.lengths if several else self.length
                 state["_dense"] = kept(self._dense, self.t, self.u, lengths, several=several)
             given = self._given.content
-            state["_given"] = Aside(given and given.portable())
+            state["_given"] = HiddenObject(given and given.portable())
             return state
 
     @property
@@ -138,7 +138,7 @@ class ODESolution(_Solution):
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
     events: Events | None = None
-    _given: Aside = Aside()
+    _given: HiddenObject = HiddenObject()
     saved: Saved | None = None
     p_at: PyTree = None
 
@@ -275,7 +275,7 @@ class EnsembleSolution(_Solution):
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
     events: Events | None = None
-    _given: Aside = Aside()
+    _given: HiddenObject = HiddenObject()
     saved: Saved | None = None
     p_at: PyTree = None
     _ended: End | None = None
@@ -376,7 +376,7 @@ class EnsembleSolution(_Solution):
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
             events = first_events(events, int(events.count), several=False)
-        given = Aside(self._given.content and self._given.content.of(i))
+        given = HiddenObject(self._given.content and self._given.content.of(i))
         saved = None
         if self.saved is not None:
             own = self.saved.has_own_times
@@ -396,7 +396,7 @@ class EnsembleSolution(_Solution):
         changes = {
             "t": rows(self.t) if self.t is not None and np.ndim(self.t) == 2 else self.t,
             "_dense": None if self._dense is None else self._dense.of(indices),
-            "_given": Aside(given and given.some(indices)),
+            "_given": HiddenObject(given and given.some(indices)),
             **{name: getattr(self, name) for name in _OF_ALL},
         }
         if saved is not None:
@@ -472,9 +472,9 @@ class EnsembleSolution(_Solution):
         be drawn (of outputs or reduced, traced, or with complex states); `ImportError` without
         matplotlib.
         """
-        from ..analysis.plotting import plot_ensemble, Wanted
+        from ..analysis.plotting import plot_ensemble, PlotArguments
 
-        wanted = Wanted(idxs, trajectories, color, names, alpha, ax, line)
+        wanted = PlotArguments(idxs, trajectories, color, names, alpha, ax, line)
         return plot_ensemble(self, wanted, events=events, against=against)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray | OnDisk:

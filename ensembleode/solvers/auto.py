@@ -8,7 +8,7 @@ from typing import ClassVar
 import equinox as eqx
 
 from .base import ExplicitRungeKutta, ODESolver, Rosenbrock
-from .switching import Rule, Switching
+from .switching import Switching, SwitchingRule
 from .tsit5 import Tsit5
 from .vern6 import Vern6
 from .vern7 import Vern7
@@ -65,7 +65,9 @@ class AutoSwitch(ODESolver):
     def method(self) -> Switching:
         """The method that engines run."""
         options = (self.nonstifftol, self.stifftol, self.dtfac)
-        rule = Rule(self.boundary, self.maxstiffstep, self.maxnonstiffstep, *map(float, options))
+        rule = SwitchingRule(
+            self.boundary, self.maxstiffstep, self.maxnonstiffstep, *map(float, options)
+        )
         return Switching(self.nonstiff.method, self.stiff.method, rule)
 
     @property

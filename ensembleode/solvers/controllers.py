@@ -114,7 +114,7 @@ def log_of(xp: Arithmetic, squared: Any) -> Any:
     return log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
 
 
-class _Clipped(AbstractController):
+class _ClippedController(AbstractController):
     """A controller whose factor is multiplied by a safety factor and then clipped."""
 
     gamma: float = _constant(default=0.9, kw_only=True)
@@ -154,7 +154,7 @@ class _Clipped(AbstractController):
         return xp.where(is_steady, np.float32(1), factor)
 
 
-class PIController(_Clipped):
+class PIController(_ClippedController):
     """The proportional-integral controller, the default:
     `h_next = h gamma err^-beta1 err_old^beta2`.
 
@@ -216,7 +216,7 @@ class PIController(_Clipped):
         return factor, (xp.maximum(self.beta2 * log_error, self._least),)
 
 
-class IController(_Clipped):
+class IController(_ClippedController):
     """The integral, or standard, controller: `h_next = h gamma err^(-1 / k)`.
 
     `err` is the norm of the scaled error, and `k` is one more than the order of the method with

@@ -53,7 +53,7 @@ _WITHOUT_ESTIMATE = """
 FIXED_STEP = frozenset(_WITHOUT_ESTIMATE.split())
 
 
-class Description(NamedTuple):
+class JuliaMethod(NamedTuple):
     """A method that is requested of Julia, with its arguments, which are numbers, tuples of
     numbers, `Val`, or methods."""
 
@@ -69,9 +69,9 @@ class Val(NamedTuple):
     value: int | float
 
 
-def described(name: str) -> Description:
+def described(name: str) -> JuliaMethod:
     """A method without arguments."""
-    return Description(name, _PACKAGE_OF[name])
+    return JuliaMethod(name, _PACKAGE_OF[name])
 
 
 class JuliaAlg(ODESolver):
@@ -107,7 +107,7 @@ class JuliaAlg(ODESolver):
         return self.description.name in FIXED_STEP
 
     @property
-    def description(self) -> Description:
+    def description(self) -> JuliaMethod:
         """The request to Julia."""
         text = self.text.strip()
         if text.isidentifier():
@@ -123,7 +123,7 @@ class JuliaAlg(ODESolver):
             )
         return self._method(call)
 
-    def _method(self, call: ast.Call) -> Description:
+    def _method(self, call: ast.Call) -> JuliaMethod:
         name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
         if name not in _PACKAGE_OF:
             raise ValueError(
@@ -133,7 +133,7 @@ class JuliaAlg(ODESolver):
         options = tuple((k.arg, self._argument(k.value)) for k in call.keywords if k.arg)
         if len(options) < len(call.keywords):
             raise ValueError(f"JuliaAlg can't read {self.text!r}: ** is no option.")
-        return Description(name, _PACKAGE_OF[name], tuple(map(self._argument, call.args)), options)
+        return JuliaMethod(name, _PACKAGE_OF[name], tuple(map(self._argument, call.args)), options)
 
     def _argument(self, node: ast.expr) -> Any:
         match node:
@@ -156,7 +156,7 @@ class JuliaAlg(ODESolver):
         return value
 
 
-def among(method: Description) -> set[Description]:
+def among(method: JuliaMethod) -> set[JuliaMethod]:
     """A method and the methods among its arguments."""
     every = (*method.arguments, *(x for _, x in method.options))
-    return {method}.union(*(among(x) for x in every if isinstance(x, Description)))
+    return {method}.union(*(among(x) for x in every if isinstance(x, JuliaMethod)))

@@ -133,7 +133,7 @@ def equations_of(
     )
 
 
-class Attempt(NamedTuple):
+class StepAttempt(NamedTuple):
     """A step that was tried.
 
     - `y2`: the state at its end.
@@ -211,15 +211,15 @@ class Method(Protocol):
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: Any, t: Any, h: Any
-    ) -> Attempt:
+    ) -> StepAttempt:
         """A step from the state `y` at `t`, of the signed size `h`."""
         ...
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
-        """The data that `interpolate` needs for a step, from the `dense` of its `Attempt`. For an
-        explicit method, the results of additional evaluations are appended."""
+        """The data that `interpolate` needs for a step, from the `dense` of its `StepAttempt`. For
+        an explicit method, the results of additional evaluations are appended."""
         ...
 
     def interpolate(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .arithmetic import Arithmetic, Components
-from .method import Attempt, Equations, LinearAlgebra
+from .method import Equations, LinearAlgebra, StepAttempt
 
 
 class _Linearised:
@@ -31,7 +31,7 @@ class _Linearised:
         of the distances between their slopes, which are the sums of the rows of the Jacobian. The
         ratio of the two bounds the eigenvalues of the Jacobian (compare `RungeKutta.stretches`).
 
-        **Arguments:** `last`: see `Attempt`.
+        **Arguments:** `last`: see `StepAttempt`.
         """
         sums = equations.row_sums(last)
         # Ones that are numbers like the sums; NaN if the first sum is not finite.
@@ -76,7 +76,7 @@ class Rodas(_Linearised):
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
-    ) -> Attempt:
+    ) -> StepAttempt:
         gamma_h = h * self.gamma
         jacobian, dfdt = equations.linearise(y, t)
         factors = equations.factorise(jacobian, gamma_h)
@@ -101,7 +101,7 @@ class Rodas(_Linearised):
                 right = _moved(xp, right, gamma_h * d, change)
             ks.append(equations.solve(factors, right))
         y2 = _sum(at, ks[-1])
-        return Attempt(y2, (), (ks[-1],), (y2, *ks), last=jacobian)
+        return StepAttempt(y2, (), (ks[-1],), (y2, *ks), last=jacobian)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -150,7 +150,7 @@ class ModifiedRosenbrock(_Linearised):
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
-    ) -> Attempt:
+    ) -> StepAttempt:
         (f0,), f, mass = carry, equations.f, equations.mass or _identity
         gamma_h, half = h * _D, h * 0.5
         jacobian, dfdt = equations.linearise(y, t)
@@ -165,10 +165,10 @@ class ModifiedRosenbrock(_Linearised):
         k3 = equations.solve(factors, _moved(xp, right, gamma_h, dfdt))
         error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
         if equations.differential is None or equations.algebraic is None:
-            return Attempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
+            return StepAttempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
         # The residual is added to the norm of the error, as in OrdinaryDiffEq.
         error, residual = equations.differential(error), equations.algebraic(f2)
-        return Attempt(y2, (f2,), (error,), (k1, k2), residual=residual)
+        return StepAttempt(y2, (f2,), (error,), (k1, k2), residual=residual)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any

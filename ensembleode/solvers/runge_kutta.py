@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .arithmetic import Arithmetic, Components
-from .method import Attempt, Equations
+from .method import Equations, StepAttempt
 from .tableau import Tableau
 
 
@@ -57,7 +57,7 @@ class RungeKutta:
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
-    ) -> Attempt:
+    ) -> StepAttempt:
         tableau, f = self.tableau, equations.f
         ks = [carry[0] if carry else f(y, t)]
         before = new = y
@@ -74,13 +74,13 @@ class RungeKutta:
             tuple(xp.over(h, e) * e for e in weighted(xp, weights[::-1], ks[::-1]))
             for weights in tableau.errors
         )
-        return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
+        return StepAttempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
 
     def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
         """The distances, component by component, between the states of the last two stages, and
         between their slopes. The ratio of the distances estimates the absolute value of the largest
         eigenvalue of the Jacobian (Hairer and Wanner, "Solving Ordinary Differential Equations II",
-        IV.2). `last`: see `Attempt`."""
+        IV.2). `last`: see `StepAttempt`."""
         k1, k2, y1, y2 = last
 
         def apart(a: Components, b: Components) -> Components:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .arithmetic import Arithmetic, Components
-from .method import Attempt
+from .method import StepAttempt
 from .norms import AbstractNorm
 from .runge_kutta import add_scaled
 
@@ -45,7 +45,7 @@ def squared_error(
     xp: Arithmetic,
     norm: AbstractNorm,
     tol: Tolerances,
-    attempt: Attempt,
+    attempt: StepAttempt,
     y: Components,
     controlled: int | None = None,
 ) -> Any:

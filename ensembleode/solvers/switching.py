@@ -25,13 +25,13 @@ import numpy as np
 
 from .arithmetic import Arithmetic, Components, NUMBERS
 from .controllers import AbstractController
-from .method import Attempt, carry_like, Equations, LinearAlgebra
+from .method import carry_like, Equations, LinearAlgebra, StepAttempt
 from .rosenbrock import ModifiedRosenbrock, Rodas
 from .runge_kutta import RungeKutta
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class SwitchingRule:
     """When to switch: the length of the explicit method's stability region on the negative real
     axis, its `boundary`, and the options of `AutoTsit5`."""
 
@@ -43,7 +43,7 @@ class Rule:
     dtfac: float
 
 
-class Tried(NamedTuple):
+class StepCounts(NamedTuple):
     """Counts of steps that were tried, whether accepted or not."""
 
     all: Any  # the steps of both methods
@@ -51,7 +51,7 @@ class Tried(NamedTuple):
     switches: Any = 0  # how often the method was switched
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """Which method makes the next attempt of each trajectory."""
 
     is_stiff: Any  # whether it is the Rosenbrock method
@@ -67,13 +67,13 @@ class Switching:
     Steps are made in a mode, which says which of the methods makes them (see `in_mode`). The mode
     isn't part of the carry: time loops keep it for each trajectory. The carry is the derivatives
     that both methods carry. A method that carries nothing leaves them as they are, so they are
-    recomputed on a switch. The `last` of an `Attempt` is the `stretches` of the method that made
+    recomputed on a switch. The `last` of a `StepAttempt` is the `stretches` of the method that made
     it.
     """
 
     nonstiff: RungeKutta
     stiff: Rodas | ModifiedRosenbrock
-    rule: Rule
+    rule: SwitchingRule
     is_stiff: Any = None  # a mask, true where the Rosenbrock method makes the steps; or no mode
 
     remembers = False
@@ -117,21 +117,21 @@ class Switching:
         return max(self.nonstiff.degree, self.stiff.degree)
 
     def evaluations(self, ntried: Any) -> Any:
-        """How many evaluations of the field `ntried` steps take; `ntried` may be a `Tried`."""
-        ntried, stiff, switches = ntried if isinstance(ntried, Tried) else Tried(ntried)
+        """How many evaluations of the field `ntried` steps take; `ntried` may be `StepCounts`."""
+        ntried, stiff, switches = ntried if isinstance(ntried, StepCounts) else StepCounts(ntried)
         to_stiff = (switches + 1) // 2
         again = self.nonstiff.evaluations(0) * (switches - to_stiff)
         again = again + self.stiff.evaluations(0) * (to_stiff - 1)
         return self.nonstiff.evaluations(ntried - stiff) + self.stiff.evaluations(stiff) + again
 
     def linear_algebra(self, ntried: Any) -> LinearAlgebra:
-        return self.stiff.linear_algebra(ntried.stiff if isinstance(ntried, Tried) else 0)
+        return self.stiff.linear_algebra(ntried.stiff if isinstance(ntried, StepCounts) else 0)
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
         method = self.nonstiff if _carries(self.nonstiff) else self.stiff
         return method.init(xp, equations, y, t)
 
-    def begins_anew(self, choice: Choice) -> Any:
+    def begins_anew(self, choice: MethodChoice) -> Any:
         """Where the carry is to be recomputed before the next attempt: a mask; None for nowhere."""
         if _carries(self.nonstiff) and _carries(self.stiff):
             return choice.switched
@@ -141,7 +141,7 @@ class Switching:
 
     def step(
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
-    ) -> Attempt:
+    ) -> StepAttempt:
         shapes = [_shape(x) for x in (self.nonstiff, self.stiff)]
         n_dense, n_errors = max(x.dense for x in shapes), max(x.errors for x in shapes)
 
@@ -154,7 +154,7 @@ class Switching:
             return attempt.y2, attempt.carry or carry, error, dense, stretches
 
         *found, stretches = self._by_mode(xp, equations, made)
-        return Attempt(*found, last=stretches)
+        return StepAttempt(*found, last=stretches)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -196,7 +196,9 @@ class Switching:
         # (NaN looks stiff.)
         return ~functools.reduce(operator.and_, calm)
 
-    def choose(self, xp: Arithmetic, count: Any, looks_stiff: Any, h: Any, counts: Any) -> Choice:
+    def choose(
+        self, xp: Arithmetic, count: Any, looks_stiff: Any, h: Any, counts: Any
+    ) -> MethodChoice:
         """Choose the method of the next attempt.
 
         **Arguments:** `count`: that of the choice before; `looks_stiff`: see the method of this
@@ -210,7 +212,7 @@ class Switching:
         to_stiff = counts & ~is_stiff & (count > rule.maxstiffstep)
         back = counts & is_stiff & (count < -rule.maxnonstiffstep)
         h = xp.where(to_stiff, h * rule.dtfac, xp.where(back, h * (1 / rule.dtfac), h))
-        return Choice((is_stiff | to_stiff) & ~back, to_stiff | back, count, h)
+        return MethodChoice((is_stiff | to_stiff) & ~back, to_stiff | back, count, h)
 
 
 class _Shape(NamedTuple):

@@ -10,4 +10,4 @@ store is there as a whole or not at all.
 
 from .reading import FORMAT as FORMAT, open_ensemble as open_ensemble
 from .stored import StoreError as StoreError
-from .writing import batch_size_for as batch_size_for, Writer as Writer
+from .writing import batch_size_for as batch_size_for, StoreWriter as StoreWriter

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Variable(NamedTuple):
+class StoredVariable(NamedTuple):
     """An array of the store: its name and dimensions; the shape and dtype of one trajectory's part,
     and whether the first axis of that `grows` with what trajectories need."""
 
@@ -26,7 +26,7 @@ class Variable(NamedTuple):
         return [name, list(dims), list(shape), np.dtype(dtype).name, grows, fill]
 
     @classmethod
-    def of_json(cls, parts: list) -> "Variable":
+    def of_json(cls, parts: list) -> "StoredVariable":
         name, dims, shape, dtype, grows, fill = parts
         fill = math.nan if fill is None else fill
         return cls(name, tuple(dims), tuple(shape), np.dtype(dtype), grows, fill)

@@ -13,16 +13,16 @@ import numpy as np
 
 from ..ground.keys import is_key
 from ..ground.logs import log_once
-from ..plan.given import Given, Known
+from ..plan.given import GivenInputs, KnownInputs
 from ..solution.labelled import inner_dims, state_dims
-from .described import put_together, safe_name, Variable
+from .described import put_together, safe_name, StoredVariable
 
 
 # Values that JSON can represent.
 _PLAIN = (bool, int, float, str)
 
 
-class _Slot:
+class _StoredLeaf:
     """A leaf of the initial states or parameters: whether it differs between trajectories (None if
     it is no number); and, once it is known, its description in JSON."""
 
@@ -30,7 +30,7 @@ class _Slot:
         self.value, self.is_own, self.said = value, is_own, None
 
 
-class KeptGiven(NamedTuple):
+class StoredInputs(NamedTuple):
     """
     - `described`: the structure of `u0` and `p` in JSON, with the names of their variables.
     - `variables`: those of leaves that differ between trajectories; `places`: their indices.
@@ -39,10 +39,10 @@ class KeptGiven(NamedTuple):
     """
 
     described: Any
-    variables: list[Variable]
+    variables: list[StoredVariable]
     places: list[int]
     shared: dict[str, tuple[tuple[str, ...], np.ndarray]]
-    given: Given | None
+    given: GivenInputs | None
 
     def of(self, rows: np.ndarray) -> list[np.ndarray]:
         """The values of the variables for these trajectories."""
@@ -53,11 +53,11 @@ class KeptGiven(NamedTuple):
         return [np.asarray(slots[i].value) for i in self.places]
 
 
-def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
+def kept_given(given: GivenInputs | None, taken: Collection[str]) -> StoredInputs:
     """The initial states and parameters (None: not known) as a store keeps them, under names that
     aren't `taken`. What can't be stored is named in the log."""
     if given is None:
-        return KeptGiven(None, [], [], {}, None)
+        return StoredInputs(None, [], [], {}, None)
     slots = _slots(given.known_of(np.arange(1)))
     names, variables, places, shared, lost = set(taken), [], [], {}, []
     for i, (path, slot) in enumerate(jtu.tree_leaves_with_path(slots)):
@@ -77,7 +77,7 @@ def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
         if is_own:
             fill = np.nan if x.dtype.kind in "fc" else 0
             about = ("trajectory", *dims), x.shape[1:], x.dtype
-            variables.append(Variable(name, *about, fill=fill))
+            variables.append(StoredVariable(name, *about, fill=fill))
             places.append(i)
         else:
             shared[name] = dims, x
@@ -88,10 +88,12 @@ def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
             + ": what opens it finds None there."
         )
     described = {name: _in_json(part) for name, part in slots.items()}
-    return KeptGiven(described, variables, places, shared, given)
+    return StoredInputs(described, variables, places, shared, given)
 
 
-def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]) -> Known:
+def known_in(
+    described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]
+) -> KnownInputs:
     """The initial states and parameters in a store; `leaf` returns the variable of a name, and
     `own` are the names of those that differ between trajectories."""
 
@@ -101,17 +103,17 @@ def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection
     starts, parameters = (put_together(described[name], leaf) for name in ("u0", "p"))
     own_starts = put_together(described["u0"], mark)
     own_parameters = put_together(described["p"], mark, lambda _: None)
-    return Known(starts, parameters, any(jtu.tree_leaves(own_starts)), own_parameters, n=n)
+    return KnownInputs(starts, parameters, any(jtu.tree_leaves(own_starts)), own_parameters, n=n)
 
 
-def _slots(known: Known) -> dict[str, Any]:
-    starts = jtu.tree_map(lambda x: _Slot(x, known.own_starts), known.starts)
-    return {"u0": starts, "p": known.of_parameters(_Slot, lambda x: _Slot(x, None))}
+def _slots(known: KnownInputs) -> dict[str, Any]:
+    starts = jtu.tree_map(lambda x: _StoredLeaf(x, known.own_starts), known.starts)
+    return {"u0": starts, "p": known.of_parameters(_StoredLeaf, lambda x: _StoredLeaf(x, None))}
 
 
 def _in_json(tree: Any) -> Any:
     """The structure of a pytree of slots in JSON; further classes of nodes become dicts."""
-    if isinstance(tree, _Slot):
+    if isinstance(tree, _StoredLeaf):
         return tree.said
     parts = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)
     if type(tree) in (list, tuple):

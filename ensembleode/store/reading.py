@@ -14,7 +14,7 @@ from ..ground.logs import logger
 from ..running.fingerprint import digest_of
 from ..solution.labelled import retcode_attributes
 from ..solution.solution import EnsembleSolution
-from .described import Variable
+from .described import StoredVariable
 from .stored import solution_in, StoreError
 
 
@@ -90,10 +90,10 @@ def solution_at(path: Path, elapsed: float | None = None) -> EnsembleSolution:
 def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
     """The Zarr store in this folder; its chunks are checked against their records."""
     zarr = zarr_or_said()
-    from .store_files import Layout, StoreFiles
+    from .store_files import StoreFiles, StoreLayout
 
-    of, variables = kept["fingerprint"], [*map(Variable.of_json, kept["variables"])]
-    layout = Layout(
+    of, variables = kept["fingerprint"], [*map(StoredVariable.of_json, kept["variables"])]
+    layout = StoreLayout(
         {v.name: len(v.dims) for v in variables},
         of["trajectories"],
         of["batch_size"],
@@ -103,13 +103,16 @@ def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
     )
     files = StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout, kept["sums"])
     if read_only:  # (A writer makes the metadata as it goes.)
-        shared, most = [*map(Variable.of_json, kept["shared"])], files.most_events(layout.batches)
+        shared, most = (
+            [*map(StoredVariable.of_json, kept["shared"])],
+            files.most_events(layout.batches),
+        )
         files.metadata = metadata_of(variables, shared, layout, most)
     return files
 
 
 def metadata_of(
-    variables: Sequence[Variable], shared: Sequence[Variable], layout: Any, most: int
+    variables: Sequence[StoredVariable], shared: Sequence[StoredVariable], layout: Any, most: int
 ) -> dict[str, Any]:
     """The metadata files of a store; `shared` are the arrays that all trajectories share, `most` is
     the largest number of events of a trajectory."""
@@ -218,7 +221,7 @@ def _as_now(path: Path, kept: dict[str, Any]) -> dict[str, Any]:
                 continue
             is_own = name in dict(kept["dims"])
             about = x.metadata.dimension_names, x.shape[is_own:], x.dtype, name in growing
-            variable = Variable(name, *about, x.fill_value)
+            variable = StoredVariable(name, *about, x.fill_value)
             (variables if is_own else shared).append(variable.in_json())
             if not is_own:
                 file = "/".join([name, "c", *["0"] * x.ndim])

@@ -31,7 +31,7 @@ _CHUNK = re.compile(r"(.+)/c/(\d+)(?:/\d+)*")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
-class Layout(NamedTuple):
+class StoreLayout(NamedTuple):
     """The layout of a batch in a store.
 
     - `dims`: for each array over the trajectories, by name, its number of dimensions.
@@ -83,7 +83,7 @@ class StoreFiles(WrapperStore):
     - `lacking`: batches that are read as if they had never been written.
     """
 
-    def __init__(self, store: LocalStore, layout: Layout, shared: dict[str, int]):
+    def __init__(self, store: LocalStore, layout: StoreLayout, shared: dict[str, int]):
         super().__init__(store)
         self.root, self.layout, self.shared = store.root, layout, shared
         self.metadata: dict[str, Any] = {}

@@ -7,7 +7,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..ground.aside import Aside
+from ..ground.hidden_object import HiddenObject
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
@@ -15,12 +15,12 @@ from ..plan.plan import fill_of, Outcome, Plan
 from ..problem.saving_callback import Saved
 from ..running.job import adds_end, events_of, Job
 from ..solution import labelled
-from ..solution.dense import Kept, Slopes
+from ..solution.dense import KeptNodes, KeptSlopes
 from ..solution.events import End, Events
 from ..solution.labelled import OWN_TIMES
 from ..solution.solution import EngineChoice, EnsembleError, EnsembleSolution
 from ..solution.stats import COUNTS, Stats
-from .described import described, put_together, Variable
+from .described import described, put_together, StoredVariable
 from .kept_given import known_in
 
 
@@ -69,7 +69,7 @@ def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
 
 def variables_of(
     outcome: Outcome, kind: str, own_times: bool, times_of_values: Any
-) -> tuple[list[Variable], Any]:
+) -> tuple[list[StoredVariable], Any]:
     """The variables, in the order of the leaves that are kept; and how outputs are put together
     from them. `own_times`: whether trajectories have times of their own; `times_of_values`: the
     times of a `SavingCallback`, if it has its own."""
@@ -107,7 +107,7 @@ def variables_of(
             name = jtu.keystr(path, simple=True, separator=".")
             dims, grows = labelled.event_dims(path[1:], ndim), name != "events.count"
         about = ("trajectory", *dims), x.shape, np.dtype(x.dtype)
-        variables.append(Variable(name, *about, grows, fill))
+        variables.append(StoredVariable(name, *about, grows, fill))
     names = [v.name for v in variables]
     taken = {"trajectory", "digest"} & set(names)
     if len(set(names)) < len(names) or taken:
@@ -174,7 +174,7 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     tree, dense = kept["outputs"], None
     u = lazily("u") if tree is None else made(tree)
     if kind == "trajectories":
-        for how, prefix in ((Kept, _INNER), (Slopes, _DU)):
+        for how, prefix in ((KeptNodes, _INNER), (KeptSlopes, _DU)):
             if tree is None and prefix[:-1] in names:
                 dense = how(lazily(prefix[:-1]))
             elif tree is not None and any(name.startswith(prefix) for name in names):
@@ -202,5 +202,16 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if (of_ends := kept.get("ended")) is not None:
         ended = End(**{name: made(x) for name, x in of_ends["parts"].items()})
         more |= {"_ended": ended, "_adds_end": of_ends["adds"]}
-    about = (whole, elapsed, engine, kind, dense, order, integral, events, Aside(given), saved)
+    about = (
+        whole,
+        elapsed,
+        engine,
+        kind,
+        dense,
+        order,
+        integral,
+        events,
+        HiddenObject(given),
+        saved,
+    )
     return EnsembleSolution(u, t, retcode, lengths, stats, *about, **more)

@@ -16,16 +16,16 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.extras import installing
-from ..ground.files import Locked, locked
+from ..ground.files import locked, LockedError
 from ..plan.plan import Outcome
 from ..running.every_event import check_room
 from ..running.executor import Executor
-from ..running.fingerprint import fingerprint, NotKnown
-from ..running.job import cause_of, Job, may_rerun, Unfinished
+from ..running.fingerprint import fingerprint, NotKnownError
+from ..running.job import cause_of, Job, may_rerun, UnfinishedBatch
 from ..solution.labelled import OWN_TIMES
 from ..solution.solution import EngineChoice, EnsembleSolution
 from . import reading, stored
-from .described import described, Variable
+from .described import described, StoredVariable
 from .kept_given import kept_given
 from .stored import StoreError
 
@@ -37,7 +37,7 @@ _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
 _AHEAD = 16
 
 
-class Writer:
+class StoreWriter:
     """Fills the store of a solve."""
 
     empty = False
@@ -87,7 +87,7 @@ class Writer:
         if times is not None:
             self._shared["time"] = ("time",), np.asarray(times)
         self.variables += self._given.variables
-        number = Variable("trajectory", ("trajectory",), (), np.dtype(np.int64), fill=-1)
+        number = StoredVariable("trajectory", ("trajectory",), (), np.dtype(np.int64), fill=-1)
         self._all = [number, *self.variables]
         self._said = {
             "outputs": tree,
@@ -100,7 +100,7 @@ class Writer:
         }
         try:
             of_job = fingerprint(job, store_key)
-        except NotKnown as e:
+        except NotKnownError as e:
             raise StoreError(
                 f"the store {path} can't know this ensemble again: {e}. Give store_key='...', a "
                 "string that stands for what that computes, and another one whenever it changes."
@@ -141,7 +141,7 @@ class Writer:
         """Write the complete batches of those in which the solve was `stopped`; or else finish."""
         if stopped is not None and isinstance(cause_of(stopped), StoreError):
             return  # `part` has done this
-        if isinstance(stopped, Unfinished):
+        if isinstance(stopped, UnfinishedBatch):
             self.part(wanted, stopped.outcome, stopped.done)
         with self._explained():
             self._files.flush()
@@ -166,7 +166,9 @@ class Writer:
             if kept is not None:
                 of_store = {"format": kept["format"], **kept["fingerprint"]}
                 self._compare(of_store, {"format": reading.FORMAT, **given})
-        shared = [Variable(k, dims, x.shape, x.dtype) for k, (dims, x) in self._shared.items()]
+        shared = [
+            StoredVariable(k, dims, x.shape, x.dtype) for k, (dims, x) in self._shared.items()
+        ]
         self._kept = kept or {
             "format": reading.FORMAT,
             "fingerprint": given,
@@ -232,7 +234,7 @@ class Writer:
 
     def _arrays(self) -> dict[str, Any]:
         """The arrays of the store; those that are missing, or not as they should be, are made."""
-        shared = [*map(Variable.of_json, self._kept["shared"])]
+        shared = [*map(StoredVariable.of_json, self._kept["shared"])]
         metadata = reading.metadata_of(self._all, shared, self._files.layout, self._most)
         self._files.metadata = metadata
         written = []
@@ -341,7 +343,7 @@ class Writer:
         return None
 
 
-def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
+def batch_size_for(writer: StoreWriter, executor: Executor, batch_size: int) -> int:
     """The number of trajectories to solve at a time: a batch of the store, or several."""
     if not executor.reports:
         return writer.batch_size
@@ -371,7 +373,7 @@ def _locked(path: Path) -> Any:
         return locked(f"{real}.lock")
     except ImportError as e:
         raise ImportError(f"store needs filelock: {installing('store')}.") from e
-    except Locked as e:
+    except LockedError as e:
         raise StoreError(
             f"another process (or solve) is writing to the store {path}: wait for it to end, or "
             "give another path."

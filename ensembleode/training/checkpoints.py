@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.extras import installing
-from ..ground.files import Locked, locked
+from ..ground.files import locked, LockedError
 from ..ground.keys import as_before, raw
 from ..ground.logs import logger
 from ..problem.options import check_count
@@ -78,7 +78,7 @@ class Position(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedStates:
     """What a fit goes on from: a pytree of `state`, `best` and `losses`."""
 
     state: Any
@@ -90,7 +90,9 @@ class Saved:
     run: dict[str, Any]  # what must not change: the number of items, the key, the loss and the data
 
 
-jtu.register_dataclass(Saved, ["state", "best", "losses"], ["best_loss", "step", "position", "run"])
+jtu.register_dataclass(
+    SavedStates, ["state", "best", "losses"], ["best_loss", "step", "position", "run"]
+)
 
 
 class Folder:
@@ -136,7 +138,7 @@ class Folder:
             return step % self._how.steps == 0
         return time.monotonic() - self._last >= self._how.seconds
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: SavedStates) -> None:
         if not is_first() or saved.step in self._manager.all_steps():
             return
         args = self._ocp.args
@@ -154,8 +156,12 @@ class Folder:
         self._last = time.monotonic()
 
     def beginning(
-        self, fresh: Saved, resume: bool, placed: Placement, identity: Callable[[], dict[str, Any]]
-    ) -> tuple[Saved, set[str]]:
+        self,
+        fresh: SavedStates,
+        resume: bool,
+        placed: Placement,
+        identity: Callable[[], dict[str, Any]],
+    ) -> tuple[SavedStates, set[str]]:
         """What the fit goes on from: the last checkpoint that can be read (the first process reads
         it for all), or `fresh`; and whether the loss or the data, as given by `identity`, have
         changed.
@@ -191,7 +197,7 @@ class Folder:
     def _acquire(self) -> None:
         try:
             self._lock = locked(self.path / ".lock")
-        except Locked as e:
+        except LockedError as e:
             raise CheckpointError(
                 f"another fit (perhaps of another process) has its checkpoints in {self.path}: "
                 "wait for it to end, or give another folder."
@@ -262,7 +268,7 @@ class Folder:
         return arrays, about
 
 
-def _flat(saved: Saved) -> tuple[dict, dict]:
+def _flat(saved: SavedStates) -> tuple[dict, dict]:
     """The arrays of `saved` by name, without those that have no elements, as Orbax can't write
     them; and everything else."""
     arrays = {name: np.asarray(raw(x)) for name, x in named(saved)}
@@ -280,8 +286,8 @@ def _flat(saved: Saved) -> tuple[dict, dict]:
 
 
 def _restored(
-    arrays: dict, about: dict, path: pathlib.Path, like: Saved, allow_changes: bool
-) -> Saved:
+    arrays: dict, about: dict, path: pathlib.Path, like: SavedStates, allow_changes: bool
+) -> SavedStates:
     for name in ("key",) if allow_changes else ("items", "key"):
         if (then := about["run"].get(name)) != like.run[name]:
             raise CheckpointError(

@@ -16,14 +16,14 @@ import numpy as np
 from .checkpoints import Position
 from .identity import of_array
 from .parallel import Placement
-from .step import Batch
+from .step import PaddedBatch
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
     """A batch on its devices."""
 
-    batch: Batch | None
+    batch: PaddedBatch | None
     count: int  # of its items
     last: bool  # of a pass
     items: np.ndarray | None = None  # the indices of its items in arrays
@@ -175,7 +175,7 @@ def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count, *x.shape[1:]), dtype)
 
 
-class ahead:
+class BatchesAhead:
     """An iterator over the same batches, of which the next ones are already on their way to the
     devices."""
 
@@ -261,7 +261,7 @@ def _piece(
 ) -> Piece:
     place = np.arange(size, dtype=np.int32)[placed.here(size)]
     rows, place = placed.split((rows, place), size)
-    return Piece(Batch(rows, place, placed.everywhere(np.int32(count))), count, last, items)
+    return Piece(PaddedBatch(rows, place, placed.everywhere(np.int32(count))), count, last, items)
 
 
 def _gives_batches(x: Any) -> bool:

@@ -17,8 +17,8 @@ import optax
 
 from ..problem.options import check_count
 from ..running.progress import bar
-from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
-from .data import ahead, Piece, source_of
+from .checkpoints import CheckpointError, Checkpoints, Folder, Position, SavedStates
+from .data import BatchesAhead, Piece, source_of
 from .ending import sigterm_raises, Terminated
 from .identity import of_loss, of_optimizer
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
@@ -26,7 +26,7 @@ from .log import Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import on_their_devices, Placement, placement
 from .processes import from_first, is_first, needed, peers
-from .step import checked, State, Step, traced
+from .step import checked, traced, TrainingState, UpdateStep
 
 
 class FitState(NamedTuple):
@@ -241,7 +241,7 @@ def fit(
             "that can begin anew, such as a list."
         )
     call, takes_key = checked(loss, source is not None)
-    step = (LeastSquaresStep if least_squares else Step)(
+    step = (LeastSquaresStep if least_squares else UpdateStep)(
         call,
         static,
         optimizer if least_squares else optax.with_extra_args_support(optimizer),
@@ -306,7 +306,7 @@ def _advice(folder: Folder | None) -> str:
 class _Loop:
     """The steps of a fit."""
 
-    step: Step
+    step: UpdateStep
     source: Any
     key: Any
     epochs: Any
@@ -329,19 +329,19 @@ class _Loop:
         each = None if self.source is None else self.source.steps
         return self.maxiters or (each and each * self.epochs)
 
-    def beginning(self, trained: Any) -> Saved:
+    def beginning(self, trained: Any) -> SavedStates:
         optimizer = self.step.optimizer.init(trained)
-        state = self._placed.everywhere(State(trained, optimizer))
+        state = self._placed.everywhere(TrainingState(trained, optimizer))
         items = None if self.source is None else self.source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
-        return Saved(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
+        return SavedStates(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
 
-    def _is_done(self, now: Saved) -> bool:
+    def _is_done(self, now: SavedStates) -> bool:
         if self.maxiters is not None:
             return now.step >= self.maxiters
         return now.position.epoch >= self.epochs
 
-    def run(self, begin: Saved, folder: Folder | None, lines: Log, shown: Any) -> FitResult:
+    def run(self, begin: SavedStates, folder: Folder | None, lines: Log, shown: Any) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
@@ -385,7 +385,7 @@ class _Loop:
                 raise
         return result
 
-    def _result(self, now: Saved, stopped: Any, message: str) -> FitResult:
+    def _result(self, now: SavedStates, stopped: Any, message: str) -> FitResult:
         return FitResult(
             self._whole(now.state.params),
             self._whole(now.best),
@@ -398,13 +398,15 @@ class _Loop:
             time.perf_counter() - self.started,
         )
 
-    def _save(self, now: Saved, folder: Folder, lines: Log) -> None:
+    def _save(self, now: SavedStates, folder: Folder, lines: Log) -> None:
         """Write a checkpoint, and before that the lines of the log until then: a run that goes on
         from the checkpoint doesn't write them again."""
         lines.flush()
         folder.save(self._with_losses(now))
 
-    def _keep(self, error: BaseException, now: Saved, folder: Folder | None, lines: Log) -> None:
+    def _keep(
+        self, error: BaseException, now: SavedStates, folder: Folder | None, lines: Log
+    ) -> None:
         """Keep the results from before an error: in a checkpoint, and as the `result` of the
         error."""
         if folder is not None and not isinstance(error, CheckpointError):
@@ -418,7 +420,7 @@ class _Loop:
         except Exception as e:  # devices, or another process, may be lost
             error.add_note(f"ensembleode: the parameters can't be had: {e}")
 
-    def with_changes(self, begin: Saved, changed: set[str]) -> Saved:
+    def with_changes(self, begin: SavedStates, changed: set[str]) -> SavedStates:
         """What to go on from if the loss or the data have changed: the best parameters aren't known
         yet."""
         if changed <= {"optimizer"}:
@@ -437,9 +439,9 @@ class _Loop:
         if self.source is None:
             return contextlib.nullcontext(itertools.repeat(Piece(None, 0, True)))
         pieces = self.source.batches(position, self._order)
-        return contextlib.closing(pieces if self.source.repeats else ahead(pieces))
+        return contextlib.closing(pieces if self.source.repeats else BatchesAhead(pieces))
 
-    def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float]:
+    def _stepped(self, now: SavedStates, piece: Piece) -> tuple[TrainingState, float]:
         state = now.state
         if self.step.dtype is None:
             dtype, mesh = traced(self.step, state.params, piece.batch, self.key)
@@ -463,7 +465,9 @@ class _Loop:
                     raise
                 self.step = smaller(self.step, piece.batch, e)
 
-    def _after(self, now: Saved, piece: Piece, state: State, loss: float) -> Saved:
+    def _after(
+        self, now: SavedStates, piece: Piece, state: TrainingState, loss: float
+    ) -> SavedStates:
         self._losses.append(loss)
         epoch, pieces, items, total = now.position
         pieces, items, total = pieces + 1, items + piece.count, total + loss * piece.count
@@ -474,16 +478,16 @@ class _Loop:
         elif piece.last and total / items < best_loss:
             best, best_loss = state.params, total / items
         position = Position(epoch + 1) if piece.last else Position(epoch, pieces, items, total)
-        return Saved(state, best, best_loss, now.losses, now.step + 1, position, now.run)
+        return SavedStates(state, best, best_loss, now.losses, now.step + 1, position, now.run)
 
-    def _with_losses(self, now: Saved) -> Saved:
+    def _with_losses(self, now: SavedStates) -> SavedStates:
         return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
 
     def _whole(self, params: Any) -> Any:
         params = self._placed.home(params)
         return eqx.combine(params, self._static) if self._some_static else params
 
-    def _message(self, stopped: str, now: Saved, piece: Piece | None) -> str:
+    def _message(self, stopped: str, now: SavedStates, piece: Piece | None) -> str:
         if stopped == "nonfinite":
             where = f"of step {now.step + 1} (pass {now.position.epoch + 1} over the data)"
             return (
@@ -493,7 +497,7 @@ class _Loop:
         why = {"callback": "Stopped by the callback", "exhausted": "The data came to an end"}
         return f"{why.get(stopped, stopped.capitalize())} after {now.step} steps."
 
-    def _culprits(self, now: Saved, piece: Piece | None) -> str:
+    def _culprits(self, now: SavedStates, piece: Piece | None) -> str:
         """The items whose loss isn't finite, as a text, where they can be found quickly."""
         if piece is None or piece.batch is None or self.step.microbatch or jax.process_count() > 1:
             return ""
@@ -508,7 +512,7 @@ class _Loop:
         which = "" if piece.items is None else f", first that of item {piece.items[bad[0]]}"
         return f" (the loss of {len(bad)} of {piece.count} items{which})"
 
-    def _wants_stop(self, now: Saved, piece: Piece, loss: float, params: Any) -> bool:
+    def _wants_stop(self, now: SavedStates, piece: Piece, loss: float, params: Any) -> bool:
         if self.callback is None:
             return False
         stop = False

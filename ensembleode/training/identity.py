@@ -14,19 +14,19 @@ import optax
 from ..ground.devices.given_device import for_one_device
 from ..ground.keys import raw
 from ..ground.version import __version__
-from ..running.fingerprint import NotKnown, text_of_jaxpr
-from .step import State, Step
+from ..running.fingerprint import NotKnownError, text_of_jaxpr
+from .step import TrainingState, UpdateStep
 
 
 # The number of bytes at the beginning of an array on disk that are read.
 _BYTES = 2**20
 
 
-def of_loss(step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
+def of_loss(step: UpdateStep, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
     """The identity of the loss: its trace for one device, and the versions that traced it. Parts
     that can't be identified are None. Of the batch `rows`, only shapes and dtypes matter."""
     traced = None
-    with contextlib.suppress(NotKnown):
+    with contextlib.suppress(NotKnownError):
         traced = _hashed(text_of_jaxpr(_traced(step, params, rows, key)))
     return {"traced": traced, "versions": f"ensembleode {__version__}, jax {jax.__version__}"}
 
@@ -44,13 +44,15 @@ def of_optimizer(optimizer: Any, params: Any) -> dict[str, Any]:
         return optimizer.update(gradient, state, params, **how)
 
     traced = None
-    with contextlib.suppress(NotKnown):
+    with contextlib.suppress(NotKnownError):
         jaxpr = jax.make_jaxpr(updated)(params, state, params, jnp.zeros(()))
         traced = _hashed(text_of_jaxpr(jaxpr, numbers=False))
     return {
         "traced": traced,
         "versions": f"optax {optax.__version__}, jax {jax.__version__}",
-        "begin": {name: digest(np.asarray(raw(x))) for name, x in named(State(None, state))},
+        "begin": {
+            name: digest(np.asarray(raw(x))) for name, x in named(TrainingState(None, state))
+        },
     }
 
 
@@ -60,7 +62,7 @@ def named(tree: Any) -> list[tuple[str, Any]]:
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
-def _traced(step: Step, params: Any, rows: Any, key: Any) -> Any:
+def _traced(step: UpdateStep, params: Any, rows: Any, key: Any) -> Any:
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
 
     def of(count):

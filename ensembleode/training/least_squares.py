@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .microbatch import free_bytes, SHARE
-from .step import Batch, check_real, State, Step
+from .step import check_real, PaddedBatch, TrainingState, UpdateStep
 
 
 class LevenbergMarquardt(eqx.Module):
@@ -82,7 +82,7 @@ class Damping(NamedTuple):
     damping: Any
 
 
-class _Tried(NamedTuple):
+class _TriedStep(NamedTuple):
     """The parameters and the damping after `count` tries of a step."""
 
     params: Any
@@ -120,10 +120,12 @@ def check_params(params: Any, device: jax.Device) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeastSquaresStep(Step):
+class LeastSquaresStep(UpdateStep):
     """A step by the Levenberg-Marquardt method: its loss function returns residuals."""
 
-    def _step(self, state: State, batch: Any, key: Any, number: Any) -> tuple[State, Any, Any]:
+    def _step(
+        self, state: TrainingState, batch: Any, key: Any, number: Any
+    ) -> tuple[TrainingState, Any, Any]:
         key = jax.random.fold_in(key, number)
         flat, unravel = ravel_pytree(state.params)
         sums = loss, gradient, matrix = self._normal_equations(state.params, batch, key)
@@ -144,7 +146,7 @@ class LeastSquaresStep(Step):
             accepted = gain > 0  # (NaN is not)
             less = damping * jnp.maximum(1 / 3, 1 - (2 * gain - 1) ** 3)
             # What is less than eps is lost in rounding, and with more than 1 / eps nothing changes.
-            return _Tried(
+            return _TriedStep(
                 jnp.where(accepted, trial, flat),
                 jnp.clip(jnp.where(accepted, less, tried.growth * damping), eps, 1 / eps),
                 2 * tried.growth,
@@ -155,9 +157,11 @@ class LeastSquaresStep(Step):
         def goes_on(tried):
             return finite & ~tried.accepted & (tried.count < _TRIES)
 
-        begin = _Tried(flat, state.optimizer.damping, jnp.full_like(loss, 2), 0, jnp.array(False))
+        begin = _TriedStep(
+            flat, state.optimizer.damping, jnp.full_like(loss, 2), 0, jnp.array(False)
+        )
         found = jax.lax.while_loop(goes_on, attempt, begin)
-        new = State(unravel(found.params), Damping(found.damping))
+        new = TrainingState(unravel(found.params), Damping(found.damping))
         return new, number + 1, jnp.where(finite, loss, jnp.nan)
 
     def losses(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
@@ -171,7 +175,7 @@ class LeastSquaresStep(Step):
         size = max(1, _ENTRIES // max(1, each))
         return size if self.microbatch is None else min(size, self.microbatch)
 
-    def _loss(self, params: Any, batch: Batch | None, key: Any) -> Any:
+    def _loss(self, params: Any, batch: PaddedBatch | None, key: Any) -> Any:
         dtype = _dtype_of(params)
         if batch is None:
             return self.alone(params).astype(dtype)
@@ -181,7 +185,9 @@ class LeastSquaresStep(Step):
 
         return self.mean(part, jnp.zeros((), dtype), params, batch, key)
 
-    def _normal_equations(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any, Any]:
+    def _normal_equations(
+        self, params: Any, batch: PaddedBatch | None, key: Any
+    ) -> tuple[Any, Any, Any]:
         """The loss, `J^T r [parameter]` and `J^T J [parameter, parameter]`."""
         dtype = _dtype_of(params)
         if batch is None:

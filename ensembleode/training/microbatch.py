@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ..ground.logs import logger
-from .step import State, Step
+from .step import TrainingState, UpdateStep
 
 
 # The part of the free memory that a step may take.
@@ -18,7 +18,9 @@ def out_of_memory(error: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> Step:
+def that_fits(
+    step: UpdateStep, state: TrainingState, batch: Any, key: Any, number: Any
+) -> UpdateStep:
     """The step with the largest microbatch that fits into memory, according to the compiler."""
     free = free_bytes(next(iter(batch.place.devices())))
     if free is None:
@@ -38,7 +40,7 @@ def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> St
         )
 
 
-def smaller(step: Step, batch: Any, error: BaseException) -> Step:
+def smaller(step: UpdateStep, batch: Any, error: BaseException) -> UpdateStep:
     """The step with half the microbatch. **Raises:** `error`, where it can't be halved."""
     size = _size(step, batch)
     if size == 1:
@@ -48,7 +50,7 @@ def smaller(step: Step, batch: Any, error: BaseException) -> Step:
     return step
 
 
-def _size(step: Step, batch: Any) -> int:
+def _size(step: UpdateStep, batch: Any) -> int:
     rows = batch.place.shape[0] // step.placement.size
     return rows if step.microbatch is None else min(step.microbatch, rows)
 

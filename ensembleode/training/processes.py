@@ -91,7 +91,7 @@ def initialize(
     else:
         raise _incomplete(coordinator, processes, process)
     if launch is not None:
-        _together = _Together(launch, patience)
+        _together = _LaunchedProcesses(launch, patience)
 
 
 def _incomplete(coordinator: Any, processes: Any, process: Any) -> ValueError:
@@ -102,7 +102,7 @@ def _incomplete(coordinator: Any, processes: Any, process: Any) -> ValueError:
     )
 
 
-class _Together:
+class _LaunchedProcesses:
     """This process among those that it was launched with."""
 
     def __init__(self, launch: launches.Launch, patience: int):
@@ -383,7 +383,7 @@ def _bypass_proxies() -> None:
 _INTERRUPTED = 130  # the exit status by Ctrl-C
 _NEVER = 10**9  # seconds
 _once = threading.Lock()
-_together: _Together | None = None
+_together: _LaunchedProcesses | None = None
 
 
 def _flush() -> None:

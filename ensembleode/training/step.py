@@ -16,7 +16,7 @@ from ..tracing.program import equations
 from .parallel import Placement
 
 
-class Batch(NamedTuple):
+class PaddedBatch(NamedTuple):
     """Rows of a batch, of which the first `count` are items, and the place of each among all
     rows."""
 
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     count: Any
 
 
-class State(NamedTuple):
+class TrainingState(NamedTuple):
     """The variables that a step changes."""
 
     params: Any
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class UpdateStep:
     """`compiled(state, batch, key, number)` returns the next state, the next number, and the loss.
     The loss is NaN where it or its gradient isn't finite, so that there is one number to wait for.
     """
@@ -51,7 +51,9 @@ class Step:
     def compiled(self) -> Any:
         return jax.jit(self._step)
 
-    def _step(self, state: State, batch: Any, key: Any, number: Any) -> tuple[State, Any, Any]:
+    def _step(
+        self, state: TrainingState, batch: Any, key: Any, number: Any
+    ) -> tuple[TrainingState, Any, Any]:
         key = jax.random.fold_in(key, number)
         both = functools.partial(self.value_and_gradient, batch=batch, key=key)
         value, gradient = self._found(state, both)
@@ -66,12 +68,12 @@ class Step:
         finite = jnp.isfinite(value) & jnp.all(
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradient)])
         )
-        new = State(optax.apply_updates(state.params, updates), optimizer)
+        new = TrainingState(optax.apply_updates(state.params, updates), optimizer)
         # Dtypes stay the same, whatever the optimiser mixes in, so that a step compiles only once.
         new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
         return new, number + 1, jnp.where(finite, value, jnp.nan)
 
-    def _found(self, state: State, both: Callable) -> tuple[Any, Any]:
+    def _found(self, state: TrainingState, both: Callable) -> tuple[Any, Any]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
         value, gradient = (x[0][1] if len(x) == 1 else None for x in found)
         if not self.repeats or value is None or gradient is None:  # (which need not be kept)
@@ -79,7 +81,9 @@ class Step:
         known = value.astype(self.dtype), gradient
         return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
 
-    def value_and_gradient(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
+    def value_and_gradient(
+        self, params: Any, batch: PaddedBatch | None, key: Any
+    ) -> tuple[Any, Any]:
         """The mean over the items and its gradient, however the items are split."""
         if not self.has_data:
             return jax.value_and_grad(self.alone)(params)
@@ -96,7 +100,7 @@ class Step:
         """The loss without data."""
         return self.loss(eqx.combine(params, self.static))
 
-    def mean(self, part: Callable, zeros: Any, params: Any, batch: Batch, key: Any) -> Any:
+    def mean(self, part: Callable, zeros: Any, params: Any, batch: PaddedBatch, key: Any) -> Any:
         """The mean over the items, of which `part(params, rows, place, count, key)` gives the sums
         over those among some rows, like `zeros`."""
 
@@ -166,7 +170,7 @@ def checked(loss: Callable, has_data: bool) -> tuple[Callable, bool]:
     )
 
 
-def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
+def traced(step: UpdateStep, params: Any, batch: PaddedBatch | None, key: Any) -> tuple[Any, Any]:
     """The dtype of the loss, and the mesh of devices on which it is computed, if the loss itself
     solves on several devices; else None."""
     if batch is not None:

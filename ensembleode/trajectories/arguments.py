@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..plan.lane import Trajectories
+from ..plan.trajectory_numbers import Trajectories
 from ..problem.aliases import solver_by_name
 from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.options import as_count

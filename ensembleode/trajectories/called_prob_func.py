@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..plan.lane import Lane, Trajectories
-from ..problem.numbers import of_kind
+from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
+from ..problem.number_table import of_kind
 from ..tracing.program import is_tracer
 from ..tracing.purity import contents
 from .traced_prob_func import as_input
-from .trajectory_maker import Maker
+from .trajectory_maker import TrajectoryMaker
 
 
-def called(maker: Maker, key: Any, n: int) -> Trajectories:
+def called(maker: TrajectoryMaker, key: Any, n: int) -> Trajectories:
     """Call `maker` with every index, and stack the numbers of all trajectories."""
 
     def columns(lanes):
@@ -28,7 +28,11 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
     keep = _keeper()
     made = [keep(maker(i, 1, key)) for i in range(n)]
     structure = jtu.tree_structure(made[0])
-    names = [n for n, x in zip(Lane._fields, made[0], strict=True) for _ in jtu.tree_leaves(x)]
+    names = [
+        n
+        for n, x in zip(TrajectoryNumbers._fields, made[0], strict=True)
+        for _ in jtu.tree_leaves(x)
+    ]
     firsts = columns(made)
     # Numbers that all trajectories share in the first run may differ in a rerun.
     reruns = maker.ens.output_func is not None
@@ -68,7 +72,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
     )
 
 
-def _keeper() -> Callable[[Lane], Lane]:
+def _keeper() -> Callable[[TrajectoryNumbers], TrajectoryNumbers]:
     """A function that copies NumPy arrays, since the next call of `prob_func` may write into these.
     Arrays of the same contents are one copy, which trajectories share."""
     copies: dict[Any, np.ndarray] = {}

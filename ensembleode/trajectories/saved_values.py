@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..ground.retcode import is_successful
-from ..plan.lane import Lane, Trajectories
 from ..plan.plan import dense_of, Outcome, Plan, Result
 from ..plan.saving import resolve_saving, Saving
+from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.saving_callback import values_at
 from ..solution.dense import states_at
 
@@ -48,7 +48,7 @@ def with_times_of_values(every: Trajectories) -> Trajectories:
             "saves the ends of these: give saveat to solve, too."
         )
 
-    def with_times(lane: Lane) -> Lane:
+    def with_times(lane: TrajectoryNumbers) -> TrajectoryNumbers:
         before = (lane.t0, lane.t1)[-saving.rows :] if ends else lane.saveat
         return lane._replace(saveat=_together(before, times, lane))
 
@@ -62,7 +62,9 @@ def with_times_of_values(every: Trajectories) -> Trajectories:
     )
 
 
-def taken_apart(every: Trajectories, plan: Plan) -> Callable[[Result, Lane], tuple[Result, PyTree]]:
+def taken_apart(
+    every: Trajectories, plan: Plan
+) -> Callable[[Result, TrajectoryNumbers], tuple[Result, PyTree]]:
     """A function of the result of one trajectory and its numbers. It returns the result with only
     the states that the user asked for, and the values of the callback, with leaves `[row, ...]`."""
     callback, given, times = every.saving_callback, every.given, every.times_of_values
@@ -70,7 +72,7 @@ def taken_apart(every: Trajectories, plan: Plan) -> Callable[[Result, Lane], tup
     assert given is not None
     first = every.before_parameters
 
-    def of_one(result: Result, numbers: Lane) -> tuple[Result, PyTree]:
+    def of_one(result: Result, numbers: TrajectoryNumbers) -> tuple[Result, PyTree]:
         p = given.parameters(numbers.p[first : first + given.numbers.num_leaves])
         u, t, length = result.u, result.t, result.length
         reached = jnp.arange(u.shape[0], dtype=length.dtype) < length
@@ -89,7 +91,7 @@ def taken_apart(every: Trajectories, plan: Plan) -> Callable[[Result, Lane], tup
     return of_one
 
 
-def rows_apart(lane: Lane, times: Any) -> tuple[Any, Any]:
+def rows_apart(lane: TrajectoryNumbers, times: Any) -> tuple[Any, Any]:
     """Which of the saved rows of a trajectory are those of its states, and which are at the `times`
     of the callback."""
     sign = _sign(lane)
@@ -101,7 +103,9 @@ def rows_apart(lane: Lane, times: Any) -> tuple[Any, Any]:
     return jnp.nonzero(is_state, size=every.size - own.size)[0], values
 
 
-def _between_steps(plan: Plan, result: Result, numbers: Lane, times: Any) -> tuple[Any, Any, Any]:
+def _between_steps(
+    plan: Plan, result: Result, numbers: TrajectoryNumbers, times: Any
+) -> tuple[Any, Any, Any]:
     """The states at the times of the callback, these times, and which of them were reached."""
     u, length = plan.as_given(result.u), result.length
     outcome = Outcome(*result._replace(u=u, inner=plan.as_given(result.inner)))
@@ -115,7 +119,7 @@ def _between_steps(plan: Plan, result: Result, numbers: Lane, times: Any) -> tup
     return states, times, inside
 
 
-def _together(first: Any, second: Any, lane: Lane) -> Any:
+def _together(first: Any, second: Any, lane: TrajectoryNumbers) -> Any:
     """The times of both, in the direction of the time span."""
     ends = lane.t0, lane.t1
     first = first if isinstance(first, tuple) else (first,)
@@ -127,7 +131,7 @@ def _together(first: Any, second: Any, lane: Lane) -> Any:
     return sign * xp.sort(sign * xp.concatenate([joined, second], axis=-1), axis=-1)
 
 
-def _sign(lane: Lane) -> Any:
+def _sign(lane: TrajectoryNumbers) -> Any:
     """The direction of the time span."""
     xp: Any = jnp if any(isinstance(x, jax.Array) for x in (lane.t0, lane.t1)) else np
     return xp.where(lane.t1 < lane.t0, -1, 1).astype(lane.t0.dtype)

@@ -11,10 +11,10 @@ import numpy as np
 from ..ground.devices.placement import copied_to_jax
 from ..tracing.program import is_tracer, Program, trace
 from ..tracing.purity import contents, numbers_in, owned, random_state
-from .trajectory_maker import Maker
+from .trajectory_maker import TrajectoryMaker
 
 
-class Trace(NamedTuple):
+class ProbFuncTrace(NamedTuple):
     """A `prob_func` traced over the index: the numbers of a trajectory, of which some are
     traced."""
 
@@ -24,7 +24,7 @@ class Trace(NamedTuple):
     structure: Any
 
 
-def _trace(maker: Maker, key: Any) -> Trace:
+def _trace(maker: TrajectoryMaker, key: Any) -> ProbFuncTrace:
     found: dict[str, Any] = {}
 
     def outputs(index, repeat, key):
@@ -33,10 +33,10 @@ def _trace(maker: Maker, key: Any) -> Trace:
 
     # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
     program, consts = trace(outputs, 0, 1, key, rules=True)
-    return Trace(program, consts, **found)
+    return ProbFuncTrace(program, consts, **found)
 
 
-def _numbers(maker: Maker, made: Trace) -> tuple:
+def _numbers(maker: TrajectoryMaker, made: ProbFuncTrace) -> tuple:
     """All numbers that a call of `prob_func` produced."""
     known = jtu.tree_leaves(maker.ens.prob)
     # The arrays that these programs close over are among the leaves.
@@ -50,7 +50,7 @@ _CALLS_WITH_DRAWS = 12
 _known_as_pure: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
-class Impure(Exception):
+class ImpureError(Exception):
     """A `prob_func` makes a different problem each time that it is called."""
 
     def __init__(self):
@@ -62,10 +62,10 @@ class Impure(Exception):
         )
 
 
-def trace_checked(maker: Maker, key: Any) -> Trace:
+def trace_checked(maker: TrajectoryMaker, key: Any) -> ProbFuncTrace:
     """The trace of `maker`. The first time that its `prob_func` is seen, it is traced twice.
 
-    **Raises:** `Impure` where the second trace differs.
+    **Raises:** `ImpureError` where the second trace differs.
     """
     prob_func = maker.ens.prob_func
     if prob_func is None:
@@ -82,7 +82,7 @@ def trace_checked(maker: Maker, key: Any) -> Trace:
     for _ in range(_CALLS_WITH_DRAWS):
         state, again = random_state(), maker.again()
         if _numbers(again, _trace(again, key)) != numbers:
-            raise Impure
+            raise ImpureError
         drew, drew_before = random_state() != state, drew
         if not (drew or drew_before):
             break

@@ -1,9 +1,9 @@
 """From a `prob_func` to trajectories as arrays: traced once, with shared numbers kept shared.
 
-A [`Lane`][ensembleode.plan.lane.Lane] holds the numbers of one trajectory. The same structure with
-a leading axis on *some* of its leaves holds a batch. Which leaves vary with the index is found by
-walking the jaxpr of `prob_func`, so that the weights of a network, for example, are never copied
-for each trajectory.
+[`TrajectoryNumbers`][ensembleode.plan.trajectory_numbers.TrajectoryNumbers] are those of one
+trajectory; with a leading axis on *some* of the leaves they are those of a batch. Which leaves vary
+with the index is found by walking the jaxpr of `prob_func`, so that the weights of a network, for
+example, are never copied for each trajectory.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ from ..ground.lifting import lift_numpy, NUMPY_INDEXED
 from ..ground.logs import log_once
 from ..ground.recent import jit_recent
 from ..plan.checked_reads import check_reads_by_index
-from ..plan.lane import Trajectories
 from ..plan.saving import grid, Saving, Spacing
-from ..problem.numbers import of_kind
+from ..plan.trajectory_numbers import Trajectories
+from ..problem.number_table import of_kind
 from ..problem.problem import EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from ..tracing.purity import owned
 from .called_prob_func import called
-from .traced_prob_func import as_input, Impure, Trace, trace_checked
-from .trajectory_maker import Maker
+from .traced_prob_func import as_input, ImpureError, ProbFuncTrace, trace_checked
+from .trajectory_maker import TrajectoryMaker
 
 
 # The options that may have a row for each trajectory.
@@ -44,7 +44,7 @@ def describe(
     that can't be solved (see [`solve`][ensembleode.solve]).
     """
     staged = being_staged()
-    maker = Maker(ens, solve_options, trajectories)
+    maker = TrajectoryMaker(ens, solve_options, trajectories)
     n = trajectories or 1
     if not staged and _is_plain(maker, key):
         return _laid_out(_shared_by_all(maker, key), n)
@@ -52,11 +52,11 @@ def describe(
     return dataclasses.replace(every, traced=every.traced or staged)
 
 
-def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
+def _evaluated(maker: TrajectoryMaker, key: Any, n: int) -> Trajectories:
     ens = maker.ens
     try:
         made = trace_checked(maker, key)
-    except Impure as error:
+    except ImpureError as error:
         if being_staged():
             raise TypeError(str(error)) from None
         message = _CALLED_AS_IMPURE
@@ -67,7 +67,7 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
         lifted = lift_numpy(ens.prob_func) if by_array else None
         if lifted is not None:
             ens = dataclasses.replace(ens, prob_func=lifted)
-            return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
+            return _evaluated(TrajectoryMaker(ens, maker.solve_options, maker.n), key, n)
         first_line = str(error).partition("\n")[0]
         message = _CALLED_AS_NOT_TRACEABLE.format(f"{type(error).__name__}: {first_line}")
     else:
@@ -75,7 +75,7 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
     # If prob_func needs a concrete index, this works; if it is wrong, this raises its plain error.
     # The trace has to be forgotten by now: as long as a constant of it lives, JAX uses that for the
     # NumPy array that it was made from, even if the array has changed since.
-    found = called(Maker(ens, maker.solve_options, maker.n, concrete=True), key, n)
+    found = called(TrajectoryMaker(ens, maker.solve_options, maker.n, concrete=True), key, n)
     log_once(message)
     return found
 
@@ -93,7 +93,7 @@ _CALLED_AS_IMPURE = (
 )
 
 
-def _traced(maker: Maker, key: Any, n: int, made: Trace) -> Trajectories:
+def _traced(maker: TrajectoryMaker, key: Any, n: int, made: ProbFuncTrace) -> Trajectories:
     program, consts, leaves, structure = made
     check_reads_by_index("prob_func", program, consts, n)
     # The solution computes u0 and p from them again, even if arrays have been overwritten by then.
@@ -174,7 +174,7 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
     )
 
 
-def _is_plain(maker: Maker, key: Any) -> bool:
+def _is_plain(maker: TrajectoryMaker, key: Any) -> bool:
     """Whether all trajectories are the problem as it was given, so that only `f` has to be traced:
     none has a `prob_func`, numbers that are traced, or a row of times of its own."""
     if maker.ens.prob_func is not None:
@@ -189,7 +189,7 @@ def _is_plain(maker: Maker, key: Any) -> bool:
         return False
 
 
-def _shared_by_all(maker: Maker, key: Any) -> Trajectories:
+def _shared_by_all(maker: TrajectoryMaker, key: Any) -> Trajectories:
     lane = jax.tree.map(as_input, maker(0, 1, key))
     return maker.trajectories(
         batched=jax.tree.map(lambda _: False, lane),

@@ -14,17 +14,17 @@ from ..ground.state_tree import StateTree, tree_of
 from ..jumps.callback_tracing import Tracing
 from ..jumps.consistent_start import with_equations_after_jumps
 from ..plan.checked_reads import check_new_parameters, check_reads
-from ..plan.events import Events
+from ..plan.events import TracedCallbacks
 from ..plan.extended_state import Extension, integrals_of, with_integrand
-from ..plan.given import Given
+from ..plan.given import GivenInputs
 from ..plan.implicit_form import check_jacobian, ImplicitForm, product_of, with_constants_around
 from ..plan.known_times import before_jumps, in_order, own_times, scheduled
-from ..plan.lane import Lane, Trajectories
 from ..plan.real_numbers import with_real_numbers
 from ..plan.saving import resolve_saving
+from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.callbacks import all_of
 from ..problem.initialization import BrownFullBasicInit
-from ..problem.numbers import NUMBERS, of_kind, Row
+from ..problem.number_table import NumberRow, NUMBERS, of_kind
 from ..problem.ode_function import in_order_of, mass_of, ODEFunction, prototype_of, singular_mass_of
 from ..problem.options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem.problem import EnsembleContext, EnsembleProblem, ODEProblem
@@ -39,8 +39,8 @@ _TOLERANCES = of_kind("tolerance")
 _STOPS = of_kind("stops")
 
 
-class Maker:
-    """Makes a Lane from the problem of one trajectory, and keeps the static parts of that
+class TrajectoryMaker:
+    """Makes the numbers from the problem of one trajectory, and keeps the static parts of that
     problem."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Maker:
         # These, and those that become a part of another one, or belong to a callback.
         self._readers: dict[str, Program] = {}
         self.extension: Extension | None = None
-        self.events: Events | None = None
+        self.events: TracedCallbacks | None = None
         self.form: ImplicitForm | None = None
         self.saving_callback: SavingCallback | None = None
         # The structure of the numbers in p, and p without these numbers.
@@ -66,7 +66,7 @@ class Maker:
         # Whether f needs the values of integers in p to be known while tracing.
         self.fixes_whole = False
 
-    def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
+    def __call__(self, index: Any, repeat: Any, key: Any) -> TrajectoryNumbers:
         prob = self.ens.make(EnsembleContext(index, repeat, key))
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
@@ -82,7 +82,7 @@ class Maker:
         is_numeric = eqx.is_array_like(x) and not isinstance(x, str)
         return is_numeric and not (self.fixes_whole and is_whole(x))
 
-    def _lane(self, prob: ODEProblem, index: Any) -> Lane:
+    def _lane(self, prob: ODEProblem, index: Any) -> TrajectoryNumbers:
         tree = tree_of(prob.u0, prob._order)
         given = prob.options, self.solve_options
         if tree is not None:
@@ -130,7 +130,7 @@ class Maker:
         for row in NUMBERS:
             if row.name not in numbers:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
-        lane = Lane(**numbers)
+        lane = TrajectoryNumbers(**numbers)
         if isinstance(prob.f, ODEFunction):
             more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
             lane = self._formed(lane, prob.f, tree, more)
@@ -145,7 +145,9 @@ class Maker:
             check_new_parameters(prob.p, self.ens.prob.p, self._is_number, self._readers.values())
         return lane
 
-    def _formed(self, lane: Lane, f: ODEFunction, tree: StateTree | None, more: tuple) -> Lane:
+    def _formed(
+        self, lane: TrajectoryNumbers, f: ODEFunction, tree: StateTree | None, more: tuple
+    ) -> TrajectoryNumbers:
         """The lane with the constants `more` of `jac` behind those of the field."""
         field, jac = self.programs["f"], self.programs.pop("jac", None)
         size = field.out_avals[0].size
@@ -167,7 +169,7 @@ class Maker:
             self.programs["f"] = with_constants_around(field, (), numbers)
         return lane._replace(consts=(*lane.consts, *more))
 
-    def _extended(self, lane: Lane, more: tuple) -> Lane:
+    def _extended(self, lane: TrajectoryNumbers, more: tuple) -> TrajectoryNumbers:
         """The lane with the integrals behind the state, and with the constants `more` of the
         integrand."""
         field, integrand = self.programs["f"], self.programs.pop("integrand")
@@ -247,12 +249,14 @@ class Maker:
         kept |= {"form": self.form, "saving_callback": self.saving_callback}
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
-        given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1)
+        given = GivenInputs(
+            fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1
+        )
         return with_real_numbers(Trajectories(field=field, given=given, **kept, **fields))
 
-    def again(self) -> "Maker":
+    def again(self) -> "TrajectoryMaker":
         """A maker that should make the same numbers, to check whether it does."""
-        maker = Maker(self.ens, self.solve_options, self.n)
+        maker = TrajectoryMaker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
         known = self._traced.items()
         maker._traced = {name: x for name, x in known if not any(map(is_tracer, x[1][1]))}
@@ -381,7 +385,7 @@ def _check_rate(program: Program, u: Any) -> None:
         )
 
 
-def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
+def _as_given(row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
     """The numbers of an option, in the form that the user gave."""
     value = options[row.option]
     if row.kind == "tolerance":

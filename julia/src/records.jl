@@ -26,7 +26,7 @@ of times that were reached is in `lengths [trajectory]`.
 
 - `mode`: `:ends`, `:times` or `:steps`; `start`: whether the start is saved.
 - `counts`: the arrays `[trajectory]` of the counts that are kept, by their names in `COUNTS`.
-- `events`: the arrays of `Happened`, with the trajectory as the last axis; or `nothing`.
+- `events`: the arrays of `RecordedEvents`, with the trajectory as the last axis; or `nothing`.
 """
 Base.@kwdef struct Outputs{T,Times,Counts,Events}
     mode::Symbol

@@ -20,7 +20,7 @@ from matplotlib.colors import LogNorm, to_rgba, to_rgba_array
 import ensembleode as eo
 from ensembleode.ground.extras import installing
 from ensembleode.ground.logs import log_once
-from ensembleode.solution.dense import Slopes
+from ensembleode.solution.dense import KeptSlopes
 
 from ..problems import decay, lorenz, scaled
 from ..test_solution import M, S, solution, U
@@ -336,7 +336,7 @@ def test_slopes_that_overflow():
     u = np.array([[[0.0], [1.0], [2.0]]])
     du = np.array([[[1.0], [1.0], [np.inf]]])
     t, length = np.array([[0.0, 1.0, 2.0]]), np.array([3], np.int32)
-    (segment,) = segments_of(solution([U], u=u, t=t, lengths=length, _dense=Slopes(du)).plot())
+    (segment,) = segments_of(solution([U], u=u, t=t, lengths=length, _dense=KeptSlopes(du)).plot())
     np.testing.assert_allclose(segment, np.linspace(0, 2, 21)[:, None] * [1, 1])
 
 

@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from ensembleode.solvers.base import ODESolver
-from ensembleode.solvers.method import Attempt
+from ensembleode.solvers.method import StepAttempt
 
 
 def combined(xp, y, *terms):
@@ -49,7 +49,7 @@ class AdamsBashforth:
         k2 = equations.f(y2, t + h)
         trapezoidal = combined(xp, y, (0.5 * h, k), (0.5 * h, k2))
         error = tuple(a - b for a, b in zip(y2, trapezoidal, strict=True))
-        return Attempt(y2, (k2, k, h), (error,), (k, y2, k2))
+        return StepAttempt(y2, (k2, k, h), (error,), (k, y2, k2))
 
     def dense(self, xp, equations, y, dense, t, h):
         return dense
@@ -86,7 +86,7 @@ class Lagging:
     def step(self, xp, equations, y, carry, t, h):
         k = equations.f(y, t)
         y2 = combined(xp, y, (0.5 * h, k), (0.5 * h, carry))
-        return Attempt(y2, k, (), (y2,))
+        return StepAttempt(y2, k, (), (y2,))
 
     def dense(self, xp, equations, y, dense, t, h):
         return dense
@@ -129,7 +129,7 @@ class Taylor2(OneStep):
         y2 = self.interpolate(xp, y, (k, dk), h, 1.0)
         half = 0.5 * h * h
         error = tuple(xp.over(half, x) * x for x in dk)
-        return Attempt(y2, (), (error,), (k, dk))
+        return StepAttempt(y2, (), (error,), (k, dk))
 
     def interpolate(self, xp, y, dense, h, theta):
         k, dk = dense
@@ -152,7 +152,7 @@ class RationalEuler(OneStep):
             xp.maximum(a - xp.over(h, b) * b, 0.5 * xp.abs(a)) for a, b in zip(y, k, strict=True)
         )
         y2 = tuple(a * a / b for a, b in zip(y, below, strict=True))
-        return Attempt(y2, (), (), (y2,))
+        return StepAttempt(y2, (), (), (y2,))
 
     def interpolate(self, xp, y, dense, h, theta):
         return combined(xp, y, (theta, dense[0]), (-theta, y))

@@ -10,7 +10,7 @@ from jax.experimental import sparse
 import ensembleode as eo
 from ensembleode.engines import compiled
 from ensembleode.fields.equations import ELEMENTWISE
-from ensembleode.plan.lane import Lane
+from ensembleode.plan.trajectory_numbers import TrajectoryNumbers
 from ensembleode.tracing.program import trace
 
 from ..fields.test_primitives import CASES as PRIMITIVES
@@ -145,7 +145,7 @@ def summed(fn):
 def traced(field, u, p):
     """The program, and what differs by trajectory: nothing."""
     program, consts = trace(field, u, tuple(p), 0.0)
-    nothing = Lane(False, (False,) * len(p), (False,) * len(consts), *[False] * 7)
+    nothing = TrajectoryNumbers(False, (False,) * len(p), (False,) * len(consts), *[False] * 7)
     return program, program.out_avals[0], nothing
 
 

@@ -300,7 +300,7 @@ def test_a_worker_of_two_threads_and_two_programs(monkeypatch):
 
     def add_two(things, wanted):
         found = add(things, wanted)
-        add({"another": worker.Pickled(b"x" * 100, 1)}, ["another"])
+        add({"another": worker.PickledProgram(b"x" * 100, 1)}, ["another"])
         return found
 
     monkeypatch.setattr(worker._kept, "most", 10)

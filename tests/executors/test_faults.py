@@ -17,7 +17,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.executors.distributed import worker
-from ensembleode.executors.distributed.pools import Died, ExecutorPool
+from ensembleode.executors.distributed.pools import ExecutorPool, WorkersDiedError
 
 from ..marks import slow_unless
 from ..problems import lotka_volterra
@@ -320,7 +320,7 @@ def test_a_lost_batch_is_tried_again(tmp_path):
         def result(self, future):
             answer = super().result(future)
             if self.deadly and len(answer) and future.first == 256:
-                raise Died("the workers that ran it died")
+                raise WorkersDiedError("the workers that ran it died")
             return answer
 
         def submit(self, task):

@@ -8,8 +8,8 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.ground.devices import placement
-from ensembleode.serve.registry import Entry
-from ensembleode.serve.solving import Solver
+from ensembleode.serve.registry import RegistryEntry
+from ensembleode.serve.solving import BatchSolver
 from ensembleode.tools import doctor
 
 from ..marks import slow_unless
@@ -63,8 +63,8 @@ def test_a_service(ensemblealg):
     registry = eo.serve.Registry()
     registry.add("decay", prob, reltol=1e-8, abstol=1e-8)
     (entry,) = registry
-    assert isinstance(entry, Entry)
-    solver = Solver(entry, ensemblealg)
+    assert isinstance(entry, RegistryEntry)
+    solver = BatchSolver(entry, ensemblealg)
     for program in solver.programs()[:2]:
         sample = solver._sample(program, 3)
         (answer,) = solver.run(program, [sample])

@@ -19,7 +19,7 @@ import pytest
 import ensembleode as eo
 from ensembleode import cli
 from ensembleode.serve import calls, commands, create_app, process, solving, wire
-from ensembleode.serve.room import Room
+from ensembleode.serve.room import MemoryRoom
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
 from .running import registry, Running
@@ -125,7 +125,7 @@ def largest_batch(metrics):
 def test_batches_of_several_sizes_have_the_same_bits():
     """One of a chunk, and one of many."""
     entry = registry()["node"]
-    solver = solving.Solver(entry, max_batch=1024)
+    solver = solving.BatchSolver(entry, max_batch=1024)
     program = solver.program(10, own=False)
     assert len(solver._sizes(program.rows, False)) == 2
     rng = np.random.default_rng(2)
@@ -133,7 +133,7 @@ def test_batches_of_several_sizes_have_the_same_bits():
     def numbers(n):
         ones = np.ones(n)
         times = np.broadcast_to(np.linspace(0, 1, 5), (n, 5))
-        return solving.Numbers(rng.uniform(-2, 2, (n, 2)), None, 0 * ones, ones, times)
+        return solving.RequestArrays(rng.uniform(-2, 2, (n, 2)), None, 0 * ones, ones, times)
 
     many = [numbers(int(n)) for n in rng.integers(1, 40, 20)]
     together = solver.run(program, many)
@@ -311,7 +311,7 @@ def test_answers_that_are_too_large(running, monkeypatch):
         refused(limited.solve(u0=[[1, 1]] * 7), 413, "limit_answer")
         assert limited.solve(u0=[[1, 1]] * 6).status_code == 200
     with monkeypatch.context() as context:
-        answers = Room(1000, 1000)
+        answers = MemoryRoom(1000, 1000)
         context.setattr(running.service, "answers", answers)
         # (One that is larger has its turn when it is alone.)
         assert running.solve(u0=[[1, 1]] * 8).status_code == 200
@@ -530,7 +530,7 @@ def test_what_no_text_can_be_is_answered(running):
     for body in (b'{"\\ud800": 1}', b'{"u0": "\\ud800"}', b"{"):
         response = running.client.post("/v1/problems/lotka/solve", content=body, headers=headers)
         refused(response, 400, "invalid_body")
-    odd = wire.Refused(422, "invalid", "\ud800", "\udfff")
+    odd = wire.RefusedRequest(422, "invalid", "\ud800", "\udfff")
     assert json.loads(calls.reply_to(odd).body)["error"]["path"] == "\udfff"
 
 

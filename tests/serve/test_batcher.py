@@ -13,13 +13,13 @@ import pytest
 from ensembleode.serve.batcher import (
     Batcher,
     BatchFailed,
+    BatchHungError,
     DeadlineExceeded,
-    Done,
-    Draining,
-    Hung,
+    DrainingError,
+    ItemResult,
     QueueFull,
 )
-from ensembleode.serve.lines import Lines
+from ensembleode.serve.lines import WaitingLines
 
 
 class Runs:
@@ -147,7 +147,7 @@ async def test_many_runs_of_parts_may_take_longer_than_one():
 async def test_draining_does_not_wait_for_what_hangs():
     hold = threading.Event()
     batcher = started(Runs(hold=hold), max_wait=0.0, limit=0.05)
-    with pytest.raises(Hung):
+    with pytest.raises(BatchHungError):
         await batcher.submit("a", "a", 1, 1)
     assert await batcher.drain(60)
     hold.set()
@@ -208,7 +208,7 @@ async def test_only_what_crashes_is_not_answered():
         return [type(x) for x in found]
 
     payloads = [*range(20), "bad", *range(21, 60)]
-    assert await outcomes(payloads) == [BatchFailed if x == "bad" else Done for x in payloads]
+    assert await outcomes(payloads) == [BatchFailed if x == "bad" else ItemResult for x in payloads]
     assert len(runs.batches[0][1]) == 60
     assert len(runs.batches) < 16
     runs.batches.clear()
@@ -228,7 +228,7 @@ async def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, cap
         context.setattr(batcher, name, broken)
         first = asyncio.gather(batcher.submit("a", "a", 1, 1), return_exceptions=True)
         (found,) = await first
-    assert isinstance(found, BatchFailed if name == "_apart" else Done)
+    assert isinstance(found, BatchFailed if name == "_apart" else ItemResult)
     assert "can't start new thread" in caplog.text
     assert (await batcher.submit("a", "a", 2, 1)).results
     assert not batcher.is_dead
@@ -240,12 +240,12 @@ async def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, cap
 async def test_it_does_not_end_unseen(monkeypatch, caplog):
     """A defect of its own: nobody waits for ever, nothing more is taken, and it says so."""
     batcher = started(Runs())
-    monkeypatch.delattr(Lines, "take")
+    monkeypatch.delattr(WaitingLines, "take")
     with pytest.raises(BatchFailed) as raised:
         await batcher.submit("a", "a", 1, 1)
     assert raised.value.id in caplog.text
     assert batcher.is_dead
-    with pytest.raises(Draining):
+    with pytest.raises(DrainingError):
         batcher.submit("a", "a", 1, 1)
     assert await batcher.drain(30)
 
@@ -265,7 +265,7 @@ async def test_draining():
     items = [batcher.submit("a", i % 3, i, 1) for i in range(10)]
     assert await batcher.drain(10)
     assert all(item.done() and item.result().results for item in items)
-    with pytest.raises(Draining):
+    with pytest.raises(DrainingError):
         batcher.submit("a", "a", 1, 1)
 
 
@@ -279,7 +279,7 @@ async def test_draining_ends():
     assert not await batcher.drain(0.1)
     assert time.monotonic() - began < 5
     for item in items:
-        with pytest.raises(Draining):
+        with pytest.raises(DrainingError):
             await item
     hold.set()
 

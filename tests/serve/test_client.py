@@ -571,7 +571,7 @@ def test_retry_after_a_date():
 
 
 def test_pauses_grow():
-    attempts = exchange.Attempts(4, 60.0, None)
+    attempts = exchange.RetryPolicy(4, 60.0, None)
     pauses = [attempts.after_refusal(503, "", b"", None) for _ in range(4)]
     for i, pause in enumerate(pauses):
         assert 0.5 <= pause / (0.1 * 2**i) <= 1
@@ -579,17 +579,19 @@ def test_pauses_grow():
         attempts.after_refusal(503, "", b"", None)
     # Longer than an answer may take is not waited.
     with pytest.raises(eo.ServiceError):
-        exchange.Attempts(4, 60.0, None).after_refusal(429, "", b"", "61")
+        exchange.RetryPolicy(4, 60.0, None).after_refusal(429, "", b"", "61")
 
 
 def test_what_can_not_be_repeated():
     error = eo.ServiceError("lost")
     for status in (502, 504):
         with pytest.raises(eo.ServiceError):
-            exchange.Attempts(4, 60.0, None, repeatable=False).after_refusal(status, "", b"", None)
-    assert exchange.Attempts(4, 60.0, None, repeatable=False).after_refusal(503, "", b"", None)
+            exchange.RetryPolicy(4, 60.0, None, repeatable=False).after_refusal(
+                status, "", b"", None
+            )
+    assert exchange.RetryPolicy(4, 60.0, None, repeatable=False).after_refusal(503, "", b"", None)
     with pytest.raises(eo.ServiceError, match="lost"):
-        exchange.Attempts(4, 60.0, None, repeatable=False).after_loss(error, again=False)
+        exchange.RetryPolicy(4, 60.0, None, repeatable=False).after_loss(error, again=False)
 
 
 def test_answers_are_numbers_only():

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.serve.batcher import Done
+from ensembleode.serve.batcher import ItemResult
 from ensembleode.serve.jobs import Jobs
-from ensembleode.serve.solving import Solver
-from ensembleode.serve.wire import Refused
+from ensembleode.serve.solving import BatchSolver
+from ensembleode.serve.wire import RefusedRequest
 from ensembleode.store.reading import ATTRIBUTES
 
 from ..marks import slow_unless
@@ -31,7 +31,7 @@ from .test_app import refused
 PROB = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(0.5))
 REGISTRY = eo.serve.Registry().add("decay", PROB, limits=eo.serve.Limits(saveat=4))
 ENTRY = REGISTRY["decay"]
-SOLVER = Solver(ENTRY, max_batch=32)
+SOLVER = BatchSolver(ENTRY, max_batch=32)
 BODY = {"trajectories": 40}
 
 
@@ -51,7 +51,7 @@ class Held(Jobs):
                 type(numbers)(*(None if x is None else x[i : i + most] for x in numbers))
                 for i in range(0, n, most)
             ]
-            return Done([SOLVER.run(program, [part])[0] for part in parts], 0.0, 0.0)
+            return ItemResult([SOLVER.run(program, [part])[0] for part in parts], 0.0, 0.0)
 
         return self.threads.submit(solved)
 
@@ -209,7 +209,7 @@ def test_a_damaged_job(tmp_path, damage, caplog):
     with started(tmp_path) as jobs:
         assert [job["id"] for job in jobs.every()["ensembles"]] == [whole]
         assert str(path) in caplog.text
-        with pytest.raises(Refused, match="can't be read"):
+        with pytest.raises(RefusedRequest, match="can't be read"):
             jobs.made("broken")
         assert jobs.ended(jobs.made("another"))["status"] == "done"
     assert path.is_dir() if damage == "a folder" else path.read_bytes() == content
@@ -231,7 +231,7 @@ def test_one_process_at_a_time_has_the_folder(tmp_path, caplog):
         let_go.clear()
         new = stack.enter_context(started(tmp_path))
         for ask in (lambda: new.status(id), new.every, new.made, lambda: new.delete(id)):
-            with pytest.raises(Refused) as raised:
+            with pytest.raises(RefusedRequest) as raised:
                 ask()
             assert raised.value.status == 503
         assert "another process has the ensembles" in caplog.text
@@ -242,7 +242,7 @@ def test_one_process_at_a_time_has_the_folder(tmp_path, caplog):
         until(lambda: new.is_open)
         done = new.ended(id)
         assert (done["status"], done["done"]) == ("done", 3000)
-        with pytest.raises(Refused):
+        with pytest.raises(RefusedRequest):
             old.cancel(id)
 
 
@@ -295,13 +295,13 @@ def test_deleted(tmp_path):
         assert jobs.delete(waits)["status"] == "cancelled"
         assert jobs.delete(waits)["status"] == "deleted"
         assert jobs.cancel(running)["status"] == "cancelled"
-        with pytest.raises(Refused) as raised:  # it waits for its batch still
+        with pytest.raises(RefusedRequest) as raised:  # it waits for its batch still
             jobs.delete(running)
         assert (raised.value.status, raised.value.code) == (503, "stopping")
         let_go.set()
         until(lambda: jobs._current is None)
         assert jobs.delete(running)["status"] == "deleted"
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RefusedRequest) as raised:
             jobs.delete(running)
         assert raised.value.status == 404
         assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.lock"]
@@ -350,7 +350,7 @@ def test_few_are_queued(tmp_path):
         let_go = threading.Event()
         jobs.pause = lambda: let_go.wait(60)
         ids = [jobs.made(f"{i}") for i in range(3)]
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RefusedRequest) as raised:
             jobs.made("3")
         assert (raised.value.status, raised.value.code) == (429, "queue_full")
         assert jobs.made("2") == ids[2]
@@ -366,7 +366,7 @@ def test_a_store_has_its_limit(tmp_path):
     with started(tmp_path) as jobs:
         jobs.create(entry, {"trajectories": 1000}, None)
         for body in ({"trajectories": 1001}, {"trajectories": 900, "saveat": 0.4}):
-            with pytest.raises(Refused) as raised:
+            with pytest.raises(RefusedRequest) as raised:
                 jobs.create(entry, body, None)
             assert (raised.value.status, raised.value.code) == (413, "limit_store")
         assert "500 at most" in raised.value.message

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ensembleode.serve import calls, protocol
-from ensembleode.serve.room import Room
+from ensembleode.serve.room import MemoryRoom
 
 from .running import held_back, registry, Running, until
 from .test_app import without_server
@@ -372,7 +372,7 @@ def test_idle_ones_make_room(running):
 def test_answers_that_nobody_reads(running, monkeypatch, path):
     """They are counted until they are read, and the connection is closed after a time."""
     monkeypatch.setattr(protocol, "_READ_SECONDS", 1.5)
-    answers = Room(2**30, 3 * 2**20)
+    answers = MemoryRoom(2**30, 3 * 2**20)
     monkeypatch.setattr(running.service, "answers", answers)
     # (Larger than what the kernel holds.)
     monkeypatch.setattr(running.service, "_id_prefix", "x" * 2**24)

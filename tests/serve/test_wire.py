@@ -93,7 +93,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("body", "path", "code"), WRONG, ids=[x[0][:30] for x in WRONG])
 def test_the_path_of_what_is_wrong(body, path, code):
-    with pytest.raises(wire.Refused) as raised:
+    with pytest.raises(wire.RefusedRequest) as raised:
         queries.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
     unreadable = code == "invalid_body" and body != "[1]"
     assert raised.value.status == (400 if unreadable else 422)
@@ -124,14 +124,14 @@ def test_the_path_of_what_is_wrong(body, path, code):
 )
 def test_binary_arrays_that_are_wrong(array, path):
     body = msgpack.packb({"u0": array})
-    with pytest.raises(wire.Refused) as raised:
+    with pytest.raises(wire.RefusedRequest) as raised:
         queries.query(ENTRY, wire.parsed(body, True))
     assert (raised.value.status, raised.value.path) == (422, path)
 
 
 def test_binary_bodies_that_are_wrong():
     for body in (b"", b"\xc1", b"\x91" * 5000, msgpack.packb({1: 2}), msgpack.packb([1])):
-        with pytest.raises(wire.Refused):
+        with pytest.raises(wire.RefusedRequest):
             wire.parsed(body, True)
 
 
@@ -178,9 +178,9 @@ def refused_or_numbers(text, binary, entry):
     solved. Returns whether they were taken."""
     try:
         query = queries.query(entry, wire.parsed(text, binary))
-    except wire.Refused as e:
+    except wire.RefusedRequest as e:
         query = e
-    if isinstance(query, wire.Refused):
+    if isinstance(query, wire.RefusedRequest):
         assert 400 <= query.status < 500
         assert json.loads(wire.encoded(query.body(), False))["error"]["message"]
         return False
@@ -272,7 +272,7 @@ def test_a_body_does_not_become_much_more(full_of):
     body, binary = BODIES[full_of](), "JSON" not in full_of
     tracemalloc.start()
     try:
-        with pytest.raises(wire.Refused) as raised:
+        with pytest.raises(wire.RefusedRequest) as raised:
             wire.parsed(body, binary)
         _, most = tracemalloc.get_traced_memory()
     finally:
@@ -286,7 +286,7 @@ def test_an_answer_has_its_limit():
     for most, pulls, size in ((6, False, "1008 bytes"), (20, True, "bytes")):
         queries.check_answer(limited, queries.query(limited, {"u0": [[1, 1]] * most}), pulls=pulls)
         more = queries.query(limited, {"u0": [[1, 1]] * (most + 1)})
-        with pytest.raises(wire.Refused, match=size):
+        with pytest.raises(wire.RefusedRequest, match=size):
             queries.check_answer(limited, more, pulls=pulls)
 
 

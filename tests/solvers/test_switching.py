@@ -9,7 +9,7 @@ import ensembleode as eo
 from ensembleode.engines.julia.methods import description
 from ensembleode.solvers.arithmetic import NUMBERS
 from ensembleode.solvers.controllers import PIController
-from ensembleode.solvers.switching import SwitchingController, Tried
+from ensembleode.solvers.switching import StepCounts, SwitchingController
 
 from .test_rosenbrock import moving
 
@@ -128,12 +128,12 @@ def test_each_method_has_its_own_control():
 
 def test_what_is_counted():
     method = ALG.method
-    assert method.evaluations(Tried(10)) == 61
+    assert method.evaluations(StepCounts(10)) == 61
     # (After each switch what is carried is made anew.)
-    assert method.evaluations(Tried(10, 4, 1)) == 6 * 6 + 1 + 4 * 2 + 1
-    assert method.evaluations(Tried(10, 4, 2)) == 6 * 6 + 1 + 4 * 2 + 2
-    assert eo.AutoTsit5(eo.Rodas5P()).method.evaluations(Tried(10, 4, 2)) == 6 * 6 + 4 * 8 + 2
-    assert tuple(method.linear_algebra(Tried(10, 4, 1))) == (4, 4, 12)
+    assert method.evaluations(StepCounts(10, 4, 1)) == 6 * 6 + 1 + 4 * 2 + 1
+    assert method.evaluations(StepCounts(10, 4, 2)) == 6 * 6 + 1 + 4 * 2 + 2
+    assert eo.AutoTsit5(eo.Rodas5P()).method.evaluations(StepCounts(10, 4, 2)) == 6 * 6 + 4 * 8 + 2
+    assert tuple(method.linear_algebra(StepCounts(10, 4, 1))) == (4, 4, 12)
 
 
 def test_what_is_said_of_them():

@@ -17,7 +17,7 @@ import ensembleode as eo
 from ensembleode.training import parallel
 from ensembleode.training.checkpoints import Folder
 from ensembleode.training.least_squares import LeastSquaresStep
-from ensembleode.training.step import Step
+from ensembleode.training.step import UpdateStep
 
 from ..marks import slow_unless
 from . import parity, several
@@ -661,7 +661,7 @@ def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
     if given["data"] is not None:
         given["batch_size"] = 4
     traced = []
-    kind = LeastSquaresStep if name.startswith("least squares") else Step
+    kind = LeastSquaresStep if name.startswith("least squares") else UpdateStep
     step = kind._step
     monkeypatch.setattr(kind, "_step", lambda *args: (traced.append(1), step(*args))[1])
     loss, data = given.pop("loss"), given.pop("data")

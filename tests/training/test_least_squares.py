@@ -10,7 +10,7 @@ import ensembleode as eo
 from ensembleode.training import least_squares
 from ensembleode.training.least_squares import LeastSquaresStep
 from ensembleode.training.parallel import Placement
-from ensembleode.training.step import Batch, State
+from ensembleode.training.step import PaddedBatch, TrainingState
 
 from ..marks import slow_unless
 from .test_fit import line, QUIET
@@ -106,8 +106,8 @@ def test_many_items_take_no_more_memory(monkeypatch):
         how = LeastSquaresStep(
             loss, None, eo.LevenbergMarquardt(), Placement(), True, True, dtype=jnp.dtype("f8")
         )
-        state = State(jnp.ones(width), how.optimizer.init(jnp.ones(width)))
-        batch = Batch(jnp.ones(n), jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
+        state = TrainingState(jnp.ones(width), how.optimizer.init(jnp.ones(width)))
+        batch = PaddedBatch(jnp.ones(n), jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
         lowered = how.compiled.lower(state, batch, jax.random.key(0), jnp.int32(0))
         return lowered.compile().memory_analysis().temp_size_in_bytes
 

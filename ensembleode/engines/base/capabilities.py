@@ -12,14 +12,14 @@ from typing import Any, get_origin, NamedTuple
 import numpy as np
 
 from ...ground.devices.placement import platform
-from ...plan.lane import Trajectories
+from ...plan.trajectory_numbers import Trajectories
 from ...problem.ensemble import (
     EnsembleAlgorithm,
     EnsembleColumns,
     EnsembleGPUArray,
     EnsembleGPUKernel,
 )
-from ...problem.numbers import but, of_kind
+from ...problem.number_table import but, of_kind
 from ...problem.options import holds_tolerances
 from ...problem.sensitivity import SensitivityAlgorithm
 from ...solvers import JuliaAlg, ODESolver
@@ -38,7 +38,7 @@ COMPILED_ONLY = (Rosenbrock, AutoSwitch)
 _ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
 
 
-class Asked(NamedTuple):
+class RequestedSolve(NamedTuple):
     """What a solve asks for: the solver `alg` for the trajectories `every`, with their options, by
     `ensemblealg` (None for a single problem, and where any will do)."""
 
@@ -95,14 +95,14 @@ class Lack(NamedTuple):
     """
 
     feature: str
-    why: str | Callable[[Asked], str | None]
+    why: str | Callable[[RequestedSolve], str | None]
     engines: tuple[str, ...] = ENGINES
     algorithms: tuple[type, ...] | None = None
     by: str | None = None
     derivatives: bool = False
     words: str = ""
 
-    def reason(self, asked: Asked) -> str | None:
+    def reason(self, asked: RequestedSolve) -> str | None:
         """Why this can't be done; None where it can, or isn't asked for."""
         if self.algorithms is not None and not isinstance(asked.ensemblealg, self.algorithms):
             return None
@@ -111,7 +111,7 @@ class Lack(NamedTuple):
         return self.why if isinstance(self.why, str) else self.why(asked)
 
 
-def lacking(engine: str, asked: Asked, *, placed: bool = False) -> str | None:
+def lacking(engine: str, asked: RequestedSolve, *, placed: bool = False) -> str | None:
     """Why this engine can't run a solve, as far as that doesn't depend on what is in its functions;
     None when it can. `placed`: look for what the ensemble algorithm is the reason for."""
     mine = (x for x in LACKS if not x.derivatives and engine in x.engines)
@@ -152,7 +152,7 @@ _OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
 
 # By the names that the documentation has for them, in its order.
 CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinuities`"
-FEATURES: dict[str, Callable[[Asked], Any]] = {
+FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
     "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
     "every solver": lambda a: True,
     "arrays on an accelerator": lambda a: (
@@ -182,8 +182,8 @@ FEATURES: dict[str, Callable[[Asked], Any]] = {
 #
 
 
-def _of_other_engines(name: str, more: str = "") -> Callable[[Asked], str | None]:
-    def why(asked: Asked) -> str | None:
+def _of_other_engines(name: str, more: str = "") -> Callable[[RequestedSolve], str | None]:
+    def why(asked: RequestedSolve) -> str | None:
         if not isinstance(asked.alg, ODESolver):
             return f"it runs ensembleode's own solvers{more}."
         engines = asked.alg.engines
@@ -200,7 +200,7 @@ def is_imex(alg: Any) -> bool:
     return isinstance(alg, of_two_parts)
 
 
-def _of_diffrax(asked: Asked) -> str | None:
+def _of_diffrax(asked: RequestedSolve) -> str | None:
     import diffrax
 
     alg = asked.alg
@@ -217,11 +217,11 @@ def _of_diffrax(asked: Asked) -> str | None:
     )
 
 
-def _as_dtype(asked: Asked) -> str:
+def _as_dtype(asked: RequestedSolve) -> str:
     return f"its states are float32 or float64, and u0 is {asked.state.dtype}."
 
 
-def _other_sensealg(asked: Asked) -> str:
+def _other_sensealg(asked: RequestedSolve) -> str:
     return f"sensealg={type(asked.option('sensealg')).__name__}() is of other engines."
 
 
@@ -229,13 +229,13 @@ def _no_adjoints(engine: str, *names: str) -> list[Lack]:
     return [Lack(f"`{name}`", _other_sensealg, (engine,)) for name in names]
 
 
-def _stepping_to(asked: Asked) -> str | None:
+def _stepping_to(asked: RequestedSolve) -> str | None:
     if type(asked.option("stepsize_controller")).__name__ != "StepTo":
         return None
     return "stepsize_controller=StepTo(...) takes the steps that it is given: put the times there."
 
 
-def _columns(asked: Asked) -> str | None:
+def _columns(asked: RequestedSolve) -> str | None:
     options = asked.every.options
     if not isinstance(asked.alg.method, RungeKutta):
         return "its EnsembleColumns have explicit Runge-Kutta methods only."
@@ -248,7 +248,7 @@ def _columns(asked: Asked) -> str | None:
     return None
 
 
-def _shared_steps(asked: Asked) -> str:
+def _shared_steps(asked: RequestedSolve) -> str:
     return (
         "EnsembleColumns solves all trajectories with the same steps, so "
         f"{asked.first_own()} must be the same for all; prob_func makes it depend on the index. "
@@ -256,7 +256,7 @@ def _shared_steps(asked: Asked) -> str:
     )
 
 
-def _controller_in_julia(asked: Asked) -> str | None:
+def _controller_in_julia(asked: RequestedSolve) -> str | None:
     controller = asked.option("stepsize_controller")
     if isinstance(asked.ensemblealg, _ON_GPUS):
         return "DiffEqGPU has a step-size controller of its own."
@@ -273,7 +273,7 @@ def _controller_in_julia(asked: Asked) -> str | None:
     return None
 
 
-def _norm_in_julia(asked: Asked) -> str | None:
+def _norm_in_julia(asked: RequestedSolve) -> str | None:
     if isinstance(asked.ensemblealg, _ON_GPUS):
         return "DiffEqGPU has a norm of its own."
     if type(norm := asked.option("internalnorm")) in (RMSNorm, MaxNorm):
@@ -286,7 +286,7 @@ def _norm_in_julia(asked: Asked) -> str | None:
 _ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
 
 
-def _events_in_julia(asked: Asked) -> str | None:
+def _events_in_julia(asked: RequestedSolve) -> str | None:
     if asked.option("save_after_events"):
         return "it saves the states before events: leave out save_after_events."
     found = asked.in_julia & _ASTRAY_IN_JULIA
@@ -301,7 +301,7 @@ def _events_in_julia(asked: Asked) -> str | None:
     )
 
 
-def _mass_in_julia(asked: Asked) -> str | None:
+def _mass_in_julia(asked: RequestedSolve) -> str | None:
     found = asked.in_julia & _ASTRAY_IN_JULIA
     if not found or all(i == j for i, j, _ in asked.mass.entries):
         return None
@@ -309,14 +309,14 @@ def _mass_in_julia(asked: Asked) -> str | None:
 
 
 def _on_gpus(feature: str, what: str) -> Lack:
-    def why(asked: Asked) -> str:
+    def why(asked: RequestedSolve) -> str:
         told = what.format(asked.first_given("bound", "stops"))
         return f"{type(asked.ensemblealg).__name__} of DiffEqGPU {told}"
 
     return Lack(feature, why, ("julia",), _ON_GPUS, words="not on GPUs")
 
 
-def _shared_on_gpus(asked: Asked) -> str | None:
+def _shared_on_gpus(asked: RequestedSolve) -> str | None:
     times = ["time"] if isinstance(asked.ensemblealg, EnsembleGPUKernel) else []
     if not (option := asked.first_own(*times)):
         return None

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...ground.logs import log_once
-from ...plan.events import Events
-from ...plan.lane import Lane, Trajectories
+from ...plan.events import TracedCallbacks
 from ...plan.plan import Plan
-from ...problem.numbers import of_kind
+from ...plan.trajectory_numbers import Trajectories, TrajectoryNumbers
+from ...problem.number_table import of_kind
 from ...problem.options import holds_tolerances
 from ...tracing.program import is_tracer
 from ...tracing.pulses import switches_in_time
@@ -44,9 +44,9 @@ def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> No
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
 
 
-def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: Lane) -> None:
+def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: TrajectoryNumbers) -> None:
     """Log a warning where the tolerances are smaller than `_ROUNDINGS` rounding errors of the
-    state. `shared` is a Lane with the known numbers that all trajectories share."""
+    state. `shared` has the known numbers that all trajectories share."""
     abstol, reltol, u0 = (
         None if x is None or is_tracer(x) else np.abs(np.asarray(x))
         for x in (shared.abstol, shared.reltol, shared.u0)
@@ -112,7 +112,7 @@ def say_that_stops_move(plan: Plan) -> None:
         )
 
 
-def check_limits(adaptive: bool | None, events: Events | None) -> None:
+def check_limits(adaptive: bool | None, events: TracedCallbacks | None) -> None:
     """**Raises:** `ValueError` for a callback that limits the step size, with a fixed step."""
     if adaptive is False and events is not None and events.limits:
         raise ValueError(
@@ -121,7 +121,7 @@ def check_limits(adaptive: bool | None, events: Events | None) -> None:
         )
 
 
-def check_bounds(adaptive: bool | None, batched: Lane) -> None:
+def check_bounds(adaptive: bool | None, batched: TrajectoryNumbers) -> None:
     """**Raises:** `ValueError` for bounds of the step size that are given with a fixed step."""
     for row in of_kind("bound"):
         if adaptive is False and getattr(batched, row.name) is not None:

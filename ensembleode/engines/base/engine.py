@@ -4,9 +4,9 @@ import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ...plan.events import Events
-from ...plan.lane import Lane
+from ...plan.events import TracedCallbacks
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import Program, Static
 from .results import for_one, only
 
@@ -43,7 +43,7 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
-    rows: ClassVar[Callable[[Plan, Lane, Any], list] | None] = None
+    rows: ClassVar[Callable[[Plan, TrajectoryNumbers, Any], list] | None] = None
     pull_back: ClassVar[Callable[..., list] | None] = None
     push: ClassVar[Callable[..., list] | None] = None
 
@@ -55,18 +55,20 @@ class Engine(abc.ABC):
         """Why this engine can't run on this machine; None when it can."""
         return None
 
-    def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def unreadable(self, field: Program, state: Any, batched: TrajectoryNumbers) -> str | None:
         """Why this engine can't run this field on such a state; None when it can.
 
-        **Arguments:** `batched`: which numbers differ between trajectories, a `Lane` of booleans.
+        **Arguments:** `batched`: which numbers differ between trajectories, as booleans.
         """
         return None
 
-    def unreadable_callbacks(self, events: Events) -> str | None:
+    def unreadable_callbacks(self, events: TracedCallbacks) -> str | None:
         """Why this engine can't run these callbacks; None when it can."""
         return None
 
-    def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
+    def slower(
+        self, field: Program, state: Any, batched: TrajectoryNumbers, *, is_extended: bool
+    ) -> str | None:
         """Why another engine is better with this field; None where none is. `is_extended` says
         whether the state has components behind the user's."""
         return None
@@ -92,13 +94,15 @@ class Engine(abc.ABC):
         """The versions of the packages, besides ensembleode and JAX, that results depend on."""
         return {}
 
-    def integrate(self, plan: Plan, lane: Lane) -> Result:
+    def integrate(self, plan: Plan, lane: TrajectoryNumbers) -> Result:
         """The solution of one trajectory: a pure function of its numbers."""
         plan, lane = for_one(plan, lane)
         return only(plan, self.solve_trajectories(plan, lane, 1))
 
     @abc.abstractmethod
-    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    def solve_trajectories(
+        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any = None
+    ) -> Result:
         """The solutions of `n` trajectories, with the trajectories along the first axis (in `t`
         only where they have their own times). Those that the mask excludes need not be solved."""
 
@@ -107,8 +111,8 @@ class Engine(abc.ABC):
         return 1
 
     def is_stoppable(self) -> bool:
-        """Whether, on a CPU, the engine looks at `Lane.stop`, and gives trajectories that have not
-        ended by then the return code `Default`."""
+        """Whether, on a CPU, the engine looks at `TrajectoryNumbers.stop`, and gives trajectories
+        that have not ended by then the return code `Default`."""
         return False
 
     def interpolant(self, method: Static) -> Any:

@@ -13,20 +13,20 @@ from ...ground.devices.given_device import for_one_device
 from ...ground.retcode import ReturnCode
 from ...plan.events import EVENT_ROWS
 from ...plan.implicit_form import with_constants_around
-from ...plan.lane import Lane
-from ...plan.plan import Happened, Plan, Result, shared_times
+from ...plan.plan import Plan, RecordedEvents, Result, shared_times
 from ...plan.saving import meant
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.events import End
-from ...solvers.switching import Tried
+from ...solvers.switching import StepCounts
 from ...tracing.program import Program, program_of, trace, with_constants
 
 
-class Left(NamedTuple):
+class LoopResult(NamedTuple):
     """The outcome of a time loop, with the trajectories along the first axis.
 
     - `u`, `t`: the saved states (where only ends are saved, the last ones), and their times where
         every step is saved.
-    - `ntried`: the number of steps tried; a `Tried` if two methods make them.
+    - `ntried`: the number of steps tried; `StepCounts` if two methods make them.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`, `ended`: see `Result`.
     """
@@ -36,13 +36,13 @@ class Left(NamedTuple):
     rows: Int[Array, ""] | Int[Array, " lane"]
     codes: Int8[Array, " lane"]
     naccept: Int[Array, " lane"]
-    ntried: Int[Array, " lane"] | Tried
+    ntried: Int[Array, " lane"] | StepCounts
     restarts: Int[Array, " lane"] | None = None
-    events: Happened | None = None
+    events: RecordedEvents | None = None
     ended: End | None = None
 
 
-def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
+def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
     """The result for these numbers, NaN in rows that were not reached; it has times only where each
     trajectory has its own. Overflow of saved states, or a missed time to save, is no success."""
     saving, codes = plan.saving, left.codes
@@ -85,13 +85,13 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     if lanes.dt is None:
         nf = nf + 2  # the automatic choice of the first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    tried = left.ntried.all if isinstance(left.ntried, Tried) else left.ntried
+    tried = left.ntried.all if isinstance(left.ntried, StepCounts) else left.ntried
     about = length, codes, left.naccept, tried - left.naccept, nf
     of_matrices = method.linear_algebra(left.ntried) or ()
     return Result(u, t, None, *about, *of_matrices, events=left.events, ended=left.ended)
 
 
-def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
+def end_times(lanes: TrajectoryNumbers, ended: End | None, n: int) -> Any:
     """Where each of `n` trajectories starts and ends: `[trajectory, 2]`."""
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
@@ -100,7 +100,7 @@ def end_times(lanes: Lane, ended: End | None, n: int) -> Any:
     return jnp.stack(ends, axis=1)
 
 
-def rows_of_events(events: Happened | None, ended: End | None) -> Any:
+def rows_of_events(events: RecordedEvents | None, ended: End | None) -> Any:
     """The rows `[trajectory, row, *state]` of events, three for each of the `Plan.event_slots`: the
     state before it, the state after it, and its time as the first component of a row that is
     otherwise zero. Of the event that ended a trajectory the first one isn't kept."""
@@ -117,7 +117,7 @@ def rows_of_events(events: Happened | None, ended: End | None) -> Any:
 
 
 def events_in(plan: Plan, rows: Any) -> tuple[dict[str, Any], End | None]:
-    """What these rows have of a `Happened`, by the names of its fields; and the `End`."""
+    """What these rows have of `RecordedEvents`, by the names of its fields; and the `End`."""
     before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
     t, first = time.reshape(*time.shape[:2], -1)[..., 0], int(plan.keeps_end)
     ended = End(t[:, 0], after[:, 0]) if plan.keeps_end else None
@@ -143,7 +143,7 @@ def each(x: Any, is_own: bool, n: int) -> Any:
     return x if is_own else jnp.broadcast_to(x, (n, *x.shape))
 
 
-def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
+def for_one(plan: Plan, lane: TrajectoryNumbers) -> tuple[Plan, TrajectoryNumbers]:
     """The plan and the numbers of one trajectory without an axis of trajectories. A field that is
     no program (such as that of the columns of a matrix) is traced."""
     if not isinstance(plan.field, Program):
@@ -181,13 +181,13 @@ def only(plan: Plan, result: Result) -> Result:
     return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
 
 
-def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
+def with_times(plan: Plan, lanes: TrajectoryNumbers, result: Result) -> Result:
     """The result with its saved times, which it lacks where trajectories share them."""
     t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)
     return result._replace(t=t)
 
 
-def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
+def _own_times(plan: Plan, lanes: TrajectoryNumbers, result: Result) -> Any:
     """The saved times `[trajectory, row]` as functions of the numbers that they depend on. Where
     every step is saved, all but the first and the last are constants; the last may be that of an
     event."""

@@ -8,22 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from ...plan.lane import Lane
 from ...plan.plan import Plan
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solvers import verdicts
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.method import equations_of, evaluated_once
 from ...solvers.step_size import initial_step, power_of_ten, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, next_time, size_before, StepBounds
 from ..compiled.xla.stopping import stopped
-from .stops import arrive, begin, may_jump, Stops
+from .stops import arrive, begin, ColumnStops, may_jump
 
 
 # The number of turns after which the flag that stops the loop is read.
 _TURNS = 256
 
 
-class State(NamedTuple):
+class ColumnState(NamedTuple):
     """The variables of the loop; `h` is the size of the next step, positive, and `code` is `GOING`
     as long as the loop goes on. What a fixed step, or a solve without known times, lacks is
     None."""
@@ -35,14 +35,14 @@ class State(NamedTuple):
     failures: Int[Array, ""] | None
     naccept: Int[Array, ""]
     ntried: Int[Array, ""]
-    stops: Stops | None = None
+    stops: ColumnStops | None = None
 
     @property
     def is_active(self) -> Any:
         return self.code == verdicts.GOING
 
 
-class Trial(NamedTuple):
+class ColumnTrial(NamedTuple):
     """A step to be tried: its nominal size, positive; its signed size `h`; its end `t2`; and
     whether time can't resolve it, None for an adaptive step."""
 
@@ -52,15 +52,17 @@ class Trial(NamedTuple):
     unresolved: Any
 
 
-def _bounds_of(numbers: Lane) -> StepBounds:
+def _bounds_of(numbers: TrajectoryNumbers) -> StepBounds:
     return StepBounds(numbers.dtmin, numbers.dtmax)
 
 
-def _tolerances_of(numbers: Lane) -> Tolerances:
+def _tolerances_of(numbers: TrajectoryNumbers) -> Tolerances:
     return Tolerances(numbers.abstol, numbers.reltol)
 
 
-def start(plan: Plan, field: Callable, numbers: Lane, y: tuple) -> tuple[State, Any]:
+def start(
+    plan: Plan, field: Callable, numbers: TrajectoryNumbers, y: tuple
+) -> tuple[ColumnState, Any]:
     """The variables at `t0`, and the method's carry for a step from the state `y` there."""
     solver, t0, t1 = plan.method.value, jnp.asarray(numbers.t0), jnp.asarray(numbers.t1)
     carry, h = _first_step(plan, field, numbers, y)
@@ -72,7 +74,7 @@ def start(plan: Plan, field: Callable, numbers: Lane, y: tuple) -> tuple[State, 
         usable = finite & jnp.isfinite(h)
     none = jnp.zeros((), jnp.int32)
     stops, jumps = begin(numbers)
-    state = State(
+    state = ColumnState(
         t=t0,
         h=h.astype(plan.state.dtype),
         memory=memory,
@@ -94,7 +96,9 @@ def _is_finite(y: tuple) -> Any:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in y]))
 
 
-def _first_step(plan: Plan, field: Callable, numbers: Lane, y: tuple) -> tuple[Any, Any]:
+def _first_step(
+    plan: Plan, field: Callable, numbers: TrajectoryNumbers, y: tuple
+) -> tuple[Any, Any]:
     """The method's carry at the start, and the size of the first step."""
     solver, t = plan.method.value, jnp.asarray(numbers.t0)
     h: Any = numbers.dt
@@ -109,7 +113,7 @@ def _first_step(plan: Plan, field: Callable, numbers: Lane, y: tuple) -> tuple[A
     return carry, jnp.abs(h)
 
 
-def _beyond(numbers: Lane, jumps: Any, t: Any) -> Any:
+def _beyond(numbers: TrajectoryNumbers, jumps: Any, t: Any) -> Any:
     """The time just after `t` where `f` jumps there, else `t`."""
     return jnp.where(jumps, next_time(ARRAYS, t, jnp.sign(numbers.t1 - numbers.t0)), t)
 
@@ -119,7 +123,7 @@ def carry_at(plan: Plan, field: Callable, y: tuple, t: Any) -> Any:
     return plan.method.value.method.init(ARRAYS, equations_of(field), y, t)
 
 
-def attempt(plan: Plan, numbers: Lane, state: State) -> Trial:
+def attempt(plan: Plan, numbers: TrajectoryNumbers, state: ColumnState) -> ColumnTrial:
     """The next step, which ends at the latest where the stretch of time does."""
     t, size, stops = state.t, state.h, state.stops
     tstop, anchor, number = jnp.asarray(numbers.t1), jnp.asarray(numbers.t0), state.ntried
@@ -139,10 +143,12 @@ def attempt(plan: Plan, numbers: Lane, state: State) -> Trial:
     if unresolved is not None:
         # The state becomes NaN there, which ends the loop.
         h = jnp.where(unresolved, jnp.nan, h)
-    return Trial(size, h, t2, unresolved)
+    return ColumnTrial(size, h, t2, unresolved)
 
 
-def decide(plan: Plan, numbers: Lane, state: State, trial: Trial, quality: Any) -> tuple:
+def decide(
+    plan: Plan, numbers: TrajectoryNumbers, state: ColumnState, trial: ColumnTrial, quality: Any
+) -> tuple:
     """The variables after a step, whether it was accepted, and whether `f` jumps at its end (None
     without known times). `quality`: for an adaptive step the square of the norm of its scaled
     error, for a fixed step whether it is sound."""
@@ -164,7 +170,7 @@ def decide(plan: Plan, numbers: Lane, state: State, trial: Trial, quality: Any) 
     arrived, ntried = accepted & (t2 == numbers.t1), state.ntried + 1
     ended = arrived | verdict.lost | (ntried >= plan.maxiters)
     code = verdicts.code_at_end(ARRAYS, verdict, arrived, bounds)
-    state = State(
+    state = ColumnState(
         t=jnp.where(accepted, t2, state.t),
         h=verdict.next_h,
         memory=verdict.memory,
@@ -182,7 +188,11 @@ def decide(plan: Plan, numbers: Lane, state: State, trial: Trial, quality: Any) 
 
 
 def code_of(
-    plan: Plan, numbers: Lane, state: State, y: tuple, probe: Callable[[Trial], tuple]
+    plan: Plan,
+    numbers: TrajectoryNumbers,
+    state: ColumnState,
+    y: tuple,
+    probe: Callable[[ColumnTrial], tuple],
 ) -> Any:
     """The return code of a loop that has ended or was stopped, in the state `y`. It may take
     another turn to find out, after which `probe` returns the state."""
@@ -199,7 +209,9 @@ def code_of(
     return jax.lax.cond(probing, probed, lambda: code)
 
 
-def turns(body: Callable, state_of: Callable[[Any], State], stop: Any) -> tuple[Callable, Callable]:
+def turns(
+    body: Callable, state_of: Callable[[Any], ColumnState], stop: Any
+) -> tuple[Callable, Callable]:
     """The condition and the body of a loop that takes turns until it ends or is stopped."""
 
     def going(carry: Any) -> Any:

@@ -17,19 +17,19 @@ import jax.numpy as jnp
 
 from ...ground.devices.alone import alone
 from ...plan.known_times import differing
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
 from ...plan.saving import meant
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
 from ...solvers.norms import MaxNorm
 from ...tracing.program import Program, Static
-from ..base.results import for_one, Left, result_of, with_times
+from ..base.results import for_one, LoopResult, result_of, with_times
 from ..base.tuning import MOST_COLUMN_VARIABLES
 from ..compiled.solves import described, memory_of, operands
 from ..compiled.xla.call import call
 from ..derivatives.derivatives import differentiable
 from . import loop, step as column_step
-from .loop import State, Trial
+from .loop import ColumnState, ColumnTrial
 
 
 # A thread gets at least this many vectors of columns, and threads share an attempt of at least this
@@ -37,7 +37,9 @@ from .loop import State, Trial
 _VECTORS, _WORTH_SHARING = 4, 50_000
 
 
-def solve(plan: Plan, lanes: Lane, matrix_plan: Plan, matrix: Lane, n: int) -> Result:
+def solve(
+    plan: Plan, lanes: TrajectoryNumbers, matrix_plan: Plan, matrix: TrajectoryNumbers, n: int
+) -> Result:
     """The solutions of `n` trajectories with the same steps, with the trajectories along the first
     axis. `matrix_plan` and `matrix` are those of the matrix of all trajectories."""
     solver = plan.method.value
@@ -64,7 +66,7 @@ def _by_trajectory(plan: Plan, result: Result, n: int) -> Result:
     return found._replace(u=jnp.moveaxis(result.u[0], -1, 0), t=t)
 
 
-def _with_steps(plan: Plan, lanes: Lane, ends: Any) -> tuple[Plan, Lane]:
+def _with_steps(plan: Plan, lanes: TrajectoryNumbers, ends: Any) -> tuple[Plan, TrajectoryNumbers]:
     """The plan and the numbers of solves that take these steps."""
     solver = plan.method.value._replace(controller=None)
     batched = plan.batched._replace(dt=False, tstops=False)
@@ -77,7 +79,7 @@ class _Turn(NamedTuple):
     """What changes from turn to turn (see `column_step.stepping`): `half` is the half of `both`
     that holds the columns, `row` the next row to save; `ends` are those of the accepted steps."""
 
-    state: State
+    state: ColumnState
     both: Any
     rows: Any
     half: Any
@@ -86,7 +88,7 @@ class _Turn(NamedTuple):
 
 
 def _stepped(
-    plan: Plan, matrix_plan: Plan, n: int, lanes: Lane, matrix: Lane
+    plan: Plan, matrix_plan: Plan, n: int, lanes: TrajectoryNumbers, matrix: TrajectoryNumbers
 ) -> tuple[Result, Any]:
     """The result of the time loop, with an axis of one trajectory, the matrix; and the ends of the
     accepted steps, infinitely far behind the last one."""
@@ -96,20 +98,22 @@ def _stepped(
         saveat=meant(numbers.saveat, numbers.count, numbers.t0, numbers.t1),
         d_discontinuities=None if jumps is None else differing(jumps),
     )
-    steps = _Steps(plan, one, lanes, numbers, n)
+    steps = _ColumnSteps(plan, one, lanes, numbers, n)
     turn = jax.lax.while_loop(
         *loop.turns(steps.turn, lambda turn: turn.state, numbers.stop), steps.first()
     )
     return result_of(one, numbers, steps.left(turn)), turn.ends
 
 
-class _Steps:
+class _ColumnSteps:
     """The steps of the columns.
 
     **Arguments:** `plan`, `lanes`: of the trajectories; `one`, `numbers`: of the matrix.
     """
 
-    def __init__(self, plan: Plan, one: Plan, lanes: Lane, numbers: Lane, n: int):
+    def __init__(
+        self, plan: Plan, one: Plan, lanes: TrajectoryNumbers, numbers: TrajectoryNumbers, n: int
+    ):
         self.plan, self.one, self.numbers, self.n = plan, one, numbers, n
         d = described(dataclasses.replace(plan, threads=1), lanes, n)
         in_memory = d.in_memory and d.size > MOST_COLUMN_VARIABLES
@@ -225,11 +229,11 @@ class _Steps:
             return largest * largest
         return jnp.max(jnp.sum(measures, axis=1)) / (self.n * d.size)
 
-    def left(self, turn: _Turn) -> Left:
+    def left(self, turn: _Turn) -> LoopResult:
         """What the loop leaves, with an axis of one trajectory."""
         saving, state, (y,) = self.plan.saving, turn.state, self._state(turn.both, turn.half)
 
-        def probe(trial: Trial) -> tuple:
+        def probe(trial: ColumnTrial) -> tuple:
             both, *_ = self.attempt(turn, trial.h, turn.row)
             return self._state(both, 1 - turn.half)
 
@@ -243,7 +247,7 @@ class _Steps:
             t, count = self._of_rows(t)[None], turn.row
         restarts = None if state.stops is None else state.stops.restarts[None]
         counts = code.astype(jnp.int8)[None], state.naccept[None], state.ntried[None]
-        return Left(u[None], t, count[None], *counts, restarts)
+        return LoopResult(u[None], t, count[None], *counts, restarts)
 
     def _of_rows(self, t: Any) -> Any:
         """The first times, as many as there is room for rows."""

@@ -13,16 +13,16 @@ from typing import Any
 import jax.tree_util as jtu
 
 from ...fields.walking import length
-from ...solvers.method import Attempt
+from ...solvers.method import StepAttempt
 from ...solvers.norms import MaxNorm
 from ...solvers.step_size import scaled
 from ..compiled.algebra.components import arithmetic, built, each
-from ..compiled.kernel import Frame, with_arrays
-from ..compiled.llvm.builder import BOOL, Buffer, Builder, I64, Value
+from ..compiled.kernel import KernelFrame, with_arrays
+from ..compiled.llvm.builder import BOOL, Builder, ElementPointer, I64, Value
 from ..compiled.llvm.module import Module
-from ..compiled.steps.description import Description
+from ..compiled.steps.description import KernelDescription
 from ..compiled.steps.equations import equations_in, translated
-from ..compiled.steps.numbers import Held
+from ..compiled.steps.layout import LaneNumbers
 
 
 # Further entries of `sizes`: the number of columns that there is room for; and, where there are
@@ -35,29 +35,29 @@ T, H = range(2)
 HALF, FIRST, END = range(3)
 
 
-def carried(d: Description) -> int:
+def carried(d: KernelDescription) -> int:
     """How many numbers of a column go from step to step: its state and the method's carry."""
     return d.size * _states(d)
 
 
-def _states(d: Description) -> int:
+def _states(d: KernelDescription) -> int:
     return 1 + len(jtu.tree_leaves(d.carry_like)) // d.values
 
 
 @functools.lru_cache(maxsize=256)
-def operations(d: Description) -> int:
+def operations(d: KernelDescription) -> int:
     """About how many operations an evaluation of the field takes."""
     inputs = d.layout.inputs
     return length(translated(d.field.jaxpr, inputs, "f", in_memory=d.in_memory).body)
 
 
-def measures(d: Description) -> int:
+def measures(d: KernelDescription) -> int:
     """How many numbers a step leaves of each column for the decision on it."""
     return len(d.method.tableau.errors) if d.adaptive else 1  # type: ignore[union-attr]
 
 
 @functools.lru_cache(maxsize=256)
-def stepping(d: Description) -> tuple[str, int]:
+def stepping(d: KernelDescription) -> tuple[str, int]:
     """The IR of the kernel `step`, for the columns from `first` to `end`, and the bytes of a
     thread's memory for arrays, which is the last result where there are any bytes. Its operands are
     those of `kernel.solving`, `now`, `places`, and the arrays that it changes in place; its
@@ -71,9 +71,9 @@ def stepping(d: Description) -> tuple[str, int]:
     """
     module = Module(d.width, has_fma=d.has_fma)
     names = ["now", "places", "both_before", "rows_before", "both", "rows", "measures"]
-    parameters = Frame.parameters(d, names)
+    parameters = KernelFrame.parameters(d, names)
     with module.function("step", parameters, linkage="external") as b:
-        frame = Frame(b, d, names)
+        frame = KernelFrame(b, d, names)
         heap = b.heap = frame.heap(b, d, ARRAYS)
         columns = _Columns(b, d, frame)
         first, end, _ = frame.share
@@ -92,9 +92,9 @@ def stepping(d: Description) -> tuple[str, int]:
 class _Columns:
     """The numbers that all columns share, and the step of some of them."""
 
-    def __init__(self, b: Builder, d: Description, frame: Frame):
+    def __init__(self, b: Builder, d: KernelDescription, frame: KernelFrame):
         self.b, self.d, self.frame, self.xp = b, d, frame, arithmetic(b, d)
-        self.held = Held(b, d, frame.numbers, frame.order)
+        self.held = LaneNumbers(b, d, frame.numbers, frame.order)
         self.equations = equations_in(b, d)
         self.room = b.cast(frame.sizes.load(COLUMNS), I64)
         now, places = frame.others["now"], frame.others["places"]
@@ -128,7 +128,7 @@ class _Columns:
             self.frame.others["measures"].store_lanes(self.room * i + at, x)
         self._save(at, equations, tuple(y), attempt)
 
-    def _measures(self, y: tuple, attempt: Attempt) -> list[Value]:
+    def _measures(self, y: tuple, attempt: StepAttempt) -> list[Value]:
         if not self.d.adaptive:
             return [self.xp.total(tuple(x * 0.0 for x in attempt.y2))]
         tol = self.held.tolerances(self.d.size)
@@ -140,7 +140,7 @@ class _Columns:
             return self.xp.largest(tuple(map(abs, values)))
         return self.xp.total(tuple(x * x for x in values))
 
-    def _save(self, at: Value, equations: Any, y: tuple, attempt: Attempt) -> None:
+    def _save(self, at: Value, equations: Any, y: tuple, attempt: StepAttempt) -> None:
         """Save the rows that lie in the step."""
         b, d, rows = self.b, self.d, self.frame.others["rows"]
 
@@ -150,7 +150,7 @@ class _Columns:
         def within() -> None:
             dense = d.method.dense(self.xp, equations, y, attempt.dense, self.t, self.h)
             row = b.variable(I64, self.first, of_lanes=False)
-            times: Buffer | None = self.frame.times
+            times: ElementPointer | None = self.frame.times
             assert times is not None
 
             def one() -> None:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ...plan.lane import Lane
-from ...problem.numbers import of_kind
+from ...plan.trajectory_numbers import TrajectoryNumbers
+from ...problem.number_table import of_kind
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.time import end_of_stretch, next_time
 
@@ -15,7 +15,7 @@ from ...solvers.time import end_of_stretch, next_time
 _NAMES = [row.name for row in of_kind("stops")]
 
 
-class Stops(NamedTuple):
+class ColumnStops(NamedTuple):
     """The variables for known times.
 
     - `rows`: for each table, which is sorted, the row of the next time.
@@ -31,24 +31,26 @@ class Stops(NamedTuple):
     restarts: Int[Array, ""]
 
 
-def _tables(numbers: Lane) -> dict[str, Any]:
+def _tables(numbers: TrajectoryNumbers) -> dict[str, Any]:
     """The tables of known times, `[time]`."""
     tables = {name: getattr(numbers, name) for name in _NAMES}
     return {name: table for name, table in tables.items() if table is not None}
 
 
-def begin(numbers: Lane) -> tuple[Stops | None, Any]:
+def begin(numbers: TrajectoryNumbers) -> tuple[ColumnStops | None, Any]:
     """The variables at the start, and whether `f` jumps there; None without known times."""
     tables = _tables(numbers)
     if not tables:
         return None, None
     none = jnp.zeros((), jnp.int32)
     t0 = jnp.asarray(numbers.t0)
-    stops = Stops((none,) * len(tables), t0, t0, none, none)
+    stops = ColumnStops((none,) * len(tables), t0, t0, none, none)
     return arrive(numbers, stops, t0, none, jnp.array(True))
 
 
-def arrive(numbers: Lane, stops: Stops, t: Any, tried: Any, here: Any) -> tuple[Stops, Any]:
+def arrive(
+    numbers: TrajectoryNumbers, stops: ColumnStops, t: Any, tried: Any, here: Any
+) -> tuple[ColumnStops, Any]:
     """The variables in the next stretch of time if that begins `here`, at `t`; and whether `f`
     jumps there, so that the stretch begins a unit in the last place later."""
     tables, direction = _tables(numbers), jnp.sign(numbers.t1 - numbers.t0)
@@ -69,7 +71,7 @@ def arrive(numbers: Lane, stops: Stops, t: Any, tried: Any, here: Any) -> tuple[
     rows = tuple(passed(x, row) for x, row in zip(tables.values(), stops.rows, strict=True))
     ahead = [_at(x, row, direction) for x, row in zip(tables.values(), rows, strict=True)]
     end = end_of_stretch(ARRAYS, ahead, numbers.t1, direction)
-    stops = Stops(
+    stops = ColumnStops(
         rows,
         jnp.where(here, end, stops.tstop),
         jnp.where(here, t, stops.anchor),
@@ -84,6 +86,6 @@ def _at(table: Any, row: Any, direction: Any) -> Any:
     return jnp.where(row < len(table), table.at[row].get(mode="clip"), direction * jnp.inf)
 
 
-def may_jump(numbers: Lane, t: Any) -> Any:
+def may_jump(numbers: TrajectoryNumbers, t: Any) -> Any:
     """Whether `f` may jump at `t`. (A jump at the end of the solve is not in the table.)"""
     return jnp.any(t == numbers.d_discontinuities) | (t == numbers.t1)

@@ -29,16 +29,16 @@ from ...fields.walking import statements
 from ...ground.devices.alone import alone
 from ...ground.devices.placement import platform
 from ...ground.logs import log_once
-from ...plan.events import Events
-from ...plan.lane import Lane
+from ...plan.events import TracedCallbacks
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
 from ...solvers.switching import Switching
 from ...tracing.program import Program, Static
 from ..base.engine import Engine
 from ..base.results import with_times
 from ..derivatives.derivatives import differentiable
-from ..derivatives.flow import Flow, inexact_of, Known, own_and_shared
+from ..derivatives.flow import Flow, inexact_of, own_and_shared, RecordedSolve
 from ..derivatives.rest import at_rest
 from . import gauss_adjoint, solves
 from .field.field import by_loops, lower
@@ -80,7 +80,7 @@ def lines(method: Any, field: Program) -> int:
     return found
 
 
-class _Reading(NamedTuple):
+class _FieldReading(NamedTuple):
     """The result of translating a field: why it can't be translated, or how long its code is."""
 
     refusal: str | None
@@ -88,23 +88,23 @@ class _Reading(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _read(field: Program) -> _Reading:
+def _read(field: Program) -> _FieldReading:
     return _read_program(field, "f")
 
 
 @functools.lru_cache(maxsize=1024)
-def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _Reading:
+def _read_derivative(field: Program, is_own: tuple[bool, ...]) -> _FieldReading:
     inexact = inexact_of(field)
     own = [i for i in inexact if is_own[i]]
     try:
         jaxpr = transposed(field, [*own, *(i for i in inexact if not is_own[i])])
     except Exception:
         # No engine can differentiate this field, and whoever asks for the derivative is told so.
-        return _Reading(None)
+        return _FieldReading(None)
     return _read_program(Program(jaxpr, None, ()), "the derivative of f")
 
 
-def _read_program(program: Program, what: str) -> _Reading:
+def _read_program(program: Program, what: str) -> _FieldReading:
     avals = parameters_of(program)
     inputs = Inputs.laid_out(avals, ["own"] * len(avals))
     # The loops of a large state stay loops.
@@ -114,11 +114,11 @@ def _read_program(program: Program, what: str) -> _Reading:
         fn = by_loops(program.jaxpr, inputs) if is_large else lower(program.jaxpr, inputs)
         check(fn)
     except UntranslatableError as e:
-        return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
-    return _Reading(None, sum(1 for _ in statements(fn.body)))
+        return _FieldReading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
+    return _FieldReading(None, sum(1 for _ in statements(fn.body)))
 
 
-class Compiled(Engine):
+class CompiledEngine(Engine):
     """Solves as one loop of machine code, on CPUs, whose derivatives are solves again."""
 
     name = "compiled"
@@ -131,7 +131,9 @@ class Compiled(Engine):
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         return method.method(alg, options, has_dt=has_dt)
 
-    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    def solve_trajectories(
+        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any = None
+    ) -> Result:
         """Solve `n` trajectories."""
         solver = plan.method.value
         mask = jnp.ones(n, bool) if mask is None else mask
@@ -145,7 +147,9 @@ class Compiled(Engine):
         return with_times(plan, lanes, result)
 
     @staticmethod
-    def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
+    def pull_back(
+        flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, cotangents: Sequence
+    ) -> list:
         """See `Engine`."""
         is_gauss = flow.plan.method.value.adjoint == "GaussAdjoint"
         pull_back = gauss_adjoint.pull_back if is_gauss else solves.pull_back
@@ -157,7 +161,7 @@ class Compiled(Engine):
             log_once(f"diffrax takes the place of the compiled engine, more slowly: {reason}")
         return reason
 
-    def unreadable(self, field: Program, state: Any, batched: Lane) -> str | None:
+    def unreadable(self, field: Program, state: Any, batched: TrajectoryNumbers) -> str | None:
         """Why this engine can't run this field on such a state; None when it can."""
         if 0 in state.shape:
             return "the state has no components."
@@ -165,7 +169,7 @@ class Compiled(Engine):
             return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
         return _read(field).refusal
 
-    def unreadable_callbacks(self, events: Events) -> str | None:
+    def unreadable_callbacks(self, events: TracedCallbacks) -> str | None:
         """Why this engine can't run these callbacks; None when it can."""
         what = "a condition or an affect of a callback"
         for part in events.parts:
@@ -175,7 +179,9 @@ class Compiled(Engine):
                 return reason
         return None
 
-    def slower(self, field: Program, state: Any, batched: Lane, *, is_extended: bool) -> str | None:
+    def slower(
+        self, field: Program, state: Any, batched: TrajectoryNumbers, *, is_extended: bool
+    ) -> str | None:
         """Why another engine is better with this field; None where none is."""
         if is_extended and (size := math.prod(state.shape)) > _MOST_WRITTEN_OUT:
             return f"{size} components with integrands take long to compile."
@@ -203,4 +209,4 @@ class Compiled(Engine):
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
 
 
-ENGINE = Compiled()
+ENGINE = CompiledEngine()

@@ -24,14 +24,14 @@ import numpy as np
 
 from ...fields import parameters_of
 from ...ground.retcode import ReturnCode
-from ...plan.lane import Lane
 from ...plan.plan import Plan
 from ...plan.saving import Saving
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.dense import inner_nodes, polynomial
 from ...tracing.program import Program, trace
 from ..base.results import each
 from ..derivatives.along import is_there, where
-from ..derivatives.flow import at_numbers, Flow, Known, numbers_and_time
+from ..derivatives.flow import at_numbers, Flow, numbers_and_time, RecordedSolve
 from . import solves
 
 
@@ -46,7 +46,9 @@ _BELOW = 1e-2
 _PARTS = 32
 
 
-def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
+def pull_back(
+    flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, cotangents: Sequence
+) -> list:
     """See `engine.Engine`. The cotangents of a trajectory whose adjoint can't be solved are NaN.
 
     **Raises:** `NotImplementedError` for derivatives by the times at which the field jumps.
@@ -87,7 +89,7 @@ def _part(plan: Plan) -> int:
     return max(_LEAST, _ROOM // ((plan.maxiters + 1) * numbers * plan.state.dtype.itemsize))
 
 
-def _through(flow: Flow, lanes: Lane, there: Any, cotangent: Any) -> list:
+def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -> list:
     """The cotangents of the initial states and of the `wanted` parameters, one for each trajectory,
     from those of the rows that are `there`, `[trajectory, row]`."""
     plan = flow.plan
@@ -135,7 +137,7 @@ def _through(flow: Flow, lanes: Lane, there: Any, cotangent: Any) -> list:
     return solves.taken_apart(y, [plan.state, *(avals[i] for i in flow.wanted)])
 
 
-def _of_components(plan: Plan, lanes: Lane, name: str) -> Any:
+def _of_components(plan: Plan, lanes: TrajectoryNumbers, name: str) -> Any:
     """A tolerance of the solve: `[trajectory or 1, component or 1]`."""
     x = jnp.asarray(getattr(lanes, name), plan.state.dtype)
     return x.reshape(x.shape[0] if getattr(plan.batched, name) else 1, -1)
@@ -186,7 +188,9 @@ def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
     return plan, consts
 
 
-def _back_numbers(plan: Plan, lanes: Lane, forward: tuple, ends: Any, start: Any, end: Any) -> Lane:
+def _back_numbers(
+    plan: Plan, lanes: TrajectoryNumbers, forward: tuple, ends: Any, start: Any, end: Any
+) -> TrajectoryNumbers:
     """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
     the constants. Its time is the distance from the start, as late times don't resolve how it falls
     off; or from zero where `f` jumps at exact times. `ends`: times of forward steps that no step

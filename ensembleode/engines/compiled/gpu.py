@@ -2,27 +2,27 @@
 EnsembleGPUKernel.
 
 The code is that of a kernel one lane wide, printed as PTX. What differs is where numbers lie (see
-`numbers.Order`) and the memory that a thread has for itself.
+`layout.NumbersOrder`) and the memory that a thread has for itself.
 """
 
 from typing import Any
 
 from ...fields import parameters_of
-from ...plan.lane import Lane
 from ...plan.plan import Plan
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ..derivatives.flow import inexact_of
-from . import Compiled, kernel
+from . import CompiledEngine, kernel
 from .solves import described
-from .xla.launch import Kernel
+from .xla.launch import PtxKernel
 
 
-class OnGpu(Compiled):
+class GpuEngine(CompiledEngine):
     """The compiled engine with a GPU thread for each trajectory."""
 
     on_gpu = True
 
 
-ENGINE = OnGpu()
+ENGINE = GpuEngine()
 
 # The largest number of constants and parameters of a field. Each is a parameter of the kernels, at
 # eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers take 4,352 bytes of
@@ -43,14 +43,14 @@ def refusal(plan: Plan) -> str | None:
     return None
 
 
-def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
+def kernels(plan: Plan, lanes: TrajectoryNumbers) -> dict[str, PtxKernel | None]:
     """Each kernel by its name; None for a kernel that is not needed.
 
     **Arguments:** `lanes`: the numbers of the trajectories, which may be abstract values.
     """
     d = described(plan, lanes, 1, wanted=tuple(inexact_of(plan.field)))
-    found = {"solve": Kernel(kernel.solving(d)[0], "solve", *kernel.pointers(d, "solve"))}
+    found = {"solve": PtxKernel(kernel.solving(d)[0], "solve", *kernel.pointers(d, "solve"))}
     if plan.method.value.direction != "reverse":
         return {**found, "pull_back": None}
     name, text = "pull_back", kernel.pulling_back(d).text
-    return {**found, name: Kernel(text, name, *kernel.pointers(d, name))}
+    return {**found, name: PtxKernel(text, name, *kernel.pointers(d, name))}

@@ -1,4 +1,4 @@
-"""The kernels: from a `Description` to LLVM IR."""
+"""The kernels: from a `KernelDescription` to LLVM IR."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,22 +7,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...jumps import moving_jumps
-from ...jumps.moving_jumps import Moving
+from ...jumps.moving_jumps import MovingJump
 from .algebra.parameter_sums import ParameterSums
-from .llvm.builder import BOOL, Buffer, Builder, I32, I64, Value
-from .llvm.heap import Part
+from .llvm.builder import BOOL, Builder, ElementPointer, I32, I64, Value
+from .llvm.heap import ThreadHeap
 from .llvm.module import Module
 from .loop.callback_functions import CallbackFunctions
 from .loop.loop import Loop
 from .loop.queue import Queue
-from .reverse.events_back import Jumps
+from .reverse.events_back import JumpFunctions
 from .reverse.pull_back import pull_back
-from .reverse.record import Blocks, Work
+from .reverse.record import Blocks, PullBackWork
 from .reverse.replay import Cotangents, Pullback
-from .steps.description import Description, size_of, with_gradients
-from .steps.equations import calls_in, equations_in, HeldNumbers, keeping_in, pulled_by, with_groups
-from .steps.numbers import Held, Order
-from .steps.saved_rows import EventRows, Outputs
+from .steps.description import KernelDescription, size_of, with_gradients
+from .steps.equations import (
+    calls_in,
+    equations_in,
+    FieldNumbers,
+    keeping_in,
+    pulled_by,
+    with_groups,
+)
+from .steps.layout import LaneNumbers, NumbersOrder
+from .steps.saved_rows import EventRows, KernelOutputs
 
 
 # The entries of `sizes`, the first operand of every kernel.
@@ -36,17 +43,17 @@ _INTEGERS = ("out_counts", "out_marks", "events", "reached", "happened", "places
 _DTYPES = {"kept": np.dtype(np.int8), **dict.fromkeys(_INTEGERS, I32)}
 
 
-def _memory(d: Description) -> list[str]:
+def _memory(d: KernelDescription) -> list[str]:
     """The names of the memory of `pull_back`."""
     return ["turns", "events", "kept", *(["factors"] if d.sums_in_memory else [])]
 
 
-def _cotangents(d: Description) -> list[str]:
+def _cotangents(d: KernelDescription) -> list[str]:
     """The operands of `pull_back` alone."""
     return ["rows", "reached", *(["happened", "of_events"] if d.events is not None else [])]
 
 
-def _inputs(d: Description) -> list[str]:
+def _inputs(d: KernelDescription) -> list[str]:
     """The operands that both kernels have."""
     numbers = [f"number{i}" for i in range(len(d.layout.numbers))]
     stop = [] if d.on_gpu else ["stop"]
@@ -55,7 +62,7 @@ def _inputs(d: Description) -> list[str]:
     return ["sizes", "wanted", *stop, *numbers, *times, *room]
 
 
-def _outputs(d: Description) -> list[str]:
+def _outputs(d: KernelDescription) -> list[str]:
     """The results of `solve`."""
     times = ["out_t"] if d.saving.mode == "steps" else []
     events = ["out_events", "out_marks"] if d.events is not None else []
@@ -63,7 +70,7 @@ def _outputs(d: Description) -> list[str]:
     return ["out_u", *times, *events, "out_counts", *inner]
 
 
-def pointers(d: Description, name: str) -> tuple[int, int]:
+def pointers(d: KernelDescription, name: str) -> tuple[int, int]:
     """The numbers of a kernel's operands and results, without memory for arrays."""
     inputs = len(_inputs(d))
     if name == "solve":
@@ -71,18 +78,18 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
     return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_memory(d))
 
 
-def _share(d: Description) -> tuple[str, ...]:
+def _share(d: KernelDescription) -> tuple[str, ...]:
     """The parameters that say which trajectories a thread does: on a CPU those of a range, on a GPU
     those at a constant distance from each other."""
     return ("thread", "threads") if d.on_gpu else ("first", "end", "thread")
 
 
-class Frame:
+class KernelFrame:
     """The parameters of a kernel, as values and buffers."""
 
-    def __init__(self, b: Builder, d: Description, names: Sequence[str]):
-        self.sizes = Buffer(b, "%sizes", I32)
-        self.wanted = Buffer(b, "%wanted", BOOL)
+    def __init__(self, b: Builder, d: KernelDescription, names: Sequence[str]):
+        self.sizes = ElementPointer(b, "%sizes", I32)
+        self.wanted = ElementPointer(b, "%wanted", BOOL)
         # The address of the flag that stops the solve, in two halves. Without a flag it is zero,
         # and that zero itself is read.
         self.stop = None
@@ -91,45 +98,49 @@ class Frame:
             there = b.value(f"inttoptr {address} to ptr", np.dtype(I64), 0)
             none = address.eq(0)
             flag = b.value(f"select {none}, ptr %stop, ptr {there.name}", np.dtype(I64), 0)
-            self.stop = Buffer(b, flag.name, np.dtype(np.int8))
-        self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
-        self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
-        self.others = {name: Buffer(b, f"%{name}", _DTYPES.get(name, d.dtype)) for name in names}
+            self.stop = ElementPointer(b, flag.name, np.dtype(np.int8))
+        self.numbers = [
+            ElementPointer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)
+        ]
+        self.times = ElementPointer(b, "%times", d.dtype) if d.saving.mode == "times" else None
+        self.others = {
+            name: ElementPointer(b, f"%{name}", _DTYPES.get(name, d.dtype)) for name in names
+        }
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
         # What is known of the rows of events, in the buffer of this name.
         self.events = None
         for name in self.others.keys() & {"out_events", "of_events"}:
-            known = Buffer(b, "%room", I32)
+            known = ElementPointer(b, "%room", I32)
             sizes = (b.cast(known.load(i), I64) for i in range(3))
             self.events = EventRows(self.others[name], self.n, *sizes)
         self.maxiters = self.sizes.load(MAXITERS)
-        self.order = Order(self.n if d.on_gpu else None)
+        self.order = NumbersOrder(self.n if d.on_gpu else None)
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
-    def heap(self, b: Builder, d: Description, length: int) -> Part | None:
+    def heap(self, b: Builder, d: KernelDescription, length: int) -> ThreadHeap | None:
         """A thread's memory for arrays, whose length is this entry of the sizes; None on a GPU."""
         if d.on_gpu:
             return None
 
-        def part() -> tuple[Buffer, Buffer]:
-            memory, size = Buffer(b, "%arrays", np.dtype(np.int8)), self.sizes.load(length)
+        def part() -> tuple[ElementPointer, ElementPointer]:
+            memory, size = ElementPointer(b, "%arrays", np.dtype(np.int8)), self.sizes.load(length)
             start = self.share[-1] * b.cast(size, I64)
             return memory.offset(start), memory.offset(start + b.cast(size, I64))
 
-        return Part(b, part, by_blocks=d.in_memory)
+        return ThreadHeap(b, part, by_blocks=d.in_memory)
 
     @staticmethod
-    def parameters(d: Description, more: Sequence[str]) -> list[str]:
+    def parameters(d: KernelDescription, more: Sequence[str]) -> list[str]:
         inputs = [f"ptr noalias readonly %{name}" for name in _inputs(d)]
         pointers = [*inputs, *(f"ptr noalias %{name}" for name in more)]
         return [*(f"i64 %{name}" for name in _share(d)), *pointers]
 
 
-def _module(d: Description) -> Module:
+def _module(d: KernelDescription) -> Module:
     return Module(d.width, is_gpu=d.on_gpu, has_fma=d.has_fma, has_range=d.has_range)
 
 
-def _place_of(d: Description) -> dict[str, str]:
+def _place_of(d: KernelDescription) -> dict[str, str]:
     """The attributes of a kernel's function. On a GPU an entry is appended, which calls it."""
     if not d.on_gpu:
         return {"linkage": "external"}
@@ -137,16 +148,16 @@ def _place_of(d: Description) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=256)
-def solving(d: Description) -> tuple[str, int]:
+def solving(d: KernelDescription) -> tuple[str, int]:
     """The IR of the kernel `solve`, and the bytes of a thread's memory for arrays, which is the
     last result where there are any bytes. Its operands are named by `_inputs`, its results are
-    `Outputs`."""
+    `KernelOutputs`."""
     module, names = _module(d), _outputs(d)
-    parameters = Frame.parameters(d, names)
+    parameters = KernelFrame.parameters(d, names)
     with module.function("solve", parameters, **_place_of(d)) as b:
-        frame = Frame(b, d, names)
+        frame = KernelFrame(b, d, names)
         heap = b.heap = frame.heap(b, d, ARRAYS)
-        held = Held(b, d, frame.numbers, frame.order)
+        held = LaneNumbers(b, d, frame.numbers, frame.order)
         first, end, stride = frame.share[0], frame.n, frame.share[1]
         if not d.on_gpu:
             end, stride = frame.share[1], b.constant(1, I64)
@@ -154,7 +165,7 @@ def solving(d: Description) -> tuple[str, int]:
         others = frame.others
         results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
         more = frame.events, others.get("out_marks"), others.get("out_inner")
-        outputs = Outputs(*results, *more)
+        outputs = KernelOutputs(*results, *more)
         given = frame.times, outputs, frame.rows, frame.maxiters
         functions = None if d.events is None else CallbackFunctions(b, d)
         equations = equations_in(b, d)
@@ -164,7 +175,7 @@ def solving(d: Description) -> tuple[str, int]:
     return module.text, arrays
 
 
-def with_arrays(parameters: list[str], heap: Part | None) -> int:
+def with_arrays(parameters: list[str], heap: ThreadHeap | None) -> int:
     """Append the memory for arrays to a kernel's parameters; returns the bytes of a thread's."""
     if heap is None or not heap.size:
         return 0
@@ -186,7 +197,7 @@ def with_arrays(parameters: list[str], heap: Part | None) -> int:
 TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 
-class PullingBack(NamedTuple):
+class PullBackKernel(NamedTuple):
     """The kernel `pull_back`: its IR, the bytes of a checkpoint, how many `factors` of a thread's
     `ParameterSums` are in memory, and the bytes of a thread's memory for arrays, the last
     result."""
@@ -198,19 +209,19 @@ class PullingBack(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def pulling_back(d: Description) -> PullingBack:
+def pulling_back(d: KernelDescription) -> PullBackKernel:
     """The kernel `pull_back`. Its operands are those of `solving` and `_cotangents`; its results,
     the gradients (see `replay.Cotangents`), memory for a record, and for factors."""
     module = _module(d)
     names = (*_cotangents(d), *_GRADIENTS, *_memory(d))
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
-    parameters = Frame.parameters(d, names)
+    parameters = KernelFrame.parameters(d, names)
     with module.function("pull_back", parameters, **_place_of(d)) as b:
-        frame = Frame(b, d, names)
+        frame = KernelFrame(b, d, names)
         last = THREADS + len(_memory(d)) + (2 if d.sums_in_memory else 0)
         heap = b.heap = frame.heap(b, d, last)
         others = frame.others
-        held = Held(b, d, frame.numbers, frame.order)
+        held = LaneNumbers(b, d, frame.numbers, frame.order)
         equations = equations_in(b, d)
         functions = None if d.events is None else CallbackFunctions(b, d)
 
@@ -240,10 +251,10 @@ def pulling_back(d: Description) -> PullingBack:
         b.if_(work.thread < work.threads, run)
         b.return_()
         arrays = with_arrays(parameters, heap)
-    return PullingBack(module.text, kept_size, 0 if sums is None else sums.length, arrays)
+    return PullBackKernel(module.text, kept_size, 0 if sums is None else sums.length, arrays)
 
 
-def _work(b: Builder, d: Description, frame: Frame) -> Work:
+def _work(b: Builder, d: KernelDescription, frame: KernelFrame) -> PullBackWork:
     room, group, checkpoints = (
         b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP, CHECKPOINTS)
     )
@@ -255,7 +266,7 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
         lengths = [b.cast(frame.sizes.load(i), I64) for i in range(THREADS, ends)]
         own = [x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)]
         *own, factors = own if d.sums_in_memory else (*own, None)
-        work = Work(first, end, group, group, *own, room, checkpoints, zero, one)
+        work = PullBackWork(first, end, group, group, *own, room, checkpoints, zero, one)
         if factors is None:
             return work
         blocks = Blocks(*(b.cast(frame.sizes.load(i), I64) for i in (ends, ends + 1)))
@@ -267,18 +278,18 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     start, member = which * group, thread - which * each
     used = b.binary("udiv", frame.n, group) * each
     where = start + member, start + group
-    return Work(*where, one, each, *memory, room, checkpoints, thread, used)
+    return PullBackWork(*where, one, each, *memory, room, checkpoints, thread, used)
 
 
 def _jumps_in(
-    b: Builder, d: Description, sums: ParameterSums | None, functions: CallbackFunctions
-) -> Jumps:
+    b: Builder, d: KernelDescription, sums: ParameterSums | None, functions: CallbackFunctions
+) -> JumpFunctions:
     """The callbacks, in the form that `replay.Pullback` wants; `sums`: see `equations.calls_in`."""
     own, shared = with_gradients(d)
-    names: dict[Moving, str] = {}
+    names: dict[MovingJump, str] = {}
 
     @functools.cache
-    def pulled(moving: Moving) -> Callable:
+    def pulled(moving: MovingJump) -> Callable:
         name = names.setdefault(moving, f"transposed_jump{len(names)}")
         jaxpr = moving_jumps.transposed(moving, d.field, (*own, *shared))
         inputs = with_groups(d.layout.inputs, *moving.extras, "forward")
@@ -288,9 +299,15 @@ def _jumps_in(
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, kept)
 
     def pull(
-        moving: Moving, held: Held, y: tuple, t: Value, mask: Value, extras: dict, cotangents: list
+        moving: MovingJump,
+        held: LaneNumbers,
+        y: tuple,
+        t: Value,
+        mask: Value,
+        extras: dict,
+        cotangents: list,
     ) -> tuple:
-        numbers = HeldNumbers(held, u=cotangents, forward=y, **extras)
+        numbers = FieldNumbers(held, u=cotangents, forward=y, **extras)
         return pulled(moving)(numbers, t, mask)
 
-    return Jumps(functions, pull)
+    return JumpFunctions(functions, pull)

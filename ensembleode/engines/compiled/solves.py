@@ -16,23 +16,23 @@ from ...fields import parameters_of
 from ...fields.products import is_large
 from ...ground.retcode import ReturnCode
 from ...plan.events import EVENT_ROWS
-from ...plan.lane import Lane
-from ...plan.plan import Happened, NO_CALLBACK, Plan, Result
+from ...plan.plan import NO_CALLBACK, Plan, RecordedEvents, Result
 from ...plan.saving import Saving
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...running.interrupts import NEVER
 from ...solution.dense import inner_nodes
 from ...solution.events import End
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.switching import Tried
+from ...solvers.switching import StepCounts
 from ...tracing.program import equations, Program
-from ..base.results import events_in, Left, result_of
-from ..derivatives.flow import Flow, Known, own_and_shared, widened
+from ..base.results import events_in, LoopResult, result_of
+from ..derivatives.flow import Flow, own_and_shared, RecordedSolve, widened
 from . import kernel
 from .llvm import machine
 from .reverse.record import EVENT_CELLS
 from .steps import description
-from .steps.description import Description, size_of, with_gradients
-from .steps.numbers import layout_of, operands_of, trajectories_last
+from .steps.description import KernelDescription, size_of, with_gradients
+from .steps.layout import layout_of, operands_of, trajectories_last
 from .xla import launch
 from .xla.call import call
 
@@ -64,13 +64,13 @@ _WORKSPACE = 2**30
 
 
 def described(
-    plan: Plan, lanes: Lane, n: int, *, wanted: tuple[int, ...] | None = None
-) -> Description:
+    plan: Plan, lanes: TrajectoryNumbers, n: int, *, wanted: tuple[int, ...] | None = None
+) -> KernelDescription:
     """The description of the kernel that solves `n` trajectories, or pulls back for those
     cotangents that are `wanted` (see `flow.Flow`)."""
     solver, on_gpu, here = plan.method.value, plan.engine.on_gpu, machine.current()
     assert isinstance(plan.field, Program)
-    return Description(
+    return KernelDescription(
         plan.field,
         plan.controlled,
         solver.method,
@@ -159,12 +159,12 @@ def width_of(
 #
 
 
-def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
+def solve(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> Result:
     """The result of the trajectories in the mask `[n]`; it has times where each has its own."""
     return _mapped(plan, rows_alone=False)(lanes, mask)
 
 
-def rows(plan: Plan, lanes: Lane, mask: Any) -> list[Any]:
+def rows(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> list[Any]:
     """See `engine.Engine`."""
     return _mapped(plan, rows_alone=True)(lanes, mask)
 
@@ -188,7 +188,7 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
     return run
 
 
-def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
+def _solve(plan: Plan, rows_alone: bool, lanes: TrajectoryNumbers, mask: Any) -> Any:
     n, saving, events, saved = len(mask), plan.saving, plan.events, _saved_rows(plan)
     d = described(plan, lanes, n)
     outputs = [_array(d, n, saved * d.size)]
@@ -217,13 +217,13 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
     happened, ended = None, None
     if plan.event_slots:
         happened, ended = _events_of(plan, rows[1], of_events[1], codes, counted["events"])
-    left = Left(
+    left = LoopResult(
         rows[0],
         t[0] if saving.mode == "steps" else None,
         counts[3],
         codes,
         counts[1],
-        Tried(counts[2], counted["stiff"], counted["switches"]) if d.switches else counts[2],
+        StepCounts(counts[2], counted["stiff"], counted["switches"]) if d.switches else counts[2],
         counted.get("restarts"),
         happened,
         ended,
@@ -231,7 +231,9 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
     return result_of(plan, lanes, left)
 
 
-def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list) -> tuple:
+def _to_solve(
+    d: KernelDescription, plan: Plan, lanes: TrajectoryNumbers, mask: Any, outputs: list
+) -> tuple:
     """The arguments of `_run` for the kernel `solve` with these outputs."""
     n, (text, arrays) = len(mask), kernel.solving(d)
     threads = n if d.on_gpu else _threads(plan, n)
@@ -241,7 +243,7 @@ def _to_solve(d: Description, plan: Plan, lanes: Lane, mask: Any, outputs: list)
     return text, "solve", given, results, n, threads, d.width
 
 
-def _counts(d: Description, n: int) -> jax.ShapeDtypeStruct:
+def _counts(d: KernelDescription, n: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32)
 
 
@@ -259,7 +261,7 @@ class Steps(NamedTuple):
     rows: Any
 
 
-def steps(plan: Plan, lanes: Lane, mask: Any) -> Steps:
+def steps(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> Steps:
     """Every step of the wanted trajectories, without callbacks, on a CPU."""
     n, rows = len(mask), plan.maxiters + 1
     plan = dataclasses.replace(plan, saving=Saving("steps", True, rows))
@@ -276,15 +278,15 @@ def _saved_rows(plan: Plan) -> int:
     return 1 if plan.saving.mode == "ends" else plan.saving.rows
 
 
-def _by_row(d: Description, n: int, rows: int, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of rows of `size` numbers: see `numbers.Order.place_in_row`."""
+def _by_row(d: KernelDescription, n: int, rows: int, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of rows of `size` numbers: see `layout.NumbersOrder.place_in_row`."""
     each = (size, n) if d.on_gpu else (n, size)
     return jax.ShapeDtypeStruct((max(1, rows), *each), dtype)
 
 
 def _events_of(
     plan: Plan, rows: Any, marks: Any, codes: Any, count: Any
-) -> tuple[Happened | None, End | None]:
+) -> tuple[RecordedEvents | None, End | None]:
     """The events, from their rows `[trajectory, 3 slot, *state]`."""
     n = len(codes)
     there = jnp.arange(plan.max_events, dtype=count.dtype)[None] < count[:, None]
@@ -298,7 +300,7 @@ def _events_of(
     which, crossed = jnp.split(marks.reshape(n, plan.max_events, -1), [1], axis=2)
     which = jnp.where(there, which[..., 0], NO_CALLBACK)
     crossed = jnp.where(there[..., None], crossed, 0)
-    return Happened(**found, which=which, crossed=crossed, count=count), ended
+    return RecordedEvents(**found, which=which, crossed=crossed, count=count), ended
 
 
 def _run(
@@ -313,12 +315,12 @@ def _run(
 ) -> list[Any]:
     """Call a kernel for `items` of work, by at most `threads` threads with `least` items each."""
     if plan.engine.on_gpu:
-        which = launch.Kernel(text, name, len(operands), len(outputs))
+        which = launch.PtxKernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
     return call(text, name, operands, outputs, items=items, threads=threads, least=least)
 
 
-def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
+def _array(d: KernelDescription, n: int, size: int) -> jax.ShapeDtypeStruct:
     """The shape and dtype of `size` numbers for each trajectory."""
     return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
 
@@ -328,13 +330,13 @@ def memory_of(size: int) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct((size,), np.int8)] if size else []
 
 
-def _trajectories_first(d: Description, x: Any) -> Any:
+def _trajectories_first(d: KernelDescription, x: Any) -> Any:
     """A result of the shape of an `_array`, with the trajectories first."""
     return x.T if d.on_gpu else x
 
 
 def operands(
-    d: Description, plan: Plan, lanes: Lane, mask: Any, rows: int, *more: int
+    d: KernelDescription, plan: Plan, lanes: TrajectoryNumbers, mask: Any, rows: int, *more: int
 ) -> list[Any]:
     """The operands that all kernels of trajectories have; `more` are further sizes."""
     sizes = np.array([len(mask), rows, plan.maxiters, *more], np.int32)
@@ -354,7 +356,9 @@ def operands(
 #
 
 
-def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
+def pull_back(
+    flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, cotangents: Sequence
+) -> list:
     """Pull back through the trajectories that are `ok`: see `engine.Engine`."""
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, wanted=flow.wanted)
@@ -397,7 +401,7 @@ def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
     ]
 
 
-class _Share(NamedTuple):
+class _WorkShare(NamedTuple):
     """How the work of `pull_back` is shared out: among `threads`, with the other `sizes` (see
     `kernel.TURNS`), the memory of the record and of factors, so many `items` of which a thread gets
     at `least` some, and so many sums of shared parameters' cotangents."""
@@ -410,7 +414,9 @@ class _Share(NamedTuple):
     sums: int
 
 
-def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
+def _record_on_cpu(
+    d: KernelDescription, flow: Flow, back: kernel.PullBackKernel, shared: int
+) -> _WorkShare:
     in_memory = d.sums_in_memory
     threads = _threads(flow.plan, flow.n)
     together = flow.n // flow.groups if in_memory else flow.n
@@ -430,17 +436,19 @@ def _record_on_cpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     lengths = turns * turn + passed_on, events, checkpoints * back.checkpoint
     sizes = turns, group, checkpoints, *lengths
     if not in_memory:
-        return _Share(threads, sizes, _memory(d, threads, *lengths), flow.n, d.width, flow.n)
+        return _WorkShare(threads, sizes, _memory(d, threads, *lengths), flow.n, d.width, flow.n)
     fitting = _SUMS // (max(1, shared) * d.dtype.itemsize * flow.groups)
     most_blocks = min(_MOST_BLOCKS, max(_LEAST_BLOCKS, fitting))
     block = group * -(-together // (group * most_blocks))
     blocks = flow.groups * -(-together // block)
     threads = min(threads, blocks)
     memory = _memory(d, threads, *lengths, back.factors)
-    return _Share(threads, (*sizes, back.factors, together, block), memory, blocks, 1, blocks)
+    return _WorkShare(threads, (*sizes, back.factors, together, block), memory, blocks, 1, blocks)
 
 
-def _record_on_gpu(d: Description, flow: Flow, back: kernel.PullingBack, shared: int) -> _Share:
+def _record_on_gpu(
+    d: KernelDescription, flow: Flow, back: kernel.PullBackKernel, shared: int
+) -> _WorkShare:
     """`_record_on_cpu` for a GPU, where each thread has one trajectory at a time."""
     # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
@@ -453,7 +461,7 @@ def _record_on_gpu(d: Description, flow: Flow, back: kernel.PullingBack, shared:
     of_group = min(group, max(1, _WORKSPACE // bytes_ // flow.groups))
     threads = flow.groups * of_group
     sizes = turns, group, checkpoints, of_group
-    return _Share(threads, sizes, _memory(d, threads, *each), flow.n, 1, threads)
+    return _WorkShare(threads, sizes, _memory(d, threads, *each), flow.n, 1, threads)
 
 
 def _segment_turns(most: int, least: int) -> int:
@@ -461,13 +469,13 @@ def _segment_turns(most: int, least: int) -> int:
     return min(most, max(least, math.isqrt(most) + 1))
 
 
-def _checkpoints(most: int, turns: int, back: kernel.PullingBack) -> int:
+def _checkpoints(most: int, turns: int, back: kernel.PullBackKernel) -> int:
     """How many checkpoints there is room for: those of all segments, if that is not too many."""
     fitting = min(_MOST_CHECKPOINTS, max(2, _MOST_KEPT // back.checkpoint))
     return min(-(-most // turns) + 1, fitting & -2)
 
 
-def _memory(d: Description, threads: int, *sizes: int) -> list[jax.ShapeDtypeStruct]:
+def _memory(d: KernelDescription, threads: int, *sizes: int) -> list[jax.ShapeDtypeStruct]:
     """The memory of all threads for turns, events, checkpoints and factors of these sizes."""
     kinds = zip(sizes, (d.dtype, np.int32, np.int8, d.dtype), strict=False)
     return [jax.ShapeDtypeStruct((threads * size,), dtype) for size, dtype in kinds]

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from ...ground.devices.alone import alone
 from ...plan.events import EVENT_ROWS
-from ...plan.lane import Lane
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.time import next_time
 from ..base.results import each
-from .flow import Flow, Known
+from .flow import Flow, RecordedSolve
 from .rates import rates
 
 
@@ -42,7 +42,7 @@ def without_events(flow: Flow) -> Flow:
     return dataclasses.replace(flow, plan=plan)
 
 
-def is_there(flow: Flow, known: Known) -> list[Any]:
+def is_there(flow: Flow, known: RecordedSolve) -> list[Any]:
     """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`."""
     there, plan, ok = [_is_saved(flow, known)], flow.plan, known.ok[:, None]
     if plan.event_slots:
@@ -55,7 +55,7 @@ def is_there(flow: Flow, known: Known) -> list[Any]:
     return there
 
 
-def _is_saved(flow: Flow, known: Known) -> Any:
+def _is_saved(flow: Flow, known: RecordedSolve) -> Any:
     """The rows of saved states that were reached: `[trajectory, row]`."""
     ok, reached = known.ok[:, None], known.reached
     if flow.plan.saving.mode == "ends":
@@ -89,7 +89,7 @@ def fit_for(ok: Any) -> Callable[..., Any]:
     return fit
 
 
-def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
+def _rates(flow: Flow, lanes: TrajectoryNumbers, ok: Any, u: Any, t: Any) -> Any:
     """`f` at states `[trajectory, time, *state]`; zero for trajectories that failed."""
     safe, own = fit_for(ok), flow.plan.batched
     consts, p = map(safe, lanes.consts, own.consts), map(safe, lanes.p, own.p)
@@ -97,13 +97,13 @@ def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
     return where(ok, alone(functools.partial(rates, flow.plan), lanes, safe(u), safe(t)))
 
 
-def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:
+def start_rate(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve) -> Any:
     """`f` at the initial states; behind a jump there."""
     t0 = _beside(flow, lanes, each_t0(flow, lanes.t0)[:, None], 1)
     return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0)[:, 0]
 
 
-def _beside(flow: Flow, lanes: Lane, t: Any, side: Any) -> Any:
+def _beside(flow: Flow, lanes: TrajectoryNumbers, t: Any, side: Any) -> Any:
     """The times `[trajectory, time]`, or where `f` may jump their neighbours: the later ones if
     `side` is 1, the earlier ones if it is -1."""
     if lanes.d_discontinuities is None:
@@ -114,7 +114,7 @@ def _beside(flow: Flow, lanes: Lane, t: Any, side: Any) -> Any:
     return t + jax.lax.stop_gradient(next_time(ArrayArithmetic(jnp), fixed, side * direction) - t)
 
 
-def _which_end(flow: Flow, known: Known) -> tuple[Any, Any]:
+def _which_end(flow: Flow, known: RecordedSolve) -> tuple[Any, Any]:
     """The row of each trajectory that is at `t1`, and whether there is such a row."""
     saving, reached = flow.plan.saving, known.reached
     arrived = jnp.ones_like(reached, bool) if known.ended is None else ~known.ended
@@ -123,12 +123,12 @@ def _which_end(flow: Flow, known: Known) -> tuple[Any, Any]:
     return jnp.clip(reached - 1, 0, saving.rows - 1), arrived & (reached > int(saving.start))
 
 
-def moving_times(flow: Flow, dlanes: Lane) -> Any:
+def moving_times(flow: Flow, dlanes: TrajectoryNumbers) -> Any:
     """The tangent of the times of saved states, or a symbolic Zero."""
     return dlanes.saveat if flow.plan.saving.mode == "times" else dlanes.t1
 
 
-def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
+def row_rates(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, rows: Any) -> Any:
     """`f` at those saved states whose times may move, `[trajectory, time, *state]`; before a jump
     there, except at the start. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
@@ -155,7 +155,7 @@ def at_times(flow: Flow, dtimes: Any) -> Any:
     return each(dtimes, batched.t1, n)[:, None]
 
 
-def to_rows(flow: Flow, known: Known, x: Any) -> Any:
+def to_rows(flow: Flow, known: RecordedSolve, x: Any) -> Any:
     """An array over the times of `row_rates`, extended to all saved rows by zeros."""
     if flow.plan.saving.mode != "steps":
         return x
@@ -164,7 +164,7 @@ def to_rows(flow: Flow, known: Known, x: Any) -> Any:
     return where(is_end, jnp.broadcast_to(x, (flow.n, saved_of(flow), *x.shape[2:])))
 
 
-def from_rows(flow: Flow, known: Known, c: Any) -> Any:
+def from_rows(flow: Flow, known: RecordedSolve, c: Any) -> Any:
     """The transpose of `to_rows`: from all saved rows to the times of `row_rates`."""
     if flow.plan.saving.mode != "steps":
         return c

@@ -12,8 +12,8 @@ from jax.interpreters import ad, batching
 
 from ...ground.retcode import ReturnCode
 from ...jumps.moving_discontinuities import with_moving_discontinuities
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ..base.capabilities import no_derivative, STOPS
 from ..base.checks import say_that_stops_move
 from ..base.results import each, events_in, rows_of_events
@@ -37,7 +37,7 @@ from .flow import (
     inexact_of,
     inexacts_of,
     is_zero,
-    Known,
+    RecordedSolve,
     stacked,
     with_own,
     with_wanted,
@@ -50,7 +50,9 @@ from .primitives import bend_p, bind, half, parted, pull_p, push_p, solve_p, unp
 #
 
 
-def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
+def _moving(
+    flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, dlanes: TrajectoryNumbers
+) -> tuple[Flow, list] | None:
     """The flow and the operands for the tangents of x. The tangent of the initial state includes
     its change along the field when `t0` moves. None where all tangents are zero."""
     v0, reals = dlanes.u0, inexacts_of(flow.plan, dlanes)
@@ -64,7 +66,9 @@ def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, 
     return flow.with_moved(moved, groups=1, wanted=()), [v0, *(x for x in reals if not is_zero(x))]
 
 
-def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lane, Lane]:
+def _with_moving_jumps(
+    flow: Flow, lanes: TrajectoryNumbers, dlanes: TrajectoryNumbers
+) -> tuple[Flow, TrajectoryNumbers, TrajectoryNumbers]:
     """The flow with derivatives with respect to the times at which the field jumps, if these times
     have tangents. Other known times have none, as the solution there is as smooth as elsewhere.
 
@@ -89,7 +93,9 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     return flow.with_moved((*flow.moved, None), plan=plan), lanes, dlanes
 
 
-def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> list:
+def _solve_dot(
+    flow: Flow, dlanes: TrajectoryNumbers, rows: Any, lanes: TrajectoryNumbers, known: RecordedSolve
+) -> list:
     """The tangents of the results of `solve`, None for zero; `rows()` returns the first result."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     outs: list = [None] * len(sizes_of(flow))
@@ -110,7 +116,13 @@ def _asked(flow: Flow, c: Sequence) -> tuple[Flow, list]:
 
 
 def _pull_dot(
-    flow: Flow, dlanes: Lane, dc: list, lanes: Lane, known: Known, c: Sequence, pulled: Callable
+    flow: Flow,
+    dlanes: TrajectoryNumbers,
+    dc: list,
+    lanes: TrajectoryNumbers,
+    known: RecordedSolve,
+    c: Sequence,
+    pulled: Callable,
 ) -> list:
     """The tangents of `pulled()`, the results of `pull`; None for zero."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
@@ -156,7 +168,7 @@ def _sum(a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else a + b
 
 
-def by_group(flow: Flow, lanes: Lane) -> list:
+def by_group(flow: Flow, lanes: TrajectoryNumbers) -> list:
     """The `wanted` parameters; those that all trajectories share get an axis of groups."""
     k = flow.groups
     return [
@@ -165,7 +177,9 @@ def by_group(flow: Flow, lanes: Lane) -> list:
     ]
 
 
-def of_groups(flow: Flow, lanes: Lane, grouped: Sequence) -> tuple[Flow, Lane]:
+def of_groups(
+    flow: Flow, lanes: TrajectoryNumbers, grouped: Sequence
+) -> tuple[Flow, TrajectoryNumbers]:
     """The flow and its numbers with these parameters, which may differ between groups."""
     own, plan = flow.own, flow.plan
     values = [x if o else _ungrouped(flow, x) for x, o in zip(grouped, own, strict=True)]
@@ -187,7 +201,7 @@ def _tangents(outs: Sequence, found: Sequence) -> list:
     return [ad.Zero(jax.typeof(out).to_tangent_aval()) if x is None else x for out, x in pairs]
 
 
-def _is_still(dlanes: Lane) -> bool:
+def _is_still(dlanes: TrajectoryNumbers) -> bool:
     return all(map(is_zero, jtu.tree_leaves(dlanes, is_leaf=is_zero)))
 
 
@@ -277,7 +291,13 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
 
 
 def _to_tangents(
-    flow: Flow, prim: Any, lanes: Lane, known: Known, *others: Any, v: Sequence, like: Flow
+    flow: Flow,
+    prim: Any,
+    lanes: TrajectoryNumbers,
+    known: RecordedSolve,
+    *others: Any,
+    v: Sequence,
+    like: Flow,
 ) -> list:
     """Cotangents of `v`, the tangents of `like`: one for each trajectory, or their sum. None for
     those that are known, and those of parameters without a tangent aren't computed at all."""
@@ -349,7 +369,7 @@ for _prim, _jvp, _transpose in (
 #
 
 
-def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result) -> Result:
+def differentiable(plan: Plan, lanes: TrajectoryNumbers, ok: Any, result: Result) -> Result:
     """A result whose saved states and events have derivatives of any order with respect to the
     numbers; `ok` says which trajectories are wanted."""
     saving, events, u = plan.saving, result.events, result.u
@@ -359,7 +379,7 @@ def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result) -> Result:
         reached = result.naccept + int(saving.start)
     else:
         reached = result.length
-    known = Known(ok, reached)
+    known = RecordedSolve(ok, reached)
     if plan.events is not None:
         known = known._replace(ended=ended, happened=None if events is None else events.count)
     u0 = each(lanes.u0, plan.batched.u0, len(u))

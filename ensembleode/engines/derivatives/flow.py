@@ -16,14 +16,14 @@ from ...fields import parameters_of
 from ...fields.derivatives.jacobian import leaves_no_tangent
 from ...jumps.moving_jumps import with_tangents
 from ...plan.implicit_form import ImplicitForm, with_constants_around
-from ...plan.lane import Lane
 from ...plan.plan import Plan
 from ...plan.rate import rate_of
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import is_inexact, Program, structs_of, substituted, trace
 from ..base.results import each
 
 
-class Known(NamedTuple):
+class RecordedSolve(NamedTuple):
     """What the solve has found out, with the trajectories along the first axis: whether each
     succeeded; how many times of each were `reached`, or would have been with more rows; with
     callbacks, how many events `happened` that are kept, and whether each `ended` by one."""
@@ -45,7 +45,7 @@ class Flow:
         trajectory has its own tangent. The initial state always has a tangent for each.
     - `wanted`: the numbers of those inexact parameters, among the field's constants and parameters,
         whose cotangents `pull` and `bend` compute, besides that of the initial state.
-    - `tree`: the structure of the numbers (a `Lane`) and of the `Known`.
+    - `tree`: the structure of the `TrajectoryNumbers` and of the `RecordedSolve`.
     """
 
     plan: Plan
@@ -58,7 +58,7 @@ class Flow:
     def with_moved(self, moved: Sequence[bool | None] = (), **changes: Any) -> "Flow":
         return dataclasses.replace(self, moved=tuple(moved), tree=None, **changes)
 
-    def wanted_of(self, lanes: Lane) -> list:
+    def wanted_of(self, lanes: TrajectoryNumbers) -> list:
         """The `wanted` parameters among the numbers of trajectories."""
         return [lanes.parameters[i] for i in self.wanted]
 
@@ -81,7 +81,7 @@ def inexact_of(field: Any) -> list[int]:
     return [i for i, a in enumerate(parameters_of(field)) if is_inexact(a)]
 
 
-def own_and_shared(field: Any, batched: Lane) -> tuple[int, int]:
+def own_and_shared(field: Any, batched: TrajectoryNumbers) -> tuple[int, int]:
     """How many inexact numbers each trajectory has for itself, and how many all share."""
     avals, is_own, sizes = parameters_of(field), batched.parameters, {True: 0, False: 0}
     for i in inexact_of(field):
@@ -89,17 +89,19 @@ def own_and_shared(field: Any, batched: Lane) -> tuple[int, int]:
     return sizes[True], sizes[False]
 
 
-def inexacts_of(plan: Plan, lanes: Lane) -> list:
+def inexacts_of(plan: Plan, lanes: TrajectoryNumbers) -> list:
     """The inexact parameters among the numbers of trajectories, or among flags or tangents."""
     return [lanes.parameters[i] for i in inexact_of(plan.field)]
 
 
-def with_wanted(flow: Flow, lanes: Lane, values: Sequence) -> Lane:
+def with_wanted(flow: Flow, lanes: TrajectoryNumbers, values: Sequence) -> TrajectoryNumbers:
     """The numbers of trajectories with the `wanted` parameters replaced by these."""
     return lanes.with_parameters(substituted(lanes.parameters, flow.wanted, values))
 
 
-def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
+def with_own(
+    flow: Flow, lanes: TrajectoryNumbers, own: Sequence[bool]
+) -> tuple[Flow, TrajectoryNumbers]:
     """The flow and its numbers, with the `wanted` parameters in `own` given to each trajectory."""
     plan, was = flow.plan, flow.own
     wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
@@ -209,7 +211,7 @@ _NO_TANGENT = (
 )
 
 
-def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
+def augmented(flow: Flow, lanes: TrajectoryNumbers, v: Sequence) -> tuple[Flow, TrajectoryNumbers]:
     """The flow JF and its numbers, which are those of F and their tangents. Of these, JF wants the
     cotangents that F does: the cotangent of a tangent isn't needed, as `bend` is linear in it."""
     v0, *tangents = v
@@ -242,7 +244,9 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     return flow.with_moved(plan=wide, wanted=wanted), lanes
 
 
-def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
+def augmented_tangents(
+    flow: Flow, dlanes: TrajectoryNumbers, dv: Sequence, wide: Flow
+) -> TrajectoryNumbers:
     """The tangents of the numbers of JF."""
     dv0, *tangents = dv
     consts = parameters_of(wide.plan.field)[: len(wide.plan.batched.consts)]
@@ -271,7 +275,7 @@ def is_zero(x: Any) -> bool:
 #
 
 
-def widened(flow: Flow, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
+def widened(flow: Flow, size: int, batched: Any, lanes: TrajectoryNumbers, *more: Any) -> tuple:
     """For a mapped axis of this size, which comes first where `batched` says so, the flow and the
     operands of as many more trajectories. Shared numbers that differ along it become each
     trajectory's own."""

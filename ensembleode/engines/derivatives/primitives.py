@@ -44,9 +44,9 @@ from jax.interpreters import mlir
 from ...fields import parameters_of
 from ...ground.devices.alone import lowered, results_of, together
 from ...ground.recent import jit_recent
-from ...plan.lane import Lane
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from .along import is_there, sizes_of, where
-from .flow import augmented, Flow, Known
+from .flow import augmented, Flow, RecordedSolve
 
 
 def half(rows: Any, i: int) -> Any:
@@ -59,7 +59,7 @@ def half(rows: Any, i: int) -> Any:
 #
 
 
-def _solve(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:
+def _solve(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, *given: Any) -> list:
     """The rows; those that have been computed already may be given."""
     if given:
         return list(given)
@@ -67,13 +67,13 @@ def _solve(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:
     return list(map(where, is_there(flow, known), rows))
 
 
-def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
+def _push(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, *v: Any) -> list:
     if (push := flow.plan.engine.push) is not None:
         return list(map(where, is_there(flow, known), push(flow, lanes, known, v)))
     return [half(rows, 1) for rows in _solve(*augmented(flow, lanes, v), known)]
 
 
-def _pull(flow: Flow, lanes: Lane, known: Known, *c: Any) -> list:
+def _pull(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, *c: Any) -> list:
     # The cotangents of rows that were not reached may be NaN.
     cotangents = list(map(where, is_there(flow, known), c))
     u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, cotangents)
@@ -82,7 +82,7 @@ def _pull(flow: Flow, lanes: Lane, known: Known, *c: Any) -> list:
     return [where(known.ok, u0), *parameters]
 
 
-def _bend(flow: Flow, lanes: Lane, known: Known, *rest: Any) -> list:
+def _bend(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, *rest: Any) -> list:
     c, v, w = parted(flow, rest)
     wide, both = augmented(flow, lanes, v)
     doubled = [jnp.stack(x, axis=2) for x in zip(w, c, strict=True)]
@@ -130,12 +130,15 @@ def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
 
 
 def unpack(flow: Flow, operands: Sequence) -> list:
-    """The operands of a primitive, or their tangents: the `Lane`, the `Known`, and the others."""
+    """The operands of a primitive, or their tangents: the `TrajectoryNumbers`, the `RecordedSolve`,
+    and the others."""
     n = flow.tree.num_leaves
     return [*jtu.tree_unflatten(flow.tree, operands[:n]), *operands[n:]]
 
 
-def bind(prim: Any, flow: Flow, lanes: Lane, known: Known, *others: Any) -> list:
+def bind(
+    prim: Any, flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, *others: Any
+) -> list:
     leaves, tree = jtu.tree_flatten((lanes, known))
     flow = dataclasses.replace(flow, tree=tree)
     return prim.bind(*together([*leaves, *others]), flow=flow)

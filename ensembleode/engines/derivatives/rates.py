@@ -4,13 +4,13 @@ from typing import Any
 
 import jax
 
-from ...plan.lane import Lane
 from ...plan.plan import Plan
 from ...plan.rate import rate_of
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import Program
 
 
-def rates(plan: Plan, lanes: Lane, u: Any, t: Any) -> Any:
+def rates(plan: Plan, lanes: TrajectoryNumbers, u: Any, t: Any) -> Any:
     """`du/dt` at the states `u [trajectory, time, *state]` and the times `t [trajectory, time]`."""
     rate: Any = plan.field
     if plan.form is not None:

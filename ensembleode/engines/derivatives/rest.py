@@ -24,8 +24,8 @@ import numpy as np
 from ...fields.derivatives.jacobian import is_reverse_only
 from ...ground.devices.alone import alone
 from ...ground.retcode import is_successful, ReturnCode
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.events import End
 from ...tracing.program import is_inexact, Program, substituted
 from ..base.results import each
@@ -38,7 +38,7 @@ from .flow import at_numbers
 _MOST_STEPS, _ROUNDINGS = 60, 10
 
 
-def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
+def at_rest(plan: Plan, lanes: TrajectoryNumbers, result: Result) -> Result:
     """The result in which the ends of trajectories that came to rest have the derivatives of the
     state at rest; for `steady_state` they are that state, and other trajectories have failed."""
     ended, events = result.ended, plan.events
@@ -57,7 +57,7 @@ def at_rest(plan: Plan, lanes: Lane, result: Result) -> Result:
         holds[name] = came[:, None] & same & (t == ended.t[:, None])
     assert isinstance(plan.field, Program)
     about = plan.state.shape, plan.controlled, plan.mass, plan.batched
-    system = System(plan.field, *about)
+    system = RestEquations(plan.field, *about)
     if events.settles:
         end, found = system.roots(came, ended.u, ended.t, lanes)
         why = jnp.where(came, ReturnCode.ConvergenceFailure.value, ReturnCode.Failure.value)
@@ -94,14 +94,20 @@ def _put(mask: Any, rows: Any, end: Any) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _identity(
-    system: "System", came: Any, holds: dict, rows: dict, u: Any, t: Any, lanes: Lane
+    system: "RestEquations",
+    came: Any,
+    holds: dict,
+    rows: dict,
+    u: Any,
+    t: Any,
+    lanes: TrajectoryNumbers,
 ) -> Any:
     """The rows and the end, with the derivatives of the state at rest where that is found."""
     return rows, u
 
 
 @_identity.defjvp
-def _(system: "System", primals: Sequence, tangents: Sequence) -> tuple:
+def _(system: "RestEquations", primals: Sequence, tangents: Sequence) -> tuple:
     came, holds, _, u, t, lanes = primals
     *_, drows, du, dt, dlanes = tangents
 
@@ -114,7 +120,7 @@ def _(system: "System", primals: Sequence, tangents: Sequence) -> tuple:
     return _identity(system, *primals), (drows, du)
 
 
-class Given(NamedTuple):
+class RestInputs(NamedTuple):
     """What the equations of a trajectory depend on besides the state `y`: the `others` behind it,
     the constants and parameters of the field, the time, and the `span` from `t0` to it."""
 
@@ -125,20 +131,20 @@ class Given(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class System:
+class RestEquations:
     """The equations of a state at rest, of which the first `size` components come to rest."""
 
     field: Program
     shape: tuple[int, ...]
     size: int
     mass: Any
-    batched: Lane
+    batched: TrajectoryNumbers
 
-    def needed(self, lanes: Lane) -> Lane:
+    def needed(self, lanes: TrajectoryNumbers) -> TrajectoryNumbers:
         """The numbers that the equations are made of; the others are None."""
-        return Lane(consts=lanes.consts, p=lanes.p, t0=lanes.t0)
+        return TrajectoryNumbers(consts=lanes.consts, p=lanes.p, t0=lanes.t0)
 
-    def roots(self, came: Any, u: Any, t: Any, lanes: Lane) -> tuple[Any, Any]:
+    def roots(self, came: Any, u: Any, t: Any, lanes: TrajectoryNumbers) -> tuple[Any, Any]:
         """The states at rest near `u`, where they were found, and whether; the others keep `u`."""
         fit, numbers = fit_for(came), lanes.parameters
         own = self.batched.parameters
@@ -147,7 +153,7 @@ class System:
         def every(u: Any, t: Any, t0: Any, numbers: tuple) -> tuple:
             def one(u, t, t0, *numbers):
                 flat = u.reshape(-1)
-                given = Given(flat[self.size :], numbers, t, t - t0)
+                given = RestInputs(flat[self.size :], numbers, t, t - t0)
                 y, found = _root(self, flat[: self.size], given)
                 return jnp.concatenate([y, flat[self.size :]]).reshape(u.shape), found
 
@@ -159,7 +165,7 @@ class System:
         found = found & came
         return jnp.where(found.reshape(-1, *(1,) * (u.ndim - 1)), y, u), found
 
-    def rates(self, y: Any, given: Given, t: Any) -> Any:
+    def rates(self, y: Any, given: RestInputs, t: Any) -> Any:
         """`f` as a vector of the components that come to rest."""
         u = jnp.concatenate([y, given.others]).reshape(self.shape)
         rate = at_numbers(self.field, self.field, given.numbers, (), t)(u)
@@ -174,10 +180,10 @@ class System:
     def derivative(self) -> Callable:
         return jax.jacrev if is_reverse_only(self.field) else jax.jacfwd
 
-    def jacobian(self, y: Any, given: Given) -> Any:
+    def jacobian(self, y: Any, given: RestInputs) -> Any:
         return self.derivative(lambda y: self.rates(y, given, given.t))(y)
 
-    def along(self, y: Any, given: Given, direction: Any) -> Any:
+    def along(self, y: Any, given: RestInputs, direction: Any) -> Any:
         """The product of the Jacobian with a direction."""
         if is_reverse_only(self.field):
             return _times(self.jacobian(y, given), direction)
@@ -200,7 +206,7 @@ class Linear(NamedTuple):
     scale: Any
 
 
-def _linear(system: System, y: Any, given: Given) -> Linear:
+def _linear(system: RestEquations, y: Any, given: RestInputs) -> Linear:
     constant = jax.lax.stop_gradient
     scale = constant(_scale(y))
     matrix = system.jacobian(y, given) * scale[None]
@@ -229,7 +235,7 @@ def _scale(y: Any) -> Any:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _root(system: System, u: Any, given: Given) -> tuple[Any, Any]:
+def _root(system: RestEquations, u: Any, given: RestInputs) -> tuple[Any, Any]:
     """The state at rest near `u [component]`, and whether it was found; if not, `u`."""
     eps = float(jnp.finfo(u.dtype).eps)
 
@@ -259,7 +265,7 @@ def _root(system: System, u: Any, given: Given) -> tuple[Any, Any]:
 
 
 @_root.defjvp
-def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
+def _(system: RestEquations, primals: Sequence, tangents: Sequence) -> tuple:
     (u, given), (du, dgiven) = primals, tangents
     y, found = _root(system, u, given)
     at = _linear(system, y, given)
@@ -280,7 +286,7 @@ def _(system: System, primals: Sequence, tangents: Sequence) -> tuple:
     return (y, found), (jnp.where(found, dy, du), none)
 
 
-def _along(system: System, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
+def _along(system: RestEquations, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
     """The derivative of `fn` along tangents, also by derivatives backwards alone."""
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import Static
 from ..base.engine import Engine
 from ..compiled.llvm.compiler import available
 
 
-class Diffrax(Engine):
+class DiffraxEngine(Engine):
     """Solves by diffrax, mapped over trajectories by `jax.vmap`."""
 
     name = "diffrax"
@@ -45,7 +45,7 @@ class Diffrax(Engine):
         """See `solving.closes`."""
         return _solving().closes(plan)
 
-    def integrate(self, plan: Plan, lane: Lane) -> Result:
+    def integrate(self, plan: Plan, lane: TrajectoryNumbers) -> Result:
         """Solve one trajectory."""
         if not self.closes(plan):
             return _solving().integrate(plan, lane)
@@ -55,24 +55,26 @@ class Diffrax(Engine):
             result = result._replace(t=jnp.where(reached, result.t, jnp.nan))
         return result
 
-    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    def solve_trajectories(
+        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any = None
+    ) -> Result:
         """Solve trajectories, all at once."""
         if self.closes(plan):
             return _gradients().solve(plan, lanes, n, mask)
         return _solving().solve_trajectories(plan, lanes, n)
 
     @staticmethod
-    def rows(plan: Plan, lanes: Lane, mask: Any) -> list:
+    def rows(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> list:
         """See `gradients.rows`."""
         return _gradients().rows(plan, lanes, mask)
 
     @staticmethod
-    def push(flow: Any, lanes: Lane, known: Any, v: Any) -> list:
+    def push(flow: Any, lanes: TrajectoryNumbers, known: Any, v: Any) -> list:
         """See `gradients.push`."""
         return _gradients().push(flow, lanes, known, v)
 
     @staticmethod
-    def pull_back(flow: Any, lanes: Lane, known: Any, cotangents: Any) -> list:
+    def pull_back(flow: Any, lanes: TrajectoryNumbers, known: Any, cotangents: Any) -> list:
         """See `gradients.pull_back`."""
         return _gradients().pull_back(flow, lanes, known, cotangents)
 
@@ -101,4 +103,4 @@ def _gradients() -> Any:
     return gradients
 
 
-ENGINE = Diffrax()
+ENGINE = DiffraxEngine()

@@ -17,8 +17,8 @@ import numpy as np
 import optimistix
 
 from ...plan.known_times import differing
-from ...plan.lane import Lane
 from ...plan.plan import Plan
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solvers import step_size, time
 from ...solvers.arithmetic import ARRAYS, Components
 from ...solvers.controllers import AbstractController
@@ -38,13 +38,13 @@ def _sizes(components: Components) -> Components:
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
 
 
-class Estimates(NamedTuple):
+class ErrorEstimates(NamedTuple):
     """Several estimates of a step's error, each like the state, of which the largest counts."""
 
     each: tuple
 
 
-def _largest(estimates: Estimates, controller: Any, *states: Any) -> Any:
+def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
     """The estimate whose norm in units of the controller's tolerances is the largest."""
 
     def size(estimate: Any) -> Any:
@@ -173,14 +173,14 @@ class FixedSteps(diffrax.AbstractStepSizeController):
 
 
 @dataclasses.dataclass(frozen=True)
-class Controlled:
+class ControlledComponents:
     """The components of a state that step-size control looks at, which are the first ones."""
 
     shape: tuple[int, ...]  # of these as a state
     whole: tuple[int, ...]  # of the state with all components
 
     @classmethod
-    def of(cls, plan: Plan) -> "Controlled | None":
+    def of(cls, plan: Plan) -> "ControlledComponents | None":
         """Those of a solve; None where they are all."""
         whole = shape = plan.state.shape
         if math.prod(whole) == plan.controlled:
@@ -242,7 +242,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     dt: Any
     adaptive: bool
     stop: Any
-    controlled: Controlled | None = eqx.field(static=True, default=None)
+    controlled: ControlledComponents | None = eqx.field(static=True, default=None)
 
     def wrap(self, direction):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
@@ -257,14 +257,14 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         usable = jnp.isfinite(first) & implicit.finite(y0)
         # Of the controllers that get here, only this library's evaluate `f` for the first step.
         nf = 2 if dt0 is None and isinstance(self.inner, OwnController) else 0
-        work = implicit.Work(*(jnp.full((), x) for x in (nf, 0, 0, 0)))
+        work = implicit.StepWork(*(jnp.full((), x) for x in (nf, 0, 0, 0)))
         return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), work)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
         controller_state, failures, span, work = controller_state
-        if isinstance(y_error, implicit.Counted):
+        if isinstance(y_error, implicit.CountedError):
             work = jax.tree.map(lambda x, new: x + new.astype(x.dtype), work, y_error.work)
             y_error = y_error.error
         if self.controlled is not None:
@@ -275,7 +275,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.adaptive:
             # The infinite error of an infinite state would become NaN, and so would the next step.
             usable = implicit.finite(y1_candidate) & implicit.finite(y_error)
-            if isinstance(y_error, Estimates):
+            if isinstance(y_error, ErrorEstimates):
                 y_error = _largest(y_error, inner, y0, y1_candidate)
             y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
             error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
@@ -316,8 +316,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         return keep, next_t0, next_t1, jump, (state, failures, span, work), result
 
 
-def controller_for(plan: Plan, lane: Lane) -> Any:
-    method, controlled = plan.method.value, Controlled.of(plan)
+def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
+    method, controlled = plan.method.value, ControlledComponents.of(plan)
     dt = None if lane.dt is None else jnp.abs(lane.dt)
     inner: Any = method.controller
     rtol, atol = whole = lane.reltol, lane.abstol

@@ -16,20 +16,20 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ...solvers.arithmetic import Components, StateArithmetic
-from ...solvers.method import Attempt, Equations, equations_of, Method
+from ...solvers.method import Equations, equations_of, Method, StepAttempt
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import size_within
-from .control import Estimates
+from .control import ErrorEstimates
 
 
-class _Arithmetic(StateArithmetic):
+class _DiffraxArithmetic(StateArithmetic):
     """The operations on states, which may have another dtype than times."""
 
     def over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
 
 
-_XP: Any = _Arithmetic()
+_XP: Any = _DiffraxArithmetic()
 
 
 class Explicit(diffrax.AbstractSolver):
@@ -45,7 +45,7 @@ class Explicit(diffrax.AbstractSolver):
 
     @property
     def interpolation_cls(self) -> Callable[..., Any]:  # pyright: ignore
-        return functools.partial(_Within, method=self.method)
+        return functools.partial(_StepInterpolant, method=self.method)
 
     def order(self, terms: Any) -> int:
         return self.method.order
@@ -75,7 +75,7 @@ class Explicit(diffrax.AbstractSolver):
         if tried.failed is not None:
             infinite = functools.partial(jnp.where, tried.failed, jnp.inf)
             errors = jax.tree.map(infinite, errors)
-        error: Any = Estimates(errors) if len(errors) > 1 else errors[0] if errors else None
+        error: Any = ErrorEstimates(errors) if len(errors) > 1 else errors[0] if errors else None
         dense = {"y0": y0, "dense": self._dense(equations, y, tried, t0, t1, h)}
         return _like(y0, tried.y2), error, dense, _kept(tried.carry), diffrax.RESULTS.successful
 
@@ -91,7 +91,7 @@ class Explicit(diffrax.AbstractSolver):
         return jax.lax.cond(eqxi.unvmap_any(jumped), anew, lambda: carry)
 
     def _dense(
-        self, equations: Equations, y: Components, tried: Attempt, t0: Any, t1: Any, h: Any
+        self, equations: Equations, y: Components, tried: StepAttempt, t0: Any, t1: Any, h: Any
     ) -> tuple:
         def made() -> tuple:
             return self.method.dense(_XP, equations, y, tried.dense, t0, h)
@@ -110,7 +110,7 @@ class Explicit(diffrax.AbstractSolver):
         return *tried.dense, *more
 
 
-class _Within(diffrax.AbstractLocalInterpolation):
+class _StepInterpolant(diffrax.AbstractLocalInterpolation):
     """The solution within a step, by the method's own interpolant."""
 
     t0: Any

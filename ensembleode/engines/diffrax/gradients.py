@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from ...ground.devices.alone import alone
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ..base.results import each, with_times
 from ..derivatives.along import fit_for
 from ..derivatives.derivatives import by_group, differentiable, of_groups
-from ..derivatives.flow import Flow, inexact_of, Known, with_own, with_wanted
+from ..derivatives.flow import Flow, inexact_of, RecordedSolve, with_own, with_wanted
 from .solving import each_of
 
 
-def solve(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
+def solve(plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any) -> Result:
     """The solutions of `n` trajectories, of which those in the mask are wanted."""
     fixed = jax.tree.map(jax.lax.stop_gradient, lanes)
     result = alone(lambda lanes: each_of(plan, lanes, n), fixed)
@@ -30,12 +30,12 @@ def solve(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
     return with_times(plan, lanes, differentiable(plan, lanes, mask, result))
 
 
-def rows(plan: Plan, lanes: Lane, mask: Any) -> list:
+def rows(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> list:
     """See `engine.Engine`."""
     return [_rows_by(None, plan, lanes, len(mask))]
 
 
-def push(flow: Flow, lanes: Lane, known: Known, v: Sequence) -> list:
+def push(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, v: Sequence) -> list:
     """The tangents of the rows, from those of the initial states and of the parameters that are
     `moved`."""
     v0, *tangents = v
@@ -53,7 +53,9 @@ def push(flow: Flow, lanes: Lane, known: Known, v: Sequence) -> list:
     return [jax.jvp(at, (lanes.u0, flow.wanted_of(lanes)), (v0, tangents))[1]]
 
 
-def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> list:
+def pull_back(
+    flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, cotangents: Sequence
+) -> list:
     """See `engine.Engine`."""
     fit: Callable = fit_for(known.ok)
     lanes = jax.tree.map(lambda x, own: fit(x, bool(own)), lanes, flow.plan.batched)
@@ -71,7 +73,9 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangents: Sequence) -> li
     return [jnp.where(some, x, jnp.zeros_like(x)) for x in (to_u0, *to_values)]
 
 
-def _rows_by(adjoint: diffrax.AbstractAdjoint | None, plan: Plan, lanes: Lane, n: int) -> Any:
+def _rows_by(
+    adjoint: diffrax.AbstractAdjoint | None, plan: Plan, lanes: TrajectoryNumbers, n: int
+) -> Any:
     """The saved states of `n` trajectories; where only ends are saved, the last state."""
     u = each_of(plan, lanes, n, adjoint).u
     return u[:, -1:] if plan.saving.mode == "ends" else u

@@ -45,7 +45,7 @@ def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
     is_wrapped = isinstance(solver, diffrax.AbstractWrappedSolver)
     is_retried = isinstance(solver, diffrax.AbstractRungeKutta) and not is_wrapped
     is_implicit = isinstance(solver, diffrax.AbstractImplicitSolver)
-    return _Retried(solver) if is_implicit and not is_retried else solver
+    return _RetriedSolver(solver) if is_implicit and not is_retried else solver
 
 
 def before_jumps(solver: diffrax.AbstractSolver, jumps: Any) -> diffrax.AbstractSolver:
@@ -53,7 +53,7 @@ def before_jumps(solver: diffrax.AbstractSolver, jumps: Any) -> diffrax.Abstract
     time; the solver itself, if its stages are within its steps."""
     stages = getattr(getattr(solver, "tableau", None), "c", None)
     is_within = stages is None or np.max(stages, initial=0.0) <= 1
-    return solver if is_within else _BeforeJumps(solver, jax.lax.stop_gradient(jumps))
+    return solver if is_within else _SolverBeforeJumps(solver, jax.lax.stop_gradient(jumps))
 
 
 #
@@ -165,7 +165,7 @@ def finite(tree: Any) -> Any:
 #
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """The numbers of evaluations of `f`, Jacobians, factorisations, and solves with the factors."""
 
     nf: Any
@@ -174,11 +174,11 @@ class Work(NamedTuple):
     nsolve: Any
 
 
-class Counted(NamedTuple):
+class CountedError(NamedTuple):
     """What controllers are told about each step: its error, and the work that it took."""
 
     error: Any
-    work: Work  # floats, since diffrax looks for NaN here
+    work: StepWork  # floats, since diffrax looks for NaN here
 
 
 class _Stages(NamedTuple):
@@ -193,7 +193,7 @@ class _Stages(NamedTuple):
     nsolve: Any  # how often linear equations were solved, in implicit stages
 
 
-class Method(diffrax.AbstractESDIRK):
+class CountingESDIRK(diffrax.AbstractESDIRK):
     """diffrax's step, operation by operation. In addition, it counts evaluations of `f`, and tells
     the root finder which step it is for.
 
@@ -294,8 +294,8 @@ class Method(diffrax.AbstractESDIRK):
         error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), _combined(b_error, ks))
         # The first implicit stage always computes a Jacobian.
         njac = 1 + nsolve if isinstance(self.root_finder, FullNewton) else jnp.array(1)
-        work = Work(*(x.astype(c.dtype) for x in (nf, njac, njac, nsolve)))
-        return y1, Counted(error, work), dense, (False, f1), result
+        work = StepWork(*(x.astype(c.dtype) for x in (nf, njac, njac, nsolve)))
+        return y1, CountedError(error, work), dense, (False, f1), result
 
 
 def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
@@ -325,37 +325,37 @@ def _combined(weights: Any, fs: Any) -> Any:
     return jtu.tree_map(lambda fs: dot(weights, fs), fs)
 
 
-class Kvaerno3(Method, diffrax.Kvaerno3):
+class Kvaerno3(CountingESDIRK, diffrax.Kvaerno3):
     pass
 
 
-class Kvaerno4(Method, diffrax.Kvaerno4):
+class Kvaerno4(CountingESDIRK, diffrax.Kvaerno4):
     pass
 
 
-class Kvaerno5(Method, diffrax.Kvaerno5):
+class Kvaerno5(CountingESDIRK, diffrax.Kvaerno5):
     pass
 
 
 # Of the KenCarp methods, the implicit half is used for all of `f`.
 
 
-class KenCarp3(Method):
+class KenCarp3(CountingESDIRK):
     order: ClassVar = diffrax.KenCarp3.order
     tableau: ClassVar = diffrax.KenCarp3.tableau.tableaus[1]
 
 
-class KenCarp4(Method):
+class KenCarp4(CountingESDIRK):
     order: ClassVar = diffrax.KenCarp4.order
     tableau: ClassVar = diffrax.KenCarp4.tableau.tableaus[1]
 
 
-class KenCarp5(Method):
+class KenCarp5(CountingESDIRK):
     order: ClassVar = diffrax.KenCarp5.order
     tableau: ClassVar = diffrax.KenCarp5.tableau.tableaus[1]
 
 
-class ImplicitEuler(Method):
+class ImplicitEuler(CountingESDIRK):
     """The implicit Euler method; its error estimate is the difference to the trapezoidal rule, as
     in diffrax."""
 
@@ -399,7 +399,7 @@ def _passed_on(name: str, *, to_implicit: bool = False) -> Any:
     return property(found)
 
 
-class _Wrapped(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
+class _WrappedSolver(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
     solver: diffrax.AbstractSolver
 
     root_finder = _passed_on("root_finder", to_implicit=True)
@@ -411,7 +411,7 @@ class _Wrapped(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
     init, func = map(_passed_on, ("init", "func"))
 
 
-class _Retried(_Wrapped):
+class _RetriedSolver(_WrappedSolver):
     """A solver whose error is infinite where a step fails."""
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
@@ -423,7 +423,7 @@ class _Retried(_Wrapped):
         return y1, error, dense, state, result
 
 
-class _BeforeJumps(_Wrapped):
+class _SolverBeforeJumps(_WrappedSolver):
     """A solver no stage of which is behind a jump of `f` that its step doesn't reach.
 
     The stage is at the last time before the jump instead, so this step has a lower order, which its
@@ -434,11 +434,11 @@ class _BeforeJumps(_Wrapped):
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         ends = jnp.where(self.jumps > t0, self.jumps, jnp.inf).min()
-        terms = _UpTo(terms, jnp.maximum(t1, eqxi.prevbefore(ends)))
+        terms = _ClampedTerm(terms, jnp.maximum(t1, eqxi.prevbefore(ends)))
         return self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump)
 
 
-class _UpTo(diffrax.AbstractTerm):
+class _ClampedTerm(diffrax.AbstractTerm):
     """A term at its time, or at this one, if that is sooner."""
 
     term: Any

@@ -21,9 +21,9 @@ from ...fields.derivatives.jacobian import is_reverse_only
 from ...fields.derivatives.transposes import effects_of
 from ...ground.devices.alone import alone, operands_of
 from ...ground.retcode import ReturnCode
-from ...plan.events import Events
-from ...plan.lane import Lane
+from ...plan.events import TracedCallbacks
 from ...plan.plan import Plan, Result, shared_times
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.arithmetic import ARRAYS
@@ -34,7 +34,7 @@ from ...tracing.program import Program, Static
 from ..base.capabilities import is_imex
 from ..base.checks import check_backsolve, check_controller, check_steps
 from . import implicit
-from .control import Controlled, controller_for, NONFINITE, STOPPED
+from .control import ControlledComponents, controller_for, NONFINITE, STOPPED
 from .explicit import Explicit
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
@@ -130,12 +130,12 @@ def closes(plan: Plan) -> bool:
     return plan.method.value.by_default and not is_kept and not effects_of(field)
 
 
-def integrate(plan: Plan, lane: Lane) -> Result:
+def integrate(plan: Plan, lane: TrajectoryNumbers) -> Result:
     """Solve one trajectory."""
     return _timed(plan, lane, _integrated(plan, lane))
 
 
-def _integrated(plan: Plan, lane: Lane) -> Result:
+def _integrated(plan: Plan, lane: TrajectoryNumbers) -> Result:
     method: _Method = plan.method.value
     if isinstance(method.adjoint, diffrax.BacksolveAdjoint):
         t0, t1 = (sensitivity.constant(jnp.asarray(x), _BY_TIMES) for x in (lane.t0, lane.t1))
@@ -165,13 +165,13 @@ def _check_derivatives(plan: Plan) -> None:
         )
 
 
-def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
+def solve_trajectories(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Result:
     """Solve trajectories, all at once."""
     return _timed(plan, lanes, _mapped(plan, functools.partial(_integrated, plan), lanes, n))
 
 
 def each_of(
-    plan: Plan, lanes: Lane, n: int, adjoint: diffrax.AbstractAdjoint | None = None
+    plan: Plan, lanes: TrajectoryNumbers, n: int, adjoint: diffrax.AbstractAdjoint | None = None
 ) -> Result:
     """The results of trajectories, all at once, with the derivatives of diffrax; they have times
     only where each trajectory has its own.
@@ -185,12 +185,12 @@ def each_of(
     return jax.tree.map(lambda x: x[None], solve(one))
 
 
-def _mapped(plan: Plan, solve: Callable, lanes: Lane, n: int) -> Result:
+def _mapped(plan: Plan, solve: Callable, lanes: TrajectoryNumbers, n: int) -> Result:
     in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
     return jax.vmap(solve, in_axes=(in_axes,), axis_size=n)(lanes)
 
 
-def _timed(plan: Plan, lanes: Lane, result: Result) -> Result:
+def _timed(plan: Plan, lanes: TrajectoryNumbers, result: Result) -> Result:
     """The result with its saved times, which it lacks where trajectories share them."""
     return result if plan.own_times else result._replace(t=shared_times(plan, lanes))
 
@@ -199,7 +199,7 @@ def counts(method: Static) -> tuple[str, ...]:
     """The names of the counts of its results."""
     value: _Method = method.value
     of_f = () if value.stages is None else ("nf",)
-    of_matrices = _OF_MATRICES if isinstance(value.solver, implicit.Method) else ()
+    of_matrices = _OF_MATRICES if isinstance(value.solver, implicit.CountingESDIRK) else ()
     return "naccept", "nreject", *of_f, *of_matrices
 
 
@@ -209,7 +209,7 @@ def factorises(plan: Plan) -> bool:
 
 
 @eqx.filter_custom_vjp
-def _isolated(lane: Lane, plan: Plan) -> Result:
+def _isolated(lane: TrajectoryNumbers, plan: Plan) -> Result:
     """`_integrate` with gradients that are zero, and never NaN, for a trajectory that failed.
 
     A loss can mask a failed trajectory. But its zero cotangents times infinite derivatives in the
@@ -247,7 +247,9 @@ def _(residuals, cotangents, perturbed, lane, plan):
 #
 
 
-def _integrate(plan: Plan, lane: Lane, adjoint: diffrax.AbstractAdjoint | None = None) -> Result:
+def _integrate(
+    plan: Plan, lane: TrajectoryNumbers, adjoint: diffrax.AbstractAdjoint | None = None
+) -> Result:
     _check_derivatives(plan)
     method: _Method = plan.method.value
     if plan.events is not None:
@@ -298,7 +300,7 @@ def _integrate(plan: Plan, lane: Lane, adjoint: diffrax.AbstractAdjoint | None =
     return _result(plan, lane, sol)
 
 
-def _with_moving_jumps(events: Events, lane: Lane) -> Lane:
+def _with_moving_jumps(events: TracedCallbacks, lane: TrajectoryNumbers) -> TrajectoryNumbers:
     """The numbers with the derivatives of the times at which `f` jumps, which are the last
     parameter then (see `core.moving_discontinuities`): the steps that end there move with them.
 
@@ -366,7 +368,7 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
     if isinstance(solver, Explicit):
         return solver.method.stages, solver.method.evaluations(0) > 0
     tableau = getattr(solver, "tableau", None)
-    counted = isinstance(solver, diffrax.AbstractERK | implicit.Method)
+    counted = isinstance(solver, diffrax.AbstractERK | implicit.CountingESDIRK)
     if counted and isinstance(tableau, diffrax.ButcherTableau):
         return tableau.num_stages, bool(tableau.fsal)
     return None, False
@@ -404,7 +406,7 @@ _CODES = (
 )
 
 
-def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
+def _result(plan: Plan, lane: TrajectoryNumbers, sol: Any) -> Result:
     method: _Method = plan.method.value
     saving = plan.saving
     retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)
@@ -432,7 +434,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     ys = sol.ys
-    controlled = Controlled.of(plan)
+    controlled = ControlledComponents.of(plan)
     first = ys if controlled is None else jax.vmap(controlled.first)(ys)
     overflow = reached & ~jnp.all(jnp.isfinite(first), axis=tuple(range(1, first.ndim)))
     reached = reached & ~overflow
@@ -447,7 +449,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     numbers = (sol.stats["num_steps"], sol.stats["num_accepted_steps"])
     steps, naccept = (jnp.asarray(x, jnp.int32) for x in numbers)
     nf, of_matrices = None, {}
-    if isinstance(method.solver, implicit.Method):
+    if isinstance(method.solver, implicit.CountingESDIRK):
         # With known times, this state is nested in that of the controller that handles these times.
         state = getattr(sol.controller_state, "inner_state", sol.controller_state)
         counted = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), state[-1])

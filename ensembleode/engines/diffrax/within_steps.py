@@ -13,7 +13,7 @@ from ...plan.plan import Plan
 from ...solution.dense import inner_nodes
 from ...solvers import Bosh3, Dopri5, Euler, Tsit5
 from ...solvers.arithmetic import Components
-from ...solvers.method import Attempt, Equations
+from ...solvers.method import Equations, StepAttempt
 from ...tracing.program import Static
 from . import implicit
 from .explicit import Explicit
@@ -23,7 +23,7 @@ def interpolant(method: Static) -> Any:
     """See [`Engine.interpolant`][ensembleode.engines.base.engine.Engine.interpolant]."""
     ours, solver = method.value.method, method.value.solver
     if ours is None and isinstance(solver, diffrax.AbstractERK):
-        return _Steps(Static(solver))
+        return _SolverSteps(Static(solver))
     return ours or len(inner_nodes(_degree(solver)))
 
 
@@ -37,7 +37,7 @@ _HIGHEST = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class _Steps:
+class _SolverSteps:
     """The steps of an explicit diffrax solver, made one by one in the form of a `Method`."""
 
     solver: Static
@@ -49,7 +49,7 @@ class _Steps:
 
     def step(
         self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
-    ) -> Attempt:
+    ) -> StepAttempt:
         (start,), solver = y, self.solver.value
 
         def f(t, u, args):
@@ -59,7 +59,7 @@ class _Steps:
         terms = diffrax.ODETerm(eqx.filter_closure_convert(f, t, start, None))
         state = solver.init(terms, t, t + h, start, None)
         end, _, dense, _, _ = solver.step(terms, t, t + h, start, None, state, False)
-        return Attempt((end,), carry, (), solver.interpolation_cls(t0=t, t1=t + h, **dense))
+        return StepAttempt((end,), carry, (), solver.interpolation_cls(t0=t, t1=t + h, **dense))
 
     def dense(
         self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
@@ -79,7 +79,7 @@ def _degree(solver: diffrax.AbstractSolver) -> int:
     """The highest degree of the polynomials by which the solver interpolates."""
     if isinstance(solver, Explicit):
         return solver.method.degree
-    return 3 if isinstance(solver, implicit.Method) else _HIGHEST
+    return 3 if isinstance(solver, implicit.CountingESDIRK) else _HIGHEST
 
 
 def within_steps(plan: Plan, sol: Any, reached: Any) -> Any:

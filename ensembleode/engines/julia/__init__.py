@@ -16,12 +16,12 @@ ensemble algorithms run the ensembles, in this process or in a separate one.
 
 from typing import Any, NamedTuple
 
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem.ensemble import EnsembleColumns
 from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
-from ...solvers.julia_alg import Description
+from ...solvers.julia_alg import JuliaMethod
 from ...solvers.method import Method as OwnMethod
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
@@ -30,10 +30,10 @@ from ..base.engine import Engine
 from . import environment, gradients as gradients, methods as methods, session
 
 
-class Method(NamedTuple):
+class PlacedJuliaMethod(NamedTuple):
     """A method of Julia, the place where its trajectories run, and how it is differentiated."""
 
-    description: Description
+    description: JuliaMethod
     adaptive: bool | None
     implicit: bool
     stages: int | None
@@ -44,7 +44,7 @@ class Method(NamedTuple):
     method: OwnMethod | None = None
 
 
-class Julia(Engine):
+class JuliaEngine(Engine):
     """OrdinaryDiffEq and DiffEqGPU, through juliacall."""
 
     name = "julia"
@@ -77,7 +77,7 @@ class Julia(Engine):
         # A method that is known by its name only may need the derivatives.
         implicit, stages = alg.implicit or known_by_name, alg.stages or 8
         how = (methods.description(alg), adaptive, implicit, stages, chosen, controller)
-        return Static(Method(*how, options["internalnorm"], method=ours))
+        return Static(PlacedJuliaMethod(*how, options["internalnorm"], method=ours))
 
     def reads_form(self, method: Static) -> bool:
         """Whether the method needs derivatives of `f`. It may, if it is known by its name only."""
@@ -95,7 +95,9 @@ class Julia(Engine):
         packages = {name: v for name, v in there.packages.items() if name not in others}
         return {"Julia": there.julia, **packages, **there.gpu}
 
-    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    def solve_trajectories(
+        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any = None
+    ) -> Result:
         """Solve `n` trajectories, inside a compiled program."""
         return gradients.differentiable(plan, lanes, n)
 
@@ -105,11 +107,11 @@ class Julia(Engine):
 
         **Raises:** `ValueError` for an ensemble algorithm that Julia doesn't have.
         """
-        from .ensembles import InJulia
+        from .ensembles import JuliaExecutor
 
         if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
             return None
-        return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
+        return JuliaExecutor(methods.place(ensemblealg, lambda: session.start().threads))
 
 
-ENGINE = Julia()
+ENGINE = JuliaEngine()

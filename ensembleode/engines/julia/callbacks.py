@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...fields import Inputs, lower, UntranslatableError
-from ...plan.events import Continuous, Discrete, Limit, Part
-from ...plan.plan import Happened, Plan
-from .source import Definition, julia_source
+from ...plan.events import CallbackProgram, TracedContinuous, TracedDiscrete, TracedStepLimit
+from ...plan.plan import Plan, RecordedEvents
+from .source import julia_source, JuliaDefinition
 
 
 def callbacks_as_table(plan: Plan, inputs: Inputs) -> dict[str, Any] | None:
@@ -50,11 +50,13 @@ def written_events(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
     return {_PREFIX + name: jax.ShapeDtypeStruct(*about) for name, about in shapes.items()}
 
 
-def events_of(plan: Plan, arrays: dict[str, Any]) -> Happened | None:
+def events_of(plan: Plan, arrays: dict[str, Any]) -> RecordedEvents | None:
     """The events in the arrays that Julia wrote; None if no events are kept."""
     if _PREFIX + "t" not in arrays:
         return None
-    found = Happened(*(jnp.asarray(arrays[_PREFIX + name]) for name in Happened._fields))
+    found = RecordedEvents(
+        *(jnp.asarray(arrays[_PREFIX + name]) for name in RecordedEvents._fields)
+    )
     shape = (*found.which.shape, *plan.state.shape)
     return found._replace(before=found.before.reshape(shape), after=found.after.reshape(shape))
 
@@ -69,7 +71,7 @@ class _Table:
     inputs: Inputs  # the layout of the parameters
     saves: bool  # whether every step is saved, and so are the states at events
 
-    def continuous(self, x: Continuous) -> dict[str, Any]:
+    def continuous(self, x: TracedContinuous) -> dict[str, Any]:
         up, down = (jump and self.part(jump.part, "affect") for jump in (x.up, x.down))
         return {
             **self.common(x),
@@ -84,7 +86,7 @@ class _Table:
             "dtrelax": x.dtrelax,
         }
 
-    def discrete(self, x: Discrete) -> dict[str, Any]:
+    def discrete(self, x: TracedDiscrete) -> dict[str, Any]:
         return {
             **self.common(x),
             "condition": self.part(x.condition, "condition"),
@@ -92,20 +94,20 @@ class _Table:
             "limit": None if x.limit is None else self.limit(x.limit),
         }
 
-    def common(self, x: Continuous | Discrete) -> dict[str, Any]:
+    def common(self, x: TracedContinuous | TracedDiscrete) -> dict[str, Any]:
         positions = x.save_positions if self.saves else (False, False)
         return {"which": x.which, "kept": x.is_kept, "save_positions": list(positions)}
 
-    def limit(self, x: Limit) -> dict[str, Any]:
+    def limit(self, x: TracedStepLimit) -> dict[str, Any]:
         tolerance = None if x.tolerance is None else self.part(x.tolerance, "abstol")
         return {"tolerance": tolerance, "scalefactor": x.scalefactor}
 
-    def part(self, part: Part, what: str) -> dict[str, Any]:
+    def part(self, part: CallbackProgram, what: str) -> dict[str, Any]:
         return _translated(part, self.inputs, what).as_table()
 
 
 @functools.lru_cache(maxsize=256)
-def _translated(part: Part, inputs: Inputs, what: str) -> Definition:
+def _translated(part: CallbackProgram, inputs: Inputs, what: str) -> JuliaDefinition:
     extras = [(name, 0) for name in part.extras]
     inputs = inputs._replace(places=(*inputs.places, *extras))
     try:

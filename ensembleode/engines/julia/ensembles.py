@@ -17,7 +17,7 @@ from .solving import solve_on_host
 
 
 @dataclasses.dataclass(frozen=True)
-class InJulia(Executor):
+class JuliaExecutor(Executor):
     """Runs the trajectories of a batch in one call of Julia, at this place."""
 
     place: methods.Place

@@ -79,7 +79,7 @@ class JuliaError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Julia:
+class JuliaInstallation:
     """An executable, the project to run it with, and who named them."""
 
     executable: str
@@ -136,7 +136,7 @@ def requirements() -> dict[str, dict[str, str]]:
     return json.loads(path.read_text())["packages"]
 
 
-def find() -> Julia:
+def find() -> JuliaInstallation:
     """The Julia to run. Starts nothing, installs nothing.
 
     **Raises:** `JuliaError` when there is none, or only one of the two environment variables.
@@ -161,10 +161,12 @@ def find() -> Julia:
             "Set it to a folder with a Project.toml; an empty one will do, if you then run "
             f"`{INSTALL}`.",
         )
-    return Julia(os.path.abspath(path), os.path.abspath(project), f"{_EXE} and {_PROJECT}")
+    return JuliaInstallation(
+        os.path.abspath(path), os.path.abspath(project), f"{_EXE} and {_PROJECT}"
+    )
 
 
-def _from_juliapkg() -> Julia:
+def _from_juliapkg() -> JuliaInstallation:
     # The public functions of juliapkg resolve first, which takes a lock in the project's folder.
     # All jobs of a cluster would queue for it, and the folder may be read-only.
     try:
@@ -184,7 +186,7 @@ def _from_juliapkg() -> Julia:
         )
     if shutil.which(executable) is None:
         raise JuliaError(f"The Julia that was installed, {executable}, is gone.", install_it())
-    return Julia(executable, project, "juliapkg")
+    return JuliaInstallation(executable, project, "juliapkg")
 
 
 def setting(tool: str, name: str) -> str | None:
@@ -247,7 +249,7 @@ end
 """
 
 
-def inspect(julia: Julia) -> Versions:
+def inspect(julia: JuliaInstallation) -> Versions:
     """Ask Julia for its version and those of the packages.
 
     **Raises:** `JuliaError` when Julia can't be run.
@@ -283,12 +285,12 @@ def inspect(julia: Julia) -> Versions:
 
 
 @functools.cache
-def inspected(julia: Julia) -> Versions:
+def inspected(julia: JuliaInstallation) -> Versions:
     """`inspect`, once in a process, as loaded packages stay loaded."""
     return inspect(julia)
 
 
-def check(julia: Julia, *, in_process: bool = True) -> Versions:
+def check(julia: JuliaInstallation, *, in_process: bool = True) -> Versions:
     """`inspect`, and raise if the engine could not run.
 
     **Arguments:** `in_process`: whether juliacall is to run Julia within Python, for which the
@@ -302,7 +304,7 @@ def check(julia: Julia, *, in_process: bool = True) -> Versions:
     return versions
 
 
-def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaError]:
+def _problems(julia: JuliaInstallation, versions: Versions, in_process: bool) -> list[JuliaError]:
     if tuple(_numbers(versions.julia)) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         problem = f"{julia.executable} is Julia {versions.julia}, and {oldest} is the oldest."
@@ -419,7 +421,7 @@ def status() -> dict[str, Any]:
 
 
 def run(
-    julia: Julia,
+    julia: JuliaInstallation,
     source: str,
     *arguments: str,
     flags: tuple[str, ...] = (),

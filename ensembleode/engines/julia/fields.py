@@ -12,23 +12,23 @@ import numpy as np
 
 from ...fields import Inputs, lower, parameters_of, staged, UntranslatableError
 from ...tracing.program import Program
-from .source import Definition, julia_source
+from .source import julia_source, JuliaDefinition
 
 
 # A static Jacobian with more rows takes long to compile.
 _LARGEST_STATIC_JACOBIAN = 8
 
 
-class Field(NamedTuple):
+class JuliaField(NamedTuple):
     """A right-hand side in Julia, and its derivatives with respect to the state and the time.
 
     Either all of these functions store their results (`in_place`), or all return them. `inputs` is
     the layout of the parameters.
     """
 
-    f: Definition
-    jac: Definition | None
-    tgrad: Definition | None
+    f: JuliaDefinition
+    jac: JuliaDefinition | None
+    tgrad: JuliaDefinition | None
     inputs: Inputs
 
     @property
@@ -65,7 +65,7 @@ def translate(
     *,
     product: Program | None = None,
     in_place: bool = False,
-) -> Field:
+) -> JuliaField:
     """Translate a field; for an implicit method also its Jacobian and its time derivative.
 
     **Arguments:**
@@ -83,7 +83,7 @@ def translate(
     size = math.prod(program.out_avals[0].shape)
     try:
         if not implicit:
-            return Field(julia_source(lower(program.jaxpr, inputs)), None, None, inputs)
+            return JuliaField(julia_source(lower(program.jaxpr, inputs)), None, None, inputs)
         jaxprs = (program.jaxpr, _jacobian(program, product), _time_derivative(program, rate))
         largest = size**2 if size <= _LARGEST_STATIC_JACOBIAN and not in_place else 0
         functions = [lower(jaxpr, inputs, largest) for jaxpr in jaxprs]
@@ -95,7 +95,9 @@ def translate(
             "otherwise, or use another engine."
         ) from e
     f, jac, tgrad = functions
-    return Field(julia_source(f), julia_source(jac, "jac"), julia_source(tgrad, "tgrad"), inputs)
+    return JuliaField(
+        julia_source(f), julia_source(jac, "jac"), julia_source(tgrad, "tgrad"), inputs
+    )
 
 
 def _jacobian(program: Program, product: Program | None) -> jex.Jaxpr:

@@ -20,11 +20,11 @@ import numpy as np
 from ...fields import parameters_of
 from ...ground.host import host_call
 from ...ground.retcode import ReturnCode
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
 from ...plan.saving import Saving
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
-from ...problem.numbers import of_kind
+from ...problem.number_table import of_kind
 from ...tracing.program import Program, trace
 from ..base.capabilities import CALLBACKS, MASS, no_derivative, STOPS
 from ..base.results import each
@@ -32,7 +32,7 @@ from ..derivatives.rates import rates
 from . import methods, session
 from .fields import translate
 from .numbers import read_arrays
-from .requests import Request
+from .requests import JuliaRequest
 from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
 
 
@@ -40,7 +40,7 @@ from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
 _MOST_SENSITIVITIES = 20
 
 
-def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
+def differentiable(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Result:
     """Solve `n` trajectories; the result can be differentiated if there are neither callbacks nor a
     mass matrix."""
     for feature, given in ((CALLBACKS, plan.events), (MASS, plan.mass)):
@@ -102,13 +102,13 @@ def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
     return [next(new) if w else x for x, w in zip(leaves, where, strict=True)]
 
 
-def _rates_at_start(plan: Plan, lanes: Lane, n: int) -> Any:
+def _rates_at_start(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Any:
     """`f` at the start of each trajectory, `[trajectory, *state]`."""
     t0 = jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))
     return rates(plan, lanes, _starts(plan, lanes, n)[:, None], t0[:, None])[:, 0]
 
 
-def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
+def _starts(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Any:
     return each(lanes.u0, bool(plan.batched.u0), n)
 
 
@@ -122,7 +122,9 @@ def _dot(a: Any, b: Any) -> Any:
 #
 
 
-def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> tuple[Any, Result]:
+def _sensitivities(
+    plan: Plan, lanes: TrajectoryNumbers, n: int, parameters: Parameters
+) -> tuple[Any, Result]:
     """The derivatives of the saved states with respect to the initial state and the parameters,
     `[trajectory, time, number, *state]`, and the solution that was computed with them."""
     shape, dtype = plan.state.shape, plan.state.dtype
@@ -168,7 +170,9 @@ def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
     return program
 
 
-def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) -> tuple[Plan, Lane]:
+def _replanned(
+    plan: Plan, lanes: TrajectoryNumbers, field: Callable, state: Any, u0: Any
+) -> tuple[Plan, TrajectoryNumbers]:
     """A plan and lanes for `field(state, numbers, t)`, with the numbers of the plan's field."""
     program = _traced(plan, field, state)
     size, one = math.prod(state.shape), math.prod(plan.state.shape)
@@ -192,7 +196,7 @@ def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) ->
 
 
 @eqx.filter_custom_jvp
-def _forward(plan: Plan, lanes: Lane, n: int) -> Result:
+def _forward(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Result:
     return solve_in_program(plan, lanes, n)
 
 
@@ -234,7 +238,7 @@ def _(primals, tangents):
     return result, zeros._replace(u=jnp.where(reached, du, 0), t=t)
 
 
-def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
+def _time_tangents(plan: Plan, dot: TrajectoryNumbers, n: int, rows: int) -> Any:
     """The tangents of the saved times, `[trajectory, time]`; None if these times have none."""
     if plan.saving.mode == "times" and dot.saveat is not None:
         return jnp.broadcast_to(dot.saveat, (n, rows))
@@ -244,7 +248,7 @@ def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
     return None
 
 
-def _row_times(plan: Plan, lanes: Lane, result: Result, n: int) -> Any:
+def _row_times(plan: Plan, lanes: TrajectoryNumbers, result: Result, n: int) -> Any:
     """The times of the saved rows, `[trajectory, time]`; any time in rows that were not reached."""
     t = jnp.broadcast_to(result.t, (n, plan.saving.rows))
     return jnp.where(jnp.isfinite(t), t, jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))[:, None])
@@ -256,7 +260,7 @@ def _row_times(plan: Plan, lanes: Lane, result: Result, n: int) -> Any:
 
 
 @eqx.filter_custom_vjp
-def _reverse(lanes: Lane, plan: Plan, n: int) -> Result:
+def _reverse(lanes: TrajectoryNumbers, plan: Plan, n: int) -> Result:
     return solve_in_program(plan, lanes, n)
 
 
@@ -292,7 +296,7 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     return _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n)
 
 
-def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:
+def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> TrajectoryNumbers:
     """The gradient of each leaf, from the `gradient` `[trajectory, number]`."""
     state = plan.state.shape
     d = math.prod(state)
@@ -377,7 +381,7 @@ class _AdjointCall:
         read["cotangents"] = np.ascontiguousarray(cotangents).reshape(n, -1, d)
         written = {"gradient": np.empty((n, self.total), plan.state.dtype)}
         options = {**options_of(plan, n), "field": field.as_table(), "adjoint": adjoint.as_table()}
-        session.start().run(Request("adjoint", options, read, written))
+        session.start().run(JuliaRequest("adjoint", options, read, written))
         return [written["gradient"]]
 
 

@@ -6,7 +6,7 @@ What the package manager downloads or changes, it downloads and changes here alo
 import subprocess
 
 from . import environment
-from .environment import BACKENDS, GPU, Julia, JuliaError, METHODS
+from .environment import BACKENDS, GPU, JuliaError, JuliaInstallation, METHODS
 
 
 # Packages are given as name=uuid=versions.
@@ -20,7 +20,7 @@ Pkg.add(packages)
 """
 
 
-def install(gpu: str | None = None, *, all_methods: bool = False) -> Julia:
+def install(gpu: str | None = None, *, all_methods: bool = False) -> JuliaInstallation:
     """Install what is missing, and compile it: Julia itself, its packages, and on demand the
     packages for a kind of GPU (`BACKENDS`) or for all methods. Progress goes to the terminal.
 
@@ -55,7 +55,7 @@ def install(gpu: str | None = None, *, all_methods: bool = False) -> Julia:
     return julia
 
 
-def _resolve(extra: dict[str, str]) -> Julia:
+def _resolve(extra: dict[str, str]) -> JuliaInstallation:
     import juliapkg
 
     for name, uuid in extra.items():
@@ -70,7 +70,7 @@ def _resolve(extra: dict[str, str]) -> Julia:
     return environment.find()
 
 
-def _add_to_given(extra: dict[str, str]) -> Julia:
+def _add_to_given(extra: dict[str, str]) -> JuliaInstallation:
     julia = environment.find()
     versions = environment.inspect(julia)
     compats = environment.project_toml()["compat"]

@@ -8,7 +8,7 @@ from ...problem import ensemble
 from ...solvers import JuliaAlg, ODESolver
 from ...solvers.auto import AutoSwitch
 from ...solvers.controllers import AbstractController, PIController, PIDController
-from ...solvers.julia_alg import among, described, Description, Val
+from ...solvers.julia_alg import among, described, JuliaMethod, Val
 from . import environment
 
 
@@ -19,7 +19,7 @@ Place = tuple[str, tuple[tuple[str, Any], ...]]
 SERIAL: Place = ("EnsembleSerial", ())
 
 
-def description(alg: ODESolver) -> Description:
+def description(alg: ODESolver) -> JuliaMethod:
     if isinstance(alg, JuliaAlg):
         return alg.description
     name = type(alg).__name__
@@ -29,7 +29,7 @@ def description(alg: ODESolver) -> Description:
     return described(_OTHER_NAMES.get(name, name))
 
 
-def as_table(method: Description) -> dict[str, Any]:
+def as_table(method: JuliaMethod) -> dict[str, Any]:
     """The method's table in a request."""
     name, package, arguments, options = method
     return {
@@ -56,12 +56,12 @@ def control_as_table(controller: AbstractController) -> dict[str, Any]:
 
 
 def _as_value(x: Any) -> Any:
-    if isinstance(x, Description):
+    if isinstance(x, JuliaMethod):
         return as_table(x)
     return {"val": x.value} if isinstance(x, Val) else x
 
 
-def packages(method: Description) -> set[str]:
+def packages(method: JuliaMethod) -> set[str]:
     """The Julia packages of a method and of the methods among its arguments."""
     return {x.package for x in among(method)}
 

@@ -10,20 +10,22 @@ import numpy as np
 
 from ...fields.lowering.values import is_stored_as_bits
 from ...ground.keys import raw
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result, shared_times
-from ...problem.numbers import but
+from ...plan.trajectory_numbers import TrajectoryNumbers
+from ...problem.number_table import but
 from ...solution.events import end_by
 from ..base.results import end_times
 from .callbacks import events_of, written_events
-from .fields import Field
+from .fields import JuliaField
 
 
 # The rows of the table of numbers that are arrays of a request under their own names.
 _ARRAYS = but("constants", "parameters", "times", "count", "flag")
 
 
-def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.ndarray]:
+def read_arrays(
+    plan: Plan, field: JuliaField, lanes: TrajectoryNumbers, n: int
+) -> dict[str, np.ndarray]:
     """The numbers of `n` trajectories, as the arrays that Julia reads."""
     dtype, batched = plan.state.dtype, plan.batched
     own, shared = _parameters(field, lanes, plan.batched.parameters, n)
@@ -51,7 +53,7 @@ def _array(x: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 
 
 def _parameters(
-    field: Field, lanes: Lane, batched: Sequence[bool], n: int
+    field: JuliaField, lanes: TrajectoryNumbers, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameters of each trajectory, `[trajectory, number]`, and the shared ones,
     `[number]`."""
@@ -81,7 +83,7 @@ def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
     return arrays | written_events(plan, n)
 
 
-def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result:
+def result_of(plan: Plan, lanes: TrajectoryNumbers, arrays: dict[str, Any], n: int) -> Result:
     """The result from the arrays that Julia wrote, `[trajectory, ...]`."""
     u = jnp.asarray(arrays["u"]).reshape(n, plan.saving.rows, *plan.state.shape)
     lengths = jnp.asarray(arrays["lengths"])
@@ -95,7 +97,9 @@ def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result
     return Result(u, t, None, lengths, codes, **counts, events=events, ended=ended)
 
 
-def _times(plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, ended: Any) -> Any:
+def _times(
+    plan: Plan, lanes: TrajectoryNumbers, arrays: dict[str, Any], lengths: Any, ended: Any
+) -> Any:
     if plan.saving.mode == "steps":
         return jnp.asarray(arrays["t"])
     if not plan.own_times:

@@ -9,7 +9,7 @@ import numpy as np
 from .source import TYPES
 
 
-class Request:
+class JuliaRequest:
     """One request: an operation, its options, and the arrays that Julia reads and writes.
 
     An array `[trajectory, ..., last]` is `[last, ..., trajectory]` in Julia, in the same memory.

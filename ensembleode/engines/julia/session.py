@@ -27,7 +27,7 @@ import numpy as np
 from ...ground.extras import installing
 from . import environment
 from .environment import JuliaError
-from .requests import Request
+from .requests import JuliaRequest
 
 
 # The environment variable that asks for a process of its own.
@@ -101,7 +101,7 @@ class Session(abc.ABC):
             atexit.register(self.close)
             self._started.set_result(None)
 
-    def run(self, request: Request) -> dict[str, Any]:
+    def run(self, request: JuliaRequest) -> dict[str, Any]:
         """Julia's answer.
 
         **Raises:** [`JuliaError`][] with Julia's message; and an exception that a signal handler
@@ -110,7 +110,7 @@ class Session(abc.ABC):
         place, workers = request.options.get("place", {}), ()
         if place.get("name") in _DISTRIBUTED:
             self._has_workers = True
-            workers = self._ask(Request("workers", {"place": place}, {}))["worker_pids"]
+            workers = self._ask(JuliaRequest("workers", {"place": place}, {}))["worker_pids"]
         new = request.leave_out(self._defined)
         answer = self._ask(request, workers)
         self._defined |= new
@@ -119,10 +119,10 @@ class Session(abc.ABC):
     def close(self) -> None:
         """End the processes of distributed ensembles."""
         if self._has_workers:
-            self._ask(Request("stop_workers", {}, {}))
+            self._ask(JuliaRequest("stop_workers", {}, {}))
             self._has_workers = False
 
-    def _ask(self, request: Request, workers: Sequence[int] = ()) -> dict[str, Any]:
+    def _ask(self, request: JuliaRequest, workers: Sequence[int] = ()) -> dict[str, Any]:
         """Julia's answer. `workers` are the ids of the processes that do the work."""
         request.arrays["stop"] = np.zeros(1, np.int32)
         answer: Future = Future()
@@ -142,7 +142,7 @@ class Session(abc.ABC):
             raise JuliaError(f"Julia failed: {said}")
         return answered
 
-    def _stop(self, request: Request, answer: Future, workers: Sequence[int]) -> None:
+    def _stop(self, request: JuliaRequest, answer: Future, workers: Sequence[int]) -> None:
         """Tell Julia to stop, and wait until it has, as it uses the arrays until then."""
         for pid in workers:
             with contextlib.suppress(ProcessLookupError):
@@ -157,7 +157,7 @@ class Session(abc.ABC):
         """Start Julia; called in its thread."""
 
     @abc.abstractmethod
-    def _answer(self, request: Request) -> str:
+    def _answer(self, request: JuliaRequest) -> str:
         """Julia's answer; called in its thread."""
 
 
@@ -194,7 +194,7 @@ def _collectable(main: Any) -> Callable[[], Any]:
     return idle
 
 
-class InProcess(Session):
+class InProcessSession(Session):
     """Julia in this process, by juliacall."""
 
     def _start(self) -> None:
@@ -248,13 +248,13 @@ class InProcess(Session):
 
         lib.jl_atexit_hook = lambda code: self._thread.submit(finish, code).result()
 
-    def _answer(self, request: Request) -> str:
+    def _answer(self, request: JuliaRequest) -> str:
         places = {name: {"address": x.ctypes.data} for name, x in request.arrays.items()}
         # Julia calls no Python, so it runs without Python's lock.
         return str(self._handle._jl_call_nogil(request.text(places)))
 
 
-class OwnProcess(Session):
+class OwnProcessSession(Session):
     """Julia in a process of its own, with the arrays in memory that both processes map."""
 
     def _start(self) -> None:
@@ -283,7 +283,7 @@ class OwnProcess(Session):
         self._process.wait()
         self._memory.close()
 
-    def _answer(self, request: Request) -> str:
+    def _answer(self, request: JuliaRequest) -> str:
         ends = np.cumsum([-(-x.nbytes // 64) * 64 for x in request.arrays.values()])
         starts = dict(zip(request.arrays, (0, *map(int, ends)), strict=False))
         size = max(64, int(ends[-1]))
@@ -366,13 +366,13 @@ def start(*, threads: int | None = None, process: bool | None = None) -> Session
         if session is None:
             if process is None:
                 process = os.environ.get(PROCESS, "") not in ("", "0")
-            kind = OwnProcess if process else InProcess
+            kind = OwnProcessSession if process else InProcessSession
             # Set before Julia has started: if the wait for it is interrupted, Julia goes on
             # starting, and the next solve finds it.
             session = _running = kind(threads or environment.threads())
             asked = threads = None
     session.ready()
-    own = isinstance(session, OwnProcess)
+    own = isinstance(session, OwnProcessSession)
     if threads not in (None, session.threads) or asked not in (None, own):
         where = "a process of its own" if own else "this process"
         raise ValueError(
@@ -395,7 +395,7 @@ def close() -> None:
     **Raises:** `ValueError` for a Julia in this process, which lasts as long as the process.
     """
     session = _running
-    if isinstance(session, InProcess):
+    if isinstance(session, InProcessSession):
         raise ValueError("Julia runs in this process, and ends with it.")
     if session is not None:
         _forget(session)

@@ -7,13 +7,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ...ground.host import host_call
-from ...plan.lane import Lane
 from ...plan.plan import Plan, Result
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from . import methods, session
 from .callbacks import callbacks_as_table
-from .fields import Field, translate
+from .fields import JuliaField, translate
 from .numbers import read_arrays, result_of, written
-from .requests import Request
+from .requests import JuliaRequest
 
 
 NO_DERIVATIVE = (
@@ -23,7 +23,7 @@ NO_DERIVATIVE = (
 )
 
 
-def field_of(plan: Plan) -> Field:
+def field_of(plan: Plan) -> JuliaField:
     """The translated field of a plan.
 
     **Raises:** `ValueError` for a field that can't be translated, or that can't run on a GPU.
@@ -63,7 +63,7 @@ def options_of(plan: Plan, n: int) -> dict[str, Any]:
     }
 
 
-def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
+def solve_on_host(plan: Plan, lanes: TrajectoryNumbers, n: int) -> dict[str, np.ndarray]:
     """Have Julia solve `n` trajectories.
 
     **Raises:** [`JuliaError`][] with Julia's message.
@@ -73,12 +73,12 @@ def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
     saving = {"mode": plan.saving.mode, "start": plan.saving.start}
     options = {**options_of(plan, n), **saving, "field": field.as_table()}
     options["callbacks"] = callbacks_as_table(plan, field.inputs)
-    session.start().run(Request("solve", options, read_arrays(plan, field, lanes, n), room))
+    session.start().run(JuliaRequest("solve", options, read_arrays(plan, field, lanes, n), room))
     return room
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _JuliaCall:
     """[`solve_on_host`][] for flat operands. Calls are compared by their content."""
 
     plan: Plan
@@ -94,12 +94,14 @@ class _Call:
         return list(solve_on_host(self.plan, lanes, self.n).values())
 
 
-def solve_in_program(plan: Plan, lanes: Lane, n: int, no_derivative: str = NO_DERIVATIVE) -> Result:
+def solve_in_program(
+    plan: Plan, lanes: TrajectoryNumbers, n: int, no_derivative: str = NO_DERIVATIVE
+) -> Result:
     """`solve_on_host` inside a compiled program."""
     # So that a callback that can't be translated raises now, and not when the program runs.
     callbacks_as_table(plan, field_of(plan).inputs)
     leaves, structure = jtu.tree_flatten(lanes)
     room = written(plan, n)
-    call = _Call(plan, n, structure)
+    call = _JuliaCall(plan, n, structure)
     outs = host_call(call, list(room.values()), *leaves, no_derivative=no_derivative)
     return result_of(plan, lanes, dict(zip(room, outs, strict=True)), n)

@@ -29,7 +29,7 @@ TYPES = {
 }
 
 
-class Definition(NamedTuple):
+class JuliaDefinition(NamedTuple):
     """A function in Julia."""
 
     name: str
@@ -47,7 +47,7 @@ class Definition(NamedTuple):
         }
 
 
-def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
+def julia_source(fn: ir.Function, role: Role = "f") -> JuliaDefinition:
     """The source of a function; equal functions have equal names.
 
     **Arguments:** `role`: the use that a solver makes of the function. A Jacobian is given
@@ -65,7 +65,7 @@ def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     lines += [f"    table = TABLE_{name}"] if fn.tables else []
     lines += [*_indented(body), "end"]
     work = tuple((TYPES[dtype.name], size) for dtype, size in fn.work)
-    return Definition(name, "\n".join(lines) + "\n", in_place, () if role == "part" else work)
+    return JuliaDefinition(name, "\n".join(lines) + "\n", in_place, () if role == "part" else work)
 
 
 #

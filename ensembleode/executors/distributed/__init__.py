@@ -17,23 +17,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...plan.lane import Lane
 from ...plan.plan import Outcome, Plan
+from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem.ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...running.executor import Executor
 from ...running.interrupts import looking_at
-from ...running.job import integers, Job, Unfinished
+from ...running.job import integers, Job, UnfinishedBatch
 from ...tracing.program import is_tracer
 from . import local
-from .dispatch import Results
-from .forms import given, Numbers
+from .dispatch import BatchResults
+from .forms import given, SentArrays
 from .pools import Pool
 from .programs import numbers_of, pickled
-from .requests import fail_lost, Request
+from .requests import fail_lost, FormRequest
 
 
 @dataclasses.dataclass(frozen=True)
-class Distributed(Executor):
+class DistributedExecutor(Executor):
     """The executor on the workers of a pool.
 
     - `threads`: the number of threads of each worker.
@@ -61,7 +61,7 @@ class Distributed(Executor):
         outcome, _, results = request.now(numbers, costs, self._seen(job, indices))
         self._note(outcome, results, indices)
         if results.cause is not None:
-            raise Unfinished(outcome, results.done, results.cause) from None
+            raise UnfinishedBatch(outcome, results.done, results.cause) from None
         return outcome
 
     def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
@@ -92,7 +92,7 @@ class Distributed(Executor):
 
     def _prepared(
         self, kind: str, job: Job, indices: Any, repeat: Any
-    ) -> tuple[Request, Numbers, Any]:
+    ) -> tuple[FormRequest, SentArrays, Any]:
         if not job.traced and job.plan.engine.is_stoppable():
             job = looking_at(job, None)  # each worker has its own flag
         lanes = job.trajectories.lanes(indices, repeat)
@@ -103,9 +103,9 @@ class Distributed(Executor):
         pickle = functools.partial(pickled, remake=job.remake)
         numbers = jax.tree.map(jnp.asarray, numbers)
         form = given(kind, job.plan, numbers)
-        return Request(self.pool, self.threads, form, indices.shape[0], pickle), numbers, costs
+        return FormRequest(self.pool, self.threads, form, indices.shape[0], pickle), numbers, costs
 
-    def _note(self, outcome: Outcome, results: Results, indices: Any) -> None:
+    def _note(self, outcome: Outcome, results: BatchResults, indices: Any) -> None:
         fail_lost(outcome, results)
         for rows, why in results.lost:
             which = np.asarray(indices)[rows].tolist()
@@ -113,7 +113,7 @@ class Distributed(Executor):
                 self.notes.append(f"trajectories {which[0]} to {which[-1]} are lost: {why}")
             self.lost.update(which)
 
-    def _costs(self, plan: Plan, lanes: Lane, indices: Any) -> Any:
+    def _costs(self, plan: Plan, lanes: TrajectoryNumbers, indices: Any) -> Any:
         """The cost of each trajectory of the batch, if it is known."""
         if self.costs is not None:
             if not is_tracer(indices) and np.max(indices) >= len(self.costs):
@@ -127,9 +127,11 @@ class Distributed(Executor):
         return jax.lax.stop_gradient(jnp.abs(jnp.asarray(lanes.t1) - jnp.asarray(lanes.t0)))
 
 
-def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any) -> Distributed:
+def executor(
+    ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any
+) -> DistributedExecutor:
     """Raises `ImportError` if Dask is needed and missing, `ClusterError` for an unreachable
     cluster."""
     pool = local.pool_of(ensemblealg)
     pool.open()
-    return Distributed(pool, ensemblealg._sizes()[1], ensemblealg.costs)
+    return DistributedExecutor(pool, ensemblealg._sizes()[1], ensemblealg.costs)

@@ -21,11 +21,11 @@ import numpy as np
 
 from ...ground.logs import log_once, logger
 from ...plan.plan import fill_of
-from ...running.interrupts import Stop, watched
+from ...running.interrupts import StopFlag, watched
 from ...running.job import blank
-from .pools import ClusterError, Died, Pool
-from .programs import ChunkProgram, Shipped
-from .worker import Done, environment, Missing, Ref, Refused, Task
+from .pools import ClusterError, Pool, WorkersDiedError
+from .programs import ChunkProgram, ShippedProgram
+from .worker import environment, MissingObjects, ObjectReference, Task, TaskRefusal, TaskResult
 
 
 # The seconds of a task, and their minimum, which is a few times what sending a task costs. The
@@ -36,7 +36,7 @@ _BYTES = 2**25
 _LARGE = 2**15
 
 
-class Batch(NamedTuple):
+class BatchNumbers(NamedTuple):
     """The numbers of a batch, flat, and what is known about it.
 
     - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: arrays for all of them.
@@ -55,7 +55,7 @@ class Batch(NamedTuple):
 
 
 @dataclasses.dataclass
-class Results:
+class BatchResults:
     """The results of a batch: flat arrays over the trajectories and over the units.
 
     - `done`: which trajectories are solved or lost.
@@ -73,21 +73,21 @@ class Results:
 def dispatch(
     pool: Pool,
     program: ChunkProgram,
-    shipped: Shipped,
-    batch: Batch,
+    shipped: ShippedProgram,
+    batch: BatchNumbers,
     *,
     threads: int = 1,
-    report: Callable[[Results, Any], Any] | None = None,
-) -> Results:
+    report: Callable[[BatchResults, Any], Any] | None = None,
+) -> BatchResults:
     """Run a program on all trajectories of a batch, in the form `shipped` for workers, each of
     which runs `threads` calls at once. `report` is called with the results so far, and the rows
     that are new in them. An exception that ends it early, even `KeyboardInterrupt`, is not raised,
     but in the results."""
-    work = _Work(pool, program, shipped, batch, threads, report)
+    work = _Dispatch(pool, program, shipped, batch, threads, report)
     try:
         pool.open()
         with watched() as stop:
-            stop = stop or Stop()
+            stop = stop or StopFlag()
             # In the middle of a call of Dask's, Ctrl-C might leave Dask in an inconsistent state.
             with stop.held():
                 work.run(stop)
@@ -101,7 +101,7 @@ def dispatch(
     return work.results
 
 
-class _Work:
+class _Dispatch:
     """A dispatch: the units to be done, those that workers have, and the results so far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
@@ -122,7 +122,7 @@ class _Work:
         each, parts = (
             [blank(x.shape, x.dtype, fill_of((), x.dtype)) for x in xs] for xs in program.results(n)
         )
-        self.results = Results(each, parts, np.zeros(n, bool))
+        self.results = BatchResults(each, parts, np.zeros(n, bool))
         size = sum(x.nbytes for x in (*batch.each, *each, *parts))
         self.most = max(1, _BYTES * units // max(1, size))
 
@@ -137,7 +137,7 @@ class _Work:
             digest = hashlib.sha256(repr((x.shape, x.dtype)).encode())
             digest.update(np.ascontiguousarray(x).tobytes())
             kept[digest.hexdigest()] = x
-            shared.append(Ref(digest.hexdigest()))
+            shared.append(ObjectReference(digest.hexdigest()))
         return kept, tuple(shared)
 
     def _ordered(self, units: int) -> list[int]:
@@ -149,7 +149,7 @@ class _Work:
         costs = np.maximum.reduceat(self.batch.costs, np.arange(0, self.batch.n, self.rows))
         return order[np.argsort(costs[order], kind="stable")].tolist()
 
-    def run(self, stop: Stop) -> None:
+    def run(self, stop: StopFlag) -> None:
         while self.pending or self.in_flight or self.suspects:
             if stop.is_set:
                 raise KeyboardInterrupt
@@ -218,21 +218,21 @@ class _Work:
     def _received(self, future: Any, units: np.ndarray) -> None:
         try:
             answer = self.pool.result(future)
-        except Died as e:
+        except WorkersDiedError as e:
             self._died(units, str(e))
             return
         match answer:
-            case Done():
+            case TaskResult():
                 self._done(units, answer)
-            case Missing(hashes, address):
+            case MissingObjects(hashes, address):
                 self.pool.traffic.repeated += 1
                 self._submit(units, list(hashes))
                 if address is not None:  # the task may be sent to another worker now
                     self.pool.deliver({h: self.kept[h] for h in hashes}, address)
-            case Refused(why):
+            case TaskRefusal(why):
                 raise ClusterError(why + ".")
 
-    def _done(self, units: np.ndarray, answer: Done) -> None:
+    def _done(self, units: np.ndarray, answer: TaskResult) -> None:
         rows = self._rows(units)
         for old, new in zip(self.results.each, answer.each, strict=True):
             old[rows] = new

@@ -26,7 +26,7 @@ from ...running.job import codes_and_counts, solve_lanes
 from ...running.reductions import total
 
 
-class Numbers(NamedTuple):
+class SentArrays(NamedTuple):
     """The inputs of a program besides its plan.
 
     - `every`: the numbers that differ between trajectories, and the indices; all leaves have a
@@ -57,7 +57,7 @@ class Form(abc.ABC):
     operands: Pair
     results: Pair
     linear: tuple[int, ...]
-    base: "Given"
+    base: "RootForm"
     copies: int
 
     @abc.abstractmethod
@@ -65,7 +65,7 @@ class Form(abc.ABC):
         """The results of one unit's trajectories, and their sums, without those that are masked."""
 
     @abc.abstractmethod
-    def on(self, base: "Given | None") -> "Form":
+    def on(self, base: "RootForm | None") -> "Form":
         """The form derived in the same way from another base; with None, it can be pickled."""
 
     def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
@@ -87,7 +87,7 @@ _NOTHING = jtu.tree_structure(None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Given(Form):
+class RootForm(Form):
     """A form that is not derived from another.
 
     - `kind`: `"solve"` returns the outcome of each trajectory. `"total"` returns the return codes
@@ -110,7 +110,7 @@ class Given(Form):
     copies = 1
 
     @property
-    def base(self) -> "Given":  # pyright: ignore
+    def base(self) -> "RootForm":  # pyright: ignore
         return self
 
     @property
@@ -123,8 +123,8 @@ class Given(Form):
         each, parts = map(jtu.tree_leaves, outputs_of(self))
         return _without_axis(map(raw_struct, each)), parts
 
-    def on(self, base: "Given | None") -> "Given":
-        return dataclasses.replace(base or Given(self.kind), kind=self.kind, wanted=self.wanted)
+    def on(self, base: "RootForm | None") -> "RootForm":
+        return dataclasses.replace(base or RootForm(self.kind), kind=self.kind, wanted=self.wanted)
 
     def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
         each, parts = _evaluated(self, operands, mask)
@@ -142,18 +142,18 @@ class Given(Form):
         return jtu.tree_leaves(codes_and_counts(outcome)), jtu.tree_leaves(jax.vmap(_total)(*part))
 
 
-def given(kind: str, plan: Plan, numbers: Numbers) -> Given:
+def given(kind: str, plan: Plan, numbers: SentArrays) -> RootForm:
     """The form for a plan with such numbers."""
     leaves, structure = jtu.tree_flatten(numbers)
     every = len(jtu.tree_leaves(numbers.every))
     keys = tuple(jax.random.key_impl(x) if is_key(x) else None for x in leaves)
     structs = [raw_struct(x) for x in leaves]
     structs = (*_without_axis(structs[:every]), *structs[every:])
-    return Given(kind, plan, structure, structs, keys)
+    return RootForm(kind, plan, structure, structs, keys)
 
 
 @functools.lru_cache(maxsize=256)
-def outputs_of(form: Given) -> tuple[Any, Any]:
+def outputs_of(form: RootForm) -> tuple[Any, Any]:
     """The structures of its results: with a trajectory axis of length one, and of the parts."""
     every, shared = form.operands
     every = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in every]
@@ -161,7 +161,7 @@ def outputs_of(form: Given) -> tuple[Any, Any]:
     return jax.eval_shape(functools.partial(_evaluated, form), (every, shared), mask)
 
 
-def _unflattened(form: Given, operands: Pair) -> Numbers:
+def _unflattened(form: RootForm, operands: Pair) -> SentArrays:
     leaves = [
         x if impl is None else jax.random.wrap_key_data(x, impl=impl)
         for x, impl in zip(itertools.chain(*operands), form.keys, strict=True)
@@ -169,7 +169,7 @@ def _unflattened(form: Given, operands: Pair) -> Numbers:
     return jtu.tree_unflatten(form.structure, leaves)
 
 
-def _evaluated(form: Given, operands: Pair, mask: Any) -> tuple[Any, Any]:
+def _evaluated(form: RootForm, operands: Pair, mask: Any) -> tuple[Any, Any]:
     numbers = _unflattened(form, operands)
     if form.kind == "solve":
         return _outcome(form.plan, numbers, mask), ()
@@ -187,7 +187,7 @@ def _evaluated(form: Given, operands: Pair, mask: Any) -> tuple[Any, Any]:
     return (counts, gradient.every), (added, gradient.shared)
 
 
-def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
+def _outcome(plan: Plan, numbers: SentArrays, mask: Any) -> Outcome:
     every, indices = numbers.every
     shared, repeat, key, consts = numbers.shared
     lanes = eqx.combine(every, shared)
@@ -199,25 +199,25 @@ def _total(out: Any, mask: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Derived(Form):
+class _DerivedForm(Form):
     """- `of`: the form that it is derived from."""
 
     of: Form
 
     @property
-    def base(self) -> Given:  # pyright: ignore
+    def base(self) -> RootForm:  # pyright: ignore
         return self.of.base
 
     @property
     def copies(self) -> int:  # pyright: ignore
         return self.of.copies
 
-    def on(self, base: Given | None) -> Form:
+    def on(self, base: RootForm | None) -> Form:
         return dataclasses.replace(self, of=self.of.on(base))
 
 
 @dataclasses.dataclass(frozen=True)
-class Tangent(_Derived):
+class TangentForm(_DerivedForm):
     """The tangents of the real results. The tangents of those operands that are `moving` are
     further operands, after those of the form."""
 
@@ -252,7 +252,7 @@ class Tangent(_Derived):
 
 
 @dataclasses.dataclass(frozen=True)
-class Transposed(_Derived):
+class TransposedForm(_DerivedForm):
     """The cotangents of operands in which a form is linear. The cotangents of its results are
     further operands, after the others.
 
@@ -280,7 +280,7 @@ class Transposed(_Derived):
 
     def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
         operands, given = _apart(self, operands)
-        if isinstance(self.of, Tangent):
+        if isinstance(self.of, TangentForm):
             fn, at = self.of.moved(operands, mask)
         else:
             # The form is linear in these operands, so its transpose is the same anywhere.
@@ -303,7 +303,7 @@ class Transposed(_Derived):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapped(_Derived):
+class MappedForm(_DerivedForm):
     """A form evaluated for `size` values of the operands that are `mapped`. Their axis is the first
     of shared operands, the second of operands of each trajectory, and likewise in all results."""
 

@@ -22,7 +22,7 @@ from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 
 if TYPE_CHECKING:
-    from ...problem.ensemble import OnCluster
+    from ...problem.ensemble import ClusterAlgorithm
 
 
 _own: dict[Hashable, DaskPool] = {}
@@ -61,7 +61,7 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     }
 
 
-def pool_of(ensemblealg: "OnCluster") -> Pool:
+def pool_of(ensemblealg: "ClusterAlgorithm") -> Pool:
     """The workers of an ensemble algorithm, already running or to be started. Raises `TypeError`
     for a `cluster` that is none."""
     cluster = ensemblealg.cluster

@@ -46,7 +46,7 @@ class Traffic:
         )
 
 
-class Died(Exception):
+class WorkersDiedError(Exception):
     """A task was given up because the workers that ran it died."""
 
 
@@ -76,8 +76,8 @@ class Pool(abc.ABC):
         """Send objects to the worker at this address, if it still exists, for its next tasks."""
 
     def result(self, future: Any) -> Any:
-        """The answer to a task. Raises `Died`, `ClusterError` where the cluster can't go on, and
-        any exception of a function that the program calls."""
+        """The answer to a task. Raises `WorkersDiedError`, `ClusterError` where the cluster can't
+        go on, and any exception of a function that the program calls."""
         answer = self._result(future)
         self.traffic.received += len(answer)
         return pickle.loads(answer)
@@ -297,7 +297,9 @@ class DaskPool(Pool):
             return future.result()
         except KilledWorker as e:
             last = e.last_worker.address
-            raise Died(f"the workers that ran it died, the last of them at {last}") from e
+            raise WorkersDiedError(
+                f"the workers that ran it died, the last of them at {last}"
+            ) from e
         except concurrent.futures.CancelledError as e:
             raise self._scheduler_lost() from e
         except NoWorkerError as e:

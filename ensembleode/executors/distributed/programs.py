@@ -22,8 +22,8 @@ from ...ground.keys import as_before
 from ...running.interrupts import looking_at
 from ...running.job import with_output
 from ...tracing.program import is_tracer
-from .forms import Form, Given, given, Numbers, raw_struct
-from .worker import Exported, Pickled, Shipped
+from .forms import Form, given, raw_struct, RootForm, SentArrays
+from .worker import ExportedProgram, PickledProgram, ShippedProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ChunkProgram:
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
     """The numbers of a batch: those that differ between trajectories, and the others."""
     every, shared = eqx.partition(lanes, batched)
-    return Numbers((every, indices), (shared, repeat, key, consts))
+    return SentArrays((every, indices), (shared, repeat, key, consts))
 
 
 # The bytes that a call of a program returns; and those of sums over all trajectories.
@@ -82,7 +82,7 @@ def program_of(form: Form, n: int) -> ChunkProgram:
     else:
         width, capacity = min(128, 2 ** (n - 1).bit_length()), 1
     unit = 1
-    if not isinstance(form, Given) or form.kind == "total and gradient":
+    if not isinstance(form, RootForm) or form.kind == "total and gradient":
         # This decides the bits of a sum, so it depends neither on the workers nor on times.
         parts = max(8, _PARTS // max(1, sum(map(_bytes, form.results[1]))))
         chunks = -(-n // width)
@@ -104,7 +104,7 @@ def _flat(program: ChunkProgram, *flat: Any) -> list:
 
 
 @functools.lru_cache(maxsize=256)
-def exported(program: ChunkProgram) -> Shipped | None:
+def exported(program: ChunkProgram) -> ShippedProgram | None:
     """The serialised program for CPUs; None where that isn't possible since it calls the host."""
     try:
         with on_cpu():
@@ -118,10 +118,12 @@ def exported(program: ChunkProgram) -> Shipped | None:
             raise
         return None
     name = hashlib.sha256(content).hexdigest()
-    return Shipped(name, Exported(bytes(content), len(program.form.results[0]), kernels))
+    return ShippedProgram(
+        name, ExportedProgram(bytes(content), len(program.form.results[0]), kernels)
+    )
 
 
-def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
+def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> ShippedProgram:
     """The problem that a program comes from, to be traced again on the worker; `remake` is a
     function that makes the job, and its arguments. Raises `ValueError` for functions that close
     over traced values."""
@@ -143,7 +145,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
             "what is differentiated into p or u0."
         ) from e
     count = len(program.form.results[0])
-    return Shipped(hashlib.sha256(content).hexdigest(), Pickled(content, count))
+    return ShippedProgram(hashlib.sha256(content).hexdigest(), PickledProgram(content, count))
 
 
 def _without_numbers(args: tuple) -> tuple:

@@ -23,17 +23,27 @@ from ...ground.host import host_call
 from ...ground.keys import as_before, raw
 from ...ground.retcode import ReturnCode
 from ...plan.plan import NO_CALLBACK, Outcome
-from .dispatch import Batch, dispatch, Results
-from .forms import Form, Given, is_real, Mapped, Numbers, outputs_of, Pair, Tangent, Transposed
+from .dispatch import BatchNumbers, BatchResults, dispatch
+from .forms import (
+    Form,
+    is_real,
+    MappedForm,
+    outputs_of,
+    Pair,
+    RootForm,
+    SentArrays,
+    TangentForm,
+    TransposedForm,
+)
 from .pools import ClusterError, Pool
-from .programs import ChunkProgram, exported, program_of, Shipped
+from .programs import ChunkProgram, exported, program_of, ShippedProgram
 
 
 _STOP = jtu.GetAttrKey("stop")
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class FormRequest:
     """A form of `n` trajectories, to be evaluated by the workers of a pool, each of which has
     `threads` threads. `pickle` makes the shipped form of a program that can't be exported."""
 
@@ -41,7 +51,7 @@ class Request:
     threads: int
     form: Form
     n: int
-    pickle: Callable[[ChunkProgram], Shipped] = dataclasses.field(compare=False, repr=False)
+    pickle: Callable[[ChunkProgram], ShippedProgram] = dataclasses.field(compare=False, repr=False)
 
     @property
     def stands_for(self) -> tuple:
@@ -52,14 +62,14 @@ class Request:
         request = dataclasses.replace(self, form=form)
         return _request_p.bind(*itertools.chain(*operands, costs), request=request)
 
-    def now(self, numbers: Numbers, costs: Any, seen: Callable) -> tuple[Any, Any, Results]:
-        """Evaluate now, for a form that is `Given`: the results of each trajectory and of each
-        unit, and the `Results` of the dispatch."""
+    def now(self, numbers: SentArrays, costs: Any, seen: Callable) -> tuple[Any, Any, BatchResults]:
+        """Evaluate now, for a form that is `RootForm`: the results of each trajectory and of each
+        unit, and the `BatchResults` of the dispatch."""
         form = self.form.base
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
         paths, _ = jtu.tree_flatten_with_path(numbers.shared)
         stop = next((i for i, (path, _) in enumerate(paths) if path[-1] == _STOP), None)
-        batch = Batch(every, shared, None if costs is None else np.asarray(costs), stop)
+        batch = BatchNumbers(every, shared, None if costs is None else np.asarray(costs), stop)
 
         def report(results, rows):
             seen(unflattened(form, results.each, results.parts)[0], results, rows)
@@ -69,8 +79,8 @@ class Request:
         results = dispatch(self.pool, program, shipped, batch, threads=self.threads, report=report)
         return *unflattened(form, results.each, results.parts), results
 
-    def in_program(self, numbers: Numbers, costs: Any) -> tuple[Any, Any]:
-        """Evaluate a `Given` form in a program: the results of each trajectory, and of all."""
+    def in_program(self, numbers: SentArrays, costs: Any) -> tuple[Any, Any]:
+        """Evaluate a `RootForm` form in a program: the results of each trajectory, and of all."""
         operands = [[raw(x) for x in jtu.tree_leaves(x)] for x in numbers]
         outs = self.bind(self.form, operands, [] if costs is None else [costs])
         count = len(self.form.results[0])
@@ -79,7 +89,7 @@ class Request:
     def __call__(self, *operands: Any) -> list:
         """Evaluate by a call of the host: the results of each trajectory, and those of all."""
         program = program_of(self.form, self.n)
-        call = _Call(self.pool, self.threads, program, self._shipped(program))
+        call = _FormCall(self.pool, self.threads, program, self._shipped(program))
         each, parts = program.results(self.n)
         outs = host_call(call, [*each, *parts], *operands)
         # Summed over the units in their order, whichever workers computed them.
@@ -90,18 +100,18 @@ class Request:
         each = [jax.core.ShapedArray((self.n, *s.shape), s.dtype) for s in each]
         return [*each, *(jax.core.ShapedArray(s.shape, s.dtype) for s in parts)]
 
-    def _shipped(self, program: ChunkProgram) -> Shipped:
+    def _shipped(self, program: ChunkProgram) -> ShippedProgram:
         return exported(program) or self.pickle(program)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Call:
+class _FormCall:
     """The function of flat arrays that a compiled program calls; compared by content."""
 
     pool: Pool
     threads: int
     program: ChunkProgram
-    shipped: Shipped
+    shipped: ShippedProgram
 
     @property
     def stands_for(self) -> tuple:
@@ -109,13 +119,13 @@ class _Call:
 
     def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
         (every, shared), costs = _apart(self.program.form, operands)
-        batch = Batch(every, shared, costs[0] if costs else None)
+        batch = BatchNumbers(every, shared, costs[0] if costs else None)
         results = dispatch(self.pool, self.program, self.shipped, batch, threads=self.threads)
         if results.cause is not None:
             raise results.cause
         if results.lost:
             form, (rows, why) = self.program.form, results.lost[0]
-            if not isinstance(form, Given) or form.wanted:  # no return code could say so
+            if not isinstance(form, RootForm) or form.wanted:  # no return code could say so
                 raise ClusterError(
                     f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: "
                     f"{why}."
@@ -135,7 +145,7 @@ def _apart(form: Form, operands: Sequence) -> tuple[tuple[list, list], list]:
     return (list(operands[:every]), list(operands[every:end])), list(operands[end:])
 
 
-def fail_lost(outcome: Outcome, results: Results) -> None:
+def fail_lost(outcome: Outcome, results: BatchResults) -> None:
     """Set the return codes of trajectories whose workers died to failures, without events."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value
@@ -143,7 +153,7 @@ def fail_lost(outcome: Outcome, results: Results) -> None:
             outcome.events.which[rows] = NO_CALLBACK
 
 
-def unflattened(form: Given, each: Sequence, parts: Sequence) -> tuple[Any, Any]:
+def unflattened(form: RootForm, each: Sequence, parts: Sequence) -> tuple[Any, Any]:
     """The results for each trajectory, and the others, in their structures, from flat arrays."""
 
     def filled(structs, leaves):
@@ -172,7 +182,7 @@ def _jvp(primals, tangents, *, request):
     tangents, _ = _apart(form, tangents)
     moving = tuple(tuple(not _is_zero(t) for t in xs) for xs in tangents)
     moves = any(map(any, moving))
-    if moves and isinstance(form, Given) and form.kind == "total":
+    if moves and isinstance(form, RootForm) and form.kind == "total":
         return _total_jvp(request, operands, costs, [*itertools.chain(*tangents)])
     outs = request.bind(form, operands, costs)
     zeros = [ad.Zero(a.to_tangent_aval()) for a in request.avals()]
@@ -186,7 +196,7 @@ def _jvp(primals, tangents, *, request):
         ]
         return outs, request.bind(form, moved, costs)
     both = [[*xs, *_without_zeros(ts)] for xs, ts in zip(operands, tangents, strict=True)]
-    found = iter(request.bind(Tangent(form, moving), both, costs))
+    found = iter(request.bind(TangentForm(form, moving), both, costs))
     structs = itertools.chain(*form.results)
     return outs, [next(found) if is_real(s) else z for s, z in zip(structs, zeros, strict=True)]
 
@@ -220,13 +230,13 @@ def _transpose(cts, *operands, request):
     cts = cts[:each], cts[each:]
     given = tuple(tuple(not _is_zero(c) for c in cs) for cs in cts)
     flags = wanted
-    if isinstance(form, Tangent):  # with the tangents of the wanted operands alone
+    if isinstance(form, TangentForm):  # with the tangents of the wanted operands alone
         pairs = zip(form.moving, map(iter, wanted), strict=True)
         moving = tuple(tuple(moves and next(w) for moves in xs) for xs, w in pairs)
-        form = Tangent(form.of, moving)
+        form = TangentForm(form.of, moving)
         flags = tuple((True,) * sum(xs) for xs in wanted)
     known = [[*xs[:k], *_without_zeros(cs)] for xs, k, cs in zip(operands, fixed, cts, strict=True)]
-    found = iter(request.bind(Transposed(form, flags, given), known, costs))
+    found = iter(request.bind(TransposedForm(form, flags, given), known, costs))
     pulled = [
         [None] * k + [next(found) if w else None for w in xs]
         for k, xs in zip(fixed, wanted, strict=True)
@@ -245,7 +255,7 @@ def _batch(operands, axes, *, request):
         [x if a is None else jnp.moveaxis(x, a, 0) for x, a in shared],
     )
     costs = [x if a is None else jnp.max(x, a) for x, a in costs]
-    outs = request.bind(Mapped(form, size, mapped), moved, costs)
+    outs = request.bind(MappedForm(form, size, mapped), moved, costs)
     each = len(form.results[0])
     return outs, [1] * each + [0] * (len(outs) - each)
 

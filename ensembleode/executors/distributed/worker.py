@@ -23,13 +23,13 @@ import jax.export
 import numpy as np
 
 from ...engines.compiled.llvm.compiler import CompileError
-from ...engines.compiled.xla.call import Kernel, register
+from ...engines.compiled.xla.call import NativeKernel, register
 from ...ground.devices.placement import NoCpuError, on_cpu
-from ...running.interrupts import Stop
+from ...running.interrupts import StopFlag
 from ...running.job import compiler_options
 
 
-class Ref(NamedTuple):
+class ObjectReference(NamedTuple):
     """Stands for a large object that the worker keeps."""
 
     hash: str
@@ -40,7 +40,8 @@ class Task(NamedTuple):
 
     - `program`: the hash of the program.
     - `environment`: what the worker's environment must equal (see [`environment`][]).
-    - `each`: flat arrays `[trajectory, ...]`; `shared`: flat arrays (or `Ref`s) for all of them.
+    - `each`: flat arrays `[trajectory, ...]`; `shared`: flat arrays (or `ObjectReference`s) for all
+        of them.
     - `width`, `capacity`: the number of trajectories of a chunk, and of chunks of a call.
     - `threads`: how many calls run at once.
     - `kept`: objects that the worker may lack, by hash.
@@ -59,7 +60,7 @@ class Task(NamedTuple):
     stop: tuple[int, str] | None = None
 
 
-class Done(NamedTuple):
+class TaskResult(NamedTuple):
     """The flat results of a task, `each [trajectory, ...]` and `parts [part, ...]`; the seconds
     spent solving, and how many programs were compiled for it."""
 
@@ -69,29 +70,29 @@ class Done(NamedTuple):
     compiled: int
 
 
-class Missing(NamedTuple):
+class MissingObjects(NamedTuple):
     """The worker, which Dask reaches at this `address`, needs these objects before it can begin."""
 
     hashes: tuple[str, ...]
     address: str | None
 
 
-class Refused(NamedTuple):
+class TaskRefusal(NamedTuple):
     """Neither this worker nor any like it can do the task."""
 
     why: str
 
 
-class Exported(NamedTuple):
+class ExportedProgram(NamedTuple):
     """A program that `jax.export` serialised, for CPUs; and the kernels that it calls, which are
     compiled for the CPU of the worker."""
 
     serialised: bytes
     outputs: int
-    kernels: tuple[Kernel, ...] = ()
+    kernels: tuple[NativeKernel, ...] = ()
 
 
-class Pickled(NamedTuple):
+class PickledProgram(NamedTuple):
     """A program that has to be traced on the worker, as a pickled function that makes it."""
 
     make: bytes
@@ -99,11 +100,11 @@ class Pickled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shipped:
+class ShippedProgram:
     """A program as workers are sent it, and the hash by which they keep it."""
 
     hash: str
-    content: Exported | Pickled = dataclasses.field(compare=False, repr=False)
+    content: ExportedProgram | PickledProgram = dataclasses.field(compare=False, repr=False)
 
 
 def environment() -> dict[str, Any]:
@@ -122,40 +123,42 @@ def keep(payload: bytes) -> None:
     _kept.add(pickle.loads(payload), [])
 
 
-def run(task: Task) -> Done | Missing | Refused:
+def run(task: Task) -> TaskResult | MissingObjects | TaskRefusal:
     """Do a task, on the CPU, even where JAX computes on a GPU."""
     if refusal := _refusal(task.environment):
-        return Refused(refusal)
+        return TaskRefusal(refusal)
     try:
         with on_cpu():
             return _done(task)
     except NoCpuError as e:
-        return Refused(f"{_here()} can't begin: {str(e).removesuffix('.')}")
+        return TaskRefusal(f"{_here()} can't begin: {str(e).removesuffix('.')}")
 
 
-def _done(task: Task) -> Done | Missing | Refused:
-    wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
+def _done(task: Task) -> TaskResult | MissingObjects | TaskRefusal:
+    wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, ObjectReference))]
     # This thread now holds all that it needs, even if another thread makes room in `_kept`.
     held = _kept.add(task.kept, wanted)
     missing = [h for h in wanted if h not in held]
     if missing:
-        return Missing(tuple(missing), _address())
-    shared = [held[x.hash] if isinstance(x, Ref) else x for x in task.shared]
+        return MissingObjects(tuple(missing), _address())
+    shared = [held[x.hash] if isinstance(x, ObjectReference) else x for x in task.shared]
     if task.stop is not None:
         which, work = task.stop
         flag = _stop_of(work)  # it exists as long as this runs
         shared[which] = flag.address
     try:
-        return _solved(task, Shipped(task.program, held[task.program]), shared)
+        return _solved(task, ShippedProgram(task.program, held[task.program]), shared)
     except (MemoryError, jax.errors.JaxRuntimeError) as e:
         if isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        return Refused(
+        return TaskRefusal(
             f"{_here()} ran out of memory, solving {task.width} trajectories at a time ({e}): "
             "save fewer times, or give the workers more"
         )
     except CompileError as e:
-        return Refused(f"{_here()} can't compile the kernels of the program: {str(e).rstrip('.')}")
+        return TaskRefusal(
+            f"{_here()} can't compile the kernels of the program: {str(e).rstrip('.')}"
+        )
 
 
 def stop(work: str) -> None:
@@ -163,16 +166,16 @@ def stop(work: str) -> None:
     _stop_of(work).set()
 
 
-def _stop_of(work: str) -> Stop:
+def _stop_of(work: str) -> StopFlag:
     with _naming:
         return _stops(work)
 
 
 _naming = threading.Lock()
-_stops = functools.lru_cache(maxsize=64)(lambda work: Stop())
+_stops = functools.lru_cache(maxsize=64)(lambda work: StopFlag())
 
 
-def _solved(task: Task, program: Shipped, shared: list) -> Done:
+def _solved(task: Task, program: ShippedProgram, shared: list) -> TaskResult:
     n, rows, outputs = len(task.each[0]), task.width * task.capacity, program.content.outputs
     starts = range(0, n, rows)
 
@@ -198,7 +201,7 @@ def _solved(task: Task, program: Shipped, shared: list) -> Done:
         results = list(map(call, starts))
     seconds = time.perf_counter() - started
     flat = [np.concatenate(x) if len(starts) > 1 else x[0] for x in zip(*results, strict=True)]
-    return Done(flat[:outputs], flat[outputs:], seconds, compiled)
+    return TaskResult(flat[:outputs], flat[outputs:], seconds, compiled)
 
 
 def _filled_up(x: np.ndarray, rows: int) -> np.ndarray:
@@ -232,7 +235,7 @@ def _here() -> str:
     return f"the worker on {platform.node()} (process {os.getpid()})"
 
 
-class _Kept:
+class _KeptObjects:
     """The objects that were sent to this worker and most recently used, up to a number of bytes."""
 
     def __init__(self, most: int):
@@ -258,16 +261,16 @@ class _Kept:
 def _size(thing: Any) -> int:
     if isinstance(thing, np.ndarray):
         return thing.nbytes
-    if isinstance(thing, Exported):
+    if isinstance(thing, ExportedProgram):
         return sum(map(len, [thing.serialised, *(kernel.text for kernel in thing.kernels)]))
     return len(thing.make)
 
 
-_kept = _Kept(2**29)
+_kept = _KeptObjects(2**29)
 _compiling = threading.Lock()
 
 
-def _compiled(program: Shipped, arguments: list) -> tuple[Any, int]:
+def _compiled(program: ShippedProgram, arguments: list) -> tuple[Any, int]:
     """The program, compiled on its first use here; and how many programs were compiled for that."""
     with _compiling:
         before = _executable.cache_info().misses
@@ -276,10 +279,10 @@ def _compiled(program: Shipped, arguments: list) -> tuple[Any, int]:
 
 
 @functools.lru_cache(maxsize=128)
-def _executable(program: Shipped, avals: tuple) -> Any:
+def _executable(program: ShippedProgram, avals: tuple) -> Any:
     source = program.content
     held = []  # keeps the kernels until the program is loaded
-    if isinstance(source, Exported):
+    if isinstance(source, ExportedProgram):
         held += register(source.kernels)
         # Deserialising runs no code: the bytes are the input of a compiler.
         fn = jax.export.deserialize(bytearray(source.serialised)).call

@@ -15,14 +15,14 @@ import jax.numpy as jnp
 from ..equations import bind, called, ELEMENTWISE, interpreted
 
 
-class _Diagonal(NamedTuple):
+class _DiagonalTangent(NamedTuple):
     """A tangent that along direction `i` is component `i` of this array, and zero in the other
     components."""
 
     array: Any
 
 
-class _Every(NamedTuple):
+class _EveryDirection(NamedTuple):
     """A tangent along all directions, which are the last axis."""
 
     array: Any
@@ -36,43 +36,47 @@ def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
     input: `[component of the result, component of the input]`. `args` are the constants and the
     other inputs, among which the input has this `place`."""
     aval: Any = [*jaxpr.constvars, *jaxpr.invars][place].aval
-    ins: list[_Value] = [*args[:place], _Diagonal(jnp.ones(aval.shape, aval.dtype)), *args[place:]]
+    ins: list[_Value] = [
+        *args[:place],
+        _DiagonalTangent(jnp.ones(aval.shape, aval.dtype)),
+        *args[place:],
+    ]
     (out,) = interpreted(jaxpr, ins, lambda x: x, _equation)
-    if isinstance(out, _Diagonal | _Every):
+    if isinstance(out, _DiagonalTangent | _EveryDirection):
         return _every(out).reshape(-1, aval.size)
     return jnp.zeros((out.size, aval.size), out.dtype)
 
 
 def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
-    tangents = [x for x in args if isinstance(x, _Diagonal | _Every)]
+    tangents = [x for x in args if isinstance(x, _DiagonalTangent | _EveryDirection)]
     if not tangents:
         return bind(eqn, args)
     if (inner := called(eqn)) is not None:
         return interpreted(inner, args, lambda x: x, _equation)
     name, size = eqn.primitive.name, eqn.outvars[0].aval.size
-    diagonal = all(isinstance(x, _Diagonal) for x in tangents)
+    diagonal = all(isinstance(x, _DiagonalTangent) for x in tangents)
     # All diagonals are as large as the input that they come from.
     if diagonal and size == tangents[0].array.size and _keeps_diagonals(name, args):
-        outs = bind(eqn, [x.array if isinstance(x, _Diagonal) else x for x in args])
-        return [_Diagonal(outs[0])]
+        outs = bind(eqn, [x.array if isinstance(x, _DiagonalTangent) else x for x in args])
+        return [_DiagonalTangent(outs[0])]
     if name == "dot_general" and diagonal and (found := _scaled(eqn, args)) is not None:
         return [found]
     if name in _ELEMENTWISE:
         n = _every(tangents[0]).shape[-1]
         shape = (*eqn.outvars[0].aval.shape, n)
-        return [_Every(bind(eqn, [_alike(x, shape) for x in args])[0])]
-    axes = [-1 if isinstance(x, _Diagonal | _Every) else None for x in args]
-    arrays = [_every(x) if isinstance(x, _Diagonal | _Every) else x for x in args]
+        return [_EveryDirection(bind(eqn, [_alike(x, shape) for x in args])[0])]
+    axes = [-1 if isinstance(x, _DiagonalTangent | _EveryDirection) else None for x in args]
+    arrays = [_every(x) if isinstance(x, _DiagonalTangent | _EveryDirection) else x for x in args]
     outs = jax.vmap(lambda *xs: bind(eqn, xs), in_axes=axes, out_axes=-1)(*arrays)
-    return list(map(_Every, outs))
+    return list(map(_EveryDirection, outs))
 
 
 def _keeps_diagonals(name: str, args: Sequence[_Value]) -> bool:
     """Whether the result is a diagonal again: components stay in their places, and are zero where
     all tangents are zero."""
     if name in ("mul", "div"):
-        return not all(isinstance(x, _Diagonal) for x in args)
-    return name in _IN_ORDER and all(isinstance(x, _Diagonal) for x in args)
+        return not all(isinstance(x, _DiagonalTangent) for x in args)
+    return name in _IN_ORDER and all(isinstance(x, _DiagonalTangent) for x in args)
 
 
 _IN_ORDER = {
@@ -82,22 +86,22 @@ _IN_ORDER = {
 _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type"])
 
 
-def _scaled(eqn: Any, args: Sequence[_Value]) -> _Every | None:
+def _scaled(eqn: Any, args: Sequence[_Value]) -> _EveryDirection | None:
     """The product of an array with a diagonal that is summed over, which is the array with its
     columns scaled; None for any other product."""
     contracted, (batched, _) = eqn.params["dimension_numbers"]
-    which = next(i for i, x in enumerate(args) if isinstance(x, _Diagonal))
+    which = next(i for i, x in enumerate(args) if isinstance(x, _DiagonalTangent))
     diagonal, other = args[which].array, args[1 - which]
     if batched or diagonal.ndim != 1 or len(contracted[which]) != 1:
         return None
     columns = jnp.moveaxis(other, contracted[1 - which][0], -1)
     dtype = eqn.outvars[0].aval.dtype
     diagonal = jnp.broadcast_to(diagonal, columns.shape)
-    return _Every(columns.astype(dtype) * diagonal.astype(dtype))
+    return _EveryDirection(columns.astype(dtype) * diagonal.astype(dtype))
 
 
-def _every(x: _Diagonal | _Every) -> Any:
-    if isinstance(x, _Every):
+def _every(x: _DiagonalTangent | _EveryDirection) -> Any:
+    if isinstance(x, _EveryDirection):
         return x.array
     n = x.array.size
     column = jnp.broadcast_to(x.array.reshape(n, 1), (n, n))
@@ -107,7 +111,7 @@ def _every(x: _Diagonal | _Every) -> Any:
 
 def _alike(x: _Value, shape: Sequence[int]) -> Any:
     """An array or a tangent with all directions as its last axis."""
-    if isinstance(x, _Diagonal | _Every):
+    if isinstance(x, _DiagonalTangent | _EveryDirection):
         return jnp.broadcast_to(_every(x), shape)
     x = jnp.asarray(x)
     return jnp.broadcast_to(x[..., None] if x.ndim else x, shape)

@@ -82,7 +82,7 @@ def _written(stmt: ir.Stmt) -> Iterator[_Range]:
                 yield _whole(out.buffer)
 
 
-class _Moved:
+class _MovedElements:
     """The elements `target`, which were stored by a statement or a loop with the counter `var`, and
     are `expr`, read from `sources`."""
 
@@ -101,7 +101,7 @@ class _Forwarding:
     """What is known of scratch memory between two statements."""
 
     def __init__(self):
-        self._moved: list[_Moved] = []
+        self._moved: list[_MovedElements] = []
 
     def through(self, stmt: ir.Stmt) -> list[ir.Stmt]:
         """The statement, which now reads what was moved from where it comes from."""
@@ -137,7 +137,7 @@ class _Forwarding:
         sources = [_range(x.buffer, x.index, var, n) for x in loads([stmt.expr])]
         known = [x for x in sources if x is not None]
         if len(known) == len(sources) and not any(x.meets(y) for x in known for y in written):
-            self._moved.append(_Moved(target, var, stmt.expr, known))
+            self._moved.append(_MovedElements(target, var, stmt.expr, known))
 
     def _split(self, loop: ir.For) -> list[ir.Stmt]:
         """The loop in parts; in each of them, all of what an array has comes from one place."""

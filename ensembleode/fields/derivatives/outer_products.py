@@ -27,7 +27,7 @@ from ..products import layouts
 from ..scalarise import inlined
 
 
-class Places(NamedTuple):
+class MatrixPlaces(NamedTuple):
     """The places `start + i * first + j * second` of a matrix in row-major memory."""
 
     start: int
@@ -35,7 +35,7 @@ class Places(NamedTuple):
     second: int = 0
 
 
-class Term(NamedTuple):
+class OuterProductTerm(NamedTuple):
     """A part of the cotangents: `to[i, j] += sum_c left[i, c] * right[c, j]`, of so many `rows`,
     `columns` and `inner` numbers. Without `right` it is `to[i, 0] += left[i, 0]`.
 
@@ -46,43 +46,45 @@ class Term(NamedTuple):
     rows: int
     columns: int
     inner: int
-    to: Places
-    left: Places
-    right: Places | None = None
+    to: MatrixPlaces
+    left: MatrixPlaces
+    right: MatrixPlaces | None = None
 
-    def side_by_side(self) -> Term:
+    def side_by_side(self) -> OuterProductTerm:
         """The same sums, where rows and columns are exchanged if columns don't lie side by side."""
         if self.right is None or self.to.second == 1:
             return self
-        swapped = (Places(x.start, x.second, x.first) for x in (self.to, self.left, self.right))
+        swapped = (
+            MatrixPlaces(x.start, x.second, x.first) for x in (self.to, self.left, self.right)
+        )
         to, left, right = swapped
         return self._replace(rows=self.columns, columns=self.rows, to=to, left=right, right=left)
 
 
-class Scattered(NamedTuple):
+class ScatteredTerm(NamedTuple):
     """A part of the cotangents: `to[number[i], 0] += left[i, 0]`, of so many `rows`.
 
-    - `to`, `left`: see `Term`.
+    - `to`, `left`: see `OuterProductTerm`.
     - `number`: places among the numbers that the program returns, where they are whole numbers.
     """
 
     rows: int
-    to: Places
-    left: Places
-    number: Places
+    to: MatrixPlaces
+    left: MatrixPlaces
+    number: MatrixPlaces
 
 
-class TakenOut(NamedTuple):
+class FactoredProgram(NamedTuple):
     """A program whose last results are the factors of `terms`, and the numbers of what is
     `scattered`, `size` numbers in all, in place of the cotangents of some parameters."""
 
     jaxpr: jex.Jaxpr
-    terms: tuple[Term, ...]
-    scattered: tuple[Scattered, ...]
+    terms: tuple[OuterProductTerm, ...]
+    scattered: tuple[ScatteredTerm, ...]
     size: int
 
 
-def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
+def taken_out(jaxpr: jex.Jaxpr, kept: int) -> FactoredProgram:
     """Take out all but the first `kept` numbers of the result of a program, which is one array,
     joined of others."""
     inner: Any = inlined(jaxpr)
@@ -103,7 +105,7 @@ def taken_out(jaxpr: jex.Jaxpr, kept: int) -> TakenOut:
     arrays = list(found.arrays)
     changed = inner.replace(eqns=[*inner.eqns, *found.eqns], outvars=[*remaining, *arrays])
     jaxpr = with_constants(changed, inner.constvars, inner.invars)
-    return TakenOut(jaxpr, tuple(found.terms), tuple(found.scattered), found.size)
+    return FactoredProgram(jaxpr, tuple(found.terms), tuple(found.scattered), found.size)
 
 
 class _Terms:
@@ -114,8 +116,8 @@ class _Terms:
         self._made_by = made_by
         self.arrays: dict[Any, int] = {}
         self.size = 0
-        self.terms: list[Term] = []
-        self.scattered: list[Scattered] = []
+        self.terms: list[OuterProductTerm] = []
+        self.scattered: list[ScatteredTerm] = []
         self.eqns: list[Any] = []
 
     def add(self, v: Any, to: np.ndarray) -> None:
@@ -184,8 +186,8 @@ class _Terms:
         rows = math.prod(update.aval.shape)
         if 2 * rows > to.size or any(isinstance(x, jex.Literal) for x in (update, number)):
             return False
-        left, number = (Places(self._start(x), 1) for x in (update, number))
-        self.scattered.append(Scattered(rows, places, left, number))
+        left, number = (MatrixPlaces(self._start(x), 1) for x in (update, number))
+        self.scattered.append(ScatteredTerm(rows, places, left, number))
         return True
 
     def _padded(self, eqn: Any, to: np.ndarray) -> Call[bool]:
@@ -222,7 +224,9 @@ class _Terms:
         for v, to in reversed(moved):
             places = _affine(to.reshape(-1, 1))
             if places is not None and not isinstance(v, jex.Literal):
-                self.terms.append(Term(to.size, 1, 1, places, Places(self._start(v), 1)))
+                self.terms.append(
+                    OuterProductTerm(to.size, 1, 1, places, MatrixPlaces(self._start(v), 1))
+                )
                 return True
         return False
 
@@ -240,7 +244,7 @@ class _Terms:
         at, of_left, of_right = (p for p in places if p is not None)
         of_left = of_left._replace(start=of_left.start + self._start(x))
         of_right = of_right._replace(start=of_right.start + self._start(y))
-        self.terms.append(Term(rows, columns, inner, at, of_left, of_right))
+        self.terms.append(OuterProductTerm(rows, columns, inner, at, of_left, of_right))
         return True
 
 
@@ -274,7 +278,7 @@ def _before(eqn: Any, to: np.ndarray) -> tuple[Any, np.ndarray]:
     return x, back.reshape(x.aval.shape)
 
 
-def _affine(numbers: np.ndarray) -> Places | None:
+def _affine(numbers: np.ndarray) -> MatrixPlaces | None:
     """These numbers as places of a matrix; None if they are not at equal distances."""
     rows, columns = numbers.shape
     start = int(numbers[0, 0])
@@ -282,4 +286,4 @@ def _affine(numbers: np.ndarray) -> Places | None:
     second = int(numbers[0, 1]) - start if columns > 1 else 0
     i, j = np.indices(numbers.shape)
     same = np.array_equal(numbers, start + first * i + second * j)
-    return Places(start, first, second) if same else None
+    return MatrixPlaces(start, first, second) if same else None

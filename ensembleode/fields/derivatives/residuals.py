@@ -22,7 +22,7 @@ _OF_COMPONENTS = """
 _CHEAP = {"broadcast_in_dim", "iota", *_OF_COMPONENTS.split(), *MOVEMENTS}
 
 
-class Split(NamedTuple):
+class SplitTranspose(NamedTuple):
     """The two programs; their inputs are those of the transposed field.
 
     - `forward`: its results are the value of the field and the `residuals`, one after the other.
@@ -40,7 +40,7 @@ class Split(NamedTuple):
         return sum(map(math.prod, self.residuals))
 
 
-def split(jaxpr: jex.Jaxpr) -> Split | None:
+def split(jaxpr: jex.Jaxpr) -> SplitTranspose | None:
     """Split the program of a transposed field, whose first argument is the cotangent, and whose
     results are its own and the value of the field. None if a residual isn't real, or none is kept.
     """
@@ -84,7 +84,7 @@ def split(jaxpr: jex.Jaxpr) -> Split | None:
         invars=[cotangent, *given, *residuals, time],
         outvars=[result],
     )
-    return Split(
+    return SplitTranspose(
         with_constants(there, inner.constvars, inner.invars),
         with_constants(back, inner.constvars, back.invars),
         tuple(v.aval.shape for v in residuals),

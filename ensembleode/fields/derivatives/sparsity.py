@@ -31,7 +31,7 @@ _MOST_UNROLLED = 20_000
 
 
 @dc.dataclass(frozen=True, slots=True)
-class _Value:
+class _DependentArray:
     """An array, described by what its components depend on.
 
     - `depends`: for each component, the set of components of the state by which its derivative may
@@ -57,7 +57,7 @@ class _Value:
         """The union of the sets of all components."""
         return _union(self.depends.reshape(-1), (0,)).item()
 
-    def where_not_zero(self, other: "_Value") -> np.ndarray:
+    def where_not_zero(self, other: "_DependentArray") -> np.ndarray:
         """The part of a product's dependence that is due to this factor: nothing where `other` is
         zero."""
         return self.depends if other.known is None else np.where(other.known != 0, self.depends, 0)
@@ -69,13 +69,13 @@ def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
     booleans."""
     jaxpr = program.jaxpr
     avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
-    values = [_Value(_nothing(a.shape)) for a in avals]
+    values = [_DependentArray(_nothing(a.shape)) for a in avals]
     n_consts = len(jaxpr.constvars)
     if consts is not None:
         values[:n_consts] = map(_known, consts)
     n = math.prod(avals[n_consts].shape)
     bits = np.array([1 << i for i in range(n)], object).reshape(avals[n_consts].shape)
-    values[n_consts] = _Value(bits)
+    values[n_consts] = _DependentArray(bits)
     outs = _evaluate(jaxpr, values)
     depends = [d for out in outs for d in out.depends.reshape(-1)]
     return np.array([[bool(d >> i & 1) for i in range(n)] for d in depends], bool).reshape(-1, n)
@@ -85,13 +85,13 @@ def _nothing(shape: Sequence[int]) -> np.ndarray:
     return np.full(tuple(shape), 0, object)
 
 
-def _mapped(x: _Value, fn: Callable) -> _Value:
-    return _Value(fn(x.depends), None if x.known is None else fn(x.known))
+def _mapped(x: _DependentArray, fn: Callable) -> _DependentArray:
+    return _DependentArray(fn(x.depends), None if x.known is None else fn(x.known))
 
 
-def _known(x: Any) -> _Value:
+def _known(x: Any) -> _DependentArray:
     x = np.asarray(x)
-    return _Value(_nothing(x.shape), x)
+    return _DependentArray(_nothing(x.shape), x)
 
 
 def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
@@ -101,24 +101,27 @@ def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     return x
 
 
-def _evaluate(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _evaluate(jaxpr: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     """The outputs of a jaxpr, from its constants and inputs."""
     return interpreted(jaxpr, ins, _known, _outputs)
 
 
-def _outputs(eqn: Any, ins: list[_Value]) -> list[_Value]:
+def _outputs(eqn: Any, ins: list[_DependentArray]) -> list[_DependentArray]:
     outs = zip(eqn.outvars, _equation(eqn, ins), strict=True)
-    return [x if is_inexact(v.aval) else _Value(_nothing(v.aval.shape), x.known) for v, x in outs]
+    return [
+        x if is_inexact(v.aval) else _DependentArray(_nothing(v.aval.shape), x.known)
+        for v, x in outs
+    ]
 
 
-def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
+def _equation(eqn: Any, ins: list[_DependentArray]) -> list[_DependentArray]:
     name = eqn.primitive.name
     if name in _RULES:
         return _RULES[name](eqn, ins)
     if name in MOVEMENTS:
         return _moved(eqn, ins)
     if name in REDUCTIONS:
-        return [_Value(_union(ins[0].depends, eqn.params["axes"]))]
+        return [_DependentArray(_union(ins[0].depends, eqn.params["axes"]))]
     if name == "custom_vjp_call":  # its derivative can be anything
         return _anything(eqn, ins)
     inner = written_out(eqn)
@@ -127,21 +130,21 @@ def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
     return [_elementwise(eqn, ins)] if name in _ELEMENTWISE else _anything(eqn, ins)
 
 
-def _anything(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _anything(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     depends = functools.reduce(operator.or_, (x.all for x in ins), 0)
-    return [_Value(np.full(v.aval.shape, depends, object)) for v in eqn.outvars]
+    return [_DependentArray(np.full(v.aval.shape, depends, object)) for v in eqn.outvars]
 
 
-def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
+def _elementwise(eqn: Any, ins: Sequence[_DependentArray]) -> _DependentArray:
     name, aval = eqn.primitive.name, eqn.outvars[0].aval
     shape = aval.shape
     which, *cases = ins
     if name == "select_n" and which.known is not None and which.shape == shape:
         # A boolean and an integer choose alike; an integer may choose among more than two cases.
         chosen = which.known.astype(int)
-        picked = _Value(_chosen(chosen, [x.depends for x in cases]))
+        picked = _DependentArray(_chosen(chosen, [x.depends for x in cases]))
         if all(x.known is not None for x in cases):
-            return _Value(picked.depends, _chosen(chosen, [x.known for x in cases]))
+            return _DependentArray(picked.depends, _chosen(chosen, [x.known for x in cases]))
         return picked
     terms = [x.depends for x in ins]
     if name == "mul":
@@ -152,10 +155,10 @@ def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
     known = [x.known for x in ins if x.known is not None]
     folds = FOLDED if is_inexact(aval) else FOLDED_INTEGERS
     if name not in folds or len(known) < len(ins):
-        return _Value(depends)
+        return _DependentArray(depends)
     with np.errstate(all="ignore"):
         folded = np.broadcast_to(np.asarray(folds[name](*known)), shape)
-        return _Value(depends, folded.astype(aval.dtype))
+        return _DependentArray(depends, folded.astype(aval.dtype))
 
 
 def _chosen(which: np.ndarray, cases: Sequence[Any]) -> np.ndarray:
@@ -163,31 +166,31 @@ def _chosen(which: np.ndarray, cases: Sequence[Any]) -> np.ndarray:
     return np.take_along_axis(stacked, which[None], 0)[0]
 
 
-def _moved(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _moved(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     move = functools.partial(MOVEMENTS[eqn.primitive.name], np)
     depends = move([x.depends for x in ins], eqn.params, ())
     if any(x.known is None for x in ins):
-        return [_Value(d) for d in depends]
+        return [_DependentArray(d) for d in depends]
     known = move([x.known for x in ins], eqn.params, ())
-    return [_Value(d, k) for d, k in zip(depends, known, strict=True)]
+    return [_DependentArray(d, k) for d, k in zip(depends, known, strict=True)]
 
 
-def _iota(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _iota(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     params = eqn.params
     return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 
 
-def _take(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _take(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     x, numbers = ins
     if numbers.known is None:
-        return [_Value(np.full(numbers.shape, x.all, object))]
+        return [_DependentArray(np.full(numbers.shape, x.all, object))]
     return [_mapped(x, lambda array: array[numbers.known])]
 
 
-def _put(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _put(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     x, numbers, new, *masks = ins
     if numbers.known is None:
-        return [_Value(x.depends | new.all)]
+        return [_DependentArray(x.depends | new.all)]
     depends = x.depends.copy()
     # Earlier contents remain a part of each component, unless they are certainly replaced.
     replaced = eqn.params["by"] == "scatter" and all(m.known is not None for m in masks)
@@ -196,10 +199,10 @@ def _put(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
         inside = inside if mask.known is None else mask.known
     for i, d in zip(numbers.known[inside].flat, new.depends[inside].flat, strict=True):
         depends[i] = d if replaced else depends[i] | d
-    return [_Value(depends)]
+    return [_DependentArray(depends)]
 
 
-def _dot_general(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _dot_general(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     x, y = ins
     numbers = layouts(eqn, x.shape, y.shape)  # [batch, free, contracted]
     x, y = (_mapped(v, lambda a, n=n: a.reshape(-1)[n]) for v, n in zip(ins, numbers, strict=True))
@@ -208,23 +211,25 @@ def _dot_general(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
         row = _mapped(x, lambda a, k=k: a[:, :, None, k])
         column = _mapped(y, lambda a, k=k: a[:, None, :, k])
         total = total | row.where_not_zero(column) | column.where_not_zero(row)
-    return [_Value(total.reshape(eqn.outvars[0].aval.shape))]
+    return [_DependentArray(total.reshape(eqn.outvars[0].aval.shape))]
 
 
-def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _custom_jvp_call(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     """The dependence by the derivative rule of a function; the rule may call the function
     itself."""
     if not any(x.all for x in ins):
-        return [_Value(_nothing(v.aval.shape)) for v in eqn.outvars]
-    primals = [_Value(_nothing(x.shape), x.known) for x in ins]
+        return [_DependentArray(_nothing(v.aval.shape)) for v in eqn.outvars]
+    primals = [_DependentArray(_nothing(x.shape), x.known) for x in ins]
     tangents = [
-        _Value(x.depends) for x, v in zip(ins, eqn.invars, strict=True) if is_inexact(v.aval)
+        _DependentArray(x.depends)
+        for x, v in zip(ins, eqn.invars, strict=True)
+        if is_inexact(v.aval)
     ]
     outs = _evaluate(tangents_of(eqn), [*primals, *tangents])
     return outs[len(eqn.outvars) :]
 
 
-def _cond(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _cond(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     which, *operands = ins
     branches = eqn.params["branches"]
     if which.known is not None:
@@ -233,15 +238,15 @@ def _cond(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     return [functools.reduce(_joined, xs) for xs in zip(*cases, strict=True)]
 
 
-def _joined(x: _Value, y: _Value) -> _Value:
+def _joined(x: _DependentArray, y: _DependentArray) -> _DependentArray:
     """The dependence of a value that may be either of two."""
     depends = x.depends | y.depends
     if x.known is None or y.known is None or x.known.tobytes() != y.known.tobytes():
-        return _Value(depends)
-    return _Value(depends, x.known)
+        return _DependentArray(depends)
+    return _DependentArray(depends, x.known)
 
 
-def _while(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _while(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     params = eqn.params
     n_test = params["cond_nconsts"]
     n_consts = n_test + params["body_nconsts"]
@@ -249,7 +254,7 @@ def _while(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     return _settled(lambda carry: _evaluate(params["body_jaxpr"], [*consts, *carry]), carry)
 
 
-def _settled(turn: Callable, carry: Sequence[_Value]) -> list[_Value]:
+def _settled(turn: Callable, carry: Sequence[_DependentArray]) -> list[_DependentArray]:
     """The values that a loop carries after any number of turns, by iteration to a fixed point."""
     while True:
         after = [_joined(x, y) for x, y in zip(carry, turn(carry), strict=True)]
@@ -261,16 +266,16 @@ def _settled(turn: Callable, carry: Sequence[_Value]) -> list[_Value]:
         carry = after
 
 
-def _scan(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
+def _scan(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     length, body = eqn.params["length"], eqn.params["jaxpr"]
     n_consts, n_carry = scan_parts(eqn)
     split = n_consts + n_carry
     consts, carry, xs = ins[:n_consts], ins[n_consts:split], ins[split:]
     if length * len(body.jaxpr.eqns) > _MOST_UNROLLED:
-        rows = [_Value(_union(x.depends, (0,))) for x in xs]
+        rows = [_DependentArray(_union(x.depends, (0,))) for x in xs]
         carry = _settled(lambda carry: _evaluate(body, [*consts, *carry, *rows])[:n_carry], carry)
         ys = _evaluate(body, [*consts, *carry, *rows])[n_carry:]
-        return [*carry, *(_Value(np.stack([y.depends] * length)) for y in ys)]
+        return [*carry, *(_DependentArray(np.stack([y.depends] * length)) for y in ys)]
     stacks: list = [None] * length
     for i in reversed(range(length)) if eqn.params["reverse"] else range(length):
         rows = [_mapped(x, lambda a, i=i: a[i]) for x in xs]
@@ -280,7 +285,7 @@ def _scan(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     stacked = [
         np.array([ys[k] for ys in stacks], object).reshape(a.shape) for k, a in enumerate(avals)
     ]
-    return [*carry, *map(_Value, stacked)]
+    return [*carry, *map(_DependentArray, stacked)]
 
 
 _RULES: dict[str, Callable] = {

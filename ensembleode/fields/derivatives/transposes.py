@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ...tracing.program import equations, Program, substituted
 from ..staging import parameters_of, staged
 from .jacobian import Jacobian, state_and_time, tangent_at
-from .residuals import Split, split
+from .residuals import split, SplitTranspose
 
 
 def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
@@ -110,7 +110,7 @@ def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]
 
 
 @functools.lru_cache(maxsize=256)
-def in_two_parts(field: Program, which: tuple[int, ...]) -> Split | None:
+def in_two_parts(field: Program, which: tuple[int, ...]) -> SplitTranspose | None:
     """`transposed` as a program that is run forwards and one that is run backwards; None where that
     can't be (see `residuals.split`)."""
     struct, _ = state_and_time(field)

@@ -10,11 +10,11 @@ from ...tracing.program import scan_parts
 from ..ir import Assign, Buffer, Const, Expr, Index, Load, Op, Switch, Var, While
 from .movement import picked
 from .passing import Lowering, rule
-from .values import BOOL, converted, elementwise, INT, number, scalar, stored, Value
+from .values import BOOL, converted, elementwise, INT, LoweredArray, number, scalar, stored
 
 
 @rule("cond")
-def _cond(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _cond(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     which, *operands = ins
     if isinstance(which.expr, Const):
         return run.evaluate(eqn.params["branches"][int(which.expr.value)], operands)
@@ -33,7 +33,7 @@ def _cond(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 Place: TypeAlias = Var | Buffer
 
 
-def _place(run: Lowering, aval: Any, value: Value | None = None) -> Place:
+def _place(run: Lowering, aval: Any, value: LoweredArray | None = None) -> Place:
     """A variable or a buffer of this type that can be written repeatedly; it starts with
     `value`."""
     if math.prod(aval.shape) == 1:
@@ -44,20 +44,20 @@ def _place(run: Lowering, aval: Any, value: Value | None = None) -> Place:
     return buffer
 
 
-def _write(run: Lowering, place: Place, value: Value) -> None:
+def _write(run: Lowering, place: Place, value: LoweredArray) -> None:
     if isinstance(place, Var):
         run.emit(Assign(place, value.expr))
     elif value.buffer != place:
         run.copy(value, place)
 
 
-def _read(place: Place, aval: Any) -> Value:
+def _read(place: Place, aval: Any) -> LoweredArray:
     if isinstance(place, Var):
         return scalar(place, aval.shape)
     return stored(place, aval.shape)
 
 
-def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) -> None:
+def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[LoweredArray]) -> None:
     """Write values to places, as if at once: a value may read a place that another value
     overwrites."""
     ready = []
@@ -81,7 +81,7 @@ def _overlap(x: Buffer, y: Place) -> bool:
 
 
 @rule("while")
-def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _while(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     params = eqn.params
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     consts = [run.settled(run.stored(x), 2) for x in ins[: n_test + n_body]]
@@ -112,7 +112,7 @@ def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     return carry
 
 
-def _where(run: Lowering, mask: Value, x: Value, y: Value) -> Value:
+def _where(run: Lowering, mask: LoweredArray, x: LoweredArray, y: LoweredArray) -> LoweredArray:
     """`x` where the mask, along the first axes of both, is true; else `y`."""
     numbers = np.arange(mask.size).reshape(*mask.shape, *[1] * (len(x.shape) - len(mask.shape)))
     masks = picked(run, [mask], np.broadcast_to(numbers, x.shape))
@@ -120,7 +120,7 @@ def _where(run: Lowering, mask: Value, x: Value, y: Value) -> Value:
 
 
 @rule("scan")
-def _scan(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _scan(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     params = eqn.params
     length, closed = params["length"], params["jaxpr"]
     body = closed.jaxpr
@@ -147,11 +147,11 @@ def _scan(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     return [*carry, *stacked]
 
 
-def _row(x: Value, aval: Any, row: Callable[[int], Index]) -> Value:
+def _row(x: LoweredArray, aval: Any, row: Callable[[int], Index]) -> LoweredArray:
     size = math.prod(aval.shape)
     start = row(size)
 
     def at(i: Index) -> Expr:
         return x.at(Index(start.offset + i.offset, (*start.terms, *i.terms)))
 
-    return Value(aval.shape, x.dtype, at)
+    return LoweredArray(aval.shape, x.dtype, at)

@@ -10,7 +10,7 @@ from ..equations import branch_here, ELEMENTWISE
 from ..ir import Const, Op
 from .movement import picked
 from .passing import aval_of, Lowering, rule
-from .values import cast, elementwise, operation, scalar, Value
+from .values import cast, elementwise, LoweredArray, operation, scalar
 
 
 _DEEPEST = 40  # operations; a deeper expression is stored before it is used in another one
@@ -19,7 +19,7 @@ _PARAM = {"integer_pow": "y", "round": "rounding_method"}
 
 
 @rule(ELEMENTWISE + "add_any")
-def _elementwise(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _elementwise(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval, name = aval_of(eqn), str(eqn.primitive.name)
     param = int(eqn.params[_PARAM[name]]) if name in _PARAM else None
     name = _SAME.get(name, name)
@@ -27,7 +27,7 @@ def _elementwise(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     return [mapped(run, aval, ins, lambda *args: operation(name, args, dtype, param))]
 
 
-def mapped(run: Lowering, aval: Any, ins: Sequence[Value], fn: Callable) -> Value:
+def mapped(run: Lowering, aval: Any, ins: Sequence[LoweredArray], fn: Callable) -> LoweredArray:
     """An array whose components are `fn` of the operands' components."""
     ins = [_broadcast(run, x, aval.shape) for x in ins]
     if sum(x.depth for x in ins) > _DEEPEST:
@@ -39,7 +39,7 @@ def mapped(run: Lowering, aval: Any, ins: Sequence[Value], fn: Callable) -> Valu
     return elementwise(aval.shape, aval.dtype, ins, fn)
 
 
-def _broadcast(run: Lowering, x: Value, shape: Sequence[int]) -> Value:
+def _broadcast(run: Lowering, x: LoweredArray, shape: Sequence[int]) -> LoweredArray:
     """`x` broadcast along its axes of length one; a scalar is left as it is."""
     if x.size == 1 or x.shape == tuple(shape):
         return x
@@ -47,13 +47,13 @@ def _broadcast(run: Lowering, x: Value, shape: Sequence[int]) -> Value:
 
 
 @rule("bitcast_convert_type")
-def _bitcast(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _bitcast(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval = aval_of(eqn)
     return [mapped(run, aval, ins, lambda x: Op(eqn.primitive.name, (x,), np.dtype(aval.dtype)))]
 
 
 @rule("empty empty2")
-def _empty(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _empty(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     return [run.constant(np.zeros(aval_of(eqn).shape, aval_of(eqn).dtype))]
 
 

@@ -5,18 +5,18 @@ from typing import Any
 from ..combining import SCATTERS
 from ..ir import Const, Expr, Index, Load, Op, Store
 from .passing import aval_of, Lowering, rule
-from .values import elementwise, stored, Value
+from .values import elementwise, LoweredArray, stored
 
 
 @rule("take")
-def _take(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _take(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     x, numbers = ins
     x = run.stored(x)
     return [elementwise(aval_of(eqn).shape, x.dtype, [numbers], lambda i: x.at(_index(i)))]
 
 
 @rule("put")
-def _put(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _put(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     x, numbers, new, *masks = ins
     combined = SCATTERS[eqn.params["by"]]
     buffer = run.allocate(x.dtype, x.size)

@@ -12,11 +12,11 @@ from ..gather_scatter import strides_of
 from ..ir import Index, Store
 from ..movements import MOVEMENTS
 from .passing import aval_of, Lowering, rule
-from .values import converted, number, only_by_axes, position, scalar, stored, Value
+from .values import converted, LoweredArray, number, only_by_axes, position, scalar, stored
 
 
 @rule(" ".join(MOVEMENTS))
-def _moved(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _moved(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     starts = itertools.accumulate((x.size for x in ins), initial=0)
     numbers = [_numbers(x, start) for start, x in zip(starts, ins, strict=False)]
     ins = [x if x.view is None else stored(x.view[0], (x.size,)) for x in ins]
@@ -27,7 +27,7 @@ def _moved(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     ]
 
 
-def _numbers(x: Value, start: int) -> np.ndarray:
+def _numbers(x: LoweredArray, start: int) -> np.ndarray:
     """The numbers of the components from `start` on, in the order in which they lie in memory."""
     if x.view is None:
         return np.arange(start, start + x.size).reshape(x.shape)
@@ -36,19 +36,19 @@ def _numbers(x: Value, start: int) -> np.ndarray:
     return sum(parts, start=np.full(x.shape, start))
 
 
-def picked(run: Lowering, sources: Sequence[Value], numbers: np.ndarray) -> Value:
+def picked(run: Lowering, sources: Sequence[LoweredArray], numbers: np.ndarray) -> LoweredArray:
     """The array of the components with these numbers; the components of all sources are numbered
     through."""
     sources = [run.flat(x) for x in sources]
     ends = np.cumsum([x.size for x in sources])
     shape, dtype = numbers.shape, sources[0].dtype
 
-    def source(n: int) -> tuple[Value, int]:
+    def source(n: int) -> tuple[LoweredArray, int]:
         k = int(np.searchsorted(ends, n, side="right"))
         return sources[k], n - int(ends[k]) + sources[k].size
 
     if numbers.size == 0:
-        return Value(shape, dtype, lambda _: number(0, dtype))
+        return LoweredArray(shape, dtype, lambda _: number(0, dtype))
     if numbers.size == 1:
         x, n = source(int(numbers.flat[0]))
         return scalar(x.at(Index(n)), shape)
@@ -60,14 +60,16 @@ def picked(run: Lowering, sources: Sequence[Value], numbers: np.ndarray) -> Valu
             if linear == 0:
                 x = run.settled(x, 2)
                 expr = x.at(Index(first))
-                return Value(shape, dtype, lambda _: expr)
+                return LoweredArray(shape, dtype, lambda _: expr)
             whole = linear == 1 and first == 0 and numbers.size == x.size
             buffer = x.buffer if whole else None
             if linear == 1 and x.buffer is not None and not whole:
                 buffer = dc.replace(x.buffer, start=x.buffer.start + first, size=numbers.size)
                 return stored(buffer, shape)
             at = x.at
-            return Value(shape, dtype, lambda i: at(i.shifted(first, linear)), buffer, x.depth)
+            return LoweredArray(
+                shape, dtype, lambda i: at(i.shifted(first, linear)), buffer, x.depth
+            )
         if numbers.size > x.size:
             x = run.stored(x)
         at = x.at
@@ -100,7 +102,7 @@ def picked(run: Lowering, sources: Sequence[Value], numbers: np.ndarray) -> Valu
     return stored(buffer, shape)
 
 
-def _joined(run: Lowering, sources: Sequence[Value]) -> Value:
+def _joined(run: Lowering, sources: Sequence[LoweredArray]) -> LoweredArray:
     buffer = run.allocate(sources[0].dtype, sum(x.size for x in sources))
     start = 0
     for x in sources:
@@ -158,7 +160,7 @@ def _pieces(numbers: np.ndarray, ends: np.ndarray) -> list[tuple[int, int, np.nd
 
 
 @rule("iota")
-def _iota(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _iota(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval, d = aval_of(eqn), eqn.params["dimension"]
     if math.prod(aval.shape) <= 1:
         return [run.constant(np.zeros(aval.shape, aval.dtype))]

@@ -13,10 +13,10 @@ from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
 from ..plain import written_out
 from .errors import UntranslatableError
-from .values import cast, INT, number, position, scalar, stored, Value
+from .values import cast, INT, LoweredArray, number, position, scalar, stored
 
 
-Rule: TypeAlias = Callable[["Lowering", Any, list[Value]], list[Value]]
+Rule: TypeAlias = Callable[["Lowering", Any, list[LoweredArray]], list[LoweredArray]]
 RULES: dict[str, Rule] = {}  # by the primitive that they lower
 rule = registers(RULES)
 
@@ -38,7 +38,7 @@ class Lowering:
         work = tuple(self.work.items())
         return Function(body, outputs, size, np.dtype(dtype), work, tuple(self.tables))
 
-    def evaluate(self, jaxpr: Any, ins: Sequence[Value]) -> list[Value]:
+    def evaluate(self, jaxpr: Any, ins: Sequence[LoweredArray]) -> list[LoweredArray]:
         """The outputs of a jaxpr, closed or not; for the arguments see `interpreted`."""
         inner, values = opened(jaxpr, ins, self.constant)
         eqns, uses = used(inner)
@@ -55,21 +55,21 @@ class Lowering:
                 env[v] = self.settled(out.reshaped(v.aval.shape), uses[v])
         return [read(v) for v in inner.outvars]
 
-    def settled(self, value: Value, uses: int) -> Value:
+    def settled(self, value: LoweredArray, uses: int) -> LoweredArray:
         """The value moved to a variable or to memory, if it would otherwise be computed
         repeatedly."""
         if value.size == 1:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
 
-    def constant(self, array: Any) -> Value:
+    def constant(self, array: Any) -> LoweredArray:
         array = np.asarray(array)
         first = array.reshape(-1)[:1]
         if array.tobytes() == first.tobytes() * array.size:
             return scalar(Const(first[0]) if array.size else number(0, array.dtype), array.shape)
         return self.table(array)
 
-    def table(self, array: np.ndarray) -> Value:
+    def table(self, array: np.ndarray) -> LoweredArray:
         if array.dtype.kind not in "iub":
             raise UntranslatableError("a constant array", "an unknown place")
         buffer = Buffer("table", INT, len(self.tables), array.size)
@@ -121,7 +121,7 @@ class Lowering:
             body = tuple(self.blocks.pop())
             self.emit(For(var, n, body))
 
-    def copy(self, value: Value, buffer: Buffer, offset: Index | None = None) -> None:
+    def copy(self, value: LoweredArray, buffer: Buffer, offset: Index | None = None) -> None:
         """Write a value to a buffer, from the index `offset` on."""
         if value.along is not None:
             with self.loops(*value.shape) as counters:
@@ -132,7 +132,7 @@ class Lowering:
             target = (offset or Index()).plus((i, 1))
             self.emit(Store(buffer, target, value.at(Index().plus((i, 1)))))
 
-    def stored(self, value: Value) -> Value:
+    def stored(self, value: LoweredArray) -> LoweredArray:
         """The value in memory; it is copied there unless it lies there already."""
         if value.buffer is not None or value.size <= 1:
             return value
@@ -140,11 +140,11 @@ class Lowering:
         self.copy(value, buffer)
         return stored(buffer, value.shape)
 
-    def flat(self, value: Value) -> Value:
+    def flat(self, value: LoweredArray) -> LoweredArray:
         """The value in a form that has a component for each index in row-major order."""
         return value if value.along is None else self.stored(value)
 
-    def built(self, shape: Sequence[int], dtype: Any, component: Callable) -> Value:
+    def built(self, shape: Sequence[int], dtype: Any, component: Callable) -> LoweredArray:
         """An array in memory whose components are `component(counters)`."""
         if math.prod(shape) == 1:
             return scalar(self.let(component([number(0, INT)] * len(shape))), tuple(shape))

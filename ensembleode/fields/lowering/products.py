@@ -10,11 +10,11 @@ from ..gather_scatter import strides_of
 from ..ir import Assign, Matrix, Op, Product
 from ..products import is_large
 from .passing import aval_of, Lowering, rule
-from .values import BOOL, cast, number, position, stored, Value
+from .values import BOOL, cast, LoweredArray, number, position, stored
 
 
 @rule("dot_general")
-def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _dot_general(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval = aval_of(eqn)
     dtype = np.dtype(aval.dtype)
     (contracted, batch) = eqn.params["dimension_numbers"]
@@ -53,7 +53,9 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     return [run.built(aval.shape, dtype, component)]
 
 
-def _matrix(x: Value, free: Sequence[int], contracted: Sequence[int], first: bool) -> Matrix | None:
+def _matrix(
+    x: LoweredArray, free: Sequence[int], contracted: Sequence[int], first: bool
+) -> Matrix | None:
     """An operand as a matrix `[free, contracted]`, or `[contracted, free]` if `first`; None if it
     doesn't lie in memory like that."""
     if x.place is None:

@@ -8,11 +8,11 @@ import numpy as np
 from ..combining import REDUCTIONS
 from ..ir import Assign, Op
 from .passing import aval_of, Lowering, rule
-from .values import number, Value
+from .values import LoweredArray, number
 
 
 @rule(" ".join(REDUCTIONS))
-def _reduce(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+def _reduce(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     (x,) = ins
     aval, axes = aval_of(eqn), eqn.params["axes"]
     by = REDUCTIONS[eqn.primitive.name]

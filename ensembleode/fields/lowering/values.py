@@ -18,7 +18,7 @@ BOOL = np.dtype(bool)
 
 
 @dc.dataclass(frozen=True, slots=True)
-class Value:
+class LoweredArray:
     """An array, as a function from an index in row-major order to the component there.
 
     - `buffer`: the memory that holds the array, if it is stored as it is.
@@ -61,13 +61,13 @@ class Value:
             return self.expr
         return self.at(position(counters, strides_of(self.shape)))
 
-    def reshaped(self, shape: tuple[int, ...]) -> "Value":
+    def reshaped(self, shape: tuple[int, ...]) -> "LoweredArray":
         assert self.along is None or shape == self.shape
         return dc.replace(self, shape=tuple(shape))
 
 
-def scalar(expr: Expr, shape: tuple[int, ...] = ()) -> Value:
-    return Value(shape, expr.dtype, lambda _: expr)
+def scalar(expr: Expr, shape: tuple[int, ...] = ()) -> LoweredArray:
+    return LoweredArray(shape, expr.dtype, lambda _: expr)
 
 
 def number(value: Any, dtype: Any) -> Const:
@@ -75,8 +75,8 @@ def number(value: Any, dtype: Any) -> Const:
         return Const(np.asarray(value).astype(dtype)[()])
 
 
-def stored(buffer: Buffer, shape: tuple[int, ...]) -> Value:
-    return Value(shape, buffer.dtype, lambda i: Load(buffer, i), buffer)
+def stored(buffer: Buffer, shape: tuple[int, ...]) -> LoweredArray:
+    return LoweredArray(shape, buffer.dtype, lambda i: Load(buffer, i), buffer)
 
 
 def converted(x: Expr, dtype: Any) -> Expr:
@@ -109,29 +109,31 @@ def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = N
 
 def only_by_axes(
     shape: Sequence[int], dtype: np.dtype, along: Callable[[Sequence[Expr]], Expr], depth: int
-) -> Value:
+) -> LoweredArray:
     def at(_: Index) -> Expr:
         raise AssertionError("this array has no row-major order")
 
-    return Value(tuple(shape), dtype, at, None, depth, along)
+    return LoweredArray(tuple(shape), dtype, at, None, depth, along)
 
 
-def elementwise(shape: Sequence[int], dtype: Any, ins: Sequence[Value], fn: Callable) -> Value:
+def elementwise(
+    shape: Sequence[int], dtype: Any, ins: Sequence[LoweredArray], fn: Callable
+) -> LoweredArray:
     """An array whose components are `fn` of the components of the operands."""
     shape, dtype, depth = tuple(shape), np.dtype(dtype), 1 + sum(x.depth for x in ins)
     if any(x.along for x in ins):
         return only_by_axes(shape, dtype, lambda c: fn(*(x.by_axes(c) for x in ins)), depth)
-    return Value(shape, dtype, lambda i: fn(*(x.at(i) for x in ins)), depth=depth)
+    return LoweredArray(shape, dtype, lambda i: fn(*(x.at(i) for x in ins)), depth=depth)
 
 
-def cast(value: Value, dtype: Any) -> Value:
+def cast(value: LoweredArray, dtype: Any) -> LoweredArray:
     dtype = np.dtype(dtype)
     if value.dtype == dtype:
         return value
     return elementwise(value.shape, dtype, [value], lambda x: converted(x, dtype))
 
 
-def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
+def loaded(group: Any, start: int, aval: Any, storage: Any) -> LoweredArray:
     """A parameter, or the state, in memory."""
     buffer = Buffer(group, np.dtype(storage), start, math.prod(aval.shape))
     found, dtype = stored(buffer, aval.shape), np.dtype(aval.dtype)

@@ -13,7 +13,7 @@ from . import scalars
 from .values import from_constant, Scalars
 
 
-class Limits(NamedTuple):
+class SizeLimits(NamedTuple):
     """The sizes up to which a program is small.
 
     - `scalars`: components of a value that is computed; multiplications of a product.
@@ -45,7 +45,7 @@ class Interpreter:
     """One pass over a program, with these rules of primitives; those without a rule are
     [`mapped`][ensembleode.fields.scalarising.interpreter.mapped]."""
 
-    def __init__(self, limits: Limits, rules: dict[str, Rule] = RULES):
+    def __init__(self, limits: SizeLimits, rules: dict[str, Rule] = RULES):
         self.limits = limits
         self.rules = rules
         self.operations = 0

@@ -9,7 +9,7 @@ import jax.core
 import jax.tree_util as jtu
 import numpy as np
 
-from ..aside import Aside
+from ..hidden_object import HiddenObject
 from ..keys import as_before, raw
 from .moving import to_default, to_device
 
@@ -94,7 +94,7 @@ def on_this_platform(tree: Any) -> Any:
 def brought_home(solution: Any) -> Any:
     """A solution that was computed on the CPU outside of `jit`, with its JAX arrays on JAX's
     default device, an accelerator, if it has room for them (see `as_jax_arrays`)."""
-    leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, Aside))
+    leaves, tree = jtu.tree_flatten(solution, is_leaf=lambda x: isinstance(x, HiddenObject))
     cpu = _cpu()
 
     def known(x):

@@ -11,7 +11,7 @@ from ...ground.extras import installing
 from ...solution.solution import EngineChoice
 from ...tracing.program import is_tracer
 from .. import exchange
-from ..exchange import for_both, path_of, Request, ServiceError as ServiceError
+from ..exchange import for_both, HttpRequest, path_of, ServiceError as ServiceError
 from . import remote
 from .client_jobs import EnsembleJob as EnsembleJob
 
@@ -21,13 +21,13 @@ from .client_jobs import EnsembleJob as EnsembleJob
 _IDLE = 4.0
 
 
-class _Both:
+class _CommonClient:
     """The common part of both clients. Each has its own way of sending a request and of pausing,
     and `_made`, which turns a coroutine into what the caller of a method gets."""
 
     _kind = ""  # the class of HTTPX
     _may_be_traced = False
-    _sent: Callable[[Request, exchange.Attempts], Coroutine]
+    _sent: Callable[[HttpRequest, exchange.RetryPolicy], Coroutine]
     _paused: Callable[[float], Coroutine]
     _made: Callable[[Coroutine], Any]
 
@@ -216,8 +216,8 @@ class _Both:
         return exchange.gradients(await self._ask("POST", path, body, deadline=deadline))
 
     async def _ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        request = Request(method, path, body, **options)
-        attempts = exchange.Attempts(
+        request = HttpRequest(method, path, body, **options)
+        attempts = exchange.RetryPolicy(
             self._retries, self._timeout, request.deadline, request.repeatable
         )
         while True:
@@ -236,7 +236,7 @@ class _Both:
     def _engine(self, name: str) -> EngineChoice:
         return EngineChoice("service", f"{name!r} at {self.url}")
 
-    def _after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
+    def _after_loss(self, attempts: exchange.RetryPolicy, error: Any) -> float:
         """The seconds to wait after an exception of HTTPX; raises a `ServiceError` if it is no
         use."""
         httpx = self._httpx
@@ -256,7 +256,7 @@ class _Both:
             raise e from error
 
 
-class Client(_Both):
+class Client(_CommonClient):
     """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
     `vmap`.
 
@@ -300,7 +300,7 @@ class Client(_Both):
     async def _paused(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
+    async def _sent(self, request: HttpRequest, attempts: exchange.RetryPolicy) -> Any:
         """The answer to a request. HTTPX's timeout is that of a single read, so an answer that
         arrives byte by byte needs a limit of its own."""
         parts = []
@@ -313,7 +313,7 @@ class Client(_Both):
         return self._httpx.Response(response.status_code, headers=response.headers, content=content)
 
 
-class AsyncClient(_Both):
+class AsyncClient(_CommonClient):
     """A client of a service for `asyncio`: a [`Client`][ensembleode.Client] whose methods are
     awaited, and so are those of its jobs.
 
@@ -343,7 +343,7 @@ class AsyncClient(_Both):
     async def _paused(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
+    async def _sent(self, request: HttpRequest, attempts: exchange.RetryPolicy) -> Any:
         try:
             async with asyncio.timeout(attempts.rest):
                 return await self._http.request(**request.options(attempts))

@@ -43,7 +43,7 @@ _COUNTED = frozenset({"u0", "p", "tspan"})
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
+class RequestField:
     """A field of the request."""
 
     name: str
@@ -60,13 +60,13 @@ class Field:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class RemoteCall:
     """A request, to be made when its operands are known."""
 
     service: Any  # the object that makes requests; compared by identity
     problem: str
     deadline: float | None
-    fields: tuple[Field, ...]
+    fields: tuple[RequestField, ...]
     n: int | None  # the number of trajectories; None for one without an axis
     state: tuple[int, ...]  # the shape of the state; with the dtype and rows, of the saved states
     dtype: np.dtype
@@ -76,15 +76,15 @@ class Call:
     gradient: bool = False  # whether it is for a gradient; its last field is then the cotangent
 
     @property
-    def operands(self) -> tuple[Field, ...]:
+    def operands(self) -> tuple[RequestField, ...]:
         return tuple(field for field in self.fields if field.fixed is None)
 
     @property
-    def differentiated(self) -> tuple[Field, ...]:
+    def differentiated(self) -> tuple[RequestField, ...]:
         return tuple(field for field in self.operands if field.name in ("u0", "p"))
 
     def results(self, operands: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """The abstract results: those of `_Solved`, or one for each of `differentiated`."""
+        """The abstract results: those of `_SolveResults`, or one for each of `differentiated`."""
         if self.gradient:
             pairs = zip(self.operands, operands, strict=True)
             found = [x for field, x in pairs if field in self.differentiated]
@@ -120,7 +120,9 @@ class Call:
         if t.ndim == 2 and not self.own_times:
             t = t[0]
         t = np.broadcast_to(t, results[1].shape)
-        return [*_Solved(sol.u, t, sol.retcode, lengths, sol.stats.naccept, sol.stats.nreject)]
+        return [
+            *_SolveResults(sol.u, t, sol.retcode, lengths, sol.stats.naccept, sol.stats.nreject)
+        ]
 
     def _gradients(self, body: dict) -> list[np.ndarray]:
         cotangent = np.array(body["cotangent"])
@@ -148,7 +150,7 @@ class Call:
         return gradients
 
 
-class _Solved(NamedTuple):
+class _SolveResults(NamedTuple):
     """The results of a call that is a solve, named as in a solution."""
 
     u: Any
@@ -164,20 +166,20 @@ _remote_p.multiple_results = True
 
 
 @_remote_p.def_impl
-def _evaluated(*operands: Any, call: Call) -> list:
+def _evaluated(*operands: Any, call: RemoteCall) -> list:
     return [jnp.asarray(x) for x in call(*map(np.asarray, operands))]
 
 
 @_remote_p.def_abstract_eval
-def _abstract(*operands: Any, call: Call) -> list:
+def _abstract(*operands: Any, call: RemoteCall) -> list:
     return [jax.core.ShapedArray(x.shape, x.dtype) for x in call.results(operands)]
 
 
-def _staged(*operands: Any, call: Call) -> list:
+def _staged(*operands: Any, call: RemoteCall) -> list:
     return host_call(call, call.results(operands), *operands)
 
 
-def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list, list]:
+def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: RemoteCall) -> tuple[list, list]:
     """One request of `size` times as many trajectories, those of the first mapped entry first."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     n = call.n or 1
@@ -234,23 +236,23 @@ mlir.register_lowering(_remote_p, mlir.lower_fun(_staged, multiple_results=True)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _answered(call: Call, operands: tuple) -> list:
+def _answered(call: RemoteCall, operands: tuple) -> list:
     return _remote_p.bind(*operands, call=call)
 
 
-def _answered_fwd(call: Call, operands: tuple) -> tuple[list, tuple]:
+def _answered_fwd(call: RemoteCall, operands: tuple) -> tuple[list, tuple]:
     outs = _remote_p.bind(*operands, call=call)
-    solved = _Solved(*outs)
+    solved = _SolveResults(*outs)
     return outs, (operands, solved.retcode, solved.lengths)
 
 
-def _answered_bwd(call: Call, kept: tuple, cotangents: list) -> tuple:
+def _answered_bwd(call: RemoteCall, kept: tuple, cotangents: list) -> tuple:
     operands, retcode, lengths = kept
     masked = _masked if call.n is None else jax.vmap(_masked)
     ct = masked(cotangents[0], retcode, lengths)
     if not call.differentiated:
         return (tuple(map(jnp.zeros_like, operands)),)
-    fields = (*call.fields, Field("cotangent", call.n is not None))
+    fields = (*call.fields, RequestField("cotangent", call.n is not None))
     back = dataclasses.replace(call, fields=fields, gradient=True)
     found = iter(_remote_p.bind(*operands, ct, call=back))
     every, differentiated = zip(call.operands, operands, strict=True), call.differentiated
@@ -292,9 +294,9 @@ def solve(
         if own:
             counts[name] = x.shape[0]
         if not is_tracer(x):
-            fields.append(Field(name, own, Static(x)))
+            fields.append(RequestField(name, own, Static(x)))
             continue
-        fields.append(Field(name, own))
+        fields.append(RequestField(name, own))
         if not jnp.issubdtype(x.dtype, jnp.inexact):
             x = x.astype(_time_dtype(dtype))
         held = name in ("tspan", "saveat")
@@ -306,9 +308,11 @@ def solve(
     n = next(iter(counts.values()), None)
     own_times = any(field.own for field in fields if field.name in ("tspan", "saveat"))
     name, tspan = description["name"], tuple(description["tspan"])
-    call = Call(service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, tspan)
+    call = RemoteCall(
+        service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, tspan
+    )
     answered: Any = _answered(call, tuple(operands))
-    x = _Solved(*answered)
+    x = _SolveResults(*answered)
     stats = Stats(x.naccept, x.nreject, None)
     if n is None:
         return ODESolution(x.u, x.t, x.retcode, stats, x.lengths, None, engine)

@@ -10,10 +10,10 @@ import jax.tree_util as jtu
 import llvmlite.binding as llvm
 import numpy as np
 
-from ensembleode.engines.compiled.algebra.reading import Memory, Numbers
+from ensembleode.engines.compiled.algebra.reading import Memory, OperandReader
 from ensembleode.engines.compiled.field.field import evaluate, evaluate_apart
 from ensembleode.engines.compiled.llvm import compiler
-from ensembleode.engines.compiled.llvm.builder import BOOL, Buffer, Builder
+from ensembleode.engines.compiled.llvm.builder import BOOL, Builder, ElementPointer
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.fields import Inputs, lower, parameters_of, staged
 from ensembleode.fields.ir import Function
@@ -172,12 +172,14 @@ def compiled(text: str) -> Any:
     return engine
 
 
-class Columns(Numbers):
+class Columns(OperandReader):
     """Those of some lanes in arrays `[number, lane]`, from a lane on."""
 
     def __init__(self, b: Builder, keys: Sequence, first: Any):
         self.b, self.first = b, first
-        self.buffers = {key: Buffer(b, f"%numbers{i}", key[1]) for i, key in enumerate(keys)}
+        self.buffers = {
+            key: ElementPointer(b, f"%numbers{i}", key[1]) for i, key in enumerate(keys)
+        }
 
     def load(self, group, dtype, index):
         buffer = self.buffers[group, dtype]
@@ -236,14 +238,17 @@ class Kernels:
         parameters = [f"ptr noalias readonly %numbers{k}" for k in range(len(keys))]
         parameters += ["ptr noalias readonly %t", "ptr noalias readonly %mask", "ptr noalias %out"]
         with self.module.function(f"run{i}", parameters, linkage="external") as b:
-            time, out = Buffer(b, "%t", field.t.dtype), Buffer(b, "%out", field.function.dtype)
+            time, out = (
+                ElementPointer(b, "%t", field.t.dtype),
+                ElementPointer(b, "%out", field.function.dtype),
+            )
 
             def body(k):
                 first = k * self.width
                 t = time.load_lanes(first) if field.t.ndim else time.load(0)
                 mask = None
                 if self.masks is not None:
-                    mask = Buffer(b, "%mask", BOOL).load_lanes(first)
+                    mask = ElementPointer(b, "%mask", BOOL).load_lanes(first)
                 if self.way == "apart":
                     sizes = {key: x.shape[0] for key, x in field.arrays.items()}
                     numbers = Apart(b, keys, first, sizes)

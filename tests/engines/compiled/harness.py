@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ensembleode.engines.compiled.llvm import compiler
-from ensembleode.engines.compiled.llvm.builder import BOOL, Buffer, I64, Value
+from ensembleode.engines.compiled.llvm.builder import BOOL, ElementPointer, I64, Value
 from ensembleode.engines.compiled.llvm.machine import host
 from ensembleode.engines.compiled.llvm.module import Module
 
@@ -20,8 +20,8 @@ def loop_text(function, dtype, arity: int, width: int, has_fma: bool) -> str:
     module = Module(width, has_fma=has_fma)
     names = [f"ptr noalias %x{i}" for i in range(arity)] + ["ptr noalias %y", "i64 %n"]
     with module.function("run", names, linkage="external") as b:
-        inputs = [Buffer(b, f"%x{i}", dtype) for i in range(arity)]
-        output = Buffer(b, "%y", dtype)
+        inputs = [ElementPointer(b, f"%x{i}", dtype) for i in range(arity)]
+        output = ElementPointer(b, "%y", dtype)
         n = b.parameter("%n", I64)
         at = b.variable(I64, 0, of_lanes=False)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ensembleode.engines.compiled.llvm.builder import Buffer, F64, I64
+from ensembleode.engines.compiled.llvm.builder import ElementPointer, F64, I64
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.engines.compiled.xla.call import call
 
@@ -23,8 +23,8 @@ def axpy(width, add=1.0, *, is_gpu=False):
     names = ("a", "x", "n", "y", "s")
     linkage = "ptx_kernel" if is_gpu else "external"
     with m.function("axpy", [f"ptr noalias %{x}" for x in names], linkage=linkage) as b:
-        a, x, y, s = (Buffer(b, f"%{name}", F64) for name in ("a", "x", "y", "s"))
-        factor, n = a.load(0), Buffer(b, "%n", I64).load(0)
+        a, x, y, s = (ElementPointer(b, f"%{name}", F64) for name in ("a", "x", "y", "s"))
+        factor, n = a.load(0), ElementPointer(b, "%n", I64).load(0)
         i, sums = b.variable(I64, 0, of_lanes=False), b.variable(F64, 0.0)
 
         def some():

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from ensembleode.engines.compiled.field.field import evaluate_with_parts
-from ensembleode.engines.compiled.llvm.builder import Buffer
+from ensembleode.engines.compiled.llvm.builder import ElementPointer
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.engines.compiled.loop.balls import _RULES, balls, bounded, SLACK
 from ensembleode.fields.ir import Op
@@ -43,7 +43,7 @@ class Balls:
         field, keys = self.fields[i], self.keys[i]
         names = [f"numbers{k}" for k in range(len(keys))] + ["t", "spread", "out"]
         with module.function(f"run{i}", [f"ptr %{x}" for x in names], linkage="external") as b:
-            time, spread, out = (Buffer(b, f"%{x}", self.dtype) for x in names[-3:])
+            time, spread, out = (ElementPointer(b, f"%{x}", self.dtype) for x in names[-3:])
 
             def body(k):
                 first = k * 4

@@ -270,7 +270,7 @@ def test_which_kernels_a_program_calls():
 RUN = """
 import pickle, sys
 import jax, jax.export, numpy as np
-from ensembleode.engines.compiled.call import register
+from ensembleode.engines.compiled.xla.call import register
 with open({path!r}, "rb") as file:
     program, kernels = pickle.load(file)
 f = jax.export.deserialize(bytearray(program)).call
@@ -377,7 +377,7 @@ def test_a_worker_that_cant_compile_says_so(monkeypatch):
     structs = [jax.ShapeDtypeStruct((4, 2), jnp.float64), jax.ShapeDtypeStruct((4,), bool)]
     kernels = kernels_in(f.trace(*structs).jaxpr)
     export = jax.export.export(f, platforms=["cpu"], disabled_checks=safety_checks(kernels))
-    program = worker.Exported(bytes(export(*structs).serialize()), 1, kernels)
+    program = worker.ExportedProgram(bytes(export(*structs).serialize()), 1, kernels)
     assert worker._size(program) == len(program.serialised) + len(kernels[0].text)
     rows, kept = np.ones((3, 2)), {"hash": program}
     task = worker.Task("hash", worker.environment(), (rows,), (), 4, 1, 1, kept)
@@ -385,13 +385,13 @@ def test_a_worker_that_cant_compile_says_so(monkeypatch):
         patched.setattr(calls, "_loaded", {})
         patched.setattr(compiler, "available", lambda: "there is no LLVM.")
         refused = worker.run(task)
-    assert isinstance(refused, worker.Refused)
+    assert isinstance(refused, worker.TaskRefusal)
     assert refused.why.endswith("can't compile the kernels of the program: there is no LLVM")
     np.testing.assert_array_equal(worker.run(task).each[0], 2 * rows + 66)
 
 
 def test_kernels_that_are_registered_again():
-    kernel = calls.Kernel(axpy(2, 55.0), "axpy", 3, 2)
+    kernel = calls.NativeKernel(axpy(2, 55.0), "axpy", 3, 2)
     register([kernel, kernel])
     register([pickle.loads(pickle.dumps(kernel))])
     np.testing.assert_array_equal(scaled(numbers(), width=2, add=55.0)[0], 2 * numbers() + 55)

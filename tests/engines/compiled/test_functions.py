@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.engines.compiled.llvm.builder import Buffer
+from ensembleode.engines.compiled.llvm.builder import ElementPointer
 from ensembleode.engines.compiled.llvm.functions import (
     coefficients,
     constants,
@@ -276,7 +276,7 @@ def gpu_module() -> Module:
             ) as b:
                 args = [b.parameter(f"%x{i}", dtype) for i in range(arity(name))]
                 args = [b.constant(1.0, dtype), *args] if name == "polygamma" else args
-                Buffer(b, "%y", dtype).store(0, function(b, *args))
+                ElementPointer(b, "%y", dtype).store(0, function(b, *args))
                 b.return_()
     return module
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ensembleode.engines.compiled.algebra.linear import LinearEquations
-from ensembleode.engines.compiled.llvm.builder import Buffer, F64
+from ensembleode.engines.compiled.llvm.builder import ElementPointer, F64
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.fields.derivatives.elimination import eliminated
 
@@ -24,7 +24,7 @@ def solved(pattern, jacobian, gamma_h, right, *, transposed=False):
     module = Module(LANES)
     names = "jacobian", "gamma_h", "right", "out"
     with module.function("run", [f"ptr noalias %{x}" for x in names], linkage="external") as b:
-        inputs, scale, given, out = (Buffer(b, f"%{name}", F64) for name in names)
+        inputs, scale, given, out = (ElementPointer(b, f"%{name}", F64) for name in names)
 
         def read(buffer, start, count):
             return [buffer.load_lanes((start + i) * LANES) for i in range(count)]

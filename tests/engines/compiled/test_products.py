@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from ensembleode.engines.compiled.algebra import products
-from ensembleode.engines.compiled.llvm.builder import Buffer
+from ensembleode.engines.compiled.llvm.builder import ElementPointer
 from ensembleode.engines.compiled.llvm.compiler import compiled
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.fields.ir import Buffer as Numbers, Matrix
@@ -38,7 +38,7 @@ def multiplied(w, x, *, packed, first):
     transposed = w.flags.f_contiguous and not w.flags.c_contiguous
     m = Module(LANES)
     with m.function("product", ["ptr %w", "ptr %p", "ptr %x", "ptr %y"], linkage="external") as b:
-        weights, to, values, result = (Buffer(b, f"%{name}", dtype) for name in "wpxy")
+        weights, to, values, result = (ElementPointer(b, f"%{name}", dtype) for name in "wpxy")
         shape = (rows, 1, terms) if first else (1, rows, terms)
         tile = products.tile_of(b, shape, dtype, varies=True)
         packing = strips(rows, terms, transposed, dtype, tile.rows if first else tile.columns)

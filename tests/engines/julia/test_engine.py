@@ -18,7 +18,7 @@ from ensembleode.engines import julia
 from ensembleode.engines.julia import environment, methods, session
 from ensembleode.engines.julia.environment import JuliaError
 from ensembleode.engines.julia.fields import translate
-from ensembleode.engines.julia.requests import Request, toml
+from ensembleode.engines.julia.requests import JuliaRequest, toml
 from ensembleode.ground.host import host_call
 from ensembleode.tracing.program import Static, trace
 
@@ -114,7 +114,9 @@ def test_callbacks(asked):
 def test_whole_numbers_of_64_bits_have_all_of_their_values(asked, monkeypatch):
     """A floating-point number would not have all of them."""
     kept = {}
-    monkeypatch.setattr(Request, "text", lambda self, places, **_: kept.update(self.arrays) or "")
+    monkeypatch.setattr(
+        JuliaRequest, "text", lambda self, places, **_: kept.update(self.arrays) or ""
+    )
     prob = eo.remake(PROB, p={"k": 1.5, "n": jnp.array([2**53 + 1, -3])})
     prob = eo.remake(prob, f=lambda u, p, t: u * p["k"] * p["n"].astype(float))
     asked(prob)
@@ -316,7 +318,7 @@ def test_what_julia_says_is_raised(error):
             return toml({"kind": "BoundsError", "error": error})
 
     with pytest.raises(JuliaError) as caught:
-        Failing(1).run(Request("status", {}, {}))
+        Failing(1).run(JuliaRequest("status", {}, {}))
     assert str(caught.value) == "Julia failed: BoundsError: at index [3]"
 
 
@@ -370,10 +372,10 @@ def test_whatever_ends_a_solve_stops_julia(interrupting):
     """A time limit and a handler that exits stop Julia like Ctrl-C; the next solve doesn't wait."""
     solving = Solving(interrupting)
     with pytest.raises(interrupting.error):
-        solving.run(Request("solve", {}, {}))
+        solving.run(JuliaRequest("solve", {}, {}))
     # The arrays are free as soon as the exception arrives.
     assert solving.stopped == [True]
-    assert solving.run(Request("status", {}, {})) == {}
+    assert solving.run(JuliaRequest("status", {}, {})) == {}
 
 
 def test_a_solve_that_has_not_begun_is_never_begun(interrupting):
@@ -381,7 +383,7 @@ def test_a_solve_that_has_not_begun_is_never_begun(interrupting):
     goes on undisturbed."""
     begun = threading.Event()
     solving = Solving(begun.set)
-    first, second = Request("solve", {}, {}), Request("solve", {}, {})
+    first, second = JuliaRequest("solve", {}, {}), JuliaRequest("solve", {}, {})
     other = threading.Thread(target=solving.run, args=(first,))
     other.start()
     begun.wait()
@@ -392,7 +394,7 @@ def test_a_solve_that_has_not_begun_is_never_begun(interrupting):
     first.arrays["stop"][0] = 1
     other.join()
     waiting.join()
-    assert solving.run(Request("status", {}, {})) == {}
+    assert solving.run(JuliaRequest("status", {}, {})) == {}
     assert [x.options["operation"] for x in solving.asked] == ["solve", "status"]
     assert solving.asked[0] is first
 

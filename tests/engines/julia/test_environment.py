@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from ensembleode.engines.julia import environment, installing
-from ensembleode.engines.julia.environment import Julia, JuliaError
+from ensembleode.engines.julia.environment import JuliaError, JuliaInstallation
 from ensembleode.ground import extras
 from ensembleode.solvers.julia_alg import PACKAGES
 
@@ -101,7 +101,7 @@ def given(monkeypatch, tmp_path):
         (tmp_path / "project").mkdir(exist_ok=True)
         monkeypatch.setenv("PYTHON_JULIACALL_EXE", executable)
         monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", str(tmp_path / project))
-        return Julia(
+        return JuliaInstallation(
             executable, str(tmp_path / project), "PYTHON_JULIACALL_EXE and PYTHON_JULIACALL_PROJECT"
         )
 
@@ -233,7 +233,7 @@ def test_what_juliapkg_installed_is_found(fake, monkeypatch, tmp_path):
     monkeypatch.setattr(juliapkg.deps, "resolve", refuse)
     monkeypatch.setattr(subprocess, "run", refuse)
     found = environment.find()
-    assert found == Julia(executable, str(tmp_path / "julia_env"), "juliapkg")
+    assert found == JuliaInstallation(executable, str(tmp_path / "julia_env"), "juliapkg")
     assert {path.name for path in (tmp_path / "julia_env").iterdir()} == {"pyjuliapkg"}
 
 
@@ -267,7 +267,7 @@ def test_too_old(version, fake, given):
     with pytest.raises(JuliaError, match=rf"Julia {version}, and 1.10 is the oldest. Set PYTHON_"):
         environment.check(julia)
     save_meta(julia.executable)
-    by_juliapkg = Julia(julia.executable, julia.project, "juliapkg")
+    by_juliapkg = JuliaInstallation(julia.executable, julia.project, "juliapkg")
     with pytest.raises(JuliaError, match=r"is the oldest. Run `ensembleode julia install`"):
         environment.check(by_juliapkg)
 

@@ -603,7 +603,7 @@ def test_one_core_and_large_arrays():
 
 
 def worker_pids():
-    return session.start()._ask(session.Request("status", {}, {}))["worker_pids"]
+    return session.start()._ask(session.JuliaRequest("status", {}, {}))["worker_pids"]
 
 
 def test_a_worker_that_dies():

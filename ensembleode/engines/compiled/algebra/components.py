@@ -18,10 +18,10 @@ import numpy as np
 
 from ....solvers.arithmetic import Arithmetic, Components, PlainArithmetic
 from ..llvm.builder import BOOL, Builder, I64, Value
-from .reading import Loaded, Memory
+from .reading import LoadedNumbers, Memory
 
 
-class Turn:
+class ComponentTurn:
     """A turn of a loop over components: its number, and the values of the arrays there."""
 
     def __init__(self, index: Value):
@@ -51,11 +51,13 @@ class Array:
     operators act component by component, also with numbers. An array that reads memory has to be
     used before that memory changes."""
 
-    def __init__(self, b: Builder, n: int, dtype: np.dtype, component: Callable[[Turn], Value]):
+    def __init__(
+        self, b: Builder, n: int, dtype: np.dtype, component: Callable[[ComponentTurn], Value]
+    ):
         self.b, self.n, self.dtype = b, n, dtype
         self._component = component
 
-    def component(self, turn: Turn) -> Value:
+    def component(self, turn: ComponentTurn) -> Value:
         memory = self.b.known(self)
         return self._component(turn) if memory is None else memory.load(turn.index)
 
@@ -88,14 +90,14 @@ def componentwise(op: Callable, *xs: Any, dtype: Any = None) -> Any:
     if not arrays:
         return op(*xs)
 
-    def component(turn: Turn) -> Value:
+    def component(turn: ComponentTurn) -> Value:
         return op(*(turn.value(x) if isinstance(x, Array) else x for x in xs))
 
     first = arrays[0]
     return Array(first.b, first.n, dtype or first.dtype, component)
 
 
-class InMemory(Array):
+class StoredArray(Array):
     """An array that lies in memory."""
 
     def __init__(self, memory: Memory, n: int):
@@ -112,10 +114,10 @@ def copied(x: Any) -> Any:
     if not isinstance(x, Array):
         return x
     copy = Array(x.b, x.n, x.dtype, lambda turn: turn.value(x))
-    return InMemory(copy.stored(), x.n)
+    return StoredArray(copy.stored(), x.n)
 
 
-class Place:
+class ComponentPlace:
     """A place for one component in memory, with the interface of a `Variable`."""
 
     def __init__(self, memory: Memory, index: Value):
@@ -131,7 +133,7 @@ class Place:
         self._memory.store(self._index, x, mask)
 
 
-class Places:
+class ArrayPlaces:
     """The places of an array in memory, zeros at first, with the interface of a `Variable`."""
 
     def __init__(self, b: Builder, dtype: np.dtype, n: int):
@@ -141,7 +143,7 @@ class Places:
 
     def get(self) -> Array:
         """The array that is here, to be used before another one is."""
-        return InMemory(self.memory, self.n)
+        return StoredArray(self.memory, self.n)
 
     def set(self, x: Any) -> None:
         array = self._array(x)
@@ -170,9 +172,9 @@ class StateForm(Protocol):
 
 
 def places(b: Builder, form: StateForm) -> list[Any]:
-    """Places for a state, which begins as zeros: variables, or one `Places`."""
+    """Places for a state, which begins as zeros: variables, or one `ArrayPlaces`."""
     if form.in_memory:
-        return [Places(b, form.dtype, form.size)]
+        return [ArrayPlaces(b, form.dtype, form.size)]
     return [b.variable(form.dtype, 0) for _ in range(form.size)]
 
 
@@ -194,8 +196,8 @@ def built(
     return [read(at) for at in [place(c) for c in range(form.size)]]
 
 
-def _for_each(array: Array, body: Callable[[Turn], None], start: int = 0) -> None:
-    array.b.for_(array.n, lambda i: body(Turn(i)), start)
+def _for_each(array: Array, body: Callable[[ComponentTurn], None], start: int = 0) -> None:
+    array.b.for_(array.n, lambda i: body(ComponentTurn(i)), start)
 
 
 def each(y: Sequence, body: Callable[[Any, Value], None]) -> None:
@@ -211,19 +213,24 @@ def each(y: Sequence, body: Callable[[Any, Value], None]) -> None:
 def each_place(variables: Sequence, body: Callable[[Any, Any], None]) -> None:
     """Call `body(c, variable)` for the place of every component of a state."""
     for c, x in enumerate(variables):
-        if isinstance(x, Places):
+        if isinstance(x, ArrayPlaces):
             assert len(variables) == 1
-            x.b.for_(x.n, lambda i, x=x: body(i, Place(x.memory, i)))
+            x.b.for_(x.n, lambda i, x=x: body(i, ComponentPlace(x.memory, i)))
         else:
             body(c, x)
 
 
 def changed(variables: Sequence, new: Callable[[Any, Callable[[], Value]], Value]) -> list[Any]:
     """A state whose component `c` is `new(c, get)`, where `get()` is that of the variables."""
-    if variables and isinstance(variables[0], Places):
+    if variables and isinstance(variables[0], ArrayPlaces):
         (x,) = variables
         return [
-            Array(x.b, x.n, x.dtype, lambda turn: new(turn.index, Place(x.memory, turn.index).get))
+            Array(
+                x.b,
+                x.n,
+                x.dtype,
+                lambda turn: new(turn.index, ComponentPlace(x.memory, turn.index).get),
+            )
         ]
     return [new(c, x.get) for c, x in enumerate(variables)]
 
@@ -242,7 +249,7 @@ def _reduced(op: Callable, x: Array) -> Value:
     b = x.b
 
     def at(i: int) -> Value:
-        return Turn(b.constant(i, I64)).value(x)
+        return ComponentTurn(b.constant(i, I64)).value(x)
 
     if x.n == 1:
         return at(0)
@@ -281,7 +288,7 @@ class LoopArithmetic(PlainArithmetic):
         return componentwise(lambda _: number, component, dtype=number.dtype)
 
     def once(self, x: Any) -> Any:
-        return InMemory(x.stored(), x.n) if isinstance(x, Array) else x
+        return StoredArray(x.stored(), x.n) if isinstance(x, Array) else x
 
     def mean(self, components: Components) -> Any:
         n = sum(x.n if isinstance(x, Array) else 1 for x in components)
@@ -303,5 +310,5 @@ def arithmetic(b: Builder, form: StateForm) -> Arithmetic:
 
 def numbers_of(components: Sequence) -> Sequence[Value]:
     """The components as a field reads them: those of an array from memory."""
-    first = None if isinstance(components, Loaded) else next(iter(components), None)
-    return Loaded(first.stored(), first.n) if isinstance(first, Array) else components
+    first = None if isinstance(components, LoadedNumbers) else next(iter(components), None)
+    return LoadedNumbers(first.stored(), first.n) if isinstance(first, Array) else components

@@ -34,7 +34,7 @@ from ....fields.derivatives.elimination import (
 from ....solvers.arithmetic import Components
 from ..llvm.builder import Builder, Value
 from .linear_loops import DenseFactors, is_rounding
-from .reading import Loaded
+from .reading import LoadedNumbers
 
 
 # A block with more updates is factorised by loops, as unrolled code takes longer to compile
@@ -138,7 +138,7 @@ class LinearEquations:
         size = self.plan.size
         is_whole = len(components) == size and len(jacobian) == size**2
         in_order = self.plan.rows is None and is_whole
-        if isinstance(jacobian, Loaded) and in_order:
+        if isinstance(jacobian, LoadedNumbers) and in_order:
             return DenseFactors(self.b, components, jacobian, gamma_h, mass)
         entries = {p: _sum_of(jacobian, terms) for p, terms in self.terms.items() if p in inside}
         return DenseFactors(self.b, components, entries, gamma_h, mass, self.sums[block])

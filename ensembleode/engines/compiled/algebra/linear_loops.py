@@ -15,7 +15,7 @@ import numpy as np
 
 from ..llvm.builder import BOOL, Builder, Value
 from .components import set_all
-from .reading import Loaded, Memory
+from .reading import LoadedNumbers, Memory
 
 
 # The rows, and the columns, of a tile, which takes half of 32 registers.
@@ -50,7 +50,7 @@ class DenseFactors:
         self,
         b: Builder,
         components: Sequence[int],
-        entries: Mapping[tuple[int, int], Value] | Loaded,
+        entries: Mapping[tuple[int, int], Value] | LoadedNumbers,
         gamma_h: Value,
         mass: Mapping[tuple[int, int], float],
         sums: np.ndarray | None = None,
@@ -59,7 +59,9 @@ class DenseFactors:
         self.size = n = len(components)
         self.tiles, self.rest = divmod(n, _TILE)
         self.minus = -gamma_h
-        self.jacobian = entries.memory if isinstance(entries, Loaded) else self._copied(entries)
+        self.jacobian = (
+            entries.memory if isinstance(entries, LoadedNumbers) else self._copied(entries)
+        )
         self.sums = None
         if sums is not None:
             places = ((i, j) for i in components for j in components)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-from ....fields.derivatives.outer_products import Term
-from ..llvm.builder import Buffer, Builder, I64, Value
+from ....fields.derivatives.outer_products import OuterProductTerm
+from ..llvm.builder import Builder, ElementPointer, I64, Value
 from .components import set_all
 from .products import along, room
 
@@ -27,21 +27,21 @@ _LEAST_ROWS = 8
 _TERMS_AT_ONCE = 4
 
 
-def suits(b: Builder, term: Term, lanes: int) -> bool:
+def suits(b: Builder, term: OuterProductTerm, lanes: int) -> bool:
     """Whether a term's columns are worth transposing: they lie side by side, and are many."""
     if term.right is None or b.lanes != lanes or b.lanes < 2:
         return False
     return term.to.second == 1 and term.columns >= b.lanes and term.rows >= _LEAST_ROWS
 
 
-class _Numbers(NamedTuple):
+class _LaneVectors(NamedTuple):
     """Vectors of lanes; that of step `s` and row `i` begins at `s * step + i * other`."""
 
-    buffer: Buffer
+    buffer: ElementPointer
     step: int
     other: int
 
-    def at(self, step: Value | int, other: Value | int) -> Buffer:
+    def at(self, step: Value | int, other: Value | int) -> ElementPointer:
         return self.buffer.offset(step * self.step + other * self.other)
 
 
@@ -52,12 +52,12 @@ class Panels:
     def __init__(
         self,
         b: Builder,
-        term: Term,
-        factors: Buffer,
+        term: OuterProductTerm,
+        factors: ElementPointer,
         calls: Value,
         each: int,
         unit: int,
-        sums: Buffer,
+        sums: ElementPointer,
     ):
         self.b, self.term, self.sums = b, term, sums
         self._factors, self._calls, self._each, self._unit = factors, calls, each, unit
@@ -72,13 +72,13 @@ class Panels:
         left, right = term.left, term.right
         assert right is not None
 
-        def rows_at(at: Buffer, c: Value | int, step: int) -> _Numbers:
+        def rows_at(at: ElementPointer, c: Value | int, step: int) -> _LaneVectors:
             start = (c * left.second + left.start) * unit
-            return _Numbers(at.offset(start), step, left.first * unit)
+            return _LaneVectors(at.offset(start), step, left.first * unit)
 
-        def columns_at(at: Buffer, c: Value | int, step: int) -> _Numbers:
+        def columns_at(at: ElementPointer, c: Value | int, step: int) -> _LaneVectors:
             start = (c * right.first + right.start) * unit
-            return _Numbers(at.offset(start), step, right.second * unit)
+            return _LaneVectors(at.offset(start), step, right.second * unit)
 
         def one_call(number: Value) -> None:
             at = self._factors.offset(number * self._each)
@@ -102,7 +102,7 @@ class Panels:
             first = b.variable(I64, 0, of_lanes=False)
             b.while_(lambda: first.get() < self._calls, some_calls)
 
-    def _block(self, rows: _Numbers, columns: _Numbers, n: Value | int) -> None:
+    def _block(self, rows: _LaneVectors, columns: _LaneVectors, n: Value | int) -> None:
         """Add up `n` steps."""
         term = self.term
 
@@ -118,7 +118,7 @@ class Panels:
         along(self.b, term.columns, self._wide, panel)
 
     def _transpose(
-        self, columns: _Numbers, n: Value | int, column: Value | int, size: int, vectors: int
+        self, columns: _LaneVectors, n: Value | int, column: Value | int, size: int, vectors: int
     ) -> None:
         """Write the panel `[step, lane, column]`."""
         b, lanes = self.b, self.b.lanes
@@ -141,7 +141,7 @@ class Panels:
 
     def _tile(
         self,
-        rows: _Numbers,
+        rows: _LaneVectors,
         n: Value | int,
         of_rows: tuple[Value | int, int],
         of_columns: tuple[Value | int, int],

@@ -15,8 +15,13 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 
-from ....fields.derivatives.outer_products import Places, Scattered, TakenOut, Term
-from ..llvm.builder import Buffer, Builder, I64, Value, Variable
+from ....fields.derivatives.outer_products import (
+    FactoredProgram,
+    MatrixPlaces,
+    OuterProductTerm,
+    ScatteredTerm,
+)
+from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from ..llvm.machine import current
 from .panels import Panels, suits
 from .products import along, room
@@ -45,7 +50,9 @@ class ParameterSums:
         come first among the numbers that terms go to.
     """
 
-    def __init__(self, b: Builder, memory: Buffer, sums: Buffer, own: int, shared: int):
+    def __init__(
+        self, b: Builder, memory: ElementPointer, sums: ElementPointer, own: int, shared: int
+    ):
         self.b, self.memory, self._sums = b, memory, sums
         self.n_own, self.n_shared = own, shared
         self.length = 0
@@ -53,21 +60,21 @@ class ParameterSums:
         self._layers: list[int] = []
         # Where the sums of the current block begin.
         self._start = b.variable(I64, 0, of_lanes=False)
-        self._collections: list[Collection] = []
+        self._collections: list[CallResults] = []
         self._beginning = b.position
 
     @property
-    def sums(self) -> Buffer:
+    def sums(self) -> ElementPointer:
         """The sums of the current block."""
         return self._sums.offset(self._start.get())
 
-    def collection(self, name: str, program: TakenOut, kept: int) -> "Collection":
+    def collection(self, name: str, program: FactoredProgram, kept: int) -> "CallResults":
         """Memory for the results of a function's calls, the first `kept` of which are no
         factors."""
         layers = [(self.layer(), own) for own in _in_layers(program, self.n_own)]
         with self.b.inserting(self._beginning):
             calls = self.b.variable(I64, 0, of_lanes=False)
-        found = Collection(self, self.length, calls, name, program, kept, layers)
+        found = CallResults(self, self.length, calls, name, program, kept, layers)
         self.length += found.length
         self._collections.append(found)
         return found
@@ -117,7 +124,7 @@ class ParameterSums:
         b.for_each_lane(mask, one_lane)
 
 
-class Collection:
+class CallResults:
     """The results of calls of one function: `[call, number, lane]`."""
 
     def __init__(
@@ -126,7 +133,7 @@ class Collection:
         start: int,
         calls: Variable,
         name: str,
-        program: TakenOut,
+        program: FactoredProgram,
         kept: int,
         layers: Sequence[tuple[int, Sequence]],
     ):
@@ -173,7 +180,7 @@ class Collection:
     def _write(self, name: str, terms: Sequence, is_own: bool) -> None:
         """Write the function that adds some of the terms to the sums."""
         b = self.b
-        kind = _Entries if isinstance(terms[0], Scattered) else _Products
+        kind = _Entries if isinstance(terms[0], ScatteredTerm) else _Products
         parameters = ["ptr noalias readonly %factors", "i64 %calls", "ptr noalias %sums"]
         with b.module.function(name, parameters, attributes="noinline") as inside:
             # (A register at a time: the tiles of sums are squarer.)
@@ -193,9 +200,9 @@ def _shared(terms: Sequence, n_own: int) -> list:
     return [x._replace(to=x.to._replace(start=x.to.start - n_own)) for x in shared]
 
 
-def _in_layers(program: TakenOut, n_own: int) -> list[Sequence]:
+def _in_layers(program: FactoredProgram, n_own: int) -> list[Sequence]:
     """The terms of the lanes' own sums in layers, in which one function adds up each sum."""
-    layers: list[list[Term]] = []
+    layers: list[list[OuterProductTerm]] = []
     for term in program.terms:
         if term.to.start < n_own:
             free = [x for x in layers if not any(_overlap(term, y) for y in x)]
@@ -207,10 +214,10 @@ def _in_layers(program: TakenOut, n_own: int) -> list[Sequence]:
     return [*layers, *_split(scattered)]
 
 
-def _overlap(x: Term, y: Term) -> bool:
+def _overlap(x: OuterProductTerm, y: OuterProductTerm) -> bool:
     """Whether two terms may go to the same sums."""
 
-    def last(z: Term) -> int:
+    def last(z: OuterProductTerm) -> int:
         return z.to.start + (z.rows - 1) * z.to.first + (z.columns - 1) * z.to.second
 
     return x.to.start <= last(y) and y.to.start <= last(x)
@@ -220,14 +227,14 @@ class _Sums:
     """Writes the code that adds up terms of the collected results of calls, in sums of each lane's
     own if `is_own`. The lanes fall into `parts` of as many as the builder has."""
 
-    def __init__(self, b: Builder, collection: Collection, *, is_own: bool):
+    def __init__(self, b: Builder, collection: CallResults, *, is_own: bool):
         self.b, self.is_own, dtype = b, is_own, collection.dtype
-        self._factors, self.sums = (Buffer(b, f"%{x}", dtype) for x in ("factors", "sums"))
+        self._factors, self.sums = (ElementPointer(b, f"%{x}", dtype) for x in ("factors", "sums"))
         self._calls = b.parameter("%calls", I64)
         self._each, self._kept = collection.each, collection.kept
         self.parts = max(1, collection.b.lanes) // max(1, b.lanes)
 
-    def panels(self, term: Term) -> Panels | None:
+    def panels(self, term: OuterProductTerm) -> Panels | None:
         """What adds up a term with its columns transposed; None where that is not worth it."""
         b, term = self.b, term.side_by_side()
         if not suits(b, term, current().lanes(self.sums.dtype)):
@@ -249,11 +256,11 @@ class _Sums:
 class _Products(_Sums):
     """Products, one term after the other."""
 
-    def write(self, terms: Sequence[Term]) -> None:
+    def write(self, terms: Sequence[OuterProductTerm]) -> None:
         for term in terms:
             self._term(term)
 
-    def _term(self, term: Term) -> None:
+    def _term(self, term: OuterProductTerm) -> None:
         b = self.b
         if not self.is_own and (panels := self.panels(term)):
             panels.write()
@@ -276,7 +283,12 @@ class _Products(_Sums):
         along(b, term.rows, tile_rows * _TILES, rows)
 
     def _tile(
-        self, term: Term, row: Value | int, n_rows: int, column: Value | int, n_columns: int
+        self,
+        term: OuterProductTerm,
+        row: Value | int,
+        n_rows: int,
+        column: Value | int,
+        n_columns: int,
     ) -> None:
         """Add up some rows and columns, over all calls."""
         b, dtype = self.b, self.sums.dtype
@@ -335,7 +347,7 @@ class _Products(_Sums):
 class _Entries(_Sums):
     """Numbers that are added to computed places of the sums, call by call."""
 
-    def write(self, terms: Sequence[Scattered]) -> None:
+    def write(self, terms: Sequence[ScatteredTerm]) -> None:
         add = self._add_own if self.is_own else self._add_shared
 
         def call(at: Memory) -> None:
@@ -344,7 +356,7 @@ class _Entries(_Sums):
 
         self.for_each_call(call)
 
-    def _add_own(self, at: Memory, term: Scattered, i: Value) -> None:
+    def _add_own(self, at: Memory, term: ScatteredTerm, i: Value) -> None:
         b, parts = self.b, self.parts
         sums = Memory(self.sums, of_lanes=True)
         for part in range(parts):
@@ -354,7 +366,7 @@ class _Entries(_Sums):
             place = _place(term.to, number) * parts + part
             sums.store(place, sums.load(place) + value)
 
-    def _add_shared(self, at: Memory, term: Scattered, i: Value) -> None:
+    def _add_shared(self, at: Memory, term: ScatteredTerm, i: Value) -> None:
         b, width = self.b, self.parts * max(1, self.b.lanes)
 
         def one_lane(lane: Value) -> None:
@@ -366,5 +378,5 @@ class _Entries(_Sums):
         b.for_(width, one_lane)
 
 
-def _place(places: Places, first: Value | int, second: Value | int = 0) -> Value | int:
+def _place(places: MatrixPlaces, first: Value | int, second: Value | int = 0) -> Value | int:
     return first * places.first + (second * places.second + places.start)

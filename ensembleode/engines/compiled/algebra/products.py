@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from ....fields import ir
-from ..llvm.builder import Buffer, Builder, Value
+from ..llvm.builder import Builder, ElementPointer, Value
 from ..llvm.machine import current
 
 
@@ -115,7 +115,7 @@ class Strips:
     def dtype(self) -> np.dtype:
         return self.weights.buffer.dtype
 
-    def write(self, weights: Buffer, to: Buffer) -> None:
+    def write(self, weights: ElementPointer, to: ElementPointer) -> None:
         """Write the strips; the matrix begins at `weights`."""
         by_row, by_term = self.weights.strides
         terms = self.weights.columns
@@ -131,7 +131,7 @@ class Strips:
 
         along(weights.builder, self.weights.rows, self.tile, strip)
 
-    def rows(self, packed: Buffer) -> Rows:
+    def rows(self, packed: ElementPointer) -> Rows:
         """The rows of the packed matrix."""
         terms = self.weights.columns
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ....fields import ir
-from ..llvm.builder import BOOL, Buffer, Builder, Value
+from ..llvm.builder import BOOL, Builder, ElementPointer, Value
 from .products import Strips
 
 
@@ -20,7 +20,7 @@ class Memory:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: ElementPointer,
         *,
         of_lanes: bool = False,
         offsets: Value | None = None,
@@ -75,7 +75,7 @@ class Memory:
         return place + b.lane_numbers() if isinstance(place, Value) and place.lanes else place
 
 
-class Loaded(Sequence[Value]):
+class LoadedNumbers(Sequence[Value]):
     """The first `n` numbers in memory; each is loaded when it is used."""
 
     def __init__(self, memory: Memory, n: int):
@@ -92,7 +92,7 @@ class Loaded(Sequence[Value]):
         return self.memory.load(index % self._n)
 
 
-class Numbers(abc.ABC):
+class OperandReader(abc.ABC):
     """The source of a field's numbers, by the groups of `fields.ir.Buffer` and dtypes. All lanes
     share the numbers in `shared`, so these are scalars."""
 
@@ -109,13 +109,13 @@ class Numbers(abc.ABC):
         array; None where these numbers are in registers."""
         return None
 
-    def packed(self, strips: Strips) -> Buffer | None:
+    def packed(self, strips: Strips) -> ElementPointer | None:
         """Weights that all lanes share, packed; None where nobody keeps them."""
         return None
 
 
 def copied(
-    b: Builder, numbers: Numbers, group: str, dtype: np.dtype, indices: Iterable[int]
+    b: Builder, numbers: OperandReader, group: str, dtype: np.dtype, indices: Iterable[int]
 ) -> Memory:
     """Memory with copies of these numbers of a group, indexed as the group is."""
     indices = sorted(indices)

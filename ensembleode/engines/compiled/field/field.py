@@ -14,9 +14,9 @@ from ....fields import Inputs, ir, lower as lower_for, walking
 from ....fields.derivatives.forwarding import forwarded
 from ....tracing.program import equations
 from ..algebra.products import Strips
-from ..algebra.reading import copied, Loaded, Memory, Numbers
-from ..llvm.builder import Buffer, Builder, I64, Value
-from ..llvm.heap import Lent
+from ..algebra.reading import copied, LoadedNumbers, Memory, OperandReader
+from ..llvm.builder import Builder, ElementPointer, I64, Value
+from ..llvm.heap import LentHeap
 from ..llvm.module import Module
 from .printer import Printer
 
@@ -48,7 +48,7 @@ def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.
 
 
 def evaluate(
-    b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
+    b: Builder, fn: ir.Function, numbers: OperandReader, t: Value, mask: Value | None = None
 ) -> list[Value]:
     """The components of a function's result, evaluated at this place for the lanes of the mask;
     those that all lanes share are scalars. **Raises:** `UntranslatableError`."""
@@ -56,7 +56,7 @@ def evaluate(
 
 
 def evaluate_with_parts(
-    b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
+    b: Builder, fn: ir.Function, numbers: OperandReader, t: Value, mask: Value | None = None
 ) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
     """The results of `evaluate` for a function of expressions, and a function of these."""
     printer = Printer(b, fn, numbers, t, mask)
@@ -67,17 +67,17 @@ def evaluate_apart(
     b: Builder,
     fn: ir.Function,
     name: str,
-    numbers: Numbers,
+    numbers: OperandReader,
     t: Value,
     mask: Value | None = None,
     result: Memory | None = None,
-) -> Loaded:
+) -> LoadedNumbers:
     """`evaluate` in a function of its own in the module, written once under this name, which all
     numbers from the same kind of places share. `result`: memory of lanes for the result, by default
     the caller's own."""
     written = _APART.setdefault(b.module, {})
     if name not in written:
-        written[name] = _Apart(b, fn, name, numbers, t, mask)
+        written[name] = _SeparateFunction(b, fn, name, numbers, t, mask)
     if result is None:
         result = Memory.new(b, fn.dtype, fn.size, of_lanes=True)
     return written[name](b, numbers, t, mask, result)
@@ -87,16 +87,22 @@ def evaluate_apart(
 _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None] | Strips
 
 
-class _Apart:
+class _SeparateFunction:
     """A separate function of the module, which reads its numbers from memory."""
 
     def __init__(
-        self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None
+        self,
+        b: Builder,
+        fn: ir.Function,
+        name: str,
+        numbers: OperandReader,
+        t: Value,
+        mask: Value | None,
     ):
         self.fn, self.name = fn, name
         parameters = ["ptr noalias %out"]
         with b.module.function(name, parameters, attributes="noinline") as inside:
-            heap = inside.heap = None if b.heap is None else Lent(inside)
+            heap = inside.heap = None if b.heap is None else LentHeap(inside)
 
             def parameter(name: str, value: Value) -> Value:
                 parameters.append(f"{value.type} %{name}")
@@ -104,16 +110,16 @@ class _Apart:
 
             self.time, self.mask = t.type, None if mask is None else mask.type
             time, lanes = parameter("t", t), None if mask is None else parameter("mask", mask)
-            self.passed = _Passed(inside, numbers, parameters)
-            result = Memory(Buffer(inside, "%out", fn.dtype), of_lanes=True)
+            self.passed = _PassedNumbers(inside, numbers, parameters)
+            result = Memory(ElementPointer(inside, "%out", fn.dtype), of_lanes=True)
             Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
             self.arrays = [] if heap is None else heap.sizes
             parameters += [] if heap is None else heap.parameters
 
     def __call__(
-        self, b: Builder, numbers: Numbers, t: Value, mask: Value | None, result: Memory
-    ) -> Loaded:
+        self, b: Builder, numbers: OperandReader, t: Value, mask: Value | None, result: Memory
+    ) -> LoadedNumbers:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
         for source in self.passed.places:
@@ -136,17 +142,19 @@ class _Apart:
             assert b.heap is not None, self.name
             args += [f"ptr {x}" for x in b.heap.lent(self.name, self.arrays)]
         b.emit(f"call void @{self.name}({', '.join(args)})")
-        return Loaded(result, self.fn.size)
+        return LoadedNumbers(result, self.fn.size)
 
 
-_APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDictionary()
+_APART: weakref.WeakKeyDictionary[Module, dict[str, _SeparateFunction]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-class _Passed(Numbers):
+class _PassedNumbers(OperandReader):
     """The numbers that a separate function is passed, as its code asks for them: `places` is the
     memory of each of its parameters, and `copied` says which numbers of a group are copied."""
 
-    def __init__(self, b: Builder, numbers: Numbers, parameters: list[str]):
+    def __init__(self, b: Builder, numbers: OperandReader, parameters: list[str]):
         self.b, self.numbers, self.parameters = b, numbers, parameters
         self.places: dict[_Source, Memory] = {}
         self.copied: dict[tuple[str, np.dtype], set[int]] = {}
@@ -184,7 +192,7 @@ class _Passed(Numbers):
             self._add(source, dtype, *at, of_lanes=memory.of_lanes)
         return self.places[source]
 
-    def packed(self, strips: Strips) -> Buffer | None:
+    def packed(self, strips: Strips) -> ElementPointer | None:
         if strips not in self.places:
             if self.numbers.packed(strips) is None:
                 return None
@@ -216,5 +224,5 @@ class _Passed(Numbers):
             if isinstance(stride, Value):
                 self.parameters.append(f"{stride.type} {name}_stride")
                 stride = self.b.parameter(f"{name}_stride", I64)
-        place = Buffer(self.b, name, dtype)
+        place = ElementPointer(self.b, name, dtype)
         self.places[source] = Memory(place, of_lanes=of_lanes, offsets=offsets, stride=stride)

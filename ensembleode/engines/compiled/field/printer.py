@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from ....fields import ir, walking
 from ..algebra.products import product, Rows, Strips, strips_pay, tile_of
-from ..algebra.reading import copied, Memory, Numbers
-from ..llvm.builder import BOOL, Buffer, Builder, I64, Value, Variable
+from ..algebra.reading import copied, Memory, OperandReader
+from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value, Variable
 from ..llvm.machine import current
 from .operations import checked, operation
 from .uniformity import Region, Uniformity
@@ -38,7 +38,7 @@ class Printer:
         self,
         b: Builder,
         fn: ir.Function,
-        numbers: Numbers,
+        numbers: OperandReader,
         t: Value,
         mask: Value | None,
         result: Memory | None = None,
@@ -305,7 +305,7 @@ class Printer:
         return self.memories[place]
 
     def table(self) -> Memory:
-        place = Buffer(self.b, self.b.module.table(self.fn.tables, I64), I64)
+        place = ElementPointer(self.b, self.b.module.table(self.fn.tables, I64), I64)
         return Memory(place, of_lanes=False)
 
     def memory(self, buffer: ir.Buffer) -> Memory:

@@ -20,7 +20,7 @@ import numpy as np
 from ....solvers.arithmetic import Components, PlainArithmetic
 from .values import (
     BOOL as BOOL,
-    Buffer as Buffer,
+    ElementPointer as ElementPointer,
     F32 as F32,
     F64 as F64,
     FLOATS,
@@ -138,7 +138,7 @@ class Builder(PlainArithmetic):
         self.allocas.append(f"  {place} = alloca {type_}")
         return place
 
-    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> Buffer:
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> ElementPointer:
         """Memory for `n` elements; with `of_lanes`, for `n` elements of each lane, where element
         `i` of all lanes lies side by side. It is for this block and its inner blocks."""
         each = max(1, self.lanes) if of_lanes else 1
@@ -147,7 +147,7 @@ class Builder(PlainArithmetic):
         if found is not None:
             return found
         place = self.on_stack(f"[{max(1, n * each)} x {type_of(stored)}], align 64")
-        return Buffer(self, place, dtype)
+        return ElementPointer(self, place, dtype)
 
     def parameter(self, name: str, dtype: np.dtype, lanes: int = 0) -> Value:
         """A parameter of the function; its name begins with `%`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .values import Buffer
+from .values import ElementPointer
 
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class Heap(abc.ABC):
         self._b, self._on_stack = b, 0
         self._lent: dict[str, list[str]] = {}
 
-    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> Buffer | None:
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> ElementPointer | None:
         """Memory for `n` elements in the current block; None where they are to be on the stack."""
         size = n * dtype.itemsize
         if self._on_stack + size > MOST_ON_STACK:
-            return Buffer(self._b, self.place(size), dtype)
+            return ElementPointer(self._b, self.place(size), dtype)
         self._on_stack += size
         return None
 
@@ -53,7 +53,7 @@ class Heap(abc.ABC):
         return self._lent[name]
 
 
-class Lent(Heap):
+class LentHeap(Heap):
     """The memory that a function is passed by its caller, a parameter for each of its arrays;
     `sizes` are the bytes of the arrays."""
 
@@ -70,30 +70,36 @@ class Lent(Heap):
         return [f"ptr noalias %array{i}" for i in range(len(self.sizes))]
 
 
-class Part(Heap):
+class ThreadHeap(Heap):
     """A thread's part of a buffer of bytes, of which arrays take `size` as a kernel is written;
     `part` returns the bytes from its start on, and those from its end on. Where arrays are
     `by_blocks`, all arrays of lanes are here, from the start on, in the place of those of earlier
     blocks."""
 
-    def __init__(self, b: Builder, part: Callable[[], tuple[Buffer, Buffer]], *, by_blocks: bool):
+    def __init__(
+        self,
+        b: Builder,
+        part: Callable[[], tuple[ElementPointer, ElementPointer]],
+        *,
+        by_blocks: bool,
+    ):
         super().__init__(b)
         self._part, self._by_blocks = part, by_blocks
-        self._ends: tuple[Buffer, Buffer] | None = None
+        self._ends: tuple[ElementPointer, ElementPointer] | None = None
         self._used = self._most = self._at_end = 0
 
     @property
     def size(self) -> int:
         return self._most + self._at_end
 
-    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> Buffer | None:
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> ElementPointer | None:
         if not (self._by_blocks and of_lanes):
             return super().array(dtype, n, of_lanes=of_lanes)
         start, _ = self._pointers()
         place = start.pointer(self._used)
         self._used += _whole_lines(n * dtype.itemsize)
         self._most = max(self._most, self._used)
-        return Buffer(self._b, place, dtype)
+        return ElementPointer(self._b, place, dtype)
 
     @contextmanager
     def block(self) -> Iterator[None]:
@@ -109,7 +115,7 @@ class Part(Heap):
         with self._b.at_start():
             return end.pointer(-self._at_end)
 
-    def _pointers(self) -> tuple[Buffer, Buffer]:
+    def _pointers(self) -> tuple[ElementPointer, ElementPointer]:
         if self._ends is None:
             with self._b.at_start():
                 self._ends = self._part()

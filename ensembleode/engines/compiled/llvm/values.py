@@ -130,7 +130,7 @@ class Variable:
         self.set(self.builder.where(mask, value, self.get()))
 
 
-class Buffer:
+class ElementPointer:
     """Memory with elements of a dtype; `base` is LLVM's name of the pointer to it.
 
     Booleans are bytes in memory.
@@ -150,9 +150,9 @@ class Buffer:
         b.emit(f"{place} = getelementptr {type_of(self._stored)}, ptr {self.base}, {index}")
         return place
 
-    def offset(self, index: Value | int) -> Buffer:
+    def offset(self, index: Value | int) -> ElementPointer:
         """The buffer that begins at this element."""
-        return Buffer(self.builder, self.pointer(index), self.dtype)
+        return ElementPointer(self.builder, self.pointer(index), self.dtype)
 
     def load(self, index: Value | int) -> Value:
         """Read one element."""

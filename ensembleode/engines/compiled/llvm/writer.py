@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Writer:
+class InstructionWriter:
     """Writes the instructions of a function that accesses structures in memory by byte offsets."""
 
     def __init__(self):

@@ -20,17 +20,25 @@ from typing import Any, TYPE_CHECKING
 import numpy as np
 
 from ....jumps.moving_jumps import follow
-from ....plan.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
+from ....plan.events import (
+    CallbackProgram,
+    EVENT_ROWS,
+    Jump,
+    TracedCallbacks,
+    TracedContinuous,
+    TracedDiscrete,
+    TracedStepLimit,
+)
 from ....plan.saving import Saving
 from ....solvers import verdicts
 from ....solvers.time import next_time
 from ....solvers.verdicts import Verdict
 from ..algebra.components import set_all
 from ..llvm.builder import BOOL, I32, I64, Value, Variable
-from ..steps.saved_rows import Step
+from ..steps.saved_rows import TriedStep
 from .callback_functions import CallbackFunctions
-from .quiet import Quiet
-from .root_finding import Looks, Search
+from .quiet import QuietTest
+from .root_finding import Search, WatchedConditions
 from .step_limits import hold
 
 
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-def moved_numbers(events: Events) -> int:
+def moved_numbers(events: TracedCallbacks) -> int:
     """How many numbers represent the time of an event with its tangents, where discrete callbacks
     may move with that time; zero for a state without tangents."""
     levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
@@ -50,10 +58,10 @@ def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
     return row[:: len(row) // len(moved)] if moved else ()
 
 
-class Happening:
+class LaneEvents:
     """The variables that lanes have for events, and what is done with them."""
 
-    def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
+    def __init__(self, loop: Loop, events: TracedCallbacks, functions: CallbackFunctions):
         self.loop, self.b, self.events, self.functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
         # For each condition that rests at the root of an event, its value there; otherwise NaN.
@@ -63,7 +71,7 @@ class Happening:
         # Whether any condition rests at a root, in any lane.
         self.recent = b.variable(BOOL, False, of_lanes=False)
         # Recognises steps that can't have events; None where that isn't possible.
-        self._quiet = Quiet.of(loop, events, functions)
+        self._quiet = QuietTest.of(loop, events, functions)
         # The conditions at the start of the step, if each step needs them.
         asks = self._quiet is None or self._quiet.asks_for_start
         self.values = [b.variable(dtype, 0) for _ in range(events.components if asks else 0)]
@@ -81,11 +89,13 @@ class Happening:
         """How far from zero condition `k` may rest at a root."""
         return self.radii[k].get() if self.radii else self.b.constant(0, self.loop.problem.dtype)
 
-    def at_known_time(self, step: Step) -> Value:
+    def at_known_time(self, step: TriedStep) -> Value:
         """The lanes in which callbacks may act because the step ends at a known time."""
         return step.accepted & step.t2.eq(self.loop.tstop)
 
-    def part_at(self, part: Part, y: tuple, t: Value, lanes: Value, **extras: Any) -> tuple:
+    def part_at(
+        self, part: CallbackProgram, y: tuple, t: Value, lanes: Value, **extras: Any
+    ) -> tuple:
         """The components of a part in these lanes."""
         given = {name: extras[name] for name in part.extras}
         return self.functions(part, self.loop.held, y, t, lanes, given)
@@ -106,7 +116,7 @@ class Happening:
         if self.values:
             set_all(self.values, self.conditions(self.loop.state(), self.loop.t.get(), mask), mask)
 
-    def at_start(self, step: Step) -> list[Value]:
+    def at_start(self, step: TriedStep) -> list[Value]:
         """The conditions at the start of the step."""
         return [x.get() for x in self.values] or self.conditions(step.y, step.t, step.accepted)
 
@@ -115,8 +125,8 @@ class Happening:
     #
 
     def locate(
-        self, step: Step, verdict: Verdict, commit: Callable[[Step, Verdict], None]
-    ) -> tuple[Step, Verdict]:
+        self, step: TriedStep, verdict: Verdict, commit: Callable[[TriedStep, Verdict], None]
+    ) -> tuple[TriedStep, Verdict]:
         """The step, cut at its earliest event if it has one, and the verdict with the size of the
         next step adapted to that. `commit`, which goes on to the end of a step, is written twice:
         steps without events run no code that joins theirs with what a search finds."""
@@ -132,12 +142,12 @@ class Happening:
         next_h = b.variable(dtype, verdict.next_h, of_lanes=bool(verdict.next_h.lanes))
         lost = b.variable(BOOL, verdict.lost)
 
-        def cut() -> tuple[Step, Verdict]:
+        def cut() -> tuple[TriedStep, Verdict]:
             attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
             shorter = step._replace(t2=t2.get(), attempt=attempt)
             return shorter, verdict._replace(next_h=next_h.get(), lost=lost.get())
 
-        def look(at: Looks) -> None:
+        def look(at: WatchedConditions) -> None:
             """Look for events in the step, and change its end and what follows accordingly."""
             search = Search(self, step)
             search.notice(at)
@@ -157,9 +167,9 @@ class Happening:
             commit(*cut())
 
         if self._quiet is None:
-            look(Looks())
+            look(WatchedConditions())
         elif self._quiet.unforeseen:
-            look(Looks(self._loud(step, self._quiet, []), self._quiet.unforeseen))
+            look(WatchedConditions(self._loud(step, self._quiet, []), self._quiet.unforeseen))
         else:
             found = [b.variable(dtype, 0) for _ in self.values]
             loud = self._loud(step, self._quiet, found)
@@ -168,10 +178,10 @@ class Happening:
                 self.arrive(step, [x.get() for x in found])
                 commit(step, verdict)
 
-            b.if_(loud, lambda: look(Looks()), quiet, likely=False)
+            b.if_(loud, lambda: look(WatchedConditions()), quiet, likely=False)
         return cut()
 
-    def _loud(self, step: Step, quiet: Quiet, found: Sequence[Variable]) -> Value:
+    def _loud(self, step: TriedStep, quiet: QuietTest, found: Sequence[Variable]) -> Value:
         """Whether any lane may have an event in the step. The conditions at its end are set as
         `found`, if that has places for them. (In a block of its own, LLVM doesn't mix this with
         what is before it, for which there are too few registers already.)"""
@@ -190,7 +200,7 @@ class Happening:
         b.if_(b.any(step.accepted), ask, likely=True)
         return loud.get()
 
-    def arrive(self, step: Step, end: Sequence[Value]) -> None:
+    def arrive(self, step: TriedStep, end: Sequence[Value]) -> None:
         """Keep the conditions at the end of the step, where the next step starts."""
         for variable, x in zip(self.values, end, strict=False):
             variable.set_where(step.accepted, x)
@@ -199,7 +209,7 @@ class Happening:
     # What it does
     #
 
-    def act(self, step: Step) -> None:
+    def act(self, step: TriedStep) -> None:
         """Do what the callbacks do at the end of the step, in the lanes that accepted it."""
         b, loop = self.b, self.loop
         for i, x in enumerate(self.moved):
@@ -222,14 +232,14 @@ class Happening:
 
         b.if_(b.any(jumped.get()), go_on_anew, likely=False)
 
-    def _tolerance(self, limit: Limit, mask: Value) -> tuple:
+    def _tolerance(self, limit: TracedStepLimit, mask: Value) -> tuple:
         """For each component that step-size control looks at, how far it may be below zero."""
         loop = self.loop
         if limit.tolerance is None:
             return loop.held.tolerances(loop.problem.controlled).abstol
         return self.part_at(limit.tolerance, loop.state(), loop.t.get(), mask)
 
-    def _act_continuous(self, step: Step, jumped: Variable) -> None:
+    def _act_continuous(self, step: TriedStep, jumped: Variable) -> None:
         """Let the callbacks act whose conditions are marked."""
         for _, x, places in self.events.slices():
             marks = self.marks[places]
@@ -237,7 +247,9 @@ class Happening:
             for jump, here in acting(x, [m.get() for m in marks]):
                 self._jump(step, x, jump, here & ~self._is_out(), jumped, marks, mask=mask)
 
-    def _act_discrete(self, step: Step, x: Discrete, mark: Variable, jumped: Variable) -> None:
+    def _act_discrete(
+        self, step: TriedStep, x: TracedDiscrete, mark: Variable, jumped: Variable
+    ) -> None:
         b, loop = self.b, self.loop
         code = loop.code.get()
         going = step.accepted & code.ne(verdicts.MAX_EVENTS)
@@ -262,8 +274,8 @@ class Happening:
 
     def _jump(
         self,
-        step: Step,
-        callback: Continuous | Discrete,
+        step: TriedStep,
+        callback: TracedContinuous | TracedDiscrete,
         jump: Jump,
         here: Value,
         jumped: Variable,
@@ -318,7 +330,7 @@ class Happening:
 
     def _note(
         self,
-        callback: Continuous | Discrete,
+        callback: TracedContinuous | TracedDiscrete,
         mask: Value,
         marks: Sequence[Variable],
         rows: Sequence[Sequence[Value]],
@@ -373,7 +385,7 @@ class Happening:
             loop.set_anchor(here)
         t = loop.t.get()
         for x, marks in marks_of(self.events, self.marks):
-            if isinstance(x, Discrete) and x.after_jump:
+            if isinstance(x, TracedDiscrete) and x.after_jump:
                 t = self.b.where(marks[0].get().ne(0), next_time(self.b, t, loop.direction), t)
         if (consistent := loop.consistent(here, t)) is not None:
             lost = here & ~consistent
@@ -382,27 +394,31 @@ class Happening:
         self._look(here)
 
 
-def saves_after(x: Continuous | Discrete, saving: Saving) -> bool:
+def saves_after(x: TracedContinuous | TracedDiscrete, saving: Saving) -> bool:
     """Whether the state after an event of this callback is saved: as a further row where every step
     is saved, otherwise in the rows at that time."""
     if saving.mode == "steps":
         return x.save_positions[1]
-    return saving.after_events and not (isinstance(x, Discrete) and x.is_discontinuity)
+    return saving.after_events and not (isinstance(x, TracedDiscrete) and x.is_discontinuity)
 
 
-def marks_of(events: Events, marks: Sequence) -> Iterator[tuple[Continuous | Discrete, Sequence]]:
+def marks_of(
+    events: TracedCallbacks, marks: Sequence
+) -> Iterator[tuple[TracedContinuous | TracedDiscrete, Sequence]]:
     """The callbacks, each with its marks among those of all."""
     start = 0
     for x in events.callbacks:
-        length = x.length if isinstance(x, Continuous) else 1
+        length = x.length if isinstance(x, TracedContinuous) else 1
         yield x, marks[start : start + length]
         start += length
 
 
-def acting(x: Continuous | Discrete, marks: Sequence[Value]) -> Iterator[tuple[Jump, Value]]:
+def acting(
+    x: TracedContinuous | TracedDiscrete, marks: Sequence[Value]
+) -> Iterator[tuple[Jump, Value]]:
     """The jumps of a callback, each with the lanes in which it acts, by the marks of its
     conditions: 1 where a condition rises, -1 where it falls, 0 where it doesn't cross zero."""
-    if isinstance(x, Discrete):
+    if isinstance(x, TracedDiscrete):
         yield x.jump, marks[0].ne(0)
         return
     if x.up is not None and x.up == x.down:

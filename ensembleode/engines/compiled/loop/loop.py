@@ -21,16 +21,16 @@ from ....solvers.step_size import in_abstol, initial_step, unit_of_time
 from ....solvers.time import StepBounds
 from ....solvers.verdicts import Verdict
 from ..algebra.components import arithmetic, each, places, set_all, total
-from ..llvm.builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
+from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, Value, Variable
 from ..llvm.functions import FUNCTIONS
-from ..steps.description import Description
-from ..steps.numbers import Held
-from ..steps.saved_rows import Outputs, SavedRows, Step
-from ..steps.stops import Stops
+from ..steps.description import KernelDescription
+from ..steps.layout import LaneNumbers
+from ..steps.saved_rows import KernelOutputs, SavedRows, TriedStep
+from ..steps.stops import LaneStops
 from .callback_functions import CallbackFunctions
-from .events import Happening
-from .queue import Pool, Queue
-from .switch import Switch
+from .events import LaneEvents
+from .queue import PreparedStarts, Queue
+from .switch import MethodSwitch
 from .turn import attempt, commit, control
 
 
@@ -55,16 +55,16 @@ class Loop:
     def __init__(
         self,
         b: Builder,
-        problem: Description,
-        equations: Callable[[Held, Value], Equations],
-        held: Held,
+        problem: KernelDescription,
+        equations: Callable[[LaneNumbers, Value], Equations],
+        held: LaneNumbers,
         queue: Queue,
-        times: Buffer | None,
-        outputs: Outputs | None,
+        times: ElementPointer | None,
+        outputs: KernelOutputs | None,
         rows: Value,
         maxiters: Value,
         *,
-        stop: Buffer | None = None,
+        stop: ElementPointer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
         functions: CallbackFunctions | None = None,
     ):
@@ -89,7 +89,7 @@ class Loop:
         self.active = b.variable(BOOL, False)
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
-        self.stops = Stops(b, held, dtype) if problem.has_stops else None
+        self.stops = LaneStops(b, held, dtype) if problem.has_stops else None
         self.restarts = b.variable(I32, 0) if problem.restarts else None
         restarts = problem.has_stops or problem.events is not None
         self.has_anchor = restarts and not problem.adaptive
@@ -100,7 +100,7 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
-        self.switch = Switch(self) if problem.switches else None
+        self.switch = MethodSwitch(self) if problem.switches else None
         self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
             # Whether no step of the lane has failed, and the number of failed steps (0 or 1).
@@ -109,11 +109,11 @@ class Loop:
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         self.saved = SavedRows(b, problem, held, times, outputs, rows)
         n_carried = len(self.carry) * (problem.size if problem.in_memory else 1)
-        self.pool = Pool(b, problem, queue, held, n_carried, self.first_step)
+        self.pool = PreparedStarts(b, problem, queue, held, n_carried, self.first_step)
         self.happening = None
         if problem.events is not None:
             assert functions is not None
-            self.happening = Happening(self, problem.events, functions)
+            self.happening = LaneEvents(self, problem.events, functions)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -176,7 +176,9 @@ class Loop:
         self.pool.leave(lambda index: counts.store(index, stopped))
         self.goes_on.set(False)
 
-    def go_on(self, equations: Callable[[Held, Value], Equations] | None = None) -> Step:
+    def go_on(
+        self, equations: Callable[[LaneNumbers, Value], Equations] | None = None
+    ) -> TriedStep:
         """A turn, with the preparation before it and the ends of trajectories after it.
 
         **Arguments:** `equations`: makes those for the attempt; by default the loop's own do.
@@ -190,7 +192,7 @@ class Loop:
         self.b.if_(self.must_refill.get(), self.refill, likely=False)
         self.switch.by_method(lambda: self._go_on(self.equations))
 
-    def _go_on(self, equations: Callable[[Held, Value], Equations]) -> Step:
+    def _go_on(self, equations: Callable[[LaneNumbers, Value], Equations]) -> TriedStep:
         """A turn, and the ends of trajectories."""
         b = self.b
         step, verdict = self.turn(equations)
@@ -220,7 +222,7 @@ class Loop:
         several += [self.alive, *self.pool.variables(), self.must_refill, self.goes_on]
         return [x for x in several if x is not None]
 
-    def arrays(self) -> list[tuple[Buffer, int]]:
+    def arrays(self) -> list[tuple[ElementPointer, int]]:
         """The buffers that keep their contents from turn to turn, with their sizes."""
         if not self.problem.in_memory:
             return self.pool.arrays()
@@ -272,7 +274,7 @@ class Loop:
         """A method or a controller, in the mode that the lanes have now."""
         return x if self.switch is None else x.in_mode(self.switch.now())
 
-    def bounds(self, held: Held) -> StepBounds:
+    def bounds(self, held: LaneNumbers) -> StepBounds:
         has = self.problem.has
         return StepBounds(*(held.number(x) if has(x) else None for x in StepBounds._fields))
 
@@ -295,7 +297,7 @@ class Loop:
             self.pool.fill(self.occupied, self._begin)
         self.must_refill.set(False)
 
-    def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
+    def first_step(self, held: LaneNumbers, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
         """The method's carry for a step from the state `y` at `t`, and the size of that step, for
         trajectories that begin or restart in the lanes of the mask."""
         b, p = self.b, self.problem
@@ -417,7 +419,9 @@ class Loop:
     # A turn
     #
 
-    def turn(self, equations: Callable[[Held, Value], Equations]) -> tuple[Step, Verdict]:
+    def turn(
+        self, equations: Callable[[LaneNumbers, Value], Equations]
+    ) -> tuple[TriedStep, Verdict]:
         """One turn, in which every lane tries a step."""
         step, unresolved = attempt(self, equations)
         step, verdict, size = control(self, step, unresolved)
@@ -431,7 +435,7 @@ class Loop:
             self._pass_stops(step, self.stops)
         return step, verdict
 
-    def _pass_stops(self, step: Step, stops: Stops) -> None:
+    def _pass_stops(self, step: TriedStep, stops: LaneStops) -> None:
         """Go on from the known times that steps have ended on."""
         b = self.b
         here = step.accepted & self.active.get() & step.t2.eq(self.tstop)
@@ -445,7 +449,7 @@ class Loop:
     # Ends
     #
 
-    def conclude(self, ended: Value, step: Step, verdict: Verdict) -> Value:
+    def conclude(self, ended: Value, step: TriedStep, verdict: Verdict) -> Value:
         """Decide the codes of these lanes; returns those that take no further turn to find out."""
         b, p = self.b, self.problem
         if self.outputs is None:

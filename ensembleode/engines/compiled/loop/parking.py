@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..llvm.builder import BOOL, Buffer, I64, Value, Variable
+from ..llvm.builder import BOOL, ElementPointer, I64, Value, Variable
 
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class Parking:
         # turns such lanes have been idle in all.
         self._switched = b.variable(BOOL, False)
         self._idle = b.variable(I64, 0, of_lanes=False)
-        self._places: list[tuple[Variable, Buffer]] = []
+        self._places: list[tuple[Variable, ElementPointer]] = []
 
-    def places(self) -> list[tuple[Variable, Buffer]]:
+    def places(self) -> list[tuple[Variable, ElementPointer]]:
         """The variables of a trajectory, and where they are kept while it waits."""
         if not self._places:
             b, loop = self.b, self.loop

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..algebra.components import changed, each
-from ..llvm.builder import BOOL, Buffer, Builder, I64, Value, Variable
-from ..steps.description import Description
-from ..steps.numbers import Held
+from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value, Variable
+from ..steps.description import KernelDescription
+from ..steps.layout import LaneNumbers
 
 
 class Queue(NamedTuple):
@@ -20,10 +20,10 @@ class Queue(NamedTuple):
     first: Value
     stride: Value
     n: Value
-    wanted: Buffer
+    wanted: ElementPointer
 
 
-class Pool:
+class PreparedStarts:
     """The number of the next trajectory of a queue, and the prepared first steps up to number
     `end`. `first_step(held, y, t, mask)` returns the method's carry, of `n_carried` numbers, for a
     step from the state `y` at `t`, and the size of that step. Lanes that begin together need no
@@ -32,9 +32,9 @@ class Pool:
     def __init__(
         self,
         b: Builder,
-        problem: Description,
+        problem: KernelDescription,
         queue: Queue,
-        held: Held,
+        held: LaneNumbers,
         n_carried: int,
         first_step: Callable,
     ):
@@ -56,7 +56,7 @@ class Pool:
     def variables(self) -> list[Variable]:
         return [self.next, self._first, self._end]
 
-    def arrays(self) -> list[tuple[Buffer, int]]:
+    def arrays(self) -> list[tuple[ElementPointer, int]]:
         """The buffers of the first steps, each with its number of elements."""
         # A single lane takes a first step as soon as it is prepared.
         width = self.b.lanes

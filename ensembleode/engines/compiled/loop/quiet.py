@@ -13,10 +13,10 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ....plan.events import Continuous, Events
+from ....plan.events import TracedCallbacks, TracedContinuous
 from ....solvers.reach import Reach, reach
 from ..llvm.builder import Value
-from ..steps.saved_rows import Step
+from ..steps.saved_rows import TriedStep
 from .balls import rounded, SLACK
 from .callback_functions import CallbackFunctions
 
@@ -25,12 +25,16 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-class Quiet:
+class QuietTest:
     """Recognises steps without events. `within`: how far states within a step are from its end;
     None where nothing is foreseen of any callback that looks there."""
 
     def __init__(
-        self, loop: Loop, events: Events, functions: CallbackFunctions, within: Reach | None
+        self,
+        loop: Loop,
+        events: TracedCallbacks,
+        functions: CallbackFunctions,
+        within: Reach | None,
     ):
         self._loop, self._events, self._functions, self._within = loop, events, functions, within
         # The numbers of the conditions that have to be looked at within every step.
@@ -43,7 +47,7 @@ class Quiet:
         )
 
     @staticmethod
-    def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
+    def of(loop: Loop, events: TracedCallbacks, functions: CallbackFunctions) -> QuietTest | None:
         """None where every condition has to be looked at within every step, or there are none."""
         looked = [x for x in events.continuous if x.interp_points > 2]
         within, p = None, loop.problem
@@ -51,7 +55,7 @@ class Quiet:
             ns = {x.interp_points for x in looked}
             points = sorted({j / (n - 1) for n in ns for j in range(n - 1)})
             within = reach(p.method, points, p.dtype, has_errors=p.adaptive)
-        found = Quiet(loop, events, functions, within)
+        found = QuietTest(loop, events, functions, within)
         return found if len(found.unforeseen) < events.components else None
 
     @property
@@ -60,11 +64,11 @@ class Quiet:
         looks_at_ends = any(x.interp_points <= 2 for x in self._events.continuous)
         return looks_at_ends or bool(self.unforeseen)
 
-    def _bounded(self, x: Continuous) -> tuple[int, ...]:
+    def _bounded(self, x: TracedContinuous) -> tuple[int, ...]:
         """The components of the conditions of which something is foreseen."""
         return () if self._within is None else self._functions.bounded(x.conditions)
 
-    def look(self, step: Step, low: Sequence[Value]) -> tuple[list[Value], Value]:
+    def look(self, step: TriedStep, low: Sequence[Value]) -> tuple[list[Value], Value]:
         """The conditions at the end of the step, without those that are `unforeseen`; and the lanes
         in whose step none of them has an event. `low`: the conditions at the start, if
         `asks_for_start`."""
@@ -87,7 +91,7 @@ class Quiet:
                 ends += [c for c, _ in balls]
         return ends, self._loop.b.spread(functools.reduce(operator.and_, quiet))
 
-    def _of_state(self, step: Step, c: int) -> Value:
+    def _of_state(self, step: TriedStep, c: int) -> Value:
         """The largest distance of component `c` within the step from its value at the end."""
         attempt, within = step.attempt, self._within
         assert within is not None
@@ -99,7 +103,7 @@ class Quiet:
         return largest * (abs(step.h) * (within.of_stages * SLACK)) + total
 
 
-def differs(x: Continuous, low: Value, high: Value) -> Value:
+def differs(x: TracedContinuous, low: Value, high: Value) -> Value:
     """Whether a condition crosses zero in a direction that makes an event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:

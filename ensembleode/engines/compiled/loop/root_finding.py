@@ -14,19 +14,19 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
-from ....plan.events import Continuous
+from ....plan.events import TracedContinuous
 from ....problem.callbacks import LeftRootFind, NoRootFind
 from ....solvers.reach import blur
 from ....solvers.time import REACH, REACH_OF_STEP
 from ..algebra.components import set_all
 from ..llvm.builder import BOOL, I32, integer_like, Value, Variable
-from ..steps.saved_rows import Step
+from ..steps.saved_rows import TriedStep
 from .balls import rounded, ROUNDINGS
 from .quiet import differs
 
 
 if TYPE_CHECKING:
-    from .events import Happening
+    from .events import LaneEvents
 
 
 # A condition is at the root of an event as long as it has moved by at most so many roundings.
@@ -37,7 +37,7 @@ _MOST_TURNS = 1000
 _THRESHOLD = 16.0
 
 
-class Looks(NamedTuple):
+class WatchedConditions(NamedTuple):
     """Which conditions are evaluated at points within a step: all of them if the scalar `every`
     (None stands for true), otherwise those with the numbers `always`."""
 
@@ -61,7 +61,7 @@ class Search:
     - `fires`: whether each condition has crossed zero by then.
     """
 
-    def __init__(self, happening: Happening, step: Step):
+    def __init__(self, happening: LaneEvents, step: TriedStep):
         self.on, self.b, self.loop, self.step = happening, happening.b, happening.loop, step
         self.events, self.dtype = happening.events, happening.loop.problem.dtype
         b, dtype = self.b, self.dtype
@@ -85,7 +85,7 @@ class Search:
         at = step.y, step.attempt.dense, step.t, step.h
         return step.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
-    def notice(self, looks: Looks) -> None:
+    def notice(self, looks: WatchedConditions) -> None:
         """Find the conditions with another sign at the end of the step, or within it."""
         b, step = self.b, self.step
         zero = _either([x.get().eq(0.0) for x in self.low])
@@ -199,7 +199,7 @@ class Search:
     def _within(
         self,
         n: int,
-        chosen: list[tuple[int, Continuous, slice]],
+        chosen: list[tuple[int, TracedContinuous, slice]],
         wanted: frozenset[int],
         low: list[Value],
     ) -> None:
@@ -220,7 +220,7 @@ class Search:
             u = step.method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
 
-        def conditions(x: Continuous, places: slice, u: tuple, t: Value) -> list:
+        def conditions(x: TracedContinuous, places: slice, u: tuple, t: Value) -> list:
             values = self.on.part_at(x.conditions, u, t, step.accepted)
             every = zip(_numbers(places), values, strict=True)
             return [(k, value) for k, value in every if k in wanted]
@@ -332,7 +332,7 @@ class Search:
         rests = _either([x.get().eq(x.get()) for x in self.on.residual])
         self.on.recent.set(self.b.any(rests))
 
-    def _root(self, k: int, i: int, x: Continuous, wanted: Value, root: Variable) -> None:
+    def _root(self, k: int, i: int, x: TracedContinuous, wanted: Value, root: Variable) -> None:
         """The root of condition `k`, in the lanes that want it, by bisection and regula falsi,
         until no number is within the bracket. The search runs on `direction * time`, which
         increases."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..llvm.builder import BOOL, Value
-from ..steps.saved_rows import Step
+from ..steps.saved_rows import TriedStep
 
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SAFETY = 0.9
 
 
-def hold(loop: Loop, step: Step, here: Value, tolerance: tuple, scalefactor: float) -> None:
+def hold(loop: Loop, step: TriedStep, here: Value, tolerance: tuple, scalefactor: float) -> None:
     """Shorten the next step of the lanes `here`, which are at the end of this step, until this
     step's interpolant at the end of the next is above minus `tolerance` in every component with a
     tolerance.

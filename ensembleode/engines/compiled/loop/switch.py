@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ....solvers.switching import Switching
 from ..llvm.builder import BOOL, I32, Value, Variable
-from ..steps.saved_rows import Step
+from ..steps.saved_rows import TriedStep
 from .parking import Parking
 
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-class Switch:
+class MethodSwitch:
     """Which of two methods makes the next attempt, or made the last one. If results are saved and
     there are several lanes, all lanes step with the same method, and the trajectories that need the
     other one wait in `parking`. `stiff` counts a trajectory's attempts by the Rosenbrock method,
@@ -64,7 +64,7 @@ class Switch:
         tried = self.b.spread(active & self.now())
         self.stiff.set(self.stiff.get() + self.b.cast(tried, I32))
 
-    def choose(self, step: Step) -> None:
+    def choose(self, step: TriedStep) -> None:
         """Choose the method of the attempt after this step, in the lanes that go on."""
         b, loop, method = self.b, self.loop, step.method
         assert isinstance(method, Switching)

@@ -16,15 +16,17 @@ from ....solvers.time import adaptive_step, fixed_step, size_before
 from ....solvers.verdicts import Verdict
 from ..algebra.components import copied, set_all
 from ..llvm.builder import BOOL, I32, Value
-from ..steps.numbers import Held
-from ..steps.saved_rows import Step
+from ..steps.layout import LaneNumbers
+from ..steps.saved_rows import TriedStep
 
 
 if TYPE_CHECKING:
     from .loop import Loop
 
 
-def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> tuple[Step, Value]:
+def attempt(
+    loop: Loop, make_equations: Callable[[LaneNumbers, Value], Equations]
+) -> tuple[TriedStep, Value]:
     """The step that the known times allow; and the lanes where time can't resolve a fixed one."""
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
@@ -55,7 +57,7 @@ def attempt(loop: Loop, make_equations: Callable[[Held, Value], Equations]) -> t
         mask = mask | loop.code.get().eq(verdicts.PROBING)
     equations = make_equations(loop.held, mask)
     attempt = method.step(loop.xp, equations, y, carry, t, size)
-    return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
+    return TriedStep(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
 def _size(loop: Loop, t: Value, t2: Value) -> Value:
@@ -67,7 +69,7 @@ def _size(loop: Loop, t: Value, t2: Value) -> Value:
     return t2 - t
 
 
-def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
+def control(loop: Loop, step: TriedStep, unresolved: Value) -> tuple[TriedStep, Verdict, Any]:
     """The verdict on the step; and for an adaptive step, its size before its end was rounded."""
     b, p, attempt = loop.b, loop.problem, step.attempt
     active = loop.active.get()
@@ -88,7 +90,7 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
     return step._replace(accepted=verdict.accepted), verdict, size
 
 
-def commit(loop: Loop, size: Any, step: Step, verdict: Verdict) -> None:
+def commit(loop: Loop, size: Any, step: TriedStep, verdict: Verdict) -> None:
     """Save the rows within the step, and go on to its end in the lanes that accept it."""
     b, p = loop.b, loop.problem
     loop.saved.within(step, loop.direction, loop.equations, loop.occupied)

@@ -14,22 +14,22 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 import jax
 
 from ....jumps.moving_jumps import follow, moving_of, ROWS
-from ....plan.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
+from ....plan.events import EVENT_ROWS, Jump, TracedCallbacks, TracedContinuous, TracedDiscrete
 from ....plan.rate import rate_of
 from ..algebra.components import set_all
 from ..llvm.builder import BOOL, I64, Value
 from ..loop.callback_functions import CallbackFunctions
 from ..loop.events import acting, marks_of, moved_numbers, saves_after, times_of
-from ..steps.steps import Calls, Pulled, within_of
+from ..steps.steps import EquationCalls, PulledCotangents, within_of
 
 
 if TYPE_CHECKING:
     from ....solvers.method import Method
-    from .record import Turn
+    from .record import RecordedTurn
     from .replay import Replay
 
 
-class Jumps(NamedTuple):
+class JumpFunctions(NamedTuple):
     """The functions that evaluate the callbacks; and `pull(moving, held, y, t, mask, extras,
     cotangents)`, which turns the cotangents of the rows of a jump into those of the state, of the
     extras that are `moving`, and of the parameters."""
@@ -38,10 +38,10 @@ class Jumps(NamedTuple):
     pull: Callable[..., tuple]
 
 
-class Acted(NamedTuple):
+class ActedJump(NamedTuple):
     """A jump that acted in the lanes `here`, on the state `y`."""
 
-    callback: Continuous | Discrete
+    callback: TracedContinuous | TracedDiscrete
     jump: Jump
     here: Value
     y: tuple[Value, ...]
@@ -59,7 +59,7 @@ class EventsBack:
     - `cut`: the lanes whose step was cut, where the adjoint is the cotangent of the state there.
     """
 
-    def __init__(self, replay: Replay, events: Events, jumps: Jumps):
+    def __init__(self, replay: Replay, events: TracedCallbacks, jumps: JumpFunctions):
         self.replay, self.b, self.events, self.jumps = replay, replay.b, events, jumps
         b, p, cotangents = self.b, replay.problem, replay.cotangents.events
         assert cotangents is not None
@@ -94,7 +94,13 @@ class EventsBack:
         return here
 
     def back(
-        self, method: Method, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls
+        self,
+        method: Method,
+        took: Value,
+        turn: RecordedTurn,
+        theta: Value,
+        pulled: PulledCotangents,
+        calls: EquationCalls,
     ) -> None:
         """Pull back through the events at the end of this step, in the lanes that took it by this
         method: the adjoint becomes the cotangent of the state before them. `theta` is the fraction
@@ -122,7 +128,9 @@ class EventsBack:
             here = here | x.ne(0.0)
         return here
 
-    def _state(self, method: Method, pulled: Pulled, calls: Calls, theta: Value) -> tuple:
+    def _state(
+        self, method: Method, pulled: PulledCotangents, calls: EquationCalls, theta: Value
+    ) -> tuple:
         """The state at the end of the step, before any event."""
         b, p, trace = self.b, self.replay.problem, pulled.trace
         (start,), _, _, (h,) = (jax.tree.leaves(x) for x in trace.inputs)
@@ -133,11 +141,13 @@ class EventsBack:
         stages = [pulled.value(x, calls) for x in jax.tree.leaves(dense)]
         within = within_of(method, p.dtype)
         given = [pulled.value(start, calls), *stages, pulled.value(h, calls), [theta]]
-        inside = Pulled(b, within, p.size, given).value(within.outputs[0], calls)
+        inside = PulledCotangents(b, within, p.size, given).value(within.outputs[0], calls)
         cut = self.cut.get()
         return tuple(b.where(cut, x, y) for x, y in zip(inside, y2, strict=True))
 
-    def _forwards(self, acted: Value, y: tuple, turn: Turn, uprev: Sequence[Value]) -> list[Acted]:
+    def _forwards(
+        self, acted: Value, y: tuple, turn: RecordedTurn, uprev: Sequence[Value]
+    ) -> list[ActedJump]:
         """The jumps that acted, in the order in which they did."""
         b, held = self.b, self.replay.held
         step = {"uprev": uprev, "tprev": [turn.t], "before": y}
@@ -151,10 +161,10 @@ class EventsBack:
         found = []
         for callback, jump, here, extras in jumps:
             extras = {**extras, "moved": [v.get() for v in moved]}
-            x = Acted(callback, jump, here, tuple(v.get() for v in now), extras)
+            x = ActedJump(callback, jump, here, tuple(v.get() for v in now), extras)
             found.append(x)
 
-            def act(x: Acted = x) -> None:
+            def act(x: ActedJump = x) -> None:
                 extras = {name: x.extras[name] for name in x.jump.part.extras}
                 after = self.jumps.functions(x.jump.part, held, x.y, turn.t2, x.here, extras)
                 for variable, new in zip(now, after, strict=False):
@@ -167,7 +177,7 @@ class EventsBack:
                 b.if_(b.any(here), act)
         return found
 
-    def _through(self, x: Acted, t2: Value) -> None:
+    def _through(self, x: ActedJump, t2: Value) -> None:
         replay, p = self.replay, self.replay.problem
         rate = rate_of(p.field, p.form)
         moving = moving_of(self.events, rate, x.callback, x.jump)

@@ -15,14 +15,14 @@ from collections.abc import Callable
 
 from ..llvm.builder import BOOL, Builder, I64, Value
 from ..loop.loop import Loop
-from .record import Record, Work
+from .record import PullBackWork, Record
 from .replay import Cotangents, Pullback, Replay
 
 
 def pull_back(
     b: Builder,
     make_loop: Callable[[Value, Value, Callable], Loop],
-    work: Work,
+    work: PullBackWork,
     pullback: Pullback,
     cotangents: Cotangents,
     *,
@@ -49,7 +49,7 @@ def pull_back(
         size = record.checkpoint_size()
         events.append(record.add_event)
         replay = Replay(b, loop, record, pullback, cotangents, sums if alone or in_memory else None)
-        checkpoints = Checkpoints(record)
+        checkpoints = SegmentCheckpoints(record)
         # The segment that is recorded next, and the one that is to be replayed.
         segment.set(0)
         target.set(0)
@@ -102,7 +102,7 @@ def pull_back(
     return size
 
 
-class Checkpoints:
+class SegmentCheckpoints:
     """Where segments begin, of which those whose number is a multiple of the spacing are kept. The
     spacing, a power of two, is doubled when there is no room for another one."""
 

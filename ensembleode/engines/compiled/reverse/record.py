@@ -13,12 +13,12 @@ import numpy as np
 
 from ....solvers.method import Equations
 from ....solvers.switching import Switching
-from ..algebra.components import each, InMemory
-from ..algebra.reading import Loaded, Memory
-from ..llvm.builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
+from ..algebra.components import each, StoredArray
+from ..algebra.reading import LoadedNumbers, Memory
+from ..llvm.builder import BOOL, Builder, ElementPointer, I32, I64, type_of, Value, Variable
 from ..loop.loop import Loop
-from ..steps.numbers import Held
-from ..steps.saved_rows import Step
+from ..steps.layout import LaneNumbers
+from ..steps.saved_rows import TriedStep
 
 
 class Blocks(NamedTuple):
@@ -36,7 +36,7 @@ class Blocks(NamedTuple):
         return first, b.minimum(first + self.size, (which + 1) * self.set)
 
 
-class Work(NamedTuple):
+class PullBackWork(NamedTuple):
     """The trajectories that are pulled back through, and the memory for that.
 
     - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
@@ -52,18 +52,18 @@ class Work(NamedTuple):
     end: Value
     group: Value
     stride: Value
-    turns: Buffer
-    events: Buffer
-    kept: Buffer
+    turns: ElementPointer
+    events: ElementPointer
+    kept: ElementPointer
     room: Value
     checkpoints: Value
     thread: Value
     threads: Value
-    factors: Buffer | None = None
+    factors: ElementPointer | None = None
     blocks: Blocks | None = None
 
 
-class Turn(NamedTuple):
+class RecordedTurn(NamedTuple):
     """A recorded step: the state `y`, the method's carry, the time and the size (zero if the step
     was rejected).
 
@@ -82,7 +82,7 @@ class Turn(NamedTuple):
     marks: Sequence[Value] = ()
     is_stiff: Value | None = None
     stages: Sequence[Sequence[Value]] = ()
-    residuals: Sequence[Loaded | None] = ()
+    residuals: Sequence[LoadedNumbers | None] = ()
 
 
 class Record:
@@ -90,7 +90,9 @@ class Record:
     and events consist of cells, which have an entry for each lane. `alone`: whether a group is a
     single trajectory; `keeping`: see `equations.keeping_in`."""
 
-    def __init__(self, loop: Loop, work: Work, *, alone: bool, keeping: Callable | None = None):
+    def __init__(
+        self, loop: Loop, work: PullBackWork, *, alone: bool, keeping: Callable | None = None
+    ):
         self.b, self.loop, self.work, self.alone = loop.b, loop, work, alone
         b, self._keeping = self.b, keeping
         self.width, self.numbers = max(1, b.lanes), loop.problem.recorded
@@ -103,7 +105,7 @@ class Record:
         """The index at which the cell of this number begins."""
         return (number * self.work.threads + self.work.thread) * self.width
 
-    def add_turn(self, step: Step) -> None:
+    def add_turn(self, step: TriedStep) -> None:
         b, p, turn = self.b, self.loop.problem, self.turn.get()
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
@@ -125,7 +127,7 @@ class Record:
             write(i, x)
         self.turn.set(turn + 1)
 
-    def read_turn(self, turn: Value) -> Turn:
+    def read_turn(self, turn: Value) -> RecordedTurn:
         p, ends = self.loop.problem, []
         first, turns = turn * self.numbers, self.work.turns
 
@@ -133,7 +135,7 @@ class Record:
             if p.in_memory:
                 # (On a CPU the cells of a turn lie one after the other.)
                 cells = Memory(turns.offset(self._cell(first + number)), of_lanes=True)
-                return [InMemory(cells, p.size)]
+                return [StoredArray(cells, p.size)]
             return [turns.load_lanes(self._cell(first + number + c)) for c in range(p.size)]
 
         state, *stages = [state_at(i * p.size) for i in range(1 + p.apart)]
@@ -146,10 +148,10 @@ class Record:
         numbered = range(-int(p.passes_on), p.evaluations)
         evaluations = [self._evaluation_of(turn, i) for i in numbered]
         if p.in_memory:
-            stages += [[InMemory(x, p.size)] for x in evaluations]
+            stages += [[StoredArray(x, p.size)] for x in evaluations]
         residuals = [None] * p.unevaluated + [self._residuals(x) for x in evaluations]
         t2 = ends[0] if ends else None
-        return Turn(state, numbers, t, h, t2, ends[1:], is_stiff, stages, residuals)
+        return RecordedTurn(state, numbers, t, h, t2, ends[1:], is_stiff, stages, residuals)
 
     #
     # Evaluations of the field, with what the way back needs of them
@@ -164,12 +166,12 @@ class Record:
         cell = self._cell(turn * self.numbers + number)
         return Memory(self.work.turns.offset(cell), of_lanes=True)
 
-    def _residuals(self, evaluation: Memory) -> Loaded:
+    def _residuals(self, evaluation: Memory) -> LoadedNumbers:
         p = self.loop.problem
         assert p.parts is not None
-        return Loaded(evaluation.moved(p.size), p.parts.size)
+        return LoadedNumbers(evaluation.moved(p.size), p.parts.size)
 
-    def _equations(self, held: Held, mask: Value) -> Equations:
+    def _equations(self, held: LaneNumbers, mask: Value) -> Equations:
         """The equations for the attempt that is recorded next."""
         assert self._keeping is not None
         turn, numbers = self.turn.get(), itertools.count()
@@ -238,7 +240,7 @@ class Record:
                 x = b.cast(x, np.int8)
             b.emit(f"store {x}, ptr {at}, align {x.dtype.itemsize}")
         for (buffer, n), at in self._places(number, self.loop.arrays(), len(variables)):
-            self._copy(buffer, Buffer(b, at, buffer.dtype), n)
+            self._copy(buffer, ElementPointer(b, at, buffer.dtype), n)
 
     def restore(self, number: Value) -> None:
         b, variables = self.b, self._variables()
@@ -248,19 +250,21 @@ class Record:
             x = b.value(text, dtype, variable.lanes)
             variable.set(x.ne(0) if variable.dtype == BOOL else x)
         for (buffer, n), at in self._places(number, self.loop.arrays(), len(variables)):
-            self._copy(Buffer(b, at, buffer.dtype), buffer, n)
+            self._copy(ElementPointer(b, at, buffer.dtype), buffer, n)
 
     def move(self, number: Value, to: Value) -> None:
         """Copy a checkpoint to the place of another."""
 
         def one(unit: Value) -> None:
-            source, target = (Buffer(self.b, self._pointer(x, unit), I64) for x in (number, to))
+            source, target = (
+                ElementPointer(self.b, self._pointer(x, unit), I64) for x in (number, to)
+            )
             for i in range(self._unit // 8):
                 target.store(i, source.load(i))
 
         self.b.for_(sum(self._units()), one)
 
-    def _copy(self, source: Buffer, target: Buffer, n: int) -> None:
+    def _copy(self, source: ElementPointer, target: ElementPointer, n: int) -> None:
         def one(i: Value) -> None:
             target.store_lanes(i * self.width, source.load_lanes(i * self.width))
 

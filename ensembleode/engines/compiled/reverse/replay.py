@@ -18,13 +18,21 @@ from ....solvers.method import Method
 from ....solvers.switching import Switching
 from ..algebra.components import built, each_place, places, set_all
 from ..algebra.parameter_sums import ParameterSums
-from ..llvm.builder import Buffer, Builder, I64, Value, Variable
+from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from ..loop.loop import Loop
-from ..steps.numbers import Held
+from ..steps.layout import LaneNumbers
 from ..steps.saved_rows import EventRows
-from ..steps.steps import Calls, Pulled, start_of, step_of, Trace, variables_of, within_of
-from .events_back import EventsBack, Jumps
-from .record import Record, Turn
+from ..steps.steps import (
+    EquationCalls,
+    PulledCotangents,
+    start_of,
+    step_of,
+    TracedMethod,
+    variables_of,
+    within_of,
+)
+from .events_back import EventsBack, JumpFunctions
+from .record import Record, RecordedTurn
 
 
 class Cotangents(NamedTuple):
@@ -39,12 +47,12 @@ class Cotangents(NamedTuple):
         are in memory, and `[number, thread]` on a GPU, where the trajectories come last.
     """
 
-    rows: Buffer
-    reached: Buffer
-    u0: Buffer
-    own: Buffer
-    shared: Buffer
-    happened: Buffer | None = None
+    rows: ElementPointer
+    reached: ElementPointer
+    u0: ElementPointer
+    own: ElementPointer
+    shared: ElementPointer
+    happened: ElementPointer | None = None
     events: EventRows | None = None
 
 
@@ -59,10 +67,10 @@ class Pullback:
     - `keeping`: see `Record`.
     """
 
-    calls: Callable[[Held, Value], Calls]
+    calls: Callable[[LaneNumbers, Value], EquationCalls]
     n_own: int
     n_shared: int
-    jumps: Jumps | None = None
+    jumps: JumpFunctions | None = None
     sums: ParameterSums | None = None
     keeping: Callable | None = None
 
@@ -226,7 +234,7 @@ class Replay:
 
         b.while_(lambda: turn.get() > 0, one)
 
-    def step(self, turn: Turn) -> None:
+    def step(self, turn: RecordedTurn) -> None:
         """Pull back through one step, in the lanes that took it."""
         b, method = self.b, self.problem.method
         took = turn.h.ne(0.0)
@@ -239,19 +247,19 @@ class Replay:
         for part, here in parts:
             b.if_(b.any(here), functools.partial(self._through, part, here, turn))
 
-    def _trace_of(self, method: Method) -> Trace:
+    def _trace_of(self, method: Method) -> TracedMethod:
         """The trace of a step."""
         if isinstance(method, Switching):
             method = method.nonstiff  # (Neither of the two remembers anything.)
         p = self.problem
         return step_of(method, p.dtype, is_dense=self.is_dense, has_mass=p.mass is not None)
 
-    def _through(self, method: Method, took: Value, turn: Turn) -> None:
+    def _through(self, method: Method, took: Value, turn: RecordedTurn) -> None:
         """Pull back through the steps of one method, in the lanes that took one."""
         b, p, trace = self.b, self.problem, self._trace_of(method)
         y, t, h = turn.y, turn.t, turn.h
         (to_y2,), to_carry, _ = trace.outputs
-        pulled = Pulled(b, trace, p.values, [y, *self._carried(turn.carry), [t], [h]])
+        pulled = PulledCotangents(b, trace, p.values, [y, *self._carried(turn.carry), [t], [h]])
         stages = [stage[0] for stage in trace.stages]
         pulled.values.update(zip(stages, turn.stages, strict=False))
         pulled.residuals.update(zip(stages, turn.residuals, strict=False))
@@ -292,12 +300,12 @@ class Replay:
         left, sizes = iter(carry), [self.problem.values if x else 1 for x in self.states]
         return [list(itertools.islice(left, n)) for n in sizes]
 
-    def _add_carry(self, pulled: Pulled, to_carry: Any) -> None:
+    def _add_carry(self, pulled: PulledCotangents, to_carry: Any) -> None:
         states = [v for v in jax.tree.leaves(to_carry) if v.aval.shape]
         for v, variables in zip(states, self.carry, strict=True):
             pulled.add(v, [x.get() for x in variables])
 
-    def _set(self, pulled: Pulled, to: Any, places: list, mask: Value) -> None:
+    def _set(self, pulled: PulledCotangents, to: Any, places: list, mask: Value) -> None:
         """Set variables to the cotangents of those inputs that are states."""
         states = [v for v in jax.tree.leaves(to) if v.aval.shape]
         for v, variables in zip(states, places, strict=True):
@@ -311,14 +319,14 @@ class Replay:
         """Pull back through the carry of a step from `y` at `t` that has no step before it."""
         b, p = self.b, self.problem
         trace = start_of(p.method, p.dtype)
-        pulled = Pulled(b, trace, p.values, [y, [t]])
+        pulled = PulledCotangents(b, trace, p.values, [y, [t]])
         self._add_carry(pulled, trace.outputs)
         pulled.add(trace.inputs[0][0], [x.get() for x in self.adjoint])
         pulled.back(trace.eqns, self.pullback.calls(self.held, mask))
         self._set(pulled, trace.inputs[0], [self.adjoint], mask)
         self.add_gradient(pulled.gradient, mask)
 
-    def _anew(self, took: Value, turn: Turn) -> None:
+    def _anew(self, took: Value, turn: RecordedTurn) -> None:
         """Pull back through a restart at the end of this step, in the lanes that went on there."""
         b, t2 = self.b, self.t2.get()
         # Where the field jumps, the next step begins a little later than this one ends. (The last
@@ -337,10 +345,10 @@ class Replay:
         self,
         method: Method,
         took: Value,
-        turn: Turn,
-        pulled: Pulled,
+        turn: RecordedTurn,
+        pulled: PulledCotangents,
         eqns: list,
-        calls: Calls,
+        calls: EquationCalls,
         theta_of_event: Value | None,
     ) -> None:
         """Pull back through the rows within the step and its cut, and what only these depend on."""
@@ -371,7 +379,7 @@ class Replay:
 
         def through(theta: Value, row: list) -> None:
             stages = [functools.partial(pulled.value, v, calls) for v in dense]
-            state = Pulled(b, within, p.values, [y, *stages, [h], [theta]])
+            state = PulledCotangents(b, within, p.values, [y, *stages, [h], [theta]])
             state.add(within.outputs[0], row)
             state.back(within.eqns, calls)
             (start,), stages, *_ = within.inputs

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from ....fields import parameters_of
-from ....fields.derivatives.residuals import Split
+from ....fields.derivatives.residuals import SplitTranspose
 from ....fields.derivatives.transposes import in_two_parts
-from ....plan.events import Events
+from ....plan.events import TracedCallbacks
 from ....plan.implicit_form import ImplicitForm
 from ....plan.saving import Saving
 from ....solvers.controllers import AbstractController
@@ -23,7 +23,7 @@ from ....solvers.switching import Switching
 from ....tracing.program import Program
 from ...derivatives.flow import inexact_of
 from ..llvm.machine import current
-from .numbers import Layout
+from .layout import NumbersLayout
 from .stops import known_times
 
 
@@ -43,7 +43,7 @@ def least_in_memory() -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Description:
+class KernelDescription:
     """Everything that determines the code of a kernel.
 
     - `field`: the vector field, `field(consts, u, p, t)`.
@@ -57,7 +57,7 @@ class Description:
     - `inner`: whether the states at inner nodes of every step are saved (see `dense.inner_nodes`).
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
-    - `on_gpu`: whether the kernel is for the threads of a GPU; see `kernel.Frame`.
+    - `on_gpu`: whether the kernel is for the threads of a GPU; see `kernel.KernelFrame`.
     """
 
     field: Program
@@ -66,14 +66,14 @@ class Description:
     controller: AbstractController | None
     norm: AbstractNorm
     saving: Saving
-    layout: Layout
+    layout: NumbersLayout
     own_times: bool
     width: int
     wanted: tuple[int, ...] = ()
     has_fma: bool = True
     has_range: bool = False
     on_gpu: bool = False
-    events: Events | None = None
+    events: TracedCallbacks | None = None
     form: ImplicitForm | None = None
     in_memory: bool = False
     inner: bool = False
@@ -108,13 +108,14 @@ class Description:
 
     @property
     def of_step(self) -> int:
-        """How many numbers of a recorded step are not of its evaluations: see `record.Turn`."""
+        """How many numbers of a recorded step are not of its evaluations: see
+        `record.RecordedTurn`."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
         return self.size * (1 + self.apart) + len(carried) + int(self.switches) + ends + 2
 
     @property
-    def parts(self) -> Split | None:
+    def parts(self) -> SplitTranspose | None:
         """The transposed field in two parts, if its residuals are recorded at every stage."""
         if not self.stages:
             return None
@@ -223,20 +224,20 @@ class Description:
         return self.layout.find(name) is not None
 
 
-def with_gradients(d: Description) -> tuple[list[int], list[int]]:
+def with_gradients(d: KernelDescription) -> tuple[list[int], list[int]]:
     """The indices of the constants and parameters of the field whose cotangents are computed: first
     those that each trajectory has for itself, then those that all trajectories share."""
     return _own_and_shared(d, d.wanted)
 
 
-def _own_and_shared(d: Description, which: Sequence[int]) -> tuple[list[int], list[int]]:
+def _own_and_shared(d: KernelDescription, which: Sequence[int]) -> tuple[list[int], list[int]]:
     found: dict[str, list[int]] = {"own": [], "shared": []}
     for i in which:
         found[d.layout.inputs.places[i][0]].append(i)
     return found["own"], found["shared"]
 
 
-def size_of(d: Description, which: Sequence[int]) -> int:
+def size_of(d: KernelDescription, which: Sequence[int]) -> int:
     """The total number of components of these constants and parameters of the field."""
     avals = parameters_of(d.field)
     return sum(math.prod(avals[i].shape) for i in which)

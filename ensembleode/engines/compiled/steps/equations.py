@@ -19,18 +19,18 @@ from ....fields.ir import Function
 from ....fields.walking import length
 from ....solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ....solvers.method import Equations
-from ..algebra.components import copied, InMemory, numbers_of
+from ..algebra.components import copied, numbers_of, StoredArray
 from ..algebra.linear import LinearEquations
 from ..algebra.parameter_sums import ParameterSums
 from ..algebra.products import Strips
-from ..algebra.reading import Loaded, Memory, Numbers
+from ..algebra.reading import LoadedNumbers, Memory, OperandReader
 from ..field.field import by_loops, evaluate, evaluate_apart, lowered
 from ..field.operations import check
 from ..llvm.branches import either
-from ..llvm.builder import Buffer, Builder, Value
-from .description import Description, with_gradients
-from .numbers import Held
-from .steps import Calls, OuterProducts
+from ..llvm.builder import Builder, ElementPointer, Value
+from .description import KernelDescription, with_gradients
+from .layout import LaneNumbers
+from .steps import EquationCalls, OuterProducts
 
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
@@ -41,10 +41,10 @@ _MOST_INLINED = 150
 _LARGEST_RETURNED = 10**6
 
 
-class HeldNumbers(Numbers):
+class FieldNumbers(OperandReader):
     """The numbers that a field reads: the state, and the parameters that the lanes hold."""
 
-    def __init__(self, held: Held, **groups: Sequence[Value]):
+    def __init__(self, held: LaneNumbers, **groups: Sequence[Value]):
         self.held = held
         self._groups = {name: numbers_of(x) for name, x in groups.items()}
 
@@ -56,13 +56,13 @@ class HeldNumbers(Numbers):
         found = self._groups.get(group)
         if found is None:
             return self.held.memory(group, dtype, start, end)
-        return found.memory if isinstance(found, Loaded) else None
+        return found.memory if isinstance(found, LoadedNumbers) else None
 
-    def packed(self, strips: Strips) -> Buffer | None:
+    def packed(self, strips: Strips) -> ElementPointer | None:
         return None if strips.weights.buffer.group in self._groups else self.held.packed(strips)
 
 
-def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
+def equations_in(b: Builder, d: KernelDescription) -> Callable[[LaneNumbers, Value], Equations]:
     """The equations of the trajectories in `held`, in the form that `Loop` wants."""
     inputs, what = d.layout.inputs, "f, or a derivative of f,"
     fn = translated(d.field.jaxpr, inputs, what, in_memory=d.in_memory)
@@ -73,22 +73,22 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
     linear = _Linear(b, d)
 
-    def of(held: Held, mask: Value, checks: bool = True) -> Equations:
+    def of(held: LaneNumbers, mask: Value, checks: bool = True) -> Equations:
         def f(y: tuple, t: Value) -> tuple:
-            return evaluated(b, fn, HeldNumbers(held, u=y), t, mask, "field")
+            return evaluated(b, fn, FieldNumbers(held, u=y), t, mask, "field")
 
         def jvp(y: tuple, t: Value, dy: tuple, dt: Any) -> tuple:
             dt = b.spread(b.as_value(dt, d.dtype))
-            numbers = HeldNumbers(held, u=y, tangent=dy, dt=[dt])
+            numbers = FieldNumbers(held, u=y, tangent=dy, dt=[dt])
             return evaluated(b, along(), numbers, t, mask, "tangent")
 
         def linearise(y: tuple, t: Value) -> tuple:
             fn, n = linear.function, len(linear.jacobian.pattern)
             apart = fn.size > _MOST_INLINED
-            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian", apart=apart)
+            entries = _called(b, fn, FieldNumbers(held, u=y), t, mask, "jacobian", apart=apart)
             dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
-            if isinstance(entries, Loaded):
-                return Loaded(entries.memory, n), dfdt
+            if isinstance(entries, LoadedNumbers):
+                return LoadedNumbers(entries.memory, n), dfdt
             return tuple(map(b.spread, entries[:n])), dfdt
 
         def factorise(jacobian: Any, gamma_h: Value) -> Any:
@@ -120,8 +120,8 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
 
 def keeping_in(
-    b: Builder, d: Description, equations: Callable[[Held, Value], Equations]
-) -> Callable[[Held, Value, Callable[[], Memory]], Equations] | None:
+    b: Builder, d: KernelDescription, equations: Callable[[LaneNumbers, Value], Equations]
+) -> Callable[[LaneNumbers, Value, Callable[[], Memory]], Equations] | None:
     """The equations whose field also stores its derivative and residuals, in the memory that the
     third argument returns. None where residuals are not recorded."""
     if (parts := d.parts) is None:
@@ -129,9 +129,9 @@ def keeping_in(
     inputs = with_groups(d.layout.inputs, "forward")
     fn = translated(parts.forward, inputs, "f", in_memory=d.in_memory)
 
-    def of(held: Held, mask: Value, place: Callable[[], Memory]) -> Equations:
+    def of(held: LaneNumbers, mask: Value, place: Callable[[], Memory]) -> Equations:
         def f(y: tuple, t: Value) -> tuple:
-            numbers, at = HeldNumbers(held, u=y, forward=y), (b.spread(t), b.spread(mask))
+            numbers, at = FieldNumbers(held, u=y, forward=y), (b.spread(t), b.spread(mask))
             found = evaluate_apart(b, fn, "field_in_parts", numbers, *at, result=place())
             return _components(d, found, d.size)
 
@@ -140,7 +140,7 @@ def keeping_in(
     return of
 
 
-def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loaded:
+def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> LoadedNumbers:
     """The sum of products, row by row, and then more numbers."""
     first = products.pairs[0][0]
     n, dtype = len(first), first[0].dtype
@@ -166,10 +166,12 @@ def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loade
     b.for_(n, row)
     for i, value in enumerate(more):
         total.store(n * n + i, b.spread(value))
-    return Loaded(total, n * n + len(more))
+    return LoadedNumbers(total, n * n + len(more))
 
 
-def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equations) -> Equations:
+def _with_mass(
+    b: Builder, d: KernelDescription, mass: MassMatrix, equations: Equations
+) -> Equations:
     """The equations with a mass matrix."""
     zero = b.constant(0, d.dtype, of_lanes=True)
     rows = tuple(i for i in range(d.size) if i not in mass.algebraic_rows)
@@ -188,7 +190,7 @@ def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equation
 class _Linear:
     """The linear equations of implicit methods; each part is made when it is first asked for."""
 
-    def __init__(self, b: Builder, d: Description):
+    def __init__(self, b: Builder, d: KernelDescription):
         self.b, self.d = b, d
 
     @functools.cached_property
@@ -226,8 +228,8 @@ class _Linear:
 
 
 def calls_in(
-    b: Builder, d: Description, equations: Callable, sums: ParameterSums | None
-) -> Callable[[Held, Value], Calls]:
+    b: Builder, d: KernelDescription, equations: Callable, sums: ParameterSums | None
+) -> Callable[[LaneNumbers, Value], EquationCalls]:
     """The equations and their transposes, in the form that `replay.Pullback` wants. With `sums`,
     the cotangents of parameters are added there; otherwise the transposes return them."""
     own, shared = with_gradients(d)
@@ -248,7 +250,7 @@ def calls_in(
 
     def called(
         jaxpr: jex.Jaxpr, groups: Sequence[str], name: str, what: str, states: int
-    ) -> Callable[[HeldNumbers, Value, Value], tuple]:
+    ) -> Callable[[FieldNumbers, Value, Value], tuple]:
         """The function that a program is, whose first results are so many states."""
         inputs = with_groups(d.layout.inputs, *groups)
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + d.returned)
@@ -264,16 +266,18 @@ def calls_in(
         what = "transposed_part", "the derivative of f"
         return pulled_by(b, d, sums, parts.backward, inputs, *what, d.size + d.returned)
 
-    def of(held: Held, mask: Value) -> Calls:
-        def f(y: tuple, t: Value, cotangent: tuple, residuals: Loaded | None = None) -> tuple:
+    def of(held: LaneNumbers, mask: Value) -> EquationCalls:
+        def f(
+            y: tuple, t: Value, cotangent: tuple, residuals: LoadedNumbers | None = None
+        ) -> tuple:
             if residuals is None:
-                numbers = HeldNumbers(held, u=cotangent, forward=y)
+                numbers = FieldNumbers(held, u=cotangent, forward=y)
                 return pulled("forward")(numbers, t, mask)
-            numbers = HeldNumbers(held, u=cotangent, forward=y, residuals=residuals)
+            numbers = FieldNumbers(held, u=cotangent, forward=y, residuals=residuals)
             return pulled_part()(numbers, t, mask)
 
         def jvp(y: tuple, t: Value, dy: tuple, dt: Value, cotangent: tuple) -> tuple:
-            numbers = HeldNumbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
+            numbers = FieldNumbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
             return pulled("forward", "tangent", "dt")(numbers, t, mask)
 
         def linearise(y: tuple, t: Value, cotangents: Sequence) -> tuple:
@@ -285,7 +289,7 @@ def calls_in(
             else:
                 n = len(linear.jacobian.pattern)
                 given = [*(zeros[:1] * n if entries is None else entries), *more]
-            numbers = HeldNumbers(held, u=given, forward=y)
+            numbers = FieldNumbers(held, u=given, forward=y)
             return pulled_jacobian()(numbers, t, mask)
 
         def solve(factors: Any, cotangent: tuple) -> tuple:
@@ -300,21 +304,23 @@ def calls_in(
             assert d.mass is not None
             return d.mass.transposed().times(cotangent, lambda x: x * 0.0)
 
-        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer, mass)
+        return EquationCalls(
+            equations(held, mask, checks=False), f, jvp, linearise, solve, outer, mass
+        )
 
     return of
 
 
 def pulled_by(
     b: Builder,
-    d: Description,
+    d: KernelDescription,
     sums: ParameterSums | None,
     jaxpr: jex.Jaxpr,
     inputs: Inputs,
     name: str,
     what: str,
     kept: int,
-) -> Callable[[HeldNumbers, Value, Value], tuple]:
+) -> Callable[[FieldNumbers, Value, Value], tuple]:
     """The function of numbers, the time and the mask that a program is whose results, after the
     first `kept`, are cotangents of parameters. With `sums`, these are added there, and only the
     first are returned.
@@ -328,7 +334,7 @@ def pulled_by(
     fn = translated(program.jaxpr, inputs, what, in_memory=d.in_memory)
     collection = sums.collection(name, program, kept)
 
-    def call(numbers: HeldNumbers, t: Value, mask: Value) -> tuple:
+    def call(numbers: FieldNumbers, t: Value, mask: Value) -> tuple:
         at = b.spread(t), b.spread(mask)
         found = evaluate_apart(b, fn, name, numbers, *at, result=collection.next())
         # (Later calls store their results in the same memory.)
@@ -361,7 +367,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
 
 
 def evaluated(
-    b: Builder, fn: Function, numbers: HeldNumbers, t: Value, mask: Value, name: str
+    b: Builder, fn: Function, numbers: FieldNumbers, t: Value, mask: Value, name: str
 ) -> tuple:
     """The components of a function's result, one for each lane."""
     problem = numbers.held.problem
@@ -371,17 +377,17 @@ def evaluated(
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
 
 
-def _components(d: Description, found: Loaded, n: int) -> tuple:
+def _components(d: KernelDescription, found: LoadedNumbers, n: int) -> tuple:
     """The first `n` components of a result in memory, which begins with a state."""
     if d.in_memory:
-        return InMemory(found.memory, d.size), *found[d.size : n]
+        return StoredArray(found.memory, d.size), *found[d.size : n]
     return tuple(found[:n])
 
 
 def _called(
     b: Builder,
     fn: Function,
-    numbers: Numbers,
+    numbers: OperandReader,
     t: Value,
     mask: Value,
     name: str,

@@ -12,7 +12,7 @@ from ....tracing.program import Static
 from ...base.checks import check_controller, check_steps
 
 
-class Solver(NamedTuple):
+class PlannedSolver(NamedTuple):
     """A solver, and how it is differentiated: `adjoint` is the one of reverse mode."""
 
     method: Method
@@ -65,4 +65,4 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
         controller = _controller(chosen, alg.method) if chosen else _default_controller(alg.method)
     norm = options["internalnorm"] or RMSNorm()
     direction = "forward" if forward else "reverse"
-    return Static(Solver(alg.method, controller, norm, direction, adjoint))
+    return Static(PlannedSolver(alg.method, controller, norm, direction, adjoint))

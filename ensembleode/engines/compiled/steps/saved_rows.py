@@ -7,11 +7,11 @@ import numpy as np
 
 from ....plan.events import EVENT_ROWS
 from ....solution.dense import inner_nodes
-from ....solvers.method import Attempt, Method
+from ....solvers.method import Method, StepAttempt
 from ..algebra.components import arithmetic, each
-from ..llvm.builder import Buffer, Builder, I64, Value, Variable
-from .description import Description
-from .numbers import Held, Order
+from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
+from .description import KernelDescription
+from .layout import LaneNumbers, NumbersOrder
 
 
 class EventRows(NamedTuple):
@@ -23,13 +23,15 @@ class EventRows(NamedTuple):
     - `ends`: 1 if slot 0 has the last event so far, recorded or not; else 0.
     """
 
-    buffer: Buffer
+    buffer: ElementPointer
     n: Value
     room: Value
     last: Value
     ends: Value
 
-    def places(self, order: Order, slot: Value, index: Value, size: int) -> list[list[Value]]:
+    def places(
+        self, order: NumbersOrder, slot: Value, index: Value, size: int
+    ) -> list[list[Value]]:
         """The places of the numbers of an event: for each of its rows a list."""
         first = slot * EVENT_ROWS
         return [
@@ -38,13 +40,13 @@ class EventRows(NamedTuple):
         ]
 
 
-class Outputs(NamedTuple):
+class KernelOutputs(NamedTuple):
     """Where the results go, as row-major arrays. On a GPU the trajectories come last.
 
     - `u [trajectory, row, component]`, `t [trajectory, row]`: the saved states, and their times
         where every step is saved.
     - `counts [count, trajectory]`: the return code, the accepted and the tried steps, the rows, and
-        then the counts that `Description.counted` names.
+        then the counts that `KernelDescription.counted` names.
     - `n`: the number of trajectories; `events`: the rows of events.
     - `marks [event, 1 + longest, trajectory]`: which callback an event belongs to, and how each of
         its conditions crossed zero (1 for a discrete callback).
@@ -52,16 +54,16 @@ class Outputs(NamedTuple):
         row.
     """
 
-    u: Buffer
-    t: Buffer | None
-    counts: Buffer
+    u: ElementPointer
+    t: ElementPointer | None
+    counts: ElementPointer
     n: Value
     events: EventRows | None = None
-    marks: Buffer | None = None
-    inner: Buffer | None = None
+    marks: ElementPointer | None = None
+    inner: ElementPointer | None = None
 
 
-class Step(NamedTuple):
+class TriedStep(NamedTuple):
     """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed size of
     the `attempt` of the `method`, which may go on beyond `t2`."""
 
@@ -71,7 +73,7 @@ class Step(NamedTuple):
     y: tuple[Value, ...]
     carry: Any
     method: Method
-    attempt: Attempt
+    attempt: StepAttempt
     accepted: Value
 
 
@@ -82,10 +84,10 @@ class SavedRows:
     def __init__(
         self,
         b: Builder,
-        problem: Description,
-        held: Held,
-        times: Buffer | None,
-        outputs: Outputs | None,
+        problem: KernelDescription,
+        held: LaneNumbers,
+        times: ElementPointer | None,
+        outputs: KernelOutputs | None,
         n: Value,
     ):
         self.b, self.problem, self.held, self.order, self.n = b, problem, held, held.order, n
@@ -105,7 +107,7 @@ class SavedRows:
     def variables(self) -> list[Variable]:
         return [x for x in (self.row, self._time) if x is not None]
 
-    def time_at(self, row: Value, mask: Value, held: Held) -> Value:
+    def time_at(self, row: Value, mask: Value, held: LaneNumbers) -> Value:
         """The times of these rows in the lanes of the mask; infinitely far behind the last row."""
         b, p = self.b, self.problem
         inside = row < self.n
@@ -197,7 +199,7 @@ class SavedRows:
 
         b.while_(lambda: b.any(due()), one)
 
-    def _write_inner(self, step: Step, equations: Any) -> None:
+    def _write_inner(self, step: TriedStep, equations: Any) -> None:
         """Write the states at the inner nodes of a step, with the next row."""
         p, method, row = self.problem, step.method, self.row.get()
         here = step.accepted & (row < self.n)
@@ -213,7 +215,7 @@ class SavedRows:
 
             each(u, write)
 
-    def within(self, step: Step, direction: Value, equations: Any, occupied: Variable) -> None:
+    def within(self, step: TriedStep, direction: Value, equations: Any, occupied: Variable) -> None:
         """Save the rows whose times lie in a step; `equations` is that of `Loop`."""
         b, p = self.b, self.problem
         if self.row is None:

@@ -29,7 +29,7 @@ from ....solvers.arithmetic import ArrayArithmetic
 from ....solvers.method import Equations, Method
 from ....solvers.runge_kutta import RungeKutta
 from ..algebra.components import componentwise
-from ..algebra.reading import Loaded
+from ..algebra.reading import LoadedNumbers
 from ..field.operations import operation
 from ..llvm.builder import Builder, Value
 
@@ -73,7 +73,7 @@ _EQUATIONS = Equations(
 _WITH_MASS = dataclasses.replace(_EQUATIONS, mass=lambda y: tuple(_MASS.bind(*y)))
 
 
-class Trace(NamedTuple):
+class TracedMethod(NamedTuple):
     """A part of a method as equations; `inputs` and `outputs` are trees of variables. `stages` has
     the variables of an explicit method's stages, which may not be among those of the equations."""
 
@@ -98,7 +98,7 @@ def variables_of(tree: Any) -> list:
     return [x for x in leaves if not isinstance(x, jex.Literal)]
 
 
-def _traced(fn: Callable, *inputs: Any, has_stages: bool = False) -> Trace:
+def _traced(fn: Callable, *inputs: Any, has_stages: bool = False) -> TracedMethod:
     """The trace of a function; with `has_stages` it returns its stages behind the outputs."""
     closed, outputs = jax.make_jaxpr(fn, return_shape=True)(*inputs)
     jaxpr: Any = closed.jaxpr
@@ -107,7 +107,7 @@ def _traced(fn: Callable, *inputs: Any, has_stages: bool = False) -> Trace:
     found = jax.tree.unflatten(jax.tree.structure(outputs), jaxpr.outvars)
     *found, stages = found if has_stages else (*found, ())
     wanted = jaxpr.replace(outvars=jax.tree.leaves(found))
-    return Trace(used(wanted)[0], tree.unflatten(jaxpr.invars), found, stages)
+    return TracedMethod(used(wanted)[0], tree.unflatten(jaxpr.invars), found, stages)
 
 
 def _structs(dtype: np.dtype) -> tuple:
@@ -116,7 +116,9 @@ def _structs(dtype: np.dtype) -> tuple:
 
 
 @functools.lru_cache(maxsize=256)
-def step_of(method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool = False) -> Trace:
+def step_of(
+    method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool = False
+) -> TracedMethod:
     """The trace of `(y, carry, t, h)` to the state at the end, the carry that the next step gets,
     and, if `is_dense`, the data from which states within the step are interpolated. A carry that
     the method can recompute from the state is left out."""
@@ -136,13 +138,13 @@ def step_of(method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool =
 
 
 @functools.lru_cache(maxsize=256)
-def start_of(method: Method, dtype: np.dtype) -> Trace:
+def start_of(method: Method, dtype: np.dtype) -> TracedMethod:
     """The trace of `(y, t)` to the carry of a first step."""
     return _traced(lambda y, t: method.init(_XP, _EQUATIONS, y, t), *_structs(dtype))
 
 
 @functools.lru_cache(maxsize=256)
-def within_of(method: Method, dtype: np.dtype) -> Trace:
+def within_of(method: Method, dtype: np.dtype) -> TracedMethod:
     """The trace of `(y, dense, h, theta)` to the state within a step."""
     y, number = _structs(dtype)
 
@@ -166,7 +168,7 @@ class OuterProducts(NamedTuple):
     number: Value | None = None
 
 
-class Calls(NamedTuple):
+class EquationCalls(NamedTuple):
     """The equations of some trajectories and their transposes, as functions of values, in the lanes
     that count.
 
@@ -199,8 +201,8 @@ class Calls(NamedTuple):
 _Components = Sequence[Value]
 
 
-class Pulled:
-    """Cotangents on their way back through a `Trace`.
+class PulledCotangents:
+    """Cotangents on their way back through a `TracedMethod`.
 
     **Arguments:**
 
@@ -209,12 +211,12 @@ class Pulled:
         such a list.
     """
 
-    def __init__(self, b: Builder, trace: Trace, size: int, inputs: Sequence[Any]):
+    def __init__(self, b: Builder, trace: TracedMethod, size: int, inputs: Sequence[Any]):
         self.b, self.size, self.trace = b, size, trace
         variables = variables_of(trace.inputs)
         self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
         # The residuals of the calls whose results these variables are.
-        self.residuals: dict[Any, Loaded | None] = {}
+        self.residuals: dict[Any, LoadedNumbers | None] = {}
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
         self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
@@ -224,10 +226,10 @@ class Pulled:
             if _is_call(eqn) or self._active.intersection(variables_of(eqn.invars)):
                 self._active.update(v for v in eqn.outvars if v.aval.shape)
 
-    def value(self, atom: Any, calls: Calls) -> _Components:
+    def value(self, atom: Any, calls: EquationCalls) -> _Components:
         return result_of(self._value(atom, calls))
 
-    def _value(self, atom: Any, calls: Calls) -> Call[_Components]:
+    def _value(self, atom: Any, calls: EquationCalls) -> Call[_Components]:
         if isinstance(atom, jex.Literal):
             return _literal(self.b, atom)
         if atom not in self.values:
@@ -262,7 +264,7 @@ class Pulled:
                 found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
         return found
 
-    def apart(self) -> Pulled:
+    def apart(self) -> PulledCotangents:
         """A copy without cotangents, whose new values are used only in one block."""
         other = copy.copy(self)
         other.values, other.cotangents, other.gradient = dict(self.values), {}, None
@@ -294,7 +296,7 @@ class Pulled:
             more = _zipped(lambda a, b: b + a, found, more)
         self.cotangents[variable] = more
 
-    def back(self, eqns: Sequence[Any], calls: Calls) -> None:
+    def back(self, eqns: Sequence[Any], calls: EquationCalls) -> None:
         """Pull back through these equations, the last first."""
         for eqn in reversed(eqns):
             cts = [self.cotangents.pop(v, None) for v in eqn.outvars]
@@ -310,7 +312,7 @@ class Pulled:
                 if more is not None:
                     self.add(x, more)
 
-    def _through_call(self, eqn: Any, cts: Sequence[Any], calls: Calls) -> None:
+    def _through_call(self, eqn: Any, cts: Sequence[Any], calls: EquationCalls) -> None:
         pairs = zip(cts, eqn.outvars, strict=True)
         whole = [None if c is None else self._whole(c, v) for c, v in pairs]
         if eqn.primitive is _SOLVE:

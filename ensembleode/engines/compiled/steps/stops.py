@@ -3,25 +3,25 @@ these sorted tables in memory, the row that comes next."""
 
 import numpy as np
 
-from ....problem.numbers import of_kind
+from ....problem.number_table import of_kind
 from ....solvers.time import end_of_stretch, next_time
 from ..llvm.builder import BOOL, Builder, I64, Value, Variable
-from .numbers import Held, Layout
+from .layout import LaneNumbers, NumbersLayout
 
 
 _NAMES = [row.name for row in of_kind("stops")]
 
 
-def known_times(layout: Layout) -> list[str]:
+def known_times(layout: NumbersLayout) -> list[str]:
     """The names of the tables that these trajectories have."""
     return [name for name in _NAMES if layout.find(name) is not None]
 
 
-class Stops:
+class LaneStops:
     """The variables that lanes have for their known times: the end `tstop` of the current stretch
     of time, beyond which no step goes, and whether `f` may jump there."""
 
-    def __init__(self, b: Builder, held: Held, dtype: np.dtype):
+    def __init__(self, b: Builder, held: LaneNumbers, dtype: np.dtype):
         self.b, self._held = b, held
         self.tstop, self.jumps = b.variable(dtype, 0), b.variable(BOOL, False)
         self._rows = {name: b.variable(I64, 0) for name in known_times(held.layout)}

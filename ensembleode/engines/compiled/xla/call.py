@@ -41,7 +41,7 @@ from .sharing import STAYS
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Kernel:
+class NativeKernel:
     """A function in a module of LLVM IR, whose parameters are pointers to operands and results. It
     can be pickled.
 
@@ -104,7 +104,7 @@ def call(
     if items is not None:
         operands = [np.array([items, threads, least], np.int32), *operands]
         changed = tuple((i + 1, j) for i, j in changed)
-    kernel = Kernel(text, name, len(operands), len(outputs), chosen(), items is not None)
+    kernel = NativeKernel(text, name, len(operands), len(outputs), chosen(), items is not None)
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in outputs)
     return _call_p.bind(
         *map(_of_same_dtype, operands), kernel=kernel, avals=avals, in_place=changed
@@ -122,13 +122,13 @@ def _of_same_dtype(x: Any) -> Array:
     return array
 
 
-class Held:
+class KeptKernel:
     """Keeps a kernel in memory as long as this object, or a loaded program that calls the kernel,
     exists. If such a program is serialised, the kernel stays for ever."""
 
     __slots__ = ("__weakref__", "kernel")
 
-    def __init__(self, kernel: Kernel):
+    def __init__(self, kernel: NativeKernel):
         self.kernel = kernel
 
     def __reduce__(self):  # called by `jax.experimental.serialize_executable`
@@ -154,12 +154,12 @@ _lock = threading.RLock()
 _blocks: list[Code] = []
 _trampolines: dict[str, _Trampoline] = {}
 # The kernels of serialised programs, which may be loaded at any time.
-_serialised: set[Held] = set()
+_serialised: set[KeptKernel] = set()
 # In the order of use, the most recent last.
-_loaded: dict[str, tuple[Code, weakref.ref[Held]]] = {}
+_loaded: dict[str, tuple[Code, weakref.ref[KeptKernel]]] = {}
 
 
-def register(kernels: Iterable[Kernel]) -> list[Held]:
+def register(kernels: Iterable[NativeKernel]) -> list[KeptKernel]:
     """Compile the kernels of a program that is about to be loaded, unless they are in memory. The
     caller holds the result until the program is loaded.
 
@@ -171,10 +171,10 @@ def register(kernels: Iterable[Kernel]) -> list[Held]:
     return held
 
 
-def _held(kernel: Kernel) -> Held:
+def _held(kernel: NativeKernel) -> KeptKernel:
     with _lock:
         code, holder = _loaded.pop(kernel.target, (None, None))
-        held = (holder and holder()) or Held(kernel)
+        held = (holder and holder()) or KeptKernel(kernel)
         if code is None:
             trampoline = _trampolines.get(kernel.target) or _new_trampoline()
             called = handler(kernel.name, kernel.operands, kernel.results, shared=kernel.shared)
@@ -222,10 +222,10 @@ def _host() -> Machine | None:
     return None if available() else host()
 
 
-def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
+def kernels_in(jaxpr: Any) -> tuple[NativeKernel, ...]:
     """The kernels that a program calls at any depth, each once; also those of primitives that are
     traced when they are lowered, by their attribute `opened`."""
-    found: list[Kernel] = []
+    found: list[NativeKernel] = []
     for eqn in equations(jaxpr):
         if eqn.primitive is _call_p:
             found.append(eqn.params["kernel"])
@@ -235,7 +235,7 @@ def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:
+def safety_checks(kernels: Iterable[NativeKernel]) -> list[jax.export.DisabledSafetyCheck]:
     """The checks that `jax.export` has to skip, as it doesn't know these targets."""
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in kernels]
 

@@ -9,7 +9,7 @@ members. The handler checks that whatever it reads is there; if not, XLA's call 
 
 from __future__ import annotations
 
-from ..llvm.writer import as_pointers, Writer
+from ..llvm.writer import as_pointers, InstructionWriter
 from .sharing import share, shared_work, thread_work
 
 
@@ -45,7 +45,7 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
     a0, ...)`, which does a part of the work. The first buffer, which isn't passed on, then says how
     it is shared out (see `sharing`).
     """
-    w = Writer()
+    w = InstructionWriter()
     lists = {"args": operands, "rets": results}
     known = [w.icmp("uge", "i64", w.load("i64", "%frame", _FRAME["size"]), _FRAME_BYTES)]
     for which, count in lists.items():
@@ -95,7 +95,7 @@ def trampolines(count: int) -> str:
     stay in memory. Trampoline `i` jumps to the handler at `@handlers[i]`; without one, its program
     isn't loaded. `@users[i]` counts the programs that call it while XLA has them loaded; `@id` and
     `@info` describe the type of that state to XLA."""
-    w = Writer()
+    w = InstructionWriter()
     # XLA asks a handler about itself by a frame that has an extension to be filled in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])
     w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
@@ -167,7 +167,7 @@ def _message(name: str, text: str) -> str:
     return f'@"{name}" = private constant [{len(text) + 1} x i8] c"{text}\\00"'
 
 
-def _fill_in_metadata(w: Writer, extension: str) -> None:
+def _fill_in_metadata(w: InstructionWriter, extension: str) -> None:
     """Write the version of the interface, and no traits: two calls may have different effects."""
     metadata = w.load("ptr", extension, _EXTENSION["metadata"])
     api = w.load("ptr", "%frame", _FRAME["api"])
@@ -182,7 +182,7 @@ def _fill_in_metadata(w: Writer, extension: str) -> None:
     w.jump("done")
 
 
-def _return_error(w: Writer, message: str) -> None:
+def _return_error(w: InstructionWriter, message: str) -> None:
     """Return an error of XLA's; end the process if not even an error can be made."""
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])

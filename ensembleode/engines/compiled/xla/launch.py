@@ -42,7 +42,7 @@ class KernelError(RuntimeError):
     """A kernel can't be run here; the message says which pieces are missing."""
 
 
-class Kernel(NamedTuple):
+class PtxKernel(NamedTuple):
     """A function of a GPU's threads, in the form that `entry` wants: a module of LLVM IR, the name
     of the function in it, and the numbers of its operands and of its results."""
 
@@ -53,7 +53,10 @@ class Kernel(NamedTuple):
 
 
 def launch(
-    kernel: Kernel, threads: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
+    kernel: PtxKernel,
+    threads: int,
+    operands: Sequence[Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Array]:
     """The `outputs` that the kernel writes when it is run with at least `threads` threads.
 
@@ -114,7 +117,10 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def custom_call(
-    kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
+    kernel: PtxKernel,
+    blocks: int,
+    operands: Sequence[Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Array]:
     """Through XLA's custom call for PTX."""
     # - Operands and results are row-major: `ffi_lowering` in jax/_src/ffi.py, and
@@ -150,7 +156,10 @@ def custom_call(
 
 
 def triton_call(
-    kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
+    kernel: PtxKernel,
+    blocks: int,
+    operands: Sequence[Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Array]:
     """Through the plugin's call for Triton's kernels; its blocks consist of whole warps."""
     triton = _triton()
@@ -184,7 +193,7 @@ _KNOWN = (50, 52, 60, 61, 70, 75, 80, 86, 89, 90, 100, 120)
 
 
 @functools.lru_cache(maxsize=256)
-def ptx_of(kernel: Kernel, arch: str) -> str:
+def ptx_of(kernel: PtxKernel, arch: str) -> str:
     """The PTX of the kernel for this architecture ("sm_90") and later ones, in the oldest version
     possible for old drivers. (XLA hands it to the driver when a program first runs: `LoadPtx` in
     xla/stream_executor/cuda/cuda_executor.cc. The driver has a cache on disk.)

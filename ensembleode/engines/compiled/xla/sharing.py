@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from ..llvm.writer import as_pointers, Writer
+from ..llvm.writer import as_pointers, InstructionWriter
 
 
 # Offsets in bytes.
@@ -34,7 +34,7 @@ _WORK_BYTES = 64
 _CLOSED = 2**40
 
 
-def share(w: Writer, name: str, how: str, *data: str) -> None:
+def share(w: InstructionWriter, name: str, how: str, *data: str) -> None:
     """Do all the work, with those threads that come."""
     n, threads, least = (
         w.value(f"sext i32 {w.load('i32', how, 4 * i)} to i64") for i in (N, THREADS, LEAST)
@@ -97,7 +97,7 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 def shared_work(name: str, count: int) -> str:
     """The function that threads run on parts of a kernel's work, with so many pointers."""
-    parts = Writer()
+    parts = InstructionWriter()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
     following = parts.at("%work", _WORK["next"])
@@ -139,7 +139,7 @@ def shared_work(name: str, count: int) -> str:
 
 def thread_work() -> str:
     """The functions that threads run whatever the work is; their code stays in memory."""
-    task = Writer()
+    task = InstructionWriter()
     running = task.at("%work", _WORK["running"])
     task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")
     task.go_on_if(task.icmp("ult", "i64", "%before", _CLOSED), "run", "late")
@@ -150,7 +150,7 @@ def thread_work() -> str:
     task.line(f"call void @{LEAVE}(ptr %work)")
     task.line("ret void")
 
-    leave = Writer()
+    leave = InstructionWriter()
     users = leave.at("%work", _WORK["users"])
     leave.line(f"%before = atomicrmw sub ptr {users}, i64 1 acq_rel")
     leave.go_on_if(leave.icmp("eq", "i64", "%before", 1), "last", "done")
@@ -165,5 +165,5 @@ def thread_work() -> str:
     return "\n".join(["declare void @free(ptr)", "", *lines])
 
 
-def _function(head: str, body: Writer) -> list[str]:
+def _function(head: str, body: InstructionWriter) -> list[str]:
     return [f"define {head} nounwind {{", *body.lines, "}", ""]

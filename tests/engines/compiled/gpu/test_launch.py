@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ensembleode.engines.compiled.llvm.builder import Buffer, F32, I64
+from ensembleode.engines.compiled.llvm.builder import ElementPointer, F32, I64
 from ensembleode.engines.compiled.llvm.module import Module
 from ensembleode.engines.compiled.xla import launch
 
@@ -27,7 +27,7 @@ def _saxpy() -> str:
     m = Module(1, is_gpu=True)
     parameters = ["i64 %thread", "i64 %threads", *(f"ptr {x}" for x in ("%a", "%x", "%y", "%z"))]
     with m.function("saxpy", parameters, attributes="alwaysinline") as b:
-        a, x, y, z = (Buffer(b, name, F32) for name in ("%a", "%x", "%y", "%z"))
+        a, x, y, z = (ElementPointer(b, name, F32) for name in ("%a", "%x", "%y", "%z"))
         i = b.parameter("%thread", I64)
 
         def one():
@@ -39,7 +39,7 @@ def _saxpy() -> str:
     return m.text
 
 
-KERNEL = launch.Kernel(_saxpy(), "saxpy", 2, 2)
+KERNEL = launch.PtxKernel(_saxpy(), "saxpy", 2, 2)
 
 
 class Device(NamedTuple):

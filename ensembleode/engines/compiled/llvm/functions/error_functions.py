@@ -15,7 +15,7 @@ from .constants import ERFCX_SLOPE, ERFCX_VALUE, TWO_OVER_SQRT_PI
 from .exponential import clamp, exp, exponential_pair, power_of_two, scale
 from .formats import format_of
 from .logarithms import log
-from .pairs import fast_two_sum, Pair, product, quotient, two_product, two_sum
+from .pairs import fast_two_sum, HeadAndTail, product, quotient, two_product, two_sum
 from .polynomials import polynomial
 
 
@@ -23,15 +23,15 @@ _SHIFT = 4.0
 _HALF_AT = 0.4769362762044699  # where erf is one half
 
 
-def _near(b: Builder, x: Value) -> Pair:
+def _near(b: Builder, x: Value) -> HeadAndTail:
     """erf(x), for x up to the point where erf is one half."""
     z = x * x
     value, rest = format_of(x).parts(TWO_OVER_SQRT_PI, 2)
     head, tail = two_product(b, x, value)
-    return Pair(head, b.mul_add(x, b.mul_add(z, polynomial(b, z, ERF), rest), tail))
+    return HeadAndTail(head, b.mul_add(x, b.mul_add(z, polynomial(b, z, ERF), rest), tail))
 
 
-def _far(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
+def _far(b: Builder, x: Value) -> tuple[HeadAndTail, HeadAndTail, Value]:
     """erfc, for x from the point where it is one half, as the product of two numbers and a power of
     two. Returns the two numbers and the exponent.
     """
@@ -52,7 +52,7 @@ def _far(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
     low = low + b.mul_add(rest, derivative, b.mul_add(t, slope_tail, value_tail))
     head, lost = fast_two_sum(b, value, linear)
     head, tail = fast_two_sum(b, head, t * t * polynomial(b, t, ERFCX))
-    ratio = quotient(b, Pair(head, tail + (lost + low)), divisor, inverse)
+    ratio = quotient(b, HeadAndTail(head, tail + (lost + low)), divisor, inverse)
     return gauss, ratio, k
 
 

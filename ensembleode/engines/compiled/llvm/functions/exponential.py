@@ -10,11 +10,11 @@ from ..builder import Builder, Value
 from .coefficients import EXP, EXP2
 from .constants import LN2, LOG2_E
 from .formats import Format, format_of
-from .pairs import choose, exact, fast_two_sum, Pair, quotient, two_sum
+from .pairs import choose, exact, fast_two_sum, HeadAndTail, quotient, two_sum
 from .polynomials import polynomial
 
 
-class Reduced(NamedTuple):
+class ReducedExponent(NamedTuple):
     """x = `k` log 2 + `rest` (+ `tail`), where `k` is a whole number."""
 
     k: Value
@@ -34,7 +34,7 @@ def nearest(b: Builder, x: Value) -> Value:
     return (x + magic) - magic
 
 
-def reduce(b: Builder, x: Value) -> Reduced:
+def reduce(b: Builder, x: Value) -> ReducedExponent:
     """x as a multiple of log 2 and a rest, for x whose exponential neither over- nor underflows."""
     fmt = format_of(x)
     high, low = ln2_parts(fmt)
@@ -43,7 +43,7 @@ def reduce(b: Builder, x: Value) -> Reduced:
     with b.unfused():
         correction = k * low
         rest = first - correction
-        return Reduced(k, rest, (first - rest) - correction)
+        return ReducedExponent(k, rest, (first - rest) - correction)
 
 
 def power_of_two(b: Builder, k: Value) -> Value:
@@ -79,7 +79,7 @@ def limits(fmt: Format) -> tuple[float, float]:
     return -(fmt.max_exponent + fmt.digits + 2) * log2, (fmt.max_exponent + 3) * log2
 
 
-def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[Pair, Value]:
+def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[HeadAndTail, Value]:
     """exp(x + tail) as a pair near one, and the exponent of the power of two that multiplies it."""
     k, rest, low = reduce(b, x)
     low = low if tail is None else low + tail
@@ -131,8 +131,8 @@ def logistic(b: Builder, x: Value) -> Value:
     """1 / (1 + exp(-x)), computed from exp(-|x|)."""
     fmt = format_of(x)
     (head, tail), k = exponential_pair(b, b.maximum(limits(fmt)[0], -abs(x)))
-    small = Pair(scale(b, head, k), scale(b, tail, k))
+    small = HeadAndTail(scale(b, head, k), scale(b, tail, k))
     one = exact(b, b.matched(x, 1.0)[1])
     divisor, low = two_sum(b, 1.0, small.head)
-    found = quotient(b, choose(b, x < 0.0, small, one), Pair(divisor, low + small.tail))
+    found = quotient(b, choose(b, x < 0.0, small, one), HeadAndTail(divisor, low + small.tail))
     return found.head

@@ -22,7 +22,7 @@ from .pairs import (
     constant,
     exact,
     fast_two_sum,
-    Pair,
+    HeadAndTail,
     product,
     quotient,
     total,
@@ -36,11 +36,11 @@ from .powers import integer_pow
 _STIRLING_FROM = 8.0  # on
 
 
-def _negated(x: Pair) -> Pair:
-    return Pair(-x.head, -x.tail)
+def _negated(x: HeadAndTail) -> HeadAndTail:
+    return HeadAndTail(-x.head, -x.tail)
 
 
-def _positive(b: Builder, x: Value) -> Pair:
+def _positive(b: Builder, x: Value) -> HeadAndTail:
     """lgamma of a positive number or NaN."""
     fmt = format_of(x)
     one = b.matched(x, 1.0)[1]
@@ -56,7 +56,7 @@ def _positive(b: Builder, x: Value) -> Pair:
         moved = b.where(is_above, less, moved)
     square = two_product(b, x, x)
     head, tail = fast_two_sum(b, x, square.head)
-    both = Pair(head, tail + square.tail)
+    both = HeadAndTail(head, tail + square.tail)
     factors = choose(b, is_small, choose(b, is_tiny, both, exact(b, x)), factors)
     factors = choose(b, is_large, exact(b, x), factors)
     logarithm = log_pair(b, factors.head, factors.tail)
@@ -64,7 +64,7 @@ def _positive(b: Builder, x: Value) -> Pair:
     # lgamma(2 + u)
     u = b.where(is_tiny, x, b.where(is_small, x - 1.0, moved - 2.0))
     near = product(b, constant(b, x, 1 - EULER), exact(b, u))
-    square = Pair(*two_product(b, u, u))
+    square = HeadAndTail(*two_product(b, u, u))
     near = total(b, near, product(b, constant(b, x, LGAMMA_CURVE), square))
     near = total(b, near, exact(b, square.head * u * polynomial(b, u, LGAMMA)))
     near = total(b, near, choose(b, is_small, _negated(logarithm), logarithm))
@@ -74,7 +74,7 @@ def _positive(b: Builder, x: Value) -> Pair:
     less = total(b, logarithm, exact(b, -one))
     far = product(b, exact(b, x - 0.5), less)
     shift = constant(b, x, HALF_LOG_TWO_PI - Fraction(1, 2))
-    far = total(b, far, Pair(shift.head, shift.tail + rest))
+    far = total(b, far, HeadAndTail(shift.head, shift.tail + rest))
     # Larger results overflow; for arguments this large, lgamma(x) is about x log x - x.
     too_large = x > float(np.finfo(x.dtype).max) / (fmt.max_exponent * 0.7)
     found = choose(b, is_large, far, near)
@@ -82,7 +82,7 @@ def _positive(b: Builder, x: Value) -> Pair:
     return choose(b, too_large, exact(b, simple), found)
 
 
-def _alternating(b: Builder, z: Pair, first: int) -> Pair:
+def _alternating(b: Builder, z: HeadAndTail, first: int) -> HeadAndTail:
     """The sum of `(-z)^j / (first + 2 j)!`. With r the square root of `z`, it is cos r for `first`
     = 0, and sin r / r for `first` = 1."""
     every = [Fraction((-1) ** j, math.factorial(first + 2 * j)) for j in range(11)]
@@ -96,7 +96,7 @@ def _alternating(b: Builder, z: Pair, first: int) -> Pair:
     return found
 
 
-def _half_turns(b: Builder, x: Value) -> tuple[Pair, Pair]:
+def _half_turns(b: Builder, x: Value) -> tuple[HeadAndTail, HeadAndTail]:
     """sin(pi x) and cos(pi x), computed from the distance of x to the nearest half of a whole
     number."""
     twice = x + x
@@ -172,7 +172,7 @@ def digamma(b: Builder, x: Value) -> Value:
     shifted = quotient(b, above, below)
     one = exact(b, b.matched(x, 1.0)[1])
     inverse = quotient(b, one, moved)
-    half = Pair(inverse.head * 0.5, inverse.tail * 0.5)
+    half = HeadAndTail(inverse.head * 0.5, inverse.tail * 0.5)
     z = inverse.head * inverse.head
     series = exact(b, z * polynomial(b, z, DIGAMMA))
     found = total(b, log_pair(b, moved.head, moved.tail), _negated(total(b, half, series)))
@@ -233,7 +233,7 @@ def polygamma(b: Builder, order: Value, x: Value) -> Value:
     for i in range(9 + n, -1, -1):
         term = b.where(is_far, 0.0, integer_pow(b, at + float(i), -n - 1))
         head, tail = two_sum(b, found.head, term)
-        found = Pair(head, found.tail + tail)
+        found = HeadAndTail(head, found.tail + tail)
     summed = (found.head + found.tail) * float(math.factorial(n))
     value = b.variable(x.dtype, summed if n % 2 else -summed, of_lanes=bool(x.lanes))
 

@@ -14,11 +14,11 @@ from .constants import LN2
 from .exponential import limits, power, power_of_two, reduce, scale
 from .formats import format_of
 from .logarithms import log_of_sum, with_limits
-from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
+from .pairs import exact, fast_two_sum, HeadAndTail, quotient, two_product, two_sum
 from .polynomials import horner, polynomial
 
 
-def _both(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
+def _both(b: Builder, x: Value) -> tuple[HeadAndTail, HeadAndTail, Value]:
     """sinh x and cosh x, divided by 2^k, for x >= 0, each as a sum of two numbers; and k."""
     k, rest, low = reduce(b, x)
     z = rest * rest
@@ -30,8 +30,8 @@ def _both(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
     minus, lost = fast_two_sum(b, 0.5, -small)
     plus, lost_too = fast_two_sum(b, 0.5, small)
     return (
-        Pair(minus, b.mul_add(s, plus, b.mul_add(c, minus, lost))),
-        Pair(plus, b.mul_add(s, minus, b.mul_add(c, plus, lost_too))),
+        HeadAndTail(minus, b.mul_add(s, plus, b.mul_add(c, minus, lost))),
+        HeadAndTail(plus, b.mul_add(s, minus, b.mul_add(c, plus, lost_too))),
         k,
     )
 
@@ -103,7 +103,7 @@ def acosh(b: Builder, x: Value) -> Value:
     return b.where(x < 1.0, b.constant(np.nan, x.dtype), found)
 
 
-def _log1p_or_log(b: Builder, argument: Pair, x: Value, is_large: Value) -> Value:
+def _log1p_or_log(b: Builder, argument: HeadAndTail, x: Value, is_large: Value) -> Value:
     """log(1 + argument), or log(2 x) where `is_large`."""
     head, tail = two_sum(b, 1.0, argument.head)
     head = b.where(is_large, x, head)

@@ -12,14 +12,14 @@ from ..builder import Builder, Value
 from .coefficients import ASIN, ATAN
 from .constants import PI
 from .formats import format_of
-from .pairs import choose, constant, fast_two_sum, Pair, quotient, two_sum
+from .pairs import choose, constant, fast_two_sum, HeadAndTail, quotient, two_sum
 from .polynomials import polynomial
 
 
 _TAN_EIGHTH = math.sqrt(2.0) - 1.0  # of pi
 
 
-def _angle(b: Builder, like: Value, turns: float) -> Pair:
+def _angle(b: Builder, like: Value, turns: float) -> HeadAndTail:
     """The angle of this many turns, with the precision of a pair."""
     return constant(b, like, PI * Fraction(turns))
 
@@ -36,7 +36,7 @@ def _half_angle(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     return root, z * polynomial(b, z, ASIN), is_large
 
 
-def _sum(b: Builder, base: Pair, x: Value, more: Value) -> Value:
+def _sum(b: Builder, base: HeadAndTail, x: Value, more: Value) -> Value:
     """base + x (1 + more)"""
     head, tail = fast_two_sum(b, base.head, x)
     return head + b.mul_add(x, more, tail + base.tail)
@@ -66,10 +66,12 @@ def _arc(b: Builder, y: Value, x: Value, is_left: Value | None = None) -> Value:
     difference, lost = two_sum(b, y, -x)
     total, lost_too = two_sum(b, y, x)
     zero = _angle(b, y, 0.0).tail
-    n = Pair(
+    n = HeadAndTail(
         b.where(is_steep, -x, b.where(is_middle, difference, y)), b.where(is_middle, lost, zero)
     )
-    d = Pair(b.where(is_steep, y, b.where(is_middle, total, x)), b.where(is_middle, lost_too, zero))
+    d = HeadAndTail(
+        b.where(is_steep, y, b.where(is_middle, total, x)), b.where(is_middle, lost_too, zero)
+    )
     ratio = quotient(b, n, d)
     base = choose(b, is_middle, _angle(b, y, 0.25), _angle(b, y, 0.0))
     base = choose(b, is_steep, _angle(b, y, 0.5), base)
@@ -77,7 +79,7 @@ def _arc(b: Builder, y: Value, x: Value, is_left: Value | None = None) -> Value:
         left = choose(b, is_steep, base, _angle(b, y, 1.0))
         left = choose(b, is_middle, _angle(b, y, 0.75), left)
         base = choose(b, is_left, left, base)
-        ratio = choose(b, is_left, Pair(-ratio.head, -ratio.tail), ratio)
+        ratio = choose(b, is_left, HeadAndTail(-ratio.head, -ratio.tail), ratio)
     z = ratio.head * ratio.head
     more = b.mul_add(ratio.head * z, polynomial(b, z, ATAN), ratio.tail)
     head, tail = fast_two_sum(b, base.head, ratio.head)

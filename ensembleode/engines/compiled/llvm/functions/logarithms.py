@@ -13,7 +13,16 @@ from .coefficients import LOG, LOG_TAIL
 from .constants import LOG2_E, LOG10_2, LOG10_E
 from .exponential import ln2_parts, power_of_two
 from .formats import format_of
-from .pairs import constant, exact, fast_two_sum, Pair, product, quotient, two_product, two_sum
+from .pairs import (
+    constant,
+    exact,
+    fast_two_sum,
+    HeadAndTail,
+    product,
+    quotient,
+    two_product,
+    two_sum,
+)
 from .polynomials import polynomial
 
 
@@ -102,29 +111,29 @@ def log1p(b: Builder, x: Value) -> Value:
     return b.where(abs(x) < 2.0 ** -format_of(x).digits, x, found)
 
 
-def _pair_near_one(b: Builder, f: Value) -> Pair:
+def _pair_near_one(b: Builder, f: Value) -> HeadAndTail:
     """log(1 + f), with half as many digits more than the format has."""
     divisor = fast_two_sum(b, 2.0, f)
     s = quotient(b, exact(b, f), divisor)
     square, low = two_product(b, s.head, s.head)
-    z = Pair(square, low + (s.head + s.head) * s.tail)
+    z = HeadAndTail(square, low + (s.head + s.head) * s.tail)
     # 2 s + s z (2 / 3 + z p(z))
     first, first_tail = format_of(f).parts(Fraction(2, 3), 2)
     inner = fast_two_sum(b, first, z.head * polynomial(b, z.head, LOG_TAIL))
-    inner = Pair(inner.head, inner.tail + first_tail)
+    inner = HeadAndTail(inner.head, inner.tail + first_tail)
     cube = product(b, s, z)
     third = product(b, cube, inner)
     head, tail = fast_two_sum(b, s.head + s.head, third.head)
     return fast_two_sum(b, head, tail + (s.tail + s.tail + third.tail))
 
 
-def log_pair(b: Builder, x: Value, tail: Value | None = None) -> Pair:
+def log_pair(b: Builder, x: Value, tail: Value | None = None) -> HeadAndTail:
     """log(x + tail) for positive finite x, with half as many digits more than the format has."""
     fmt = format_of(x)
     high, low = ln2_parts(fmt)
     k, m = split_any(b, x)
     near = _pair_near_one(b, m - 1.0)
     if tail is not None:
-        near = Pair(near.head, near.tail + tail / x)
+        near = HeadAndTail(near.head, near.tail + tail / x)
     head, rest = fast_two_sum(b, k * high, near.head)
     return fast_two_sum(b, head, rest + (near.tail + k * low))

@@ -13,7 +13,7 @@ from ..builder import Builder, Value
 from .formats import format_of
 
 
-class Pair(NamedTuple):
+class HeadAndTail(NamedTuple):
     """A number, the sum of a head and a tail; the tail is at most about one unit in the head's last
     place."""
 
@@ -21,33 +21,33 @@ class Pair(NamedTuple):
     tail: Value
 
 
-def two_sum(b: Builder, x: Any, y: Any) -> Pair:
+def two_sum(b: Builder, x: Any, y: Any) -> HeadAndTail:
     """`x + y`, exactly."""
     x, y = b.matched(x, y)
     with b.unfused():
         total = x + y
         of_y = total - x
-        return Pair(total, (x - (total - of_y)) + (y - of_y))
+        return HeadAndTail(total, (x - (total - of_y)) + (y - of_y))
 
 
-def fast_two_sum(b: Builder, x: Any, y: Any) -> Pair:
+def fast_two_sum(b: Builder, x: Any, y: Any) -> HeadAndTail:
     """`x + y`, exactly, if `x` is zero or |x| >= |y|."""
     x, y = b.matched(x, y)
     with b.unfused():
         total = x + y
-        return Pair(total, y - (total - x))
+        return HeadAndTail(total, y - (total - x))
 
 
-def two_product(b: Builder, x: Any, y: Any) -> Pair:
+def two_product(b: Builder, x: Any, y: Any) -> HeadAndTail:
     """`x y`, exactly except for underflow."""
     x, y = b.matched(x, y)
     # `mul` would allow a later sum to be fused with this product.
     head = b.binary("fmul", x, y)
     if b.module.has_fma:
-        return Pair(head, b.fma(x, y, -head))
+        return HeadAndTail(head, b.fma(x, y, -head))
     with b.unfused():
         (x0, x1), (y0, y1) = _halves(b, x), _halves(b, y)
-        return Pair(head, ((x0 * y0 - head) + x0 * y1 + x1 * y0) + x1 * y1)
+        return HeadAndTail(head, ((x0 * y0 - head) + x0 * y1 + x1 * y0) + x1 * y1)
 
 
 def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
@@ -67,7 +67,9 @@ def remainder(b: Builder, n: Value, q: Value, d: Value) -> Value:
     return (n - head) - tail
 
 
-def quotient(b: Builder, n: Pair, d: Pair, inverse: Value | None = None) -> Pair:
+def quotient(
+    b: Builder, n: HeadAndTail, d: HeadAndTail, inverse: Value | None = None
+) -> HeadAndTail:
     """`n / d`; `inverse` is approximately one over the head of `d`."""
     if inverse is None:
         inverse = 1.0 / d.head
@@ -76,28 +78,28 @@ def quotient(b: Builder, n: Pair, d: Pair, inverse: Value | None = None) -> Pair
     return fast_two_sum(b, q, rest * inverse)
 
 
-def exact(b: Builder, x: Value) -> Pair:
+def exact(b: Builder, x: Value) -> HeadAndTail:
     """A number as a pair."""
-    return Pair(x, b.constant(0.0, x.dtype, of_lanes=bool(x.lanes)))
+    return HeadAndTail(x, b.constant(0.0, x.dtype, of_lanes=bool(x.lanes)))
 
 
-def constant(b: Builder, like: Value, x: Fraction) -> Pair:
+def constant(b: Builder, like: Value, x: Fraction) -> HeadAndTail:
     """A number with more digits as a pair in the format of `like`."""
-    return Pair(*b.matched(like, *format_of(like).parts(x, 2))[1:])
+    return HeadAndTail(*b.matched(like, *format_of(like).parts(x, 2))[1:])
 
 
-def choose(b: Builder, mask: Value, x: Pair, y: Pair) -> Pair:
+def choose(b: Builder, mask: Value, x: HeadAndTail, y: HeadAndTail) -> HeadAndTail:
     """The pair `x` in the lanes of the mask, and `y` in the others."""
-    return Pair(b.where(mask, x.head, y.head), b.where(mask, x.tail, y.tail))
+    return HeadAndTail(b.where(mask, x.head, y.head), b.where(mask, x.tail, y.tail))
 
 
-def product(b: Builder, x: Pair, y: Pair) -> Pair:
+def product(b: Builder, x: HeadAndTail, y: HeadAndTail) -> HeadAndTail:
     head, tail = two_product(b, x.head, y.head)
     tail = tail + (x.head * y.tail + x.tail * y.head)
     return fast_two_sum(b, head, tail)
 
 
-def total(b: Builder, x: Pair, y: Pair) -> Pair:
+def total(b: Builder, x: HeadAndTail, y: HeadAndTail) -> HeadAndTail:
     """The sum; its error is small relative to the larger summand."""
     head, tail = two_sum(b, x.head, y.head)
     return fast_two_sum(b, head, tail + (x.tail + y.tail))

@@ -12,31 +12,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..builder import Buffer, Builder, F64, I64, Value
+from ..builder import Builder, ElementPointer, F64, I64, Value
 from ..module import Module
 from .constants import PI, TWO_OVER_PI
 from .formats import format_of, FORMATS
-from .pairs import fast_two_sum, Pair, remainder, two_product, two_sum
+from .pairs import fast_two_sum, HeadAndTail, remainder, two_product, two_sum
 
 
 U64 = np.dtype(np.uint64)
 _SLOW = "reduce_large_angle"
 
 
-class Reduced(NamedTuple):
+class ReducedAngle(NamedTuple):
     """x = `quadrant` pi / 2 + `rest`, where the rest is approximately between -pi / 4 and pi / 4.
     The quadrant is an integer of which only the two lowest bits count."""
 
-    rest: Pair
+    rest: HeadAndTail
     quadrant: Value
 
 
-def reduce(b: Builder, x: Value) -> Reduced:
+def reduce(b: Builder, x: Value) -> ReducedAngle:
     # A sine and a cosine of the same argument share the reduction.
     return b.once_for(("reduced", x.name, x.type), lambda: _reduced(b, x))
 
 
-def _reduced(b: Builder, x: Value) -> Reduced:
+def _reduced(b: Builder, x: Value) -> ReducedAngle:
     fmt = format_of(x)
     # The number of parts of pi / 2, their digits, and the largest multiple for which these suffice.
     if b.module.has_fma:
@@ -68,10 +68,10 @@ def _reduced(b: Builder, x: Value) -> Reduced:
             variable.set(b.with_entry(variable.get(), lane, value))
 
     b.if_(b.any(is_large), lambda: b.for_each_lane(is_large, one), likely=False)
-    return Reduced(Pair(head.get(), tail.get()), b.bitcast(quadrant.get(), fmt.integer))
+    return ReducedAngle(HeadAndTail(head.get(), tail.get()), b.bitcast(quadrant.get(), fmt.integer))
 
 
-def _by_parts(b: Builder, x: Value, k: Value, parts: list[float]) -> Pair:
+def _by_parts(b: Builder, x: Value, k: Value, parts: list[float]) -> HeadAndTail:
     """x minus k times the sum of the parts; the first product is subtracted without rounding."""
     first, *middle, last = parts
     rest = remainder(b, x, k, b.matched(x, first)[1]) if b.module.has_fma else x - k * first
@@ -109,7 +109,7 @@ def _define_slow(module: Module) -> None:
         # quadrants don't count; seven of the other words make the rest exact to 2^-138.
         start = (exponent + 62) >> 5
         shift = b.cast(((exponent - 2) & 31), U64)
-        entries = Buffer(b, table, I64)
+        entries = ElementPointer(b, table, I64)
         taken = [b.cast(entries.load(start + i), U64) for i in range(7)]
         mask = 0xFFFFFFFF
         low, high = significand & mask, significand >> 32
@@ -144,7 +144,7 @@ def _define_slow(module: Module) -> None:
         turns = b.cast(b.cast(quadrant + past, I64), F64)
         is_negative = x < 0.0
         minus = past.ne(0) ^ is_negative
-        found = Buffer(b, "%found", F64)
+        found = ElementPointer(b, "%found", F64)
         found.store(0, b.where(minus, -angle, angle))
         found.store(1, b.where(minus, -low, low))
         found.store(2, b.where(is_negative, -turns, turns))

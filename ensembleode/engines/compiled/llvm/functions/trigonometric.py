@@ -5,12 +5,12 @@ from __future__ import annotations
 from ..builder import Builder, Value
 from .coefficients import COS, SIN
 from .formats import format_of
-from .pairs import choose, fast_two_sum, Pair, quotient
+from .pairs import choose, fast_two_sum, HeadAndTail, quotient
 from .polynomials import polynomial
 from .reduction import reduce
 
 
-def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
+def _sine(b: Builder, rest: HeadAndTail) -> tuple[Value, Value]:
     """The sine of an angle up to pi / 4 as two summands, the smaller one last."""
     x, tail = rest
     z = x * x
@@ -18,13 +18,13 @@ def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
     return x, b.mul_add(x * z, polynomial(b, z, SIN), b.mul_add(tail * z, -0.5, tail))
 
 
-def _cosine(b: Builder, rest: Pair) -> Pair:
+def _cosine(b: Builder, rest: HeadAndTail) -> HeadAndTail:
     """The cosine of an angle up to pi / 4 as two summands, the smaller one last."""
     x, tail = rest
     z = x * x
     half = b.binary("fmul", *b.matched(z, 0.5))
     head, lost = fast_two_sum(b, 1.0, -half)
-    return Pair(head, b.mul_add(z * z, polynomial(b, z, COS), b.mul_add(x, -tail, lost)))
+    return HeadAndTail(head, b.mul_add(z * z, polynomial(b, z, COS), b.mul_add(x, -tail, lost)))
 
 
 def _with_sign(b: Builder, x: Value, quadrant: Value) -> Value:
@@ -34,11 +34,11 @@ def _with_sign(b: Builder, x: Value, quadrant: Value) -> Value:
     return b.bitcast(b.bitcast(x, fmt.integer) ^ sign, x.dtype)
 
 
-def _at(b: Builder, rest: Pair, quadrant: Value) -> Value:
+def _at(b: Builder, rest: HeadAndTail, quadrant: Value) -> Value:
     """The sine of rest + quadrant pi / 2."""
     sine, cosine = _sine(b, rest), _cosine(b, rest)
     is_odd = (quadrant & 1).ne(0)
-    found = choose(b, is_odd, cosine, Pair(*sine))
+    found = choose(b, is_odd, cosine, HeadAndTail(*sine))
     return _with_sign(b, found.head + found.tail, quadrant)
 
 

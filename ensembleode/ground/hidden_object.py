@@ -6,13 +6,13 @@ import jax.tree_util as jtu
 
 
 @jtu.register_pytree_node_class
-class Aside:
+class HiddenObject:
     """An object of any kind that stays in a record as long as the record is not rebuilt. When JAX
     takes the record apart (because it is returned from `jit`, or mapped over), the record is put
     together without the object.
 
     >>> import jax
-    >>> kept = Aside(lambda: 3)
+    >>> kept = HiddenObject(lambda: 3)
     >>> kept.content(), jax.tree.leaves(kept), jax.tree.map(abs, kept).content
     (3, [], None)
     """
@@ -26,5 +26,5 @@ class Aside:
         return (), None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: Any) -> "Aside":
+    def tree_unflatten(cls, aux: None, children: Any) -> "HiddenObject":
         return cls()

@@ -1,7 +1,8 @@
 """The numbers of trajectories: where a kernel finds them, and which of them its lanes hold.
 
-Every leaf of a `Lane` is an operand of the kernel without a copy: `[trajectory, ...]` where each
-trajectory has its own, or the leaf itself where all share it. On a GPU the trajectories come last.
+Every leaf of `TrajectoryNumbers` is an operand of the kernel without a copy: `[trajectory, ...]`
+where each trajectory has its own, or the leaf itself where all share it. On a GPU the trajectories
+come last.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import numpy as np
 
 from ....fields import Inputs
 from ....ground.keys import raw
-from ....plan.lane import Lane
 from ....plan.plan import Plan
-from ....problem.numbers import but, of_kind
+from ....plan.trajectory_numbers import TrajectoryNumbers
+from ....problem.number_table import but, of_kind
 from ....solvers.step_size import Tolerances
 from ..algebra.components import built
 from ..algebra.products import Strips
 from ..algebra.reading import Memory
-from ..llvm.builder import Buffer, Builder, I64, Value, Variable
+from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 
 
 if TYPE_CHECKING:
-    from .description import Description
+    from .description import KernelDescription
 
 
 # The largest number of own parameters that lanes hold, and of other numbers under one name; others
@@ -40,7 +41,7 @@ _MOST_SHARED = 64
 _MOST_PACKED = 2**20
 
 
-# The rows of the table that are operands as leaves of a `Lane`: constants, parameters, others.
+# The rows of the table that are operands as leaves: constants, parameters, others.
 # Times to save and flags are operands of their own.
 _OPERANDS = sorted(
     but("times", "flag"),
@@ -54,9 +55,9 @@ _PARAMETERS = [x.name for x in _OPERANDS if x.kind in ("constants", "parameters"
 _IN_MEMORY = [x.name for x in of_kind("stops")]
 
 
-class Number(NamedTuple):
-    """A leaf of a `Lane`, by the name of its row of the table. Its first component has the index
-    `start` in its group, counted per dtype (see `fields.ir.Buffer`)."""
+class NumberPlace(NamedTuple):
+    """A leaf of `TrajectoryNumbers`, by the name of its row of the table. Its first component has
+    the index `start` in its group, counted per dtype (see `fields.ir.Buffer`)."""
 
     name: str
     is_own: bool
@@ -69,10 +70,10 @@ class Number(NamedTuple):
         return "own" if self.is_own else "shared"
 
 
-class Layout(NamedTuple):
+class NumbersLayout(NamedTuple):
     """All leaves except for the times to save, in the order of the operands."""
 
-    numbers: tuple[Number, ...]
+    numbers: tuple[NumberPlace, ...]
 
     @property
     def inputs(self) -> Inputs:
@@ -89,7 +90,7 @@ class Layout(NamedTuple):
         return next((i for i, x in enumerate(self.numbers) if x.name == name), None)
 
 
-class Order(NamedTuple):
+class NumbersOrder(NamedTuple):
     """The order in which the numbers of trajectories lie in an array: the numbers of each
     trajectory side by side; or with `n`, of so many trajectories in all, the trajectories last, so
     that neighbouring threads of a GPU access neighbouring elements."""
@@ -113,7 +114,7 @@ def trajectories_last(x: Any) -> Any:
     return x.reshape(x.shape[0], -1).T
 
 
-def layout_of(plan: Plan, lanes: Lane) -> Layout:
+def layout_of(plan: Plan, lanes: TrajectoryNumbers) -> NumbersLayout:
     """**Arguments:** `lanes`: arrays, or abstract values."""
     named = list(_leaves(plan, lanes))
     avals = [
@@ -123,19 +124,19 @@ def layout_of(plan: Plan, lanes: Lane) -> Layout:
     groups = ["own" if is_own else "shared" for *_, is_own in named]
     places = Inputs.laid_out(avals, groups).places
     numbers = (
-        Number(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
+        NumberPlace(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
         for (name, *_, is_own), aval, (_, start) in zip(named, avals, places, strict=True)
     )
-    return Layout(tuple(numbers))
+    return NumbersLayout(tuple(numbers))
 
 
-def operands_of(plan: Plan, lanes: Lane, *, on_gpu: bool) -> list[Any]:
+def operands_of(plan: Plan, lanes: TrajectoryNumbers, *, on_gpu: bool) -> list[Any]:
     """The arrays of `layout.numbers`."""
     leaves = ((jnp.asarray(x, dtype), is_own) for _, x, dtype, is_own in _leaves(plan, lanes))
     return [trajectories_last(x) if on_gpu and is_own else x for x, is_own in leaves]
 
 
-def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]]:
+def _leaves(plan: Plan, lanes: TrajectoryNumbers) -> Iterator[tuple[str, Any, np.dtype, bool]]:
     for row in _OPERANDS:
         found, batched = getattr(lanes, row.name), getattr(plan.batched, row.name)
         if row.kind in ("constants", "parameters"):
@@ -146,7 +147,7 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]
             yield row.name, x, np.dtype(row.dtype or plan.state.dtype), batched
 
 
-def _held(layout: Layout) -> set[int]:
+def _held(layout: NumbersLayout) -> set[int]:
     """The indices of the numbers that lanes hold: the smallest parameters, and small others."""
     own = [i for i, x in enumerate(layout.numbers) if x.is_own and x.name != "u0"]
     parameters = [i for i in own if layout.numbers[i].name in _PARAMETERS]
@@ -159,19 +160,19 @@ def _held(layout: Layout) -> set[int]:
     return found
 
 
-class Held:
+class LaneNumbers:
     """The numbers of the trajectories that are in the lanes, within a kernel.
 
-    `load` and `memory` have the interface of `reading.Numbers`.
+    `load` and `memory` have the interface of `reading.OperandReader`.
     """
 
     def __init__(
         self,
         b: Builder,
-        problem: Description,
-        buffers: list[Buffer],
-        order: Order,
-        packed: dict[Strips, Buffer] | None = None,
+        problem: KernelDescription,
+        buffers: list[ElementPointer],
+        order: NumbersOrder,
+        packed: dict[Strips, ElementPointer] | None = None,
     ):
         self.b, self.problem, self._buffers, self.order = b, problem, buffers, order
         self._packed = {} if packed is None else packed
@@ -191,9 +192,9 @@ class Held:
                 self._shared[i] = [buffers[i].load(c) for c in range(number.size)]
                 shared += number.size
 
-    def another(self) -> Held:
+    def another(self) -> LaneNumbers:
         """A second object like this one, for the numbers of other trajectories."""
-        return Held(self.b, self.problem, self._buffers, self.order, self._packed)
+        return LaneNumbers(self.b, self.problem, self._buffers, self.order, self._packed)
 
     def variables(self) -> list[list[Variable]]:
         return list(self._held.values())
@@ -266,7 +267,7 @@ class Held:
             return Memory(buffer, offsets=self.b.spread(offsets), stride=stride)
         return Memory(buffer.offset(-number.start))
 
-    def packed(self, strips: Strips) -> Buffer | None:
+    def packed(self, strips: Strips) -> ElementPointer | None:
         """Shared weights, packed at the start of the kernel; None for those that are too many."""
         b, at = self.b, strips.weights.buffer
         if strips not in self._packed:

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from ..fields import parameters_of
 from ..ground.devices.alone import alone
 from ..ground.state_tree import StateTree
-from ..problem.numbers import NUMBERS, of_kind
+from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
 from ..tracing.program import Program, structs_of
 from ..tracing.written_numbers import with_numbers_apart
-from .events import Events, of_extended, over, Part
+from .events import CallbackProgram, of_extended, over, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
-from .given import Given
+from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
 
 
@@ -27,9 +27,11 @@ _CONSTANTS = of_kind("constants")
 _NAMES = [x.name for x in NUMBERS]
 
 
-class Lane(collections.namedtuple("Lane", _NAMES, defaults=[None] * len(_NAMES))):
-    """The numbers of one trajectory, by the names of `numbers.py`; a leaf that doesn't apply is
-    None.
+class TrajectoryNumbers(
+    collections.namedtuple("TrajectoryNumbers", _NAMES, defaults=[None] * len(_NAMES))
+):
+    """The numbers of one trajectory, by the names of `problem/number_table.py`; a leaf that doesn't
+    apply is None.
 
     `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
     `count` is how many of the times in `saveat` are to be saved (None: all). `stop` is the address
@@ -45,7 +47,7 @@ class Lane(collections.namedtuple("Lane", _NAMES, defaults=[None] * len(_NAMES))
         `fields.parameters_of`."""
         return (*self.consts, *self.p)
 
-    def with_parameters(self, values: Sequence) -> "Lane":
+    def with_parameters(self, values: Sequence) -> "TrajectoryNumbers":
         n = len(self.consts)
         return self._replace(consts=tuple(values[:n]), p=tuple(values[n:]))
 
@@ -63,12 +65,12 @@ class Trajectories:
     - `extension`: the components of the state behind the user's; None where there are none.
     - `tree`: the structure of a state that is a pytree; None for an array.
     - `options`: the resolved solver options that all trajectories share.
-    - `batched`: a Lane of booleans, true for leaves that differ between trajectories.
+    - `batched`: booleans in the place of numbers, true for leaves that differ between trajectories.
     - `lanes(indices, repeat)`: returns the numbers of several trajectories; leaves that differ
         between these have a leading axis.
     - `lane(index, repeat)`: returns the numbers of one trajectory, computed operation by operation,
         as the user's own Python would.
-    - `shared`: a Lane with the leaves that all trajectories share and whose values are known; the
+    - `shared`: the leaves that all trajectories share and whose values are known; the
         others are None.
     - `traced`: whether anything here is a tracer of an outer transformation.
     - `repeatable`: whether `repeat` may be traced (not if `prob_func` has to be called).
@@ -83,18 +85,18 @@ class Trajectories:
     saving: Any
     tree: StateTree | None
     options: dict
-    batched: Lane
-    lanes: Callable[[Any, Any], Lane]
-    lane: Callable[[Any, Any], Lane]
-    shared: Lane
+    batched: TrajectoryNumbers
+    lanes: Callable[[Any, Any], TrajectoryNumbers]
+    lane: Callable[[Any, Any], TrajectoryNumbers]
+    shared: TrajectoryNumbers
     traced: bool
     repeatable: bool
     made: Any = None
     beside: tuple[tuple[str, Program], ...] = ()
     extension: Extension | None = None
-    events: Events | None = None
+    events: TracedCallbacks | None = None
     form: ImplicitForm | None = None
-    given: Given | None = None
+    given: GivenInputs | None = None
     saving_callback: SavingCallback | None = None
     times_of_values: Any = None
     before_parameters: int = 0
@@ -102,10 +104,14 @@ class Trajectories:
     def __post_init__(self):
         self.made = self.made or self.lanes
 
-    def changed(self, change: Callable[[Lane], Lane], **fields: Any) -> "Trajectories":
+    def changed(
+        self, change: Callable[[TrajectoryNumbers], TrajectoryNumbers], **fields: Any
+    ) -> "Trajectories":
         """The ensemble with these fields changed, and with numbers that are changed by `change`."""
 
-        def after(make: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
+        def after(
+            make: Callable[[Any, Any], TrajectoryNumbers],
+        ) -> Callable[[Any, Any], TrajectoryNumbers]:
             return lambda index, repeat: change(make(index, repeat))
 
         lanes, lane, made = map(after, (self.lanes, self.lane, self.made))
@@ -118,7 +124,7 @@ class Trajectories:
         apart = {name: with_numbers_apart(program) for name, program in programs.items()}
         more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
 
-        def added(lane: Lane, more: dict[str, list] = more) -> Lane:
+        def added(lane: TrajectoryNumbers, more: dict[str, list] = more) -> TrajectoryNumbers:
             return lane._replace(**{name: (*getattr(lane, name), *x) for name, x in more.items()})
 
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
@@ -139,7 +145,7 @@ class Trajectories:
         avals = [*parameters, *events.consts]
         numbers = tuple((x.shape, x.dtype) for x in avals)
         n_consts, n = len(self.field.jaxpr.constvars), len(parameters)
-        field = over(Part(self.field), numbers, tuple(range(n))).program
+        field = over(CallbackProgram(self.field), numbers, tuple(range(n))).program
         form = self.form and self.form.over(numbers, tuple(range(n)))
         held = held_like(field, [n_consts + i for i in events.changes])
         before = extension = self.extension
@@ -151,7 +157,7 @@ class Trajectories:
             form = form and form.with_held(field, before, extension)
             field = with_held(field, before, extension)
 
-        def changed(part: Part, changes: tuple[int, ...] | None) -> Part:
+        def changed(part: CallbackProgram, changes: tuple[int, ...] | None) -> CallbackProgram:
             first = n + part.start
             places = (*range(first, first + part.n_consts), *range(n_consts, n))
             found = over(part, numbers, places)
@@ -160,11 +166,11 @@ class Trajectories:
             of_jump = None if changes is None else tuple(n_consts + i for i in changes)
             return of_extended(found, extension, of_jump)
 
-        def moved(lane: Lane) -> Lane:
+        def moved(lane: TrajectoryNumbers) -> TrajectoryNumbers:
             p = (*lane.parameters, *lane.callback_consts)
             return lane._replace(consts=(), p=p, callback_consts=())
 
-        def extended(lane: Lane) -> Lane:
+        def extended(lane: TrajectoryNumbers) -> TrajectoryNumbers:
             lane = moved(lane)
             if not held:
                 return lane
@@ -214,7 +220,7 @@ class Trajectories:
         avals = [u.aval, *parameters_of(self.field), t.aval]
         batched = [self.batched.u0, *self.batched.parameters, self.batched.t0]
 
-        def changed(lane: Lane) -> Lane:
+        def changed(lane: TrajectoryNumbers) -> TrajectoryNumbers:
             u0, *numbers, t0 = map(jnp.asarray, (lane.u0, *lane.parameters, lane.t0))
             each = zip((u0, *numbers, t0), avals, batched, strict=True)
             fn = of_one

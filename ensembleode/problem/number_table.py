@@ -1,8 +1,8 @@
 """The table of a trajectory's numbers: which there are, and what modules need to know about each.
 
-The options with their checks and aliases, `Lane`, fingerprints, the layouts of engines, the checks
-of ensembles whose trajectories share steps, and the arrays of Julia's requests are all made from
-these rows. So a new number needs only a row here, and the code that uses it.
+The options with their checks and aliases, `TrajectoryNumbers`, fingerprints, the layouts of
+engines, the checks of ensembles whose trajectories share steps, and the arrays of Julia's requests
+are all made from these rows. So a new number needs only a row here, and the code that uses it.
 """
 
 import math
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Row(NamedTuple):
+class NumberRow(NamedTuple):
     """A kind of number that a trajectory has.
 
-    - `name`: its field in a `Lane`.
+    - `name`: its field in `TrajectoryNumbers`.
     - `option`: the part of the problem, or the option, by which the user gives it; empty where the
         library makes it.
     - `kind`: one of `state`, the initial state; `parameters`, arrays; `constants`, arrays that a
@@ -91,30 +91,30 @@ def check_stops(name: str, value: Any) -> None:
 
 # The fingerprints of stores depend on the order of the rows.
 NUMBERS = [
-    Row("u0", "u0", "state"),
-    Row("p", "p", "parameters"),
-    Row("consts", "f", "constants", digest="what f closes over"),
-    Row("t0", "tspan", "time"),
-    Row("t1", "tspan", "time"),
-    Row("saveat", "saveat", "times", aliases="save_at"),
-    Row("count", "saveat", "count", dtype="int32"),
-    Row("abstol", "abstol", "tolerance", 1e-6, check_tolerance, "atol"),
-    Row("reltol", "reltol", "tolerance", 1e-3, check_tolerance, "rtol"),
-    Row("dt", "dt", "step", None, _check_step, "first_step dt0 h0"),
-    Row("dtmin", "dtmin", "bound", None, _check_bound, "min_step", digest="dtmin and dtmax"),
-    Row("dtmax", "dtmax", "bound", None, _check_bound, "max_step", digest="dtmin and dtmax"),
-    Row("tstops", "tstops", "stops", None, check_stops, "step_ts"),
-    Row("d_discontinuities", "d_discontinuities", "stops", None, check_stops, "jump_ts"),
-    Row("stop", "", "flag"),
-    Row("callback_consts", "callback", "constants", digest="what callbacks close over"),
+    NumberRow("u0", "u0", "state"),
+    NumberRow("p", "p", "parameters"),
+    NumberRow("consts", "f", "constants", digest="what f closes over"),
+    NumberRow("t0", "tspan", "time"),
+    NumberRow("t1", "tspan", "time"),
+    NumberRow("saveat", "saveat", "times", aliases="save_at"),
+    NumberRow("count", "saveat", "count", dtype="int32"),
+    NumberRow("abstol", "abstol", "tolerance", 1e-6, check_tolerance, "atol"),
+    NumberRow("reltol", "reltol", "tolerance", 1e-3, check_tolerance, "rtol"),
+    NumberRow("dt", "dt", "step", None, _check_step, "first_step dt0 h0"),
+    NumberRow("dtmin", "dtmin", "bound", None, _check_bound, "min_step", digest="dtmin and dtmax"),
+    NumberRow("dtmax", "dtmax", "bound", None, _check_bound, "max_step", digest="dtmin and dtmax"),
+    NumberRow("tstops", "tstops", "stops", None, check_stops, "step_ts"),
+    NumberRow("d_discontinuities", "d_discontinuities", "stops", None, check_stops, "jump_ts"),
+    NumberRow("stop", "", "flag"),
+    NumberRow("callback_consts", "callback", "constants", digest="what callbacks close over"),
 ]
 
 
-def of_kind(*kinds: str) -> list[Row]:
+def of_kind(*kinds: str) -> list[NumberRow]:
     """The rows of these kinds."""
     return [x for x in NUMBERS if x.kind in kinds]
 
 
-def but(*kinds: str) -> list[Row]:
+def but(*kinds: str) -> list[NumberRow]:
     """The rows of all other kinds."""
     return [x for x in NUMBERS if x.kind not in kinds]
