@@ -89,11 +89,11 @@ def plan_measure(
         json: Print JSON instead of a table.
     """
     from ensembleode.planning import Kind, measure, PlanError
-    from ensembleode.planning.checks import whole
+    from ensembleode.planning.checks import whole_number
 
     def numbers(text: str, what: str) -> list[int]:
         # The text is "1024,4096" or, from a configuration file, "[1024, 4096]".
-        return [whole(part, what) for part in text.strip("[] ").split(",")]
+        return [whole_number(part, what) for part in text.strip("[] ").split(",")]
 
     try:
         if as_kind is not None:
@@ -103,7 +103,7 @@ def plan_measure(
         found = measure(
             make_loss,
             numbers(sizes, "sizes"),
-            iterations=None if iterations is None else whole(iterations, "iterations"),
+            iterations=None if iterations is None else whole_number(iterations, "iterations"),
             cores=None if cores is None else numbers(cores, "cores"),
             repeats=repeats,
             time_limit=time_limit,

@@ -370,7 +370,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
         raise e.cause from None
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
-    given = job.trajectories.given and job.trajectories.given.of(0)
+    given = job.trajectories.given and job.trajectories.given.of_trajectory(0)
     t = outcome.t
     if job.traced:
         outcome, _ = outcome_with_end(job, outcome)
@@ -427,7 +427,7 @@ def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     if isinstance(cause, stores.StoreError):
         return cause.solution, cause  # pyright: ignore
     if writer is not None:
-        return dataclasses.replace(writer.solution(elapsed), _given=_given(run.job)), cause
+        return dataclasses.replace(writer.solution(elapsed), _given=_inputs_of(run.job)), cause
     assert result is not None
     return _ensemble_solution(run, result, elapsed), cause
 
@@ -517,10 +517,10 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
         more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
         more["saved"] = saved_of(job, t, values)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, _given(job), **more)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, _inputs_of(job), **more)
 
 
-def _given(job: Job) -> HiddenObject:
+def _inputs_of(job: Job) -> HiddenObject:
     # With reruns, nobody has recorded which run the start and parameters of a trajectory are of.
     return HiddenObject(None if may_rerun(job.plan) else job.trajectories.given)
 

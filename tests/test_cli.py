@@ -324,7 +324,7 @@ def test_a_script_is_sent_to_workers_by_value(tmp_path):
     cloudpickle = pytest.importorskip("cloudpickle")
     script = tmp_path / "app.py"
     script.write_text("RATE = 3\nother = lambda u: RATE * u\ndef host(u): return other(u)\n")
-    host = scripts.named(str(script), "host")
+    host = scripts.object_named(str(script), "host")
     program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(2))"
     done = subprocess.run(
         [sys.executable, "-c", program],

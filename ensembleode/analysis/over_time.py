@@ -235,14 +235,14 @@ def timeseries_point_meancov(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -
     """The means of each component at the times `ts1[i]` and `ts2[j]` and the covariance, for all
     pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
     but the first (as in SciML)."""
-    return _of_pairs(meancov, *_both(sim, ts1, ts2))
+    return _of_pairs(meancov, *_at_both_times(sim, ts1, ts2))
 
 
 def timeseries_point_meancor(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -> tuple:
     """The means of each component at the times `ts1[i]` and `ts2[j]` and the correlation, for all
     pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
     but the first (as in SciML)."""
-    return _of_pairs(meancor, *_both(sim, ts1, ts2))
+    return _of_pairs(meancor, *_at_both_times(sim, ts1, ts2))
 
 
 def timeseries_point_weighted_meancov(
@@ -252,7 +252,7 @@ def timeseries_point_weighted_meancov(
     covariance, for all pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but
     the last, and all but the first (as in SciML). `W`: the weights `[trajectory]`; `weight_type`:
     [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
-    return _of_pairs(_weighted(weight_type), *_both(sim, ts1, ts2), _as_given(W))
+    return _of_pairs(_weighted(weight_type), *_at_both_times(sim, ts1, ts2), _as_given(W))
 
 
 @in_own_precision
@@ -282,7 +282,7 @@ def _times(ts: Any) -> Any:
     return ts
 
 
-def _both(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
+def _at_both_times(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
     ts1 = _times(ts1)
     ts1, ts2 = (ts1[:-1], ts1[1:]) if ts2 is None else (ts1, _times(ts2))
     return get_timepoint(sim, ts1), get_timepoint(sim, ts2)

@@ -210,7 +210,7 @@ def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[
     between: Any = [None] * len(chosen)
     if sim._dense is not None and points > 1 and len(chosen):
         some = jax.tree.map(lambda x: x[chosen], sim.u)
-        dense = sim._dense.of(chosen)
+        dense = sim._dense.of_trajectories(chosen)
         states = states_between(dense, t, some, lengths, points, several=True)
         between = np.asarray(flattened(states, 3, sim._order)).reshape(*t.shape, points, -1)
     paths = [

@@ -50,7 +50,7 @@ def choose(
 
     def chosen(candidate, why, alg=alg):
         if reason := lacking(candidate.name, asked._replace(alg=alg), placed=True):
-            told = _told(refused) if isinstance(ensemblealg, EnsembleGPUKernel) else []
+            told = _refusals_told(refused) if isinstance(ensemblealg, EnsembleGPUKernel) else []
             raise NoEngine(reason.removesuffix(".") + "".join(f" ({x})" for x in told[:1]) + ".")
         sensealg = options["sensealg"]
         adjoint = candidate.default_sensealg if sensealg is None else _name(sensealg)
@@ -105,13 +105,13 @@ def choose(
             is_extended = every.extension is not None
             reason = reason or candidate.slower(field, state, batched, is_extended=is_extended)
         if reason is None:
-            why = "; ".join(["auto: the first that runs " + _name(alg), *_told(refused)])
+            why = "; ".join(["auto: the first that runs " + _name(alg), *_refusals_told(refused)])
             return chosen(candidate, why)
         refused[candidate.name] = reason.removesuffix(".")
-    raise NoEngine(f"no engine can run {_name(alg)} ({'; '.join(_told(refused))}){remedy}")
+    raise NoEngine(f"no engine can run {_name(alg)} ({'; '.join(_refusals_told(refused))}){remedy}")
 
 
-def _told(refused: dict[str, str]) -> list[str]:
+def _refusals_told(refused: dict[str, str]) -> list[str]:
     return [f"not {engine}: {reason}" for engine, reason in refused.items()]
 
 

@@ -117,7 +117,10 @@ def _reads(eqn: Any, ins: list[_BoundedArray]) -> tuple[tuple[PastEnd, np.ndarra
     """The reads of an equation that are past an end in some of the cases."""
     name, shape = eqn.primitive.name, getattr(eqn.invars[0].aval, "shape", ()) if ins else ()
     if name == "dynamic_slice":
-        windows, columns = Windows.one(shape, eqn.params["slice_sizes"]), [x.known for x in ins[1:]]
+        windows, columns = (
+            Windows.whole_array(shape, eqn.params["slice_sizes"]),
+            [x.known for x in ins[1:]],
+        )
     elif name == "gather" and eqn.params["mode"] == lax.GatherScatterMode.PROMISE_IN_BOUNDS:
         indices, windows = ins[1].known, Windows.of_gather(eqn)
         if indices is None:

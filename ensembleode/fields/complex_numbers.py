@@ -52,7 +52,7 @@ def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
         return jaxpr
     try:
         with jax.numpy_dtype_promotion("standard"):
-            return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, _known, _equation))
+            return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, _known_parts, _equation))
     except NotInPairsError:
         return jaxpr
 
@@ -65,7 +65,7 @@ def _has_complex(eqn: Any) -> bool:
     return any(_is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
-def _known(x: Any) -> Any:
+def _known_parts(x: Any) -> Any:
     x = np.asarray(x)
     return ComplexParts(x.real, x.imag) if np.iscomplexobj(x) else x
 
@@ -73,7 +73,7 @@ def _known(x: Any) -> Any:
 def _equation(eqn: Any, ins: list) -> list:
     inner, name = called(eqn), eqn.primitive.name
     if inner is not None:
-        return interpreted(inner, ins, _known, _equation)
+        return interpreted(inner, ins, _known_parts, _equation)
     inside = [eqn for x in filter(is_jaxpr, params_of(eqn)) for eqn in equations(x)]
     with source_info_util.user_context(eqn.source_info.traceback):
         if name in ("cond", "scan", "while") and any(map(_has_complex, [eqn, *inside])):
@@ -104,7 +104,7 @@ _BY_PARTS = {
 
 def _run(jaxpr: Any, *ins: Any) -> list:
     """The results of a branch, or of a turn of a loop."""
-    return jax.tree.map(jnp.asarray, list(interpreted(jaxpr, ins, _known, _equation)))
+    return jax.tree.map(jnp.asarray, list(interpreted(jaxpr, ins, _known_parts, _equation)))
 
 
 def _real_dtype(eqn: Any) -> Any:
@@ -131,7 +131,7 @@ def _times(x: ComplexParts, y: ComplexParts) -> ComplexParts:
     return ComplexParts(x.real * y.real - x.imag * y.imag, x.real * y.imag + x.imag * y.real)
 
 
-def _over(x: ComplexParts, y: ComplexParts) -> ComplexParts:
+def _quotient(x: ComplexParts, y: ComplexParts) -> ComplexParts:
     """The quotient, scaled by the larger part of the divisor. (Smith, Algorithm 116, 1962.)"""
     swaps = jnp.abs(y.real) < jnp.abs(y.imag)
     large, small = jnp.where(swaps, y.imag, y.real), jnp.where(swaps, y.real, y.imag)
@@ -202,7 +202,7 @@ def _turned(fn: Callable, x: ComplexParts) -> ComplexParts:
 def _power(x: ComplexParts, n: int) -> ComplexParts:
     one = ComplexParts(jnp.ones_like(x.real), jnp.zeros_like(x.real))
     if n < 0:
-        return _over(one, _power(x, -n))
+        return _quotient(one, _power(x, -n))
     found = None
     while n:
         if n & 1:
@@ -229,7 +229,7 @@ def _sign(x: ComplexParts) -> ComplexParts:
 def _logistic(x: ComplexParts) -> ComplexParts:
     one = ComplexParts(jnp.ones_like(x.real), jnp.zeros_like(x.real))
     y = _exp(ComplexParts(-x.real, -x.imag))
-    return _over(one, ComplexParts(1 + y.real, y.imag))
+    return _quotient(one, ComplexParts(1 + y.real, y.imag))
 
 
 def _log1p(x: ComplexParts) -> ComplexParts:
@@ -289,7 +289,7 @@ _RULES: dict[str, Callable] = {
     "convert_element_type": _converted,
     "cos": _elementwise(lambda x: _cosh(ComplexParts(-x.imag, x.real))),
     "cosh": _elementwise(_cosh),
-    "div": _elementwise(_over),
+    "div": _elementwise(_quotient),
     "dot_general": _dot_general,
     "eq": lambda eqn, x, y: (x.real == y.real) & (x.imag == y.imag),
     "exp": _elementwise(_exp),

@@ -33,10 +33,10 @@ def transformed(eqn: Any, x: Any) -> Any:
     lengths, last = params["fft_lengths"], len(out.shape) - 1
     others = range(last + 1 - len(lengths), last)
     if kind == "RFFT":
-        x = [y[..., : out.shape[-1]] for y in _along((x, lax.full_like(x, 0)), last)]
+        x = [y[..., : out.shape[-1]] for y in _along_axis((x, lax.full_like(x, 0)), last)]
     is_forwards = kind in ("FFT", "RFFT")
     for axis in [*others, last] if kind in ("FFT", "IFFT") else others:
-        x = _along(x, axis, is_forwards=is_forwards)
+        x = _along_axis(x, axis, is_forwards=is_forwards)
     if kind != "IRFFT":
         return tuple(x)
     n = lengths[-1]
@@ -47,10 +47,10 @@ def transformed(eqn: Any, x: Any) -> Any:
         jnp.concatenate([y, sign * y[..., 1 : (n + 1) // 2][..., ::-1]], axis=-1)
         for y, sign in zip(half, (1, -1), strict=True)
     ]
-    return _along(whole, last, is_forwards=False)[0]
+    return _along_axis(whole, last, is_forwards=False)[0]
 
 
-def _along(x: Sequence, axis: int, *, is_forwards: bool = True) -> Sequence:
+def _along_axis(x: Sequence, axis: int, *, is_forwards: bool = True) -> Sequence:
     """The transform along an axis; backwards it is the inverse."""
     re, im = (jnp.moveaxis(y, axis, 0) for y in x)
     n = re.shape[0]

@@ -78,7 +78,7 @@ class Windows(NamedTuple):
         )
 
     @classmethod
-    def one(cls, shape: Shape, sizes: Shape) -> "Windows":
+    def whole_array(cls, shape: Shape, sizes: Shape) -> "Windows":
         """A single window with all axes of the array, as in a dynamic slice."""
         axes = tuple(range(len(shape)))
         return cls(shape, sizes, axes, (), ((), ()), axes, sizes, False)

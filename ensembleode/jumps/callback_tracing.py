@@ -147,9 +147,9 @@ class Tracing:
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False
     ) -> CallbackProgram:
         def of_arrays(u, p, extras, t):
-            state, uprev = self._given(u), extras.get("uprev")
+            state, uprev = self._as_user_gave(u), extras.get("uprev")
             if uprev is not None:
-                uprev = self._given(uprev)
+                uprev = self._as_user_gave(uprev)
             integrator = self._integrator(state, p, t, uprev, extras.get("tprev"))
             out = condition(state, t, integrator)
             _check_number(out, shape, f"condition of {name}", is_boolean=is_discrete)
@@ -171,11 +171,11 @@ class Tracing:
         what, found = f"{argument} of {name}", []
 
         def of_arrays(u, p, extras, t):
-            uprev = self._given(extras["uprev"])
+            uprev = self._as_user_gave(extras["uprev"])
             sign = np.int32(1)
             if "mask" in extras:
                 sign = extras["mask"].astype(jnp.int32).reshape(-1 if is_vector else ())
-            before = self._integrator(self._given(u), p, t, uprev, extras["tprev"], sign)
+            before = self._integrator(self._as_user_gave(u), p, t, uprev, extras["tprev"], sign)
             after = affect(before, *([sign] if is_vector else []))
             if not isinstance(after, Integrator):
                 hint = " (is a `return` missing?)" if after is None else ""
@@ -209,7 +209,7 @@ class Tracing:
         p = eqx.combine(jtu.tree_unflatten(self.structure, leaves), self.static)
         return Integrator(u, p, t, uprev, tprev, sign, _f=self.f)
 
-    def _given(self, u: Any) -> Any:
+    def _as_user_gave(self, u: Any) -> Any:
         """A state in the structure that the user gave."""
         return u if self.tree is None else self.tree.unravel(u)
 
@@ -218,7 +218,7 @@ class Tracing:
 
         **Raises:** `TypeError` and `ValueError` where its structure isn't that of the state.
         """
-        avals, structure = jtu.tree_flatten(jax.eval_shape(self._given, self.u))
+        avals, structure = jtu.tree_flatten(jax.eval_shape(self._as_user_gave, self.u))
         if self.tree is None and isinstance(u, list | tuple):
             u = jnp.asarray(u)
         if jtu.tree_structure(u) != structure:
@@ -251,7 +251,7 @@ class Tracing:
             return u
 
         def f(u: Any) -> Any:
-            found = self.f(self._given(u.reshape(self.u.shape)), after.p, t)
+            found = self.f(self._as_user_gave(u.reshape(self.u.shape)), after.p, t)
             return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(found)])
 
         return consistent_again(f, self.mass, u)

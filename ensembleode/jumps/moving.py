@@ -40,7 +40,7 @@ class MovedJump(NamedTuple):
     ends: Any
 
 
-def along(field: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
+def solution_after(field: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
     """The solution of `field(u, t)` that starts from the state `u` at `t`, after a time `delta`, as
     a Taylor polynomial of this order."""
     rate, power, total = field, 1.0, u
@@ -64,7 +64,9 @@ def _rate_of(fn: Callable, field: Callable) -> Callable:
 def switched(field: Callable, after: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
     """The state with which the next step begins, at the fixed time `t`, where `after(u, t)` takes
     the place of the vector field; `delta` and `order`: see `jumped`."""
-    return along(after, along(field, u, t, delta, order), t + delta, -delta, order)
+    return solution_after(
+        after, solution_after(field, u, t, delta, order), t + delta, -delta, order
+    )
 
 
 def rates(fn: Callable, t: Any, order: int) -> list[Any]:
@@ -86,7 +88,7 @@ def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -
     level = jax.lax.stop_gradient(condition(u, t))
 
     def excess(delta: Any) -> Any:
-        return condition(along(field, u, t, delta, order), t + delta) - level
+        return condition(solution_after(field, u, t, delta, order), t + delta) - level
 
     delta = jnp.zeros_like(t)
     tiny = jnp.finfo(delta.dtype).tiny
@@ -112,7 +114,7 @@ def jumped(
     if delta is None:
         after, ends = affect(u, t)
         return MovedJump(after, u, after, t, ends)
-    before, time = along(field, u, t, delta, order), t + delta
+    before, time = solution_after(field, u, t, delta, order), t + delta
     after, ends = affect(before, time)
-    on = along(field, after, time, -delta, order)
+    on = solution_after(field, after, time, -delta, order)
     return MovedJump(jnp.where(ends, after, on), before, after, time, ends)

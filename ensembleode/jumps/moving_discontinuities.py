@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ..fields import parameters_of, staged
-from ..plan.events import CallbackProgram, Jump, over, TracedCallbacks, TracedDiscrete
+from ..plan.events import CallbackProgram, Jump, over_numbers, TracedCallbacks, TracedDiscrete
 from ..plan.plan import Plan
 from ..tracing.program import Program, program_of
 
@@ -28,7 +28,7 @@ def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
     avals = [*parameters_of(plan.field), table]
     numbers = tuple((x.shape, x.dtype) for x in avals)
     field, events = _widened(plan.field, plan.events, numbers)
-    form = plan.form and plan.form.over(numbers, tuple(range(len(numbers) - 1)))
+    form = plan.form and plan.form.over_numbers(numbers, tuple(range(len(numbers) - 1)))
     batched = plan.batched
     p = (*batched.parameters, bool(batched.d_discontinuities))
     batched = batched._replace(consts=(), p=p)
@@ -42,9 +42,9 @@ def _widened(
     places = tuple(range(len(numbers) - 1))
 
     def among(part: CallbackProgram, changes: Any) -> CallbackProgram:
-        return over(part, numbers, places)
+        return over_numbers(part, numbers, places)
 
-    field = over(CallbackProgram(field), numbers, places).program
+    field = over_numbers(CallbackProgram(field), numbers, places).program
     before = TracedCallbacks((), ()) if events is None else events.mapped(among)
     return field, dataclasses.replace(before, discrete=(*before.discrete, _at_jumps(field)))
 

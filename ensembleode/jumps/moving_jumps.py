@@ -86,9 +86,9 @@ class MovingJump:
     def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
         """The rows `[4, *state]` of `MovedJump` (the time is the first component of a row of
         zeros), and 1 where the trajectory ends, else 0. Derivatives are right up to `order`."""
-        return self._at(len(self.levels), u, numbers, extras, t, order)
+        return self._at_level(len(self.levels), u, numbers, extras, t, order)
 
-    def _at(
+    def _at_level(
         self, level: int, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int
     ) -> tuple:
         if not level:
@@ -100,7 +100,7 @@ class MovingJump:
 
         def at(u: Any, more: dict, chosen: list) -> tuple:
             every = substituted(before, moved, chosen)
-            return self._at(level, u, every, {**extras, **more}, t, order)
+            return self._at_level(level, u, every, {**extras, **more}, t, order)
 
         args = (u[0], {name: x[0] for name, x in both.items()}, [before[i] for i in moved])
         along = (u[1], {name: x[1] for name, x in both.items()}, tangents)

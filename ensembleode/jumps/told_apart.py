@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from ..fields import staged
 from ..tracing.program import Program
 from ..tracing.pulses import compared
-from .moving import along, rates
+from .moving import rates, solution_after
 
 
 @functools.lru_cache(maxsize=256)
@@ -113,7 +113,7 @@ def moved_one_by_one(
         def rate(u: Any, since: Any) -> Any:
             return decided(field, holds, consts, u, p, earlier + since)
 
-        return along(rate, u, last, end - last, order)
+        return solution_after(rate, u, last, end - last, order)
 
     rank = jnp.cumsum(turned)
 
@@ -139,4 +139,4 @@ def moved_one_by_one(
     def rate(u: Any, since: Any) -> Any:
         return field(consts, u, p, later + since)
 
-    return along(rate, u, delta, -delta, order)
+    return solution_after(rate, u, delta, -delta, order)

@@ -50,11 +50,13 @@ def _looked_at(n: int) -> np.ndarray:
 def _past_end(program: Program, consts: Sequence, *of_index: Any) -> PastEnd | None:
     """**Arguments:** `of_index`: the number of trajectories, and of inputs before the index."""
     if any(is_integral(jnp.result_type(x)) for x in consts):
-        return _found(program, consts, *of_index)
+        return _found_past_end(program, consts, *of_index)
     return _known_without_integers(program, *of_index)
 
 
-def _found(program: Program, consts: Sequence, n: int | None, others: int = 0) -> PastEnd | None:
+def _found_past_end(
+    program: Program, consts: Sequence, n: int | None, others: int = 0
+) -> PastEnd | None:
     inputs: list[Any] = [None] * len(program.jaxpr.invars)
     if n is not None:
         inputs[others : others + 2] = _looked_at(n), np.ones(1, np.int64)
@@ -64,7 +66,7 @@ def _found(program: Program, consts: Sequence, n: int | None, others: int = 0) -
 @functools.lru_cache(maxsize=RECENT)
 def _known_without_integers(program: Program, *of_index: Any) -> PastEnd | None:
     # (No value of a constant matters then.)
-    return _found(program, [np.float32(0)] * len(program.jaxpr.constvars), *of_index)
+    return _found_past_end(program, [np.float32(0)] * len(program.jaxpr.constvars), *of_index)
 
 
 def check_new_parameters(

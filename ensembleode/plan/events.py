@@ -253,7 +253,7 @@ class TracedCallbacks:
         return all(x.ends is True for x in self.jumps)
 
     @property
-    def known(self) -> int:
+    def most_known(self) -> int:
         """How many events there may be at known times of which solutions keep a record."""
         return sum(x.most or 0 for x in self.discrete if x.is_kept)
 
@@ -325,7 +325,7 @@ def jumps_of(callback: TracedContinuous | TracedDiscrete) -> Iterator[Jump]:
 
 
 @functools.lru_cache(maxsize=1024)
-def over(part: CallbackProgram, numbers: tuple, places: tuple[int, ...]) -> CallbackProgram:
+def over_numbers(part: CallbackProgram, numbers: tuple, places: tuple[int, ...]) -> CallbackProgram:
     """The part without constants, as a function of the list of all `numbers` (abstract values, as
     pairs of a shape and a dtype). Its constants and parameters are at the `places` in that list."""
     jaxpr = part.program.jaxpr

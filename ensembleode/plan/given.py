@@ -33,7 +33,7 @@ class _TrajectoryInputs:
     n: int
     index: Any = None
 
-    def of(self: _Record, index: Any) -> _Record:
+    def of_trajectory(self: _Record, index: Any) -> _Record:
         """The initial state and the parameters of one trajectory; a negative index counts from the
         end."""
         return dataclasses.replace(self, index=index % self.n)
@@ -72,7 +72,7 @@ class KnownInputs(_TrajectoryInputs):
         p = self.of_parameters(lambda x, own: x if own else None, lambda _: None)
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
-    def some(self, indices: np.ndarray) -> "KnownInputs":
+    def of_trajectories(self, indices: np.ndarray) -> "KnownInputs":
         """The record of these trajectories."""
         p = self.of_parameters(lambda x, own: x[indices] if own else x, lambda x: x)
         starts = jax.tree.map(lambda x: x[indices] if self.own_starts else x, self.starts)
@@ -143,10 +143,10 @@ class GivenInputs(_TrajectoryInputs):
     def portable(self) -> KnownInputs | None:
         return self.known.portable()
 
-    def some(self, indices: np.ndarray) -> "GivenInputs | KnownInputs":
+    def of_trajectories(self, indices: np.ndarray) -> "GivenInputs | KnownInputs":
         """The same for these trajectories."""
         if not len(indices):
-            return self.known_of(jnp.arange(1)).some(indices)
+            return self.known_of(jnp.arange(1)).of_trajectories(indices)
         chosen = jnp.asarray(indices)
 
         def lanes(places: Any, repeat: Any) -> Any:
@@ -157,7 +157,7 @@ class GivenInputs(_TrajectoryInputs):
     @functools.cached_property
     def known(self) -> KnownInputs:
         if self.index is not None:
-            return self.known_of(jnp.asarray(self.index)[None]).of(0)
+            return self.known_of(jnp.asarray(self.index)[None]).of_trajectory(0)
         return self.known_of(jnp.arange(self.n))
 
     def known_of(self, indices: Any) -> KnownInputs:

@@ -14,7 +14,7 @@ from ..fields.derivatives.jacobian import coloured, is_reverse_only
 from ..problem.ode_function import in_order_of
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, structs_of, with_constants
-from .events import CallbackProgram, over
+from .events import CallbackProgram, over_numbers
 from .extended_state import Extension, rates, with_last_as_constants
 
 
@@ -36,10 +36,10 @@ class ImplicitForm:
         product = self.product
         return self if product is None else dataclasses.replace(self, product=change(product))
 
-    def over(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
+    def over_numbers(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
         """The form over one list of numbers; see `events.over`."""
         return self.mapped(
-            lambda x: over(CallbackProgram(x, ("direction",)), numbers, places).program
+            lambda x: over_numbers(CallbackProgram(x, ("direction",)), numbers, places).program
         )
 
     def with_integrals(
@@ -87,7 +87,7 @@ def product_of(
             matrix = matrix if order is None else in_order_of(matrix, np.asarray(order))
         else:
             assert mask is not None
-            matrix = _found(field, mask, consts, u, p, t)
+            matrix = _jacobian_found(field, mask, consts, u, p, t)
         # A product with a known zero is not a part of the structure.
         row = v[None] if mask is None else jnp.asarray(mask, v.dtype) * v[None]
         return jnp.sum(matrix * row, axis=1).reshape(u.shape)
@@ -114,7 +114,7 @@ def check_jacobian(jac: Program, field: Program) -> None:
         raise TypeError(f"{right}; it returned {out.dtype}.")
 
 
-def _found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: Any) -> Any:
+def _jacobian_found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: Any) -> Any:
     """The Jacobian of a field; columns that have no row in common are computed together. It is
     computed by rows if the field has only derivatives in reverse mode."""
     if is_reverse_only(field):

@@ -174,7 +174,7 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
     xp: Any = jnp if any(map(is_tracer, (saveat, t0, t1))) else np
     t0, t1 = (xp.asarray(t, dtype) for t in (t0, t1))
     meant, never = xp.isfinite(times), xp.where(t1 < t0, -np.inf, np.inf).astype(dtype)
-    times = xp.where(meant, _within(xp, xp.where(meant, times, t1), t0, t1), never)
+    times = xp.where(meant, _within_span(xp, xp.where(meant, times, t1), t0, t1), never)
     if xp is jnp:
         return times
     lo, hi = min(t0, t1), max(t0, t1)
@@ -190,7 +190,7 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
     return times
 
 
-def _within(xp, times, t0, t1):
+def _within_span(xp, times, t0, t1):
     """The times, where those beyond an end by one or two roundings (of `arange`, for example) are
     moved to that end. Derivatives with respect to a time stay with that time."""
     lo, hi = xp.minimum(t0, t1), xp.maximum(t0, t1)

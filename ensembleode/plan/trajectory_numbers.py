@@ -15,7 +15,7 @@ from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
 from ..tracing.program import Program, structs_of
 from ..tracing.written_numbers import with_numbers_apart
-from .events import CallbackProgram, of_extended, over, TracedCallbacks
+from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
 from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
@@ -145,8 +145,8 @@ class Trajectories:
         avals = [*parameters, *events.consts]
         numbers = tuple((x.shape, x.dtype) for x in avals)
         n_consts, n = len(self.field.jaxpr.constvars), len(parameters)
-        field = over(CallbackProgram(self.field), numbers, tuple(range(n))).program
-        form = self.form and self.form.over(numbers, tuple(range(n)))
+        field = over_numbers(CallbackProgram(self.field), numbers, tuple(range(n))).program
+        form = self.form and self.form.over_numbers(numbers, tuple(range(n)))
         held = held_like(field, [n_consts + i for i in events.changes])
         before = extension = self.extension
         if held:
@@ -160,7 +160,7 @@ class Trajectories:
         def changed(part: CallbackProgram, changes: tuple[int, ...] | None) -> CallbackProgram:
             first = n + part.start
             places = (*range(first, first + part.n_consts), *range(n_consts, n))
-            found = over(part, numbers, places)
+            found = over_numbers(part, numbers, places)
             if extension is None:
                 return found
             of_jump = None if changes is None else tuple(n_consts + i for i in changes)

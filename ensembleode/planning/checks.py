@@ -25,7 +25,7 @@ def number(value: Any, what: str) -> float:
     return found
 
 
-def whole(value: Any, what: str) -> int:
+def whole_number(value: Any, what: str) -> int:
     """A whole number of at least 1, possibly given as text or as a float (1e8). **Raises:**
     `PlanError` that names `what`."""
     found = _float(value)

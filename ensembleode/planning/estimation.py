@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from .checks import whole
+from .checks import whole_number
 from .fleet import check_fleet, Kind
 from .tables import columns, hours, plain
 
@@ -149,10 +149,10 @@ def estimate(
     >>> round(planning.estimate(1e6, 1e5, fleet).run_hours, 2)
     13.23
     """
-    items = whole(items, "items")
-    iterations = whole(iterations, "iterations")
+    items = whole_number(items, "items")
+    iterations = whole_number(iterations, "iterations")
     if items_per_job is not None:
-        items_per_job = whole(items_per_job, "items_per_job")
+        items_per_job = whole_number(items_per_job, "items_per_job")
     check_fleet(fleet)
     run = _Run(items, iterations, items_per_job)
     run_hours, parts, jobs = _planned(run, fleet)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .checks import number, PlanError, shown, whole
+from .checks import number, PlanError, shown, whole_number
 
 
 MEASURED = ("seconds", "items", "iterations")
@@ -66,7 +66,9 @@ class Kind:
             )
         for field, value in given.items():
             if field != "name":
-                kind_of_number = whole if field in ("count", "items", "iterations") else number
+                kind_of_number = (
+                    whole_number if field in ("count", "items", "iterations") else number
+                )
                 value = kind_of_number(value, f"the kind {name!r}: {field}")
                 object.__setattr__(self, field, value)
         if "hours_per_day" in given and self.hours_per_day > 24:

@@ -20,7 +20,7 @@ import numpy as np
 from ..ground.devices import cpu_devices
 from ..running.progress import bar
 from ..tools.scripts import ScriptError, split
-from .checks import number, PlanError, whole
+from .checks import number, PlanError, whole_number
 from .fleet import Kind
 from .tables import columns, plain
 
@@ -233,8 +233,8 @@ def measure(
     task = {
         "source": source,
         "function": function,
-        "iterations": None if iterations is None else whole(iterations, "iterations"),
-        "repeats": whole(repeats, "repeats"),
+        "iterations": None if iterations is None else whole_number(iterations, "iterations"),
+        "repeats": whole_number(repeats, "repeats"),
     }
     time_limit = number(time_limit, "time_limit")
     rows = []
@@ -246,7 +246,7 @@ def measure(
 
 
 def _distinct(values: Sequence[Any], what: str) -> list[int]:
-    found = [whole(value, what) for value in values]
+    found = [whole_number(value, what) for value in values]
     if not found or len(set(found)) < len(found):
         raise PlanError(f"{what} must be one number or more, each once, got {list(values)}.")
     return found

@@ -80,7 +80,7 @@ class ODEFunction(eqx.Module):
         self.f = f
         self.mass_matrix = None if mass_matrix is None else _known_mass(mass_matrix)
         self.jac = jac
-        known = None if jac_prototype is None else _known("jac_prototype", jac_prototype)
+        known = None if jac_prototype is None else _known_numbers("jac_prototype", jac_prototype)
         self.jac_prototype = known
 
     def __call__(self, u: Any, p: Any, t: Any) -> Any:
@@ -121,7 +121,7 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
         return None
     value, size = f.mass_matrix.value, math.prod(shape)
     if isinstance(value, list | tuple) and not _is_like(value, tree):
-        value = _known("mass_matrix", value).value
+        value = _known_numbers("mass_matrix", value).value
     if isinstance(value, np.ndarray):
         if value.shape == (size, size):
             matrix = value if tree is None else in_order_of(value, tree.written())
@@ -169,11 +169,13 @@ def _known_mass(value: Any) -> Static:
     leaves, structure = jtu.tree_flatten(value)
     is_list = isinstance(value, list | tuple) and not any(map(np.ndim, leaves))
     if is_list or jtu.treedef_is_leaf(structure):
-        return _known("mass_matrix", value)
-    return Static(jtu.tree_unflatten(structure, [_known("mass_matrix", x).value for x in leaves]))
+        return _known_numbers("mass_matrix", value)
+    return Static(
+        jtu.tree_unflatten(structure, [_known_numbers("mass_matrix", x).value for x in leaves])
+    )
 
 
-def _known(name: str, value: Any) -> Static:
+def _known_numbers(name: str, value: Any) -> Static:
     """The known numbers in `value` as one array."""
     dense = next((getattr(value, x) for x in ("toarray", "todense") if hasattr(value, x)), None)
     value = value if dense is None else dense()

@@ -255,7 +255,7 @@ class EnsembleProblem(eqx.Module):
         if prob_func is not None:
             _takes_index(prob_func)
         if u0 is not None or p is not None:
-            prob_func = _Rows.of(prob, u0, p, prob_func)
+            prob_func = _Rows.of_problem(prob, u0, p, prob_func)
         self.prob = prob
         self.prob_func = prob_func
         self.output_func = output_func
@@ -285,7 +285,7 @@ class _Rows(eqx.Module):
     then: Callable | None
 
     @classmethod
-    def of(cls, prob: ODEProblem, u0: Any, p: Any, then: Callable | None) -> "_Rows":
+    def of_problem(cls, prob: ODEProblem, u0: Any, p: Any, then: Callable | None) -> "_Rows":
         """The arguments are those of `EnsembleProblem`; where `then` has rows itself, those that
         are given replace them."""
         if isinstance(then, cls):

@@ -39,7 +39,7 @@ def first_room(every: Trajectories) -> tuple[int, int]:
     if events.only_ends:
         room = sum(x.is_kept for x in events.callbacks)
     else:
-        room = given or max(1, events.known + events.unforeseen * MOST_EVENTS)
+        room = given or max(1, events.most_known + events.unforeseen * MOST_EVENTS)
     return room, room
 
 
@@ -54,11 +54,11 @@ def with_room_of_trace(job: Job, n: int) -> Job:
     assert events is not None
     if events.only_ends:
         return job
-    last = max(1, events.known + events.unforeseen * _MOST_ROOM)
+    last = max(1, events.most_known + events.unforeseen * _MOST_ROOM)
     record = _RECORD if being_staged() else _RECORD // _EAGER
     fitting = max(MOST_EVENTS, record // (n * _bytes(plan)))
     foreseen = min(_MOST_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
-    room = max(1, min(events.known + foreseen, fitting))
+    room = max(1, min(events.most_known + foreseen, fitting))
     if room < last:
         later = "later ones act, and are counted, but are not in its arrays"
         if not plan.engine.closed:
@@ -91,7 +91,7 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
     given = job.trajectories.options["max_events"]
     if job.plan.events is None or given is not None or job.traced:
         return np.False_
-    if job.plan.max_events >= _MOST_ROOM + job.plan.events.known:
+    if job.plan.max_events >= _MOST_ROOM + job.plan.events.most_known:
         return np.False_
     return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
 

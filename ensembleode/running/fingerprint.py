@@ -80,7 +80,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#key (or seed)": job.key,
         "#what output_func closes over": job.output_consts,
         "#which of them prob_func changes": plan.batched,
-        "#prob_func": _made(job),
+        "#prob_func": _prob_func_trace(job),
     }
     if plan.apart is not None:
         fields["#fn of SavingCallback"] = plan.apart
@@ -121,7 +121,7 @@ def _numbers(plan: Plan, shared: TrajectoryNumbers) -> dict[str, tuple]:
     return found
 
 
-def _made(job: Job) -> Any:
+def _prob_func_trace(job: Job) -> Any:
     """The trace of `prob_func` over an index and a repeat. If it can't be traced, the numbers that
     it returned in the first run, with the function itself where there may be reruns."""
     every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]

@@ -49,7 +49,7 @@ class StopFlag:
         self._flag.value = 1
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def setting_the_flag(self) -> Iterator[None]:
         """Within this block, Ctrl-C sets the flag instead of raising; if it is pressed twice, it
         raises."""
         self._is_held = True
@@ -96,7 +96,7 @@ def finished(job: Job, program: Callable, *args: Any) -> Any:
     """The result of a program, once the program has finished."""
     if job.stop is None:
         return program(*args)
-    with job.stop.held():
+    with job.stop.setting_the_flag():
         return jax.block_until_ready(program(*args))
 
 

@@ -317,7 +317,7 @@ def _add_ensembles(app: App, service: Service) -> None:
         owner: Owner, after: str = "", most: Annotated[int, Query(ge=1)] = _PAGE_OF_JOBS
     ) -> Response:
         """The ensembles that are kept, page by page."""
-        return _json(await asyncio.to_thread(jobs().every, after, min(most, _PAGE_OF_JOBS), owner))
+        return _json(await asyncio.to_thread(jobs().page, after, min(most, _PAGE_OF_JOBS), owner))
 
     @app.get("/v1/ensembles/{id}", **documented.JOB)
     async def one(owner: Owner, id: str) -> Response:

@@ -311,7 +311,7 @@ class Batcher:
         """Run a batch in the thread of its problem, and report to the event loop."""
         began = time.monotonic()
         try:
-            results = self._apart(runner, key, slices, [_RUNS_APART])
+            results = self._in_halves(runner, key, slices, [_RUNS_APART])
         except BaseException as e:  # no exception may end the thread
             results = [self._crash(key, e)] * len(slices)
         seconds = time.monotonic() - began  # the event loop may get to this later
@@ -359,7 +359,7 @@ class Batcher:
                     item.settled = None  # so that no cycle is left to the garbage collector
                 item.future.set_result(ItemResult(item.results, wait, item.seconds))
 
-    def _apart(
+    def _in_halves(
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
     ) -> Sequence[Any]:
         """The results of a batch. If running it crashes, its halves are run separately, so that
@@ -376,8 +376,8 @@ class Batcher:
                 return [self._crash(key, e)] * len(slices)
         runs_left[0] -= 2
         half = len(slices) // 2
-        first = self._apart(runner, key, slices[:half], runs_left)
-        return [*first, *self._apart(runner, key, slices[half:], runs_left)]
+        first = self._in_halves(runner, key, slices[:half], runs_left)
+        return [*first, *self._in_halves(runner, key, slices[half:], runs_left)]
 
     def _crash(self, key: Any, cause: BaseException) -> BatchFailed:
         failure = BatchFailed(secrets.token_hex(8))

@@ -69,7 +69,7 @@ class Call:
                     size = max(len(body), int(length) if length.isdigit() else 0)
                     if size > limit:
                         raise too_large(limit)
-                    if size > max(LARGE, bodies.of(self)):
+                    if size > max(LARGE, bodies.bytes_of(self)):
                         if not bodies.has(self, self.owner or "", size):
                             message = "too many large bodies are here already; try again later."
                             later = {"Retry-After": "1"}
@@ -128,7 +128,7 @@ class Call:
 
 def too_large(limit: int) -> RefusedRequest:
     message = f"the body is larger than the limit body={limit} bytes."
-    return wire.over("body", None, message, 413)
+    return wire.over_limit("body", None, message, 413)
 
 
 def too_late() -> RefusedRequest:

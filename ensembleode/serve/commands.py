@@ -6,7 +6,7 @@ from typing import Any
 
 from ..cli import failed
 from ..ground.devices.cpu_devices import cores, share
-from ..tools.scripts import in_users_code, named, ScriptError, split
+from ..tools.scripts import in_users_code, object_named, ScriptError, split
 from .registry import Registry
 
 
@@ -35,7 +35,7 @@ def run_serve(registry: str, *, ensemblealg: str | None, tokens: str | None, **o
 
 
 def _registry(name: str) -> Registry:
-    found = named(*split(name))
+    found = object_named(*split(name))
     if callable(found):
         found = found()
     if not isinstance(found, Registry):

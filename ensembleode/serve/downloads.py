@@ -72,8 +72,8 @@ def in_npz(arrays: Mapping[str, ArrayRows]) -> Iterator[bytes]:
                 np.lib.format.write_array_header_1_0(entry, about | {"shape": x.shape})  # pyright: ignore
                 for piece in x.pieces():
                     entry.write(piece)
-                    yield from sink.taken()
-    yield from sink.taken()
+                    yield from sink.take()
+    yield from sink.take()
 
 
 class _Sink(io.RawIOBase):
@@ -86,6 +86,6 @@ class _Sink(io.RawIOBase):
         self._pieces.append(bytes(data))
         return len(data)
 
-    def taken(self) -> list[bytes]:
+    def take(self) -> list[bytes]:
         pieces, self._pieces = self._pieces, []
         return pieces

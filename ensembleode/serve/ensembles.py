@@ -54,7 +54,7 @@ def check_store(entry: RegistryEntry, n: int, times: np.ndarray) -> None:
     if n * each > limit:
         message = f"{n} trajectories of {each} bytes are more than the limit store={limit}"
         less = f"ask for {max(1, limit // each)} at most, or for fewer times."
-        raise wire.over("store", None, f"{message}: {less}", 413)
+        raise wire.over_limit("store", None, f"{message}: {less}", 413)
 
 
 def _drawn(
@@ -67,7 +67,7 @@ def _drawn(
         raise wire.invalid("trajectories", "trajectories must be a positive integer.")
     if n > (most := entry.limits.ensemble):
         message = f"{n} trajectories are more than the limit ensemble={most}."
-        raise wire.over("ensemble", "trajectories", message, 413)
+        raise wire.over_limit("ensemble", "trajectories", message, 413)
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise wire.invalid("seed", "seed must be an integer, 0 or more and below 2^31.")
     arrays: dict[str, np.ndarray] = {}

@@ -139,7 +139,7 @@ class Jobs:
                     raise _conflict("the Idempotency-Key was given with another body before.")
                 if self._jobs[id]["status"] == "failed":
                     self._queue_again(self._jobs[id])
-                return _told(self._jobs[id])
+                return _described_job(self._jobs[id])
             self._check_room(owner)
             created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
             job = {"id": id, "problem": entry.name, "owner": owner, "digest": digest}
@@ -155,9 +155,9 @@ class Jobs:
             self._save(job)
             self._jobs[id] = job
             self._queue.put(id)
-            return _told(job)
+            return _described_job(job)
 
-    def every(self, after: str = "", most: int | None = None, owner: str = "") -> dict[str, Any]:
+    def page(self, after: str = "", most: int | None = None, owner: str = "") -> dict[str, Any]:
         """A page of `ensembles`, the oldest first, and `next`, the value of `after` for the next
         page (None at the end)."""
         with self._access():
@@ -165,11 +165,11 @@ class Jobs:
             left = sorted((job for job in mine if _place(job) > after), key=_place)
             page = left[:most]
             end = _place(page[-1]) if len(page) < len(left) else None
-            return {"ensembles": [*map(_told, page)], "next": end}
+            return {"ensembles": [*map(_described_job, page)], "next": end}
 
     def status(self, id: str, owner: str = "") -> dict[str, Any]:
         with self._access_to(id, owner) as job:
-            return _told(job)
+            return _described_job(job)
 
     def cancel(self, id: str, owner: str = "") -> dict[str, Any]:
         """Cancel a job, unless it has ended; its results so far are kept."""
@@ -178,7 +178,7 @@ class Jobs:
                 self._change(job, status="cancelled")
                 if self._current is not None and self._current.id == id:
                     self._current.stop()
-            return _told(job)
+            return _described_job(job)
 
     def delete(self, id: str, owner: str = "") -> dict[str, Any]:
         """Delete a job that has ended, with its store; one that has not is cancelled, and kept."""
@@ -199,7 +199,7 @@ class Jobs:
             trash = _set_aside(path)
         _remove(trash)
         logger.info("ensemble %s of %s is deleted", id, job["problem"])
-        return _told(job) | {"status": "deleted"}
+        return _described_job(job) | {"status": "deleted"}
 
     def resume(self, id: str, owner: str = "") -> dict[str, Any]:
         """Resume a job that was cancelled or has failed."""
@@ -208,7 +208,7 @@ class Jobs:
                 raise _conflict("its problem is no longer served.")
             if job["status"] in ("cancelled", "failed"):
                 self._queue_again(job)
-            return _told(job)
+            return _described_job(job)
 
     def _queue_again(self, job: dict[str, Any]) -> None:
         self._check_room(job["owner"])
@@ -265,7 +265,7 @@ class Jobs:
         if (end - start) * each > _DOWNLOAD:
             most = max(1, _DOWNLOAD // each)
             message = f"download at most {most} trajectories at a time."
-            raise wire.over("download", "stop", message, 413)
+            raise wire.over_limit("download", "stop", message, 413)
 
         def of(x: Any) -> ArrayRows:
             return ArrayRows(x, start, end)
@@ -487,7 +487,7 @@ def _loaded(path: Path) -> dict[str, Any]:
     return job
 
 
-def _told(job: dict[str, Any]) -> dict[str, Any]:
+def _described_job(job: dict[str, Any]) -> dict[str, Any]:
     return {name: job[name] for name in _TOLD}
 
 

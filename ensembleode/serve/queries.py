@@ -13,7 +13,7 @@ from ..solution.events import Events, first_events
 from ..solution.stats import COUNTS
 from .registry import RegistryEntry
 from .solving import Gradients, RequestArrays, SolveAnswer
-from .wire import converted, invalid, is_number, over, path_of
+from .wire import converted, invalid, is_number, over_limit, path_of
 
 
 _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")
@@ -76,7 +76,7 @@ def query(
         limit = "trajectories" if ensemble is None else "ensemble"
         if n > (most := limits.trajectories if ensemble is None else ensemble):
             message = f"{n} trajectories are more than the limit {limit}={most}."
-            raise over(limit, None, message, 413)
+            raise over_limit(limit, None, message, 413)
     if u0 is not entry.u0:
         _check_within(u0, entry.u0_limits, "u0", many_u0)
     if p is not None:
@@ -135,7 +135,7 @@ def check_answer(entry: RegistryEntry, asked: Query, *, pulls: bool = False) -> 
     if size > entry.limits.answer:
         less = "fewer trajectories" if pulls else "fewer trajectories, or times,"
         more = "" if pulls else ", or have it kept as an ensemble, to be downloaded in parts"
-        raise over(
+        raise over_limit(
             "answer", None, f"the answer would have {size} bytes, and the limit answer is "
             f"{entry.limits.answer}: ask for {less} at a time{more}.", 413,
         )  # fmt: skip
@@ -173,7 +173,9 @@ def _times(
         times = _times_given(saveat, n, entry.time_dtype)
     rows = times.shape[-1]
     if rows > most:
-        raise over("saveat", path, f"saveat has {rows} times, and the limit saveat is {most}.")
+        raise over_limit(
+            "saveat", path, f"saveat has {rows} times, and the limit saveat is {most}."
+        )
     shared = times.ndim == 1
     if shared:
         times = times[None]
@@ -219,7 +221,9 @@ def _spaced(
             blank = np.arange(rows) >= counts[:, None]
             times = np.where(blank, np.nan, times) if blank.any() else times
             return times.astype(entry.time_dtype), counts, False
-    raise over("saveat", path, f"saveat={step} gives {rows:.6g} times, and the limit is {most}.")
+    raise over_limit(
+        "saveat", path, f"saveat={step} gives {rows:.6g} times, and the limit is {most}."
+    )
 
 
 def _times_given(saveat: Any, n: int, dtype: np.dtype) -> np.ndarray:
@@ -238,7 +242,7 @@ def _check_spans(tspan: np.ndarray, limits: Any, many: bool) -> None:
         raise invalid(where, "tspan has no length: give two different times.")
     if limits is not None and (bad := (tspan < limits[0]) | (tspan > limits[1])).any():
         where = path_of("tspan", np.argwhere(bad)[0])
-        raise over("tspan", where, f"a time is outside of the limit tspan={tuple(limits)}.")
+        raise over_limit("tspan", where, f"a time is outside of the limit tspan={tuple(limits)}.")
 
 
 def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
@@ -250,7 +254,7 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
         inner = tuple(at[1:] if many else at)
         limit, ends = name.partition(".")[0], f"{low[inner]:g} to {high[inner]:g}"
         message = f"{x[tuple(at)]:g} is outside of the limit {limit}: {ends}."
-        raise over(limit, path_of(name, at), message)
+        raise over_limit(limit, path_of(name, at), message)
 
 
 def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:

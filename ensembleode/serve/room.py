@@ -17,13 +17,13 @@ class MemoryRoom:
     def total(self) -> int:
         return self._of.total()
 
-    def of(self, key: Any) -> int:
+    def bytes_of(self, key: Any) -> int:
         """The bytes that this holds."""
         return self._held.get(key, ("", 0))[1]
 
     def has(self, key: Any, owner: str, size: int) -> bool:
         """Whether there is room for this to hold that many bytes in all."""
-        before = self.of(key)
+        before = self.bytes_of(key)
         limits = (self.total, self.most), (self._of[owner], self.most_of_one)
         return all(held <= before or held - before + size <= most for held, most in limits)
 

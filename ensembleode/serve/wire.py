@@ -50,7 +50,7 @@ def invalid(path: str | None, message: str) -> RefusedRequest:
     return RefusedRequest(422, "invalid", message, path)
 
 
-def over(limit: str, path: str | None, message: str, status: int = 422) -> RefusedRequest:
+def over_limit(limit: str, path: str | None, message: str, status: int = 422) -> RefusedRequest:
     return RefusedRequest(status, f"limit_{limit}", message, path)
 
 
@@ -92,7 +92,7 @@ def _of_msgpack(body: bytes | bytearray) -> Any:
 
 
 def _too_many_lists() -> RefusedRequest:
-    return over(
+    return over_limit(
         "lists", None, f"the body has more than {_LISTS} lists: send numbers as arrays in "
         "MessagePack, with dtype, shape and data.", 413,
     )  # fmt: skip

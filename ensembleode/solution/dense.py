@@ -43,10 +43,10 @@ class Dense(eqx.Module):
     """The data from which a solution is known within its steps."""
 
     @abc.abstractmethod
-    def within(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Any:
         """The states at the inner nodes of a step: `[node, *state]`."""
 
-    def of(self, i: Any) -> "Dense":
+    def of_trajectories(self, i: Any) -> "Dense":
         """The data of one of several trajectories, or of some of them (an array of indices)."""
         return jax.tree.map(lambda x, own: x[i] if own else x, self, self.own)
 
@@ -66,7 +66,7 @@ class KeptNodes(Dense):
 
     inner: PyTree
 
-    def within(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Any:
         return jax.tree.map(lambda x: x[step.row], self.inner)
 
 
@@ -76,7 +76,7 @@ class KeptSlopes(Dense):
 
     du: PyTree
 
-    def within(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Any:
         def one(du, start, end):
             return _cubic(step.h, start, end, du[step.row], du[step.row + 1])
 
@@ -113,7 +113,7 @@ class RemadeSteps(Dense):
     p: tuple
     known: DensePlan = eqx.field(static=True)
 
-    def within(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Any:
         tree, method = self.known.tree, self.known.method
         start, end = (x if tree is None else tree.ravel(x) for x in (step.start, step.end))
 
@@ -157,7 +157,7 @@ class RemadeSteps(Dense):
     def rows(self, rows: Any) -> "RemadeSteps":
         return self
 
-    def of(self, i: Any) -> "RemadeSteps":
+    def of_trajectories(self, i: Any) -> "RemadeSteps":
         consts, p = (
             tuple(x[i] if own else x for x, own in zip(xs, owned, strict=True))
             for xs, owned in zip((self.consts, self.p), self.known.own, strict=True)
@@ -175,7 +175,7 @@ class RemadeSteps(Dense):
 class _NumberArithmetic(ArrayArithmetic):
     """Arithmetic on a state that is a single component, which may be complex."""
 
-    def over(self, number: Any, component: Any) -> Any:
+    def broadcast_over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
 
     def total(self, components: Any) -> Any:
@@ -243,7 +243,7 @@ def states_at(
     # In two programs, as the second takes long to compile, and doesn't depend on the number of
     # steps.
     found = _evaluated(_find, None, several, None, (times, u, lengths, succeeded), (t,))
-    return _evaluated(_at, deriv, several, dense, found)
+    return _evaluated(_states_at, deriv, several, dense, found)
 
 
 def states_between(
@@ -315,7 +315,7 @@ def _find(
     return (jax.vmap(at)(t) if t.ndim else at(t),)
 
 
-def _at(dense: Dense, found: _FoundStep, deriv: int) -> Any:
+def _states_at(dense: Dense, found: _FoundStep, deriv: int) -> Any:
     def of(found):
         step, has_length, t, inside, succeeded = found
         inner = jax.tree.map(
@@ -352,7 +352,7 @@ def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> 
 def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any:
     def of(row):
         step, _ = _step(times, u, length, row)
-        inner = dense.within(step)
+        inner = dense.inner_states(step)
         return jax.tree.map(lambda x: jnp.where(row + 1 < length, x, jnp.nan), inner)
 
     return jax.vmap(of)(jnp.arange(times.shape[0], dtype=length.dtype))
@@ -372,7 +372,9 @@ def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[DenseStep, Any]:
 
 
 def _inner(dense: Dense, step: DenseStep, has_length: Any) -> Any:
-    return jax.tree.map(functools.partial(jnp.where, has_length), dense.within(step), step.start)
+    return jax.tree.map(
+        functools.partial(jnp.where, has_length), dense.inner_states(step), step.start
+    )
 
 
 def _derivative(fn: Callable) -> Callable:

@@ -74,7 +74,7 @@ def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:
         x = jnp.asarray(x)
         if not room:
             return jnp.full_like(x, jnp.nan, shape=(len(x), *x.shape[2:]))
-        return _where(known, _taken(x, jnp.clip(last, 0, room - 1)), jnp.nan)
+        return _where(known, _taken_from_rows(x, jnp.clip(last, 0, room - 1)), jnp.nan)
 
     return End(at(t), jax.tree.map(at, u_after))
 
@@ -83,7 +83,7 @@ def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
     """The ends of several trajectories, of which `rows` were saved, `[trajectory, time, ...]`; for
     `ended` see `with_end`."""
     last = jnp.clip(jnp.asarray(lengths) - 1, 0)
-    end = jax.tree.map(lambda x: _taken(jnp.asarray(x), last), rows)
+    end = jax.tree.map(lambda x: _taken_from_rows(jnp.asarray(x), last), rows)
     if ended is not None:
         is_end = jnp.asarray(retcode) == ReturnCode.Terminated.value
         end = jax.tree.map(lambda x, y: _where(is_end, jnp.asarray(x), y), ended, end)
@@ -122,7 +122,7 @@ def cut(rows: PyTree, length: int, count: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.concatenate([x[:length], x[-1:]]), rows)
 
 
-def _taken(x: Any, place: Any) -> Any:
+def _taken_from_rows(x: Any, place: Any) -> Any:
     """The entry at this place of each row of `x`."""
     return jnp.take_along_axis(x, place.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)[:, 0]
 

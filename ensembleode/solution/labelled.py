@@ -30,7 +30,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     if sim.kind == "outputs":
         # An output may have the same name as a count, and then replaces it.
         variables = _counts(sim, ("trajectory",)) | _variables(sim.u, ("trajectory",), output_name)
-        return xarray.Dataset(variables, _given(sim, variables) | trajectory, attrs)
+        return xarray.Dataset(variables, _inputs_that_differ(sim, variables) | trajectory, attrs)
     t = np.asarray(sim.t)
     time = (("trajectory", "step") if t.ndim == 2 else ("time",), t)
     variables, state = _states(sim, ("trajectory", time[0][-1]), names)
@@ -40,7 +40,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
         for name in ("t", "u"):
             variables |= _beside(f"end.{name}", getattr(sim.end, name), ("trajectory",))
     own = trajectory | {"time": time} | state
-    return xarray.Dataset(variables, _given(sim, variables | own) | own, attrs)
+    return xarray.Dataset(variables, _inputs_that_differ(sim, variables | own) | own, attrs)
 
 
 def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
@@ -174,7 +174,7 @@ def output_name(path: tuple) -> str:
     return jtu.keystr(path, simple=True, separator=".") or "out"
 
 
-def _given(sim: Any, taken: Collection[str]) -> dict:
+def _inputs_that_differ(sim: Any, taken: Collection[str]) -> dict:
     """The initial states and parameters that differ between trajectories, as coordinates; names
     that are `taken` are left out."""
     given = sim._given.content

@@ -75,7 +75,7 @@ class _Solution(eqx.Module):
 
         **Raises:** the same error as `p`.
         """
-        return self._known().u0
+        return self._known_inputs().u0
 
     @property
     def p(self) -> Any:
@@ -87,9 +87,9 @@ class _Solution(eqx.Module):
         (because it was returned from `jit`, or mapped over), one inside of `output_func`, and that
         of an ensemble whose `output_func` may ask for reruns.
         """
-        return self._known().p
+        return self._known_inputs().p
 
-    def _known(self) -> Any:
+    def _known_inputs(self) -> Any:
         given = vars(self)["_given"].content
         if given is None:
             raise ValueError(
@@ -340,7 +340,7 @@ class EnsembleSolution(_Solution):
         if not is_tracer(i):
             n = len(self)
             if isinstance(i, slice) or (np.ndim(i) == 1 and not isinstance(i, tuple)):
-                return self._some(np.arange(n)[i])
+                return self._of_trajectories(np.arange(n)[i])
             try:
                 i = operator.index(i)  # pyright: ignore
             except TypeError:
@@ -360,7 +360,7 @@ class EnsembleSolution(_Solution):
         *rows, values, ended = jax.tree.map(lambda x: x[i], every)
         rows, saved_t = End(t, *rows), t
         count = length = self.lengths[i]
-        dense = None if self._dense is None else self._dense.of(i)
+        dense = None if self._dense is None else self._dense.of_trajectories(i)
         is_known = not is_tracer(length)
         retcode = ReturnCode(int(self.retcode[i])) if is_known else self.retcode[i]
         may_lack = own_times or ended is not None
@@ -376,7 +376,7 @@ class EnsembleSolution(_Solution):
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
             events = first_events(events, int(events.count), several=False)
-        given = HiddenObject(self._given.content and self._given.content.of(i))
+        given = HiddenObject(self._given.content and self._given.content.of_trajectory(i))
         saved = None
         if self.saved is not None:
             own = self.saved.has_own_times
@@ -386,7 +386,7 @@ class EnsembleSolution(_Solution):
             events, given, saved, rows.p_at,
         )  # fmt: skip
 
-    def _some(self, indices: np.ndarray) -> "EnsembleSolution":
+    def _of_trajectories(self, indices: np.ndarray) -> "EnsembleSolution":
         """The ensemble of these trajectories."""
 
         def rows(tree: Any) -> Any:
@@ -395,8 +395,8 @@ class EnsembleSolution(_Solution):
         given, saved = self._given.content, self.saved
         changes = {
             "t": rows(self.t) if self.t is not None and np.ndim(self.t) == 2 else self.t,
-            "_dense": None if self._dense is None else self._dense.of(indices),
-            "_given": HiddenObject(given and given.some(indices)),
+            "_dense": None if self._dense is None else self._dense.of_trajectories(indices),
+            "_given": HiddenObject(given and given.of_trajectories(indices)),
             **{name: getattr(self, name) for name in _OF_ALL},
         }
         if saved is not None:

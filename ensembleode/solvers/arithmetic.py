@@ -46,7 +46,7 @@ class Arithmetic(Protocol):
     def stopped(self, x: Any, /) -> Any:
         """The number itself, regarded as a constant by derivatives."""
 
-    def over(self, number: Any, component: Any, /) -> Any:
+    def broadcast_over(self, number: Any, component: Any, /) -> Any:
         """One number for each trajectory, in a shape that combines with a component of the
         state."""
 
@@ -71,7 +71,7 @@ class PlainArithmetic:
     def stopped(self, x: Any) -> Any:
         return x
 
-    def over(self, number: Any, component: Any) -> Any:
+    def broadcast_over(self, number: Any, component: Any) -> Any:
         return number
 
     def once(self, x: Any) -> Any:

@@ -115,7 +115,7 @@ class Rodas(_Linearised):
         left = 1.0 - theta
 
         def one(start: Any, end: Any, *within: Any) -> Any:
-            x, rest = xp.over(theta, start), xp.over(left, start)
+            x, rest = xp.broadcast_over(theta, start), xp.broadcast_over(left, start)
             value = within[-1]
             for q in reversed(within[:-1]):
                 value = q + x * value
@@ -209,7 +209,7 @@ def _sum(a: Components, b: Components) -> Components:
 
 
 def _scaled(xp: Arithmetic, number: Any, k: Components) -> Components:
-    return tuple(xp.over(number, x) * x for x in k)
+    return tuple(xp.broadcast_over(number, x) * x for x in k)
 
 
 def _moved(xp: Arithmetic, a: Components, number: Any, k: Components | None) -> Components:

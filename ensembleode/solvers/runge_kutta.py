@@ -71,7 +71,7 @@ class RungeKutta:
         # From the last stage to the first: an error that is all rounding then has the size that it
         # has in OrdinaryDiffEq.
         error = tuple(
-            tuple(xp.over(h, e) * e for e in weighted(xp, weights[::-1], ks[::-1]))
+            tuple(xp.broadcast_over(h, e) * e for e in weighted(xp, weights[::-1], ks[::-1]))
             for weights in tableau.errors
         )
         return StepAttempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
@@ -126,7 +126,7 @@ def add_scaled(
         h = _times(xp, weight, h)
     else:
         total = weighted(xp, weights, ks)
-    return tuple(a + xp.over(h, s) * s for a, s in zip(y, total, strict=True))
+    return tuple(a + xp.broadcast_over(h, s) * s for a, s in zip(y, total, strict=True))
 
 
 def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -> Components:
@@ -157,4 +157,4 @@ def _is_power_of_two(weight: Any) -> bool:
 def _times(xp: Arithmetic, weight: Any, component: Any) -> Any:
     if isinstance(weight, float | int):
         return component if weight == 1 else weight * component
-    return xp.over(weight, component) * component
+    return xp.broadcast_over(weight, component) * component

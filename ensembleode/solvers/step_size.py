@@ -30,7 +30,9 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
         largest = xp.abs(at[0])
         for x in at[1:]:
             largest = xp.maximum(largest, xp.abs(x))
-        return value / (xp.over(abstol, value) + xp.over(reltol, value) * largest)
+        return value / (
+            xp.broadcast_over(abstol, value) + xp.broadcast_over(reltol, value) * largest
+        )
 
     return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
 
@@ -38,7 +40,7 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
 def in_abstol(xp: Arithmetic, tol: Tolerances, values: Components) -> Components:
     """`values / abstol`, component by component."""
     each = tol.abstol if isinstance(tol.abstol, tuple) else [tol.abstol] * len(values)
-    return tuple(x / xp.over(abstol, x) for abstol, x in zip(each, values, strict=True))
+    return tuple(x / xp.broadcast_over(abstol, x) for abstol, x in zip(each, values, strict=True))
 
 
 def squared_error(
@@ -97,7 +99,7 @@ def initial_step(
     length, unit = xp.abs(span), unit_of_time(xp, span)
 
     def in_units(rates):
-        return scaled(xp, tol, tuple(x * xp.over(unit, x) for x in rates), y)
+        return scaled(xp, tol, tuple(x * xp.broadcast_over(unit, x) for x in rates), y)
 
     if dtmax is not None:
         length = xp.minimum(dtmax, length)

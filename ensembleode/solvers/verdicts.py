@@ -133,7 +133,7 @@ def code_of_probe(xp: Arithmetic, tol: Tolerances, y: Components, y2: Components
     """The code of a `PROBING` trajectory after its turn, which went from `y` to `y2`."""
     abstol = tol.abstol if isinstance(tol.abstol, tuple) else (tol.abstol,) * len(y)
     moved = tuple(
-        xp.cast(is_moved(xp.over(tol, a), a, b), a.dtype)
+        xp.cast(is_moved(xp.broadcast_over(tol, a), a, b), a.dtype)
         for tol, a, b in zip(abstol, y, y2, strict=True)
     )
     calm = xp.equal(xp.total(moved), 0)

@@ -44,7 +44,7 @@ class StoredInputs(NamedTuple):
     shared: dict[str, tuple[tuple[str, ...], np.ndarray]]
     given: GivenInputs | None
 
-    def of(self, rows: np.ndarray) -> list[np.ndarray]:
+    def values_of(self, rows: np.ndarray) -> list[np.ndarray]:
         """The values of the variables for these trajectories."""
         if not self.places:
             return []

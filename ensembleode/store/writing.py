@@ -288,7 +288,7 @@ class StoreWriter:
     def _write(self, batch: int, outcome: Outcome) -> None:
         rows = self._rows(batch)
         at = slice(rows[0], rows[-1] + 1)
-        leaves = [*jtu.tree_leaves(outcome), *self._given.of(rows)]
+        leaves = [*jtu.tree_leaves(outcome), *self._given.values_of(rows)]
         events = outcome.events
         most = 0 if events is None else min(int(events.count.max()), events.t.shape[1])
         with self._explained():
@@ -319,7 +319,7 @@ class StoreWriter:
         try:
             yield
         except OSError as e:
-            solution = self._found() if hasattr(self, "_todo") else None
+            solution = self._contents() if hasattr(self, "_todo") else None
             count = 0 if solution is None else np.count_nonzero(np.asarray(solution.retcode))
             there = f"; the {count} trajectories in it are kept" if count else ""
             raise StoreError(
@@ -328,7 +328,7 @@ class StoreWriter:
                 solution,
             ) from e
 
-    def _found(self) -> EnsembleSolution | None:
+    def _contents(self) -> EnsembleSolution | None:
         """The contents of the store, even if moved within its folder; None where it is gone."""
         for place in (self._real, *self._real.parent.iterdir()):
             with contextlib.suppress(OSError, StoreError):  # the disk may have been removed

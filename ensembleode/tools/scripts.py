@@ -38,7 +38,7 @@ def split(name: str) -> tuple[str, str]:
 def loaded(source: str, function: str) -> Callable:
     """The function of a script. **Raises:** `ScriptError` where there is none, and any exception of
     the script."""
-    found = named(source, function)
+    found = object_named(source, function)
     if not callable(found):
         raise ScriptError(f"{source} has no function {function}.")
     return found
@@ -62,7 +62,7 @@ def _is_installed(file: str) -> bool:
     )
 
 
-def named(source: str, name: str) -> Any:
+def object_named(source: str, name: str) -> Any:
     """The object with this name in a script or module, or None. **Raises:** any exception of the
     script."""
     if source.endswith(".py"):

@@ -48,7 +48,7 @@ def _marks_of_inputs(field: Program) -> list[int]:
 def _changes(jaxpr: Any, marks: list[int]) -> Iterator[str]:
     known = _marks(jaxpr, marks)
     for eqn in jaxpr.eqns:
-        name, ins = eqn.primitive.name, _of(known, eqn.invars)
+        name, ins = eqn.primitive.name, _marks_of(known, eqn.invars)
         every = functools.reduce(int.__or__, ins, 0)
         if (every == _TIME and name in _JUMPS) or (name == "cond" and ins[0] == _TIME):
             yield "jump"
@@ -72,19 +72,19 @@ def _marks(jaxpr: Any, marks: list[int]) -> dict[Any, int]:
     """The marks of all variables, from those of the constants and inputs."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], marks, strict=True))
     for eqn in jaxpr.eqns:
-        ins = _of(known, eqn.invars)
+        ins = _marks_of(known, eqn.invars)
         outs = [functools.reduce(int.__or__, ins, 0)] * len(eqn.outvars)
         if _is_of_table(eqn, _PLACES) and outs[0] == _TIME:
             outs = [_PLACE]
         elif eqn.primitive.name in _CALLS:
             for body, given in _inside(eqn, ins):
-                found = _of(_marks(body, given), body.outvars)
+                found = _marks_of(_marks(body, given), body.outvars)
                 outs = found if len(found) == len(outs) else outs
         known.update(zip(eqn.outvars, outs, strict=True))
     return known
 
 
-def _of(known: dict[Any, int], atoms: Sequence) -> list[int]:
+def _marks_of(known: dict[Any, int], atoms: Sequence) -> list[int]:
     return [0 if isinstance(x, jex.Literal) else known.get(x, 0) for x in atoms]
 
 
@@ -108,7 +108,7 @@ def compared(field: Program, *args: Any, at: Callable) -> Any:
         known = _marks(jaxpr, marks)
 
         def instead(eqn: Any, ins: Sequence) -> list | None:
-            name, own = eqn.primitive.name, _of(known, eqn.invars)
+            name, own = eqn.primitive.name, _marks_of(known, eqn.invars)
             if name == "jit":
                 inner = eqn.params["jaxpr"]
                 marks = [0] * len(inner.jaxpr.constvars) + own

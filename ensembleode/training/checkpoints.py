@@ -21,8 +21,8 @@ from ..ground.files import locked, LockedError
 from ..ground.keys import as_before, raw
 from ..ground.logs import logger
 from ..problem.options import check_count
-from .ending import held
-from .identity import digest, named
+from .ending import signals_held_back
+from .identity import digest, leaves_by_name
 from .parallel import Placement
 from .processes import from_first, is_first
 
@@ -144,7 +144,7 @@ class Folder:
         args = self._ocp.args
         try:
             arrays, about = _flat(saved)
-            with held():
+            with signals_held_back():
                 loss = saved.best_loss if np.isfinite(saved.best_loss) else 1e308
                 whole = args.Composite(arrays=args.StandardSave(arrays), about=args.JsonSave(about))
                 self._manager.save(saved.step, args=whole, metrics={"loss": loss})
@@ -271,7 +271,7 @@ class Folder:
 def _flat(saved: SavedStates) -> tuple[dict, dict]:
     """The arrays of `saved` by name, without those that have no elements, as Orbax can't write
     them; and everything else."""
-    arrays = {name: np.asarray(raw(x)) for name, x in named(saved)}
+    arrays = {name: np.asarray(raw(x)) for name, x in leaves_by_name(saved)}
     about = {
         "arrays": {
             name: {"shape": list(x.shape), "dtype": x.dtype.str, "digest": digest(x)}
@@ -294,7 +294,7 @@ def _restored(
                 f"{path} is of a run with {name} {then!r}, and this one has {like.run[name]!r}: "
                 "give the same, or another folder, or resume=False."
             )
-    names, there = dict(named(like)), about["arrays"]
+    names, there = dict(leaves_by_name(like)), about["arrays"]
     before = {name: _shape(x["shape"], x["dtype"]) for name, x in there.items()}
     structs = {name: jax.eval_shape(raw, x) for name, x in names.items()}
     here = {name: _shape(x.shape, x.dtype) for name, x in structs.items()}

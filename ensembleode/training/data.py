@@ -81,7 +81,7 @@ class Arrays:
     def _piece(self, rows: np.ndarray, last: bool) -> Piece:
         size = self._placed.rows(self.size)
         mine = rows[_here(len(rows), size, self._placed)]
-        named = [(name, _taken(x, mine)) for name, x in self._leaves]
+        named = [(name, _taken_rows(x, mine)) for name, x in self._leaves]
         if not self._in_memory:
             check_finite(named, mine)
         tree = jtu.tree_unflatten(self._structure, [x for _, x in named])
@@ -126,18 +126,18 @@ class Batches:
         """A digest of all batches of a list; for other iterables, of the first two."""
         return {
             f"batch {i}{name}": of_array(x)
-            for i, tree in enumerate(self._known())
+            for i, tree in enumerate(self._known_size())
             for name, x in _arrays(tree)[0]
         }
 
     def example(self) -> Any:
         """The shapes and dtypes of a batch."""
-        if not (known := self._known()):
+        if not (known := self._known_size()):
             raise ValueError(_NO_BATCH)
         leaves, structure = _arrays(known[0])
         return jtu.tree_unflatten(structure, [_struct(_length_of(leaves), x) for _, x in leaves])
 
-    def _known(self) -> list:
+    def _known_size(self) -> list:
         if isinstance(self._source, list):
             return self._source
         if self._begun is None:
@@ -151,7 +151,7 @@ class Batches:
         self._room = max(self._room, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
         check_finite(leaves, None)
-        rows = jtu.tree_unflatten(structure, [_taken(x, mine) for _, x in leaves])
+        rows = jtu.tree_unflatten(structure, [_taken_rows(x, mine) for _, x in leaves])
         return _piece(rows, count, self._room, False, self._placed)
 
 
@@ -331,7 +331,7 @@ def _length_of(leaves: list) -> int:
     return count
 
 
-def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
+def _taken_rows(x: Any, rows: np.ndarray) -> np.ndarray:
     """These rows of an array. Rows on disk are read in order, and each only once."""
     if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
         return x[rows]

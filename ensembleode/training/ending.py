@@ -39,7 +39,7 @@ def sigterm_raises() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[None]:
+def signals_held_back() -> Iterator[None]:
     """Within this block, Ctrl-C and SIGTERM are held back until its end, so that what it writes is
     complete."""
     came: list[tuple] = []

@@ -387,8 +387,8 @@ class _Loop:
 
     def _result(self, now: SavedStates, stopped: Any, message: str) -> FitResult:
         return FitResult(
-            self._whole(now.state.params),
-            self._whole(now.best),
+            self._whole_params(now.state.params),
+            self._whole_params(now.best),
             now.best_loss,
             self._with_losses(now).losses,
             now.step,
@@ -483,7 +483,7 @@ class _Loop:
     def _with_losses(self, now: SavedStates) -> SavedStates:
         return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
 
-    def _whole(self, params: Any) -> Any:
+    def _whole_params(self, params: Any) -> Any:
         params = self._placed.home(params)
         return eqx.combine(params, self._static) if self._some_static else params
 
@@ -518,7 +518,7 @@ class _Loop:
         stop = False
         if is_first():
             elapsed = time.perf_counter() - self.started
-            epoch, whole = now.position.epoch, self._whole(params)
+            epoch, whole = now.position.epoch, self._whole_params(params)
             state = FitState(now.step, epoch, loss, whole, piece.count, elapsed)
             stop = bool(self.callback(state))
         return from_first(bytes([stop])) == b"\x01"

@@ -51,12 +51,13 @@ def of_optimizer(optimizer: Any, params: Any) -> dict[str, Any]:
         "traced": traced,
         "versions": f"optax {optax.__version__}, jax {jax.__version__}",
         "begin": {
-            name: digest(np.asarray(raw(x))) for name, x in named(TrainingState(None, state))
+            name: digest(np.asarray(raw(x)))
+            for name, x in leaves_by_name(TrainingState(None, state))
         },
     }
 
 
-def named(tree: Any) -> list[tuple[str, Any]]:
+def leaves_by_name(tree: Any) -> list[tuple[str, Any]]:
     """The leaves of a pytree by their names, such as `state.params.rate`."""
     leaves = jtu.tree_leaves_with_path(tree)
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]

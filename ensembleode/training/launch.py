@@ -29,7 +29,7 @@ class Launch(NamedTuple):
     port: int
 
 
-def given(coordinator: str, processes: int, process: int) -> Launch | None:
+def launch_given(coordinator: str, processes: int, process: int) -> Launch | None:
     """The launch that arguments describe; None for one process.
 
     **Raises:** `ValueError` for an address without a port, and for a number out of range.
@@ -44,7 +44,7 @@ def given(coordinator: str, processes: int, process: int) -> Launch | None:
     return Launch("JAX", processes, process, *_address("coordinator", coordinator))
 
 
-def found(environ: Mapping[str, str], address: str | None = None) -> Launch | None:
+def launch_found(environ: Mapping[str, str], address: str | None = None) -> Launch | None:
     """The launch that environment variables describe; None for a process that runs alone.
 
     The variables of JAX come first, then those of the innermost launcher: `torchrun` may run under

@@ -82,12 +82,12 @@ def initialize(
     if _together is not None or jax.distributed.is_initialized():
         return
     if processes is None and process is None:
-        launch = launches.found(os.environ, coordinator)
+        launch = launches.launch_found(os.environ, coordinator)
     elif processes is not None and process is not None:
         address = coordinator or os.environ.get(launches.ADDRESS)
         if address is None and processes != 1:
             raise _incomplete(coordinator, processes, process)
-        launch = launches.given(address or "", processes, process)
+        launch = launches.launch_given(address or "", processes, process)
     else:
         raise _incomplete(coordinator, processes, process)
     if launch is not None:

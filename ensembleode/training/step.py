@@ -56,7 +56,7 @@ class UpdateStep:
     ) -> tuple[TrainingState, Any, Any]:
         key = jax.random.fold_in(key, number)
         both = functools.partial(self.value_and_gradient, batch=batch, key=key)
-        value, gradient = self._found(state, both)
+        value, gradient = self._compiled_for(state, both)
         updates, optimizer = self.optimizer.update(
             jax.tree.map(jnp.conj, gradient),
             state.optimizer,
@@ -73,7 +73,7 @@ class UpdateStep:
         new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
         return new, number + 1, jnp.where(finite, value, jnp.nan)
 
-    def _found(self, state: TrainingState, both: Callable) -> tuple[Any, Any]:
+    def _compiled_for(self, state: TrainingState, both: Callable) -> tuple[Any, Any]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
         value, gradient = (x[0][1] if len(x) == 1 else None for x in found)
         if not self.repeats or value is None or gradient is None:  # (which need not be kept)

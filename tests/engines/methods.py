@@ -14,7 +14,7 @@ from ensembleode.solvers.method import StepAttempt
 def combined(xp, y, *terms):
     """`y` with the sum of numbers times states."""
     for number, state in terms:
-        y = tuple(a + xp.over(number, s) * s for a, s in zip(y, state, strict=True))
+        y = tuple(a + xp.broadcast_over(number, s) * s for a, s in zip(y, state, strict=True))
     return y
 
 
@@ -128,7 +128,7 @@ class Taylor2(OneStep):
         dk = equations.jvp(y, t, k, t * 0.0 + 1.0)
         y2 = self.interpolate(xp, y, (k, dk), h, 1.0)
         half = 0.5 * h * h
-        error = tuple(xp.over(half, x) * x for x in dk)
+        error = tuple(xp.broadcast_over(half, x) * x for x in dk)
         return StepAttempt(y2, (), (error,), (k, dk))
 
     def interpolate(self, xp, y, dense, h, theta):
@@ -149,7 +149,8 @@ class RationalEuler(OneStep):
     def step(self, xp, equations, y, carry, t, h):
         k = equations.f(y, t)
         below = (
-            xp.maximum(a - xp.over(h, b) * b, 0.5 * xp.abs(a)) for a, b in zip(y, k, strict=True)
+            xp.maximum(a - xp.broadcast_over(h, b) * b, 0.5 * xp.abs(a))
+            for a, b in zip(y, k, strict=True)
         )
         y2 = tuple(a * a / b for a, b in zip(y, below, strict=True))
         return StepAttempt(y2, (), (), (y2,))

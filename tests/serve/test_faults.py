@@ -207,7 +207,7 @@ def test_a_damaged_job(tmp_path, damage, caplog):
     else:
         path.write_bytes(content)
     with started(tmp_path) as jobs:
-        assert [job["id"] for job in jobs.every()["ensembles"]] == [whole]
+        assert [job["id"] for job in jobs.page()["ensembles"]] == [whole]
         assert str(path) in caplog.text
         with pytest.raises(RefusedRequest, match="can't be read"):
             jobs.made("broken")
@@ -230,7 +230,7 @@ def test_one_process_at_a_time_has_the_folder(tmp_path, caplog):
         until(lambda: old.status(id)["done"] > 0)
         let_go.clear()
         new = stack.enter_context(started(tmp_path))
-        for ask in (lambda: new.status(id), new.every, new.made, lambda: new.delete(id)):
+        for ask in (lambda: new.status(id), new.page, new.made, lambda: new.delete(id)):
             with pytest.raises(RefusedRequest) as raised:
                 ask()
             assert raised.value.status == 503
@@ -306,7 +306,7 @@ def test_deleted(tmp_path):
         assert raised.value.status == 404
         assert sorted(path.name for path in tmp_path.iterdir()) == ["jobs.lock"]
     with started(tmp_path) as jobs:
-        assert jobs.every()["ensembles"] == []
+        assert jobs.page()["ensembles"] == []
 
 
 def test_deleted_and_made_again(tmp_path, monkeypatch):
@@ -326,7 +326,7 @@ def test_deleted_and_made_again(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert trash[1].exists()
     with started(tmp_path) as jobs:
-        assert jobs.every()["ensembles"] == []
+        assert jobs.page()["ensembles"] == []
     assert not trash[1].exists()
 
 
@@ -335,7 +335,7 @@ def test_pages(tmp_path):
         ids = [jobs.made() for _ in range(7)]
         found, after = [], ""
         while after is not None:
-            page = jobs.every(after, 3)
+            page = jobs.page(after, 3)
             assert len(page["ensembles"]) <= 3
             found += [job["id"] for job in page["ensembles"]]
             after = page["next"]

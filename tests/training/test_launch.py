@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import ensembleode as eo
-from ensembleode.training.launch import found, given, Launch
+from ensembleode.training.launch import Launch, launch_found, launch_given
 
 from . import several
 
@@ -17,17 +17,17 @@ LAUNCHERS = ["JAX", "torchrun", "Open MPI", "MPICH", "Slurm"]
 @pytest.mark.parametrize("by", LAUNCHERS)
 def test_each_launcher(by):
     """All processes find the same place, of this job, and each its own number."""
-    launches = [found(several.variables(by, 3, i, 45000)) for i in range(3)]
+    launches = [launch_found(several.variables(by, 3, i, 45000)) for i in range(3)]
     assert [x.process for x in launches] == [0, 1, 2]
     assert {x.by for x in launches} == {by}
     assert {x.processes for x in launches} == {3}
     assert {x.host for x in launches} <= {"127.0.0.1", "localhost"}
     assert len({x.port for x in launches}) == 1
     if by != "MPICH":  # (whose job is known by a process)
-        assert found(several.variables(by, 3, 0, 45001)).port != launches[0].port
+        assert launch_found(several.variables(by, 3, 0, 45001)).port != launches[0].port
     if by == "torchrun":  # whose own store is there
         assert launches[0].port != 45000
-    assert found(several.variables(by, 1, 0, 45000)) is None  # one process is alone
+    assert launch_found(several.variables(by, 1, 0, 45000)) is None  # one process is alone
 
 
 BATCH_SCRIPT = {"SLURM_JOB_ID": "2", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -43,7 +43,7 @@ ALONE = {
 
 @pytest.mark.parametrize("environ", ALONE.values(), ids=ALONE)
 def test_alone(environ):
-    assert found(environ) is None
+    assert launch_found(environ) is None
 
 
 def test_alone_nothing_is_touched():
@@ -79,7 +79,7 @@ NODES = {
 @pytest.mark.parametrize(("nodes", "first"), NODES.items())
 def test_nodes_of_slurm(nodes, first):
     several_nodes = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": nodes}
-    assert found(several.variables("Slurm", 4, 1, 1) | several_nodes).host == first
+    assert launch_found(several.variables("Slurm", 4, 1, 1) | several_nodes).host == first
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_nodes_of_slurm(nodes, first):
 )
 def test_nodes_of_open_mpi(uri, first):
     two = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_orte_hnp_uri": uri}
-    assert found(several.variables("Open MPI", 4, 1, 1) | two).host == first
+    assert launch_found(several.variables("Open MPI", 4, 1, 1) | two).host == first
 
 
 def test_the_inner_launcher_counts():
     allocation = several.variables("Slurm", 2, 1, 1)
     torchrun = several.variables("torchrun", 16, 9, 1)
-    assert found(allocation | torchrun) == found(torchrun)
+    assert launch_found(allocation | torchrun) == launch_found(torchrun)
     mpirun = several.variables("Open MPI", 16, 9, 1)
-    assert found(BATCH_SCRIPT | mpirun) == found(mpirun)
+    assert launch_found(BATCH_SCRIPT | mpirun) == launch_found(mpirun)
     pmi = {"PMI_RANK": "1", "PMI_SIZE": "2"}
-    assert found(allocation | pmi) == found(allocation)
+    assert launch_found(allocation | pmi) == launch_found(allocation)
 
 
 @pytest.mark.parametrize("by", LAUNCHERS)
@@ -109,10 +109,10 @@ def test_an_address_that_is_given(by):
     """By an argument, before one in the environment; the launcher says the rest."""
     environ = several.variables(by, 2, 1, 45000)
     there = {"JAX_COORDINATOR_ADDRESS": "there:1"}
-    assert found(environ | there) == Launch(by, 2, 1, "there", 1)
-    assert found(environ | there, "[fd00::1]:2") == Launch(by, 2, 1, "fd00::1", 2)
+    assert launch_found(environ | there) == Launch(by, 2, 1, "there", 1)
+    assert launch_found(environ | there, "[fd00::1]:2") == Launch(by, 2, 1, "fd00::1", 2)
     if by != "JAX":
-        assert found(environ | {"JAX_COORDINATOR_PORT": "77"}).port == 77
+        assert launch_found(environ | {"JAX_COORDINATOR_PORT": "77"}).port == 77
 
 
 FIRST_OF_TWO = {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
@@ -158,15 +158,15 @@ WRONG = {
 @pytest.mark.parametrize(("message", "environ"), WRONG.items())
 def test_what_is_missing_or_contradicts(message, environ):
     with pytest.raises(ValueError, match=message):
-        found(environ)
+        launch_found(environ)
 
 
 def test_arguments():
-    assert given("there:1", 2, 1) == Launch("JAX", 2, 1, "there", 1)
+    assert launch_given("there:1", 2, 1) == Launch("JAX", 2, 1, "there", 1)
     with pytest.raises(ValueError, match="process must be a number from 0 to 1"):
-        given("there:1", 2, 2)
+        launch_given("there:1", 2, 2)
     with pytest.raises(ValueError, match="coordinator must be a host and a port"):
-        given("there", 2, 1)
+        launch_given("there", 2, 1)
     for some in ({"processes": 2}, {"process": 1}, {"processes": 2, "process": 1}):
         with pytest.raises(ValueError, match="initialize wants all of coordinator, processes and"):
             eo.initialize(**some)

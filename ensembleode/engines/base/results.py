@@ -53,7 +53,7 @@ def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     times = meant(lanes.saveat, lanes.count, t0, t1)
     if saving.mode == "ends":
-        u0 = each(lanes.u0, plan.batched.u0, n)[:, None]
+        u0 = numbers_of_each(lanes.u0, plan.batched.u0, n)[:, None]
         u = jnp.concatenate([u0, left.u], axis=1)[:, -saving.rows :]
         # The last state of a failed trajectory is not its state at t1.
         reached = jnp.ones((n, saving.rows), bool).at[:, -1].set(success | ended)
@@ -94,7 +94,7 @@ def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
 def end_times(lanes: TrajectoryNumbers, ended: End | None, n: int) -> Any:
     """Where each of `n` trajectories starts and ends: `[trajectory, 2]`."""
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
-    ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
+    ends = [numbers_of_each(x, x.ndim > 0, n) for x in (t0, t1)]
     if ended is not None:
         ends[1] = jnp.where(jnp.isnan(ended.t), ends[1], ended.t)
     return jnp.stack(ends, axis=1)
@@ -137,7 +137,7 @@ def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
     return jnp.isfinite(times), forwards < before
 
 
-def each(x: Any, is_own: bool, n: int) -> Any:
+def numbers_of_each(x: Any, is_own: bool, n: int) -> Any:
     """The numbers `x` of `n` trajectories, repeated where all trajectories share `x`."""
     x = jnp.asarray(x)
     return x if is_own else jnp.broadcast_to(x, (n, *x.shape))

@@ -16,7 +16,7 @@ from ...fields.walking import length
 from ...solvers.method import StepAttempt
 from ...solvers.norms import MaxNorm
 from ...solvers.step_size import scaled
-from ..compiled.algebra.components import arithmetic, built, each
+from ..compiled.algebra.components import arithmetic, built, for_each_component
 from ..compiled.kernel import KernelFrame, with_arrays
 from ..compiled.llvm.builder import BOOL, Builder, ElementPointer, I64, Value
 from ..compiled.llvm.module import Module
@@ -123,7 +123,9 @@ class _Columns:
         after = [*attempt.y2, *jtu.tree_leaves(attempt.carry)]
         for state in range(_states(d)):
             components = after[state * d.values : (state + 1) * d.values]
-            each(components, lambda c, x, s=state: both.store_lanes(place(self.new, s, c), x))
+            for_each_component(
+                components, lambda c, x, s=state: both.store_lanes(place(self.new, s, c), x)
+            )
         for i, x in enumerate(self._measures(tuple(y), attempt)):
             self.frame.others["measures"].store_lanes(self.room * i + at, x)
         self._save(at, equations, tuple(y), attempt)
@@ -145,7 +147,9 @@ class _Columns:
         b, d, rows = self.b, self.d, self.frame.others["rows"]
 
         def write(row: Value, u: tuple) -> None:
-            each(u, lambda c, x: rows.store_lanes((row * d.size + c) * self.room + at, x))
+            for_each_component(
+                u, lambda c, x: rows.store_lanes((row * d.size + c) * self.room + at, x)
+            )
 
         def within() -> None:
             dense = d.method.dense(self.xp, equations, y, attempt.dense, self.t, self.h)

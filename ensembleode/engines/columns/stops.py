@@ -57,19 +57,19 @@ def arrive(
     jumps = jnp.zeros_like(here)
     if (table := tables.get("d_discontinuities")) is not None:
         row = stops.rows[list(tables).index("d_discontinuities")]
-        jumps = here & (_at(table, row, direction) == t)
+        jumps = here & (_time_of_row(table, row, direction) == t)
     t = jnp.where(jumps, next_time(ARRAYS, t, direction), t)
 
     def passed(table: Any, row: Any) -> Any:
         """The first row after the time `t`."""
 
         def due(row: Any) -> Any:
-            return here & (direction * (t - _at(table, row, direction)) >= 0)
+            return here & (direction * (t - _time_of_row(table, row, direction)) >= 0)
 
         return jax.lax.while_loop(due, lambda row: row + 1, row)
 
     rows = tuple(passed(x, row) for x, row in zip(tables.values(), stops.rows, strict=True))
-    ahead = [_at(x, row, direction) for x, row in zip(tables.values(), rows, strict=True)]
+    ahead = [_time_of_row(x, row, direction) for x, row in zip(tables.values(), rows, strict=True)]
     end = end_of_stretch(ARRAYS, ahead, numbers.t1, direction)
     stops = ColumnStops(
         rows,
@@ -81,7 +81,7 @@ def arrive(
     return stops, jumps
 
 
-def _at(table: Any, row: Any, direction: Any) -> Any:
+def _time_of_row(table: Any, row: Any, direction: Any) -> Any:
     """The time of a row; infinitely far where there are no more rows."""
     return jnp.where(row < len(table), table.at[row].get(mode="clip"), direction * jnp.inf)
 

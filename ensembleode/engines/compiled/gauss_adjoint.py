@@ -29,7 +29,7 @@ from ...plan.saving import Saving
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.dense import inner_nodes, polynomial
 from ...tracing.program import Program, trace
-from ..base.results import each
+from ..base.results import numbers_of_each
 from ..derivatives.along import is_there, where
 from ..derivatives.flow import at_numbers, Flow, numbers_and_time, RecordedSolve
 from . import solves
@@ -95,12 +95,12 @@ def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -
     plan = flow.plan
     n, dtype, size = len(there), plan.state.dtype, math.prod(plan.state.shape)
     steps = solves.steps(plan, lanes, there.any(1))
-    t0, t1 = (each(getattr(lanes, x), getattr(plan.batched, x), n) for x in ("t0", "t1"))
+    t0, t1 = (numbers_of_each(getattr(lanes, x), getattr(plan.batched, x), n) for x in ("t0", "t1"))
     match plan.saving.mode:
         case "ends":
             times = t1[:, None]
         case "times":
-            times = each(lanes.saveat, plan.batched.saveat, n)
+            times = numbers_of_each(lanes.saveat, plan.batched.saveat, n)
         case "steps":
             times = steps.t if plan.saving.start else steps.t[:, 1:]
     direction = jnp.where(t1 < t0, -1, 1).astype(dtype)
@@ -204,7 +204,7 @@ def _back_numbers(
         return by * (of - t)
 
     def given(name: str) -> Any:
-        return each(getattr(lanes, name), getattr(plan.batched, name), len(start))
+        return numbers_of_each(getattr(lanes, name), getattr(plan.batched, name), len(start))
 
     stops = [ends] if lanes.tstops is None else [ends, given("tstops")]
     if jumps is not None:

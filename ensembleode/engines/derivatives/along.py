@@ -14,7 +14,7 @@ from ...plan.events import EVENT_ROWS
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.time import next_time
-from ..base.results import each
+from ..base.results import numbers_of_each
 from .flow import Flow, RecordedSolve
 from .rates import rates
 
@@ -70,7 +70,7 @@ def times_rate(rate: Any, dt: Any) -> Any:
 
 def each_t0(flow: Flow, x: Any) -> Any:
     """`x` with one number for each trajectory, where all may share `t0`."""
-    return each(x, flow.plan.batched.t0, flow.n)
+    return numbers_of_each(x, flow.plan.batched.t0, flow.n)
 
 
 def fit_for(ok: Any) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ def _beside(flow: Flow, lanes: TrajectoryNumbers, t: Any, side: Any) -> Any:
     `side` is 1, the earlier ones if it is -1."""
     if lanes.d_discontinuities is None:
         return t
-    t1 = each(lanes.t1, flow.plan.batched.t1, flow.n)
+    t1 = numbers_of_each(lanes.t1, flow.plan.batched.t1, flow.n)
     direction = jnp.where(t1 < each_t0(flow, lanes.t0), -1, 1).astype(t.dtype)[:, None]
     fixed = jax.lax.stop_gradient(t)
     return t + jax.lax.stop_gradient(next_time(ArrayArithmetic(jnp), fixed, side * direction) - t)
@@ -133,11 +133,11 @@ def row_rates(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, rows: 
     there, except at the start. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
-        there, t = _is_saved(flow, known), each(lanes.saveat, plan.batched.saveat, n)
+        there, t = _is_saved(flow, known), numbers_of_each(lanes.saveat, plan.batched.saveat, n)
     else:
         row, is_end = _which_end(flow, known)
         rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
-        there, t = (ok & is_end)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
+        there, t = (ok & is_end)[:, None], numbers_of_each(lanes.t1, plan.batched.t1, n)[:, None]
     # A row that is not reached has no state, and its time may be infinite.
     t0 = each_t0(flow, lanes.t0)[:, None]
     t = jnp.where(there, t, t0)
@@ -151,8 +151,8 @@ def at_times(flow: Flow, dtimes: Any) -> Any:
     """Tangents of times as `[trajectory, time]`, for the times of `row_rates`."""
     batched, n = flow.plan.batched, flow.n
     if flow.plan.saving.mode == "times":
-        return each(dtimes, batched.saveat, n)
-    return each(dtimes, batched.t1, n)[:, None]
+        return numbers_of_each(dtimes, batched.saveat, n)
+    return numbers_of_each(dtimes, batched.t1, n)[:, None]
 
 
 def to_rows(flow: Flow, known: RecordedSolve, x: Any) -> Any:

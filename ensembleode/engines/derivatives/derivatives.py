@@ -16,7 +16,7 @@ from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ..base.capabilities import no_derivative, STOPS
 from ..base.checks import say_that_stops_move
-from ..base.results import each, events_in, rows_of_events
+from ..base.results import events_in, numbers_of_each, rows_of_events
 from .along import (
     at_times,
     each_t0,
@@ -382,7 +382,7 @@ def differentiable(plan: Plan, lanes: TrajectoryNumbers, ok: Any, result: Result
     known = RecordedSolve(ok, reached)
     if plan.events is not None:
         known = known._replace(ended=ended, happened=None if events is None else events.count)
-    u0 = each(lanes.u0, plan.batched.u0, len(u))
+    u0 = numbers_of_each(lanes.u0, plan.batched.u0, len(u))
     plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
     flow = Flow(plan, len(u))

@@ -20,7 +20,7 @@ from ...plan.plan import Plan
 from ...plan.rate import rate_of
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import is_inexact, Program, structs_of, substituted, trace
-from ..base.results import each
+from ..base.results import numbers_of_each
 
 
 class RecordedSolve(NamedTuple):
@@ -108,7 +108,7 @@ def with_own(
     if wanted == was:
         return flow, lanes
     values = [
-        each(x, before or not now, flow.n)
+        numbers_of_each(x, before or not now, flow.n)
         for x, now, before in zip(flow.wanted_of(lanes), wanted, was, strict=True)
     ]
     lanes = with_wanted(flow, lanes, values)

@@ -28,7 +28,7 @@ from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.events import End
 from ...tracing.program import is_inexact, Program, substituted
-from ..base.results import each
+from ..base.results import numbers_of_each
 from .along import fit_for
 from .flow import at_numbers
 
@@ -160,7 +160,7 @@ class RestEquations:
             in_axes = (0, 0, 0, *(0 if x else None for x in own))
             return jax.vmap(one, in_axes=in_axes)(u, t, t0, *numbers)
 
-        t0 = each(lanes.t0, self.batched.t0, len(u))
+        t0 = numbers_of_each(lanes.t0, self.batched.t0, len(u))
         y, found = alone(every, fit(u), fit(t), fit(t0), numbers)
         found = found & came
         return jnp.where(found.reshape(-1, *(1,) * (u.ndim - 1)), y, u), found
@@ -183,7 +183,7 @@ class RestEquations:
     def jacobian(self, y: Any, given: RestInputs) -> Any:
         return self.derivative(lambda y: self.rates(y, given, given.t))(y)
 
-    def along(self, y: Any, given: RestInputs, direction: Any) -> Any:
+    def jacobian_product(self, y: Any, given: RestInputs, direction: Any) -> Any:
         """The product of the Jacobian with a direction."""
         if is_reverse_only(self.field):
             return _times(self.jacobian(y, given), direction)
@@ -275,18 +275,18 @@ def _(system: RestEquations, primals: Sequence, tangents: Sequence) -> tuple:
 
     def residual(others, *numbers):
         here = given._replace(others=others, numbers=numbers)
-        turned = at.weights * system.along(y, here, tilt)
+        turned = at.weights * system.jacobian_product(y, here, tilt)
         return at.weights * system.rates(y, here, given.t) - _times(at.left, turned)
 
     point, way = ((x.others, *x.numbers) for x in (given, dgiven))
-    moved = _along(system, residual, point, way)
+    moved = _derivative_along(system, residual, point, way)
     kept = _times(at.left, at.weights * system.massive(du))
     dy = -at.scale * _times(at.inverse, moved - kept)
     none = np.zeros(found.shape, jax.dtypes.float0)
     return (y, found), (jnp.where(found, dy, du), none)
 
 
-def _along(system: RestEquations, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
+def _derivative_along(system: RestEquations, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
     """The derivative of `fn` along tangents, also by derivatives backwards alone."""
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 

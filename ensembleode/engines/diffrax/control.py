@@ -180,7 +180,7 @@ class ControlledComponents:
     whole: tuple[int, ...]  # of the state with all components
 
     @classmethod
-    def of(cls, plan: Plan) -> "ControlledComponents | None":
+    def of_plan(cls, plan: Plan) -> "ControlledComponents | None":
         """Those of a solve; None where they are all."""
         whole = shape = plan.state.shape
         if math.prod(whole) == plan.controlled:
@@ -317,7 +317,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
 
 
 def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
-    method, controlled = plan.method.value, ControlledComponents.of(plan)
+    method, controlled = plan.method.value, ControlledComponents.of_plan(plan)
     dt = None if lane.dt is None else jnp.abs(lane.dt)
     inner: Any = method.controller
     rtol, atol = whole = lane.reltol, lane.abstol

@@ -25,7 +25,7 @@ from .control import ErrorEstimates
 class _DiffraxArithmetic(StateArithmetic):
     """The operations on states, which may have another dtype than times."""
 
-    def over(self, number: Any, component: Any) -> Any:
+    def broadcast_over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ...ground.devices.alone import alone
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
-from ..base.results import each, with_times
+from ..base.results import numbers_of_each, with_times
 from ..derivatives.along import fit_for
 from ..derivatives.derivatives import by_group, differentiable, of_groups
 from ..derivatives.flow import Flow, inexact_of, RecordedSolve, with_own, with_wanted
@@ -44,7 +44,7 @@ def push(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, v: Sequence
     flow, lanes = with_own(flow.with_moved(wanted=tuple(asked)), lanes, list(asked.values()))
     # (A parameter that each trajectory has for itself may have a tangent that all share.)
     given = zip(tangents, asked.values(), flow.own, strict=True)
-    tangents = [each(x, bool(is_own) or not own, flow.n) for x, is_own, own in given]
+    tangents = [numbers_of_each(x, bool(is_own) or not own, flow.n) for x, is_own, own in given]
 
     def at(u0: Any, values: list) -> Any:
         numbers = with_wanted(flow, lanes, values)._replace(u0=u0)

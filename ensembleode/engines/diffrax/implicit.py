@@ -307,10 +307,12 @@ def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
 
 def _root(f: Any, inputs: Any) -> Any:
     """`f`, a root of the residual, with the derivatives that it has by the inputs."""
-    return optimistix.ImplicitAdjoint().apply(_given, _at_root, (f, inputs), frozenset())[0]
+    return optimistix.ImplicitAdjoint().apply(
+        _derivative_given, _at_root, (f, inputs), frozenset()
+    )[0]
 
 
-def _given(inputs: Any) -> tuple[Any, None]:
+def _derivative_given(inputs: Any) -> tuple[Any, None]:
     return inputs[0], None
 
 

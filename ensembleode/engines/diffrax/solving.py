@@ -434,7 +434,7 @@ def _result(plan: Plan, lane: TrajectoryNumbers, sol: Any) -> Result:
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     ys = sol.ys
-    controlled = ControlledComponents.of(plan)
+    controlled = ControlledComponents.of_plan(plan)
     first = ys if controlled is None else jax.vmap(controlled.first)(ys)
     overflow = reached & ~jnp.all(jnp.isfinite(first), axis=tuple(range(1, first.ndim)))
     reached = reached & ~overflow

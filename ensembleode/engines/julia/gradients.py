@@ -27,7 +27,7 @@ from ...problem import sensitivity
 from ...problem.number_table import of_kind
 from ...tracing.program import Program, trace
 from ..base.capabilities import CALLBACKS, MASS, no_derivative, STOPS
-from ..base.results import each
+from ..base.results import numbers_of_each
 from ..derivatives.rates import rates
 from . import methods, session
 from .fields import translate
@@ -109,7 +109,7 @@ def _rates_at_start(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Any:
 
 
 def _starts(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Any:
-    return each(lanes.u0, bool(plan.batched.u0), n)
+    return numbers_of_each(lanes.u0, bool(plan.batched.u0), n)
 
 
 def _dot(a: Any, b: Any) -> Any:

@@ -26,7 +26,7 @@ from ...running.job import integers, Job, UnfinishedBatch
 from ...tracing.program import is_tracer
 from . import local
 from .dispatch import BatchResults
-from .forms import given, SentArrays
+from .forms import form_of, SentArrays
 from .pools import Pool
 from .programs import numbers_of, pickled
 from .requests import fail_lost, FormRequest
@@ -102,7 +102,7 @@ class DistributedExecutor(Executor):
         )
         pickle = functools.partial(pickled, remake=job.remake)
         numbers = jax.tree.map(jnp.asarray, numbers)
-        form = given(kind, job.plan, numbers)
+        form = form_of(kind, job.plan, numbers)
         return FormRequest(self.pool, self.threads, form, indices.shape[0], pickle), numbers, costs
 
     def _note(self, outcome: Outcome, results: BatchResults, indices: Any) -> None:

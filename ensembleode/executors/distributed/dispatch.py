@@ -89,7 +89,7 @@ def dispatch(
         with watched() as stop:
             stop = stop or StopFlag()
             # In the middle of a call of Dask's, Ctrl-C might leave Dask in an inconsistent state.
-            with stop.held():
+            with stop.setting_the_flag():
                 work.run(stop)
     except (Exception, KeyboardInterrupt) as e:
         work.results.cause = e

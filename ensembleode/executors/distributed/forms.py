@@ -142,7 +142,7 @@ class RootForm(Form):
         return jtu.tree_leaves(codes_and_counts(outcome)), jtu.tree_leaves(jax.vmap(_total)(*part))
 
 
-def given(kind: str, plan: Plan, numbers: SentArrays) -> RootForm:
+def form_of(kind: str, plan: Plan, numbers: SentArrays) -> RootForm:
     """The form for a plan with such numbers."""
     leaves, structure = jtu.tree_flatten(numbers)
     every = len(jtu.tree_leaves(numbers.every))
@@ -237,7 +237,7 @@ class TangentForm(_DerivedForm):
         return _real_ones(self.of.results)
 
     def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
-        operands, tangents = _apart(self, operands)
+        operands, tangents = _linear_apart(self, operands)
         fn, at = self.moved(operands, mask)
         return jax.jvp(fn, at, tangents)[1]
 
@@ -269,22 +269,22 @@ class TransposedForm(_DerivedForm):
 
     @property
     def operands(self) -> Pair:  # pyright: ignore
-        fixed, _ = _apart(self.of, self.of.operands)
+        fixed, _ = _linear_apart(self.of, self.of.operands)
         cotangents = map(_those, self.of.results, self.given)
         return [[*xs, *more] for xs, more in zip(fixed, cotangents, strict=True)]
 
     @property
     def results(self) -> Pair:  # pyright: ignore
-        _, linear = _apart(self.of, self.of.operands)
+        _, linear = _linear_apart(self.of, self.of.operands)
         return [*map(_those, linear, self.wanted)]
 
     def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
-        operands, given = _apart(self, operands)
+        operands, given = _linear_apart(self, operands)
         if isinstance(self.of, TangentForm):
             fn, at = self.of.moved(operands, mask)
         else:
             # The form is linear in these operands, so its transpose is the same anywhere.
-            _, (every, shared) = _apart(self.of, self.of.operands)
+            _, (every, shared) = _linear_apart(self.of, self.of.operands)
             at = (
                 [jnp.zeros((len(mask), *s.shape), s.dtype) for s in every],
                 [jnp.zeros(s.shape, s.dtype) for s in shared],
@@ -367,7 +367,7 @@ def _filled(xs: Sequence, flags: Sequence[bool], values: Sequence) -> list:
     return [next(left) if flag else x for x, flag in zip(xs, flags, strict=True)]
 
 
-def _apart(form: Form, operands: Pair) -> tuple[tuple, tuple]:
+def _linear_apart(form: Form, operands: Pair) -> tuple[tuple, tuple]:
     """The operands in which the form is not linear, and those in which it is; both as pairs."""
     fixed = [len(xs) - count for xs, count in zip(operands, form.linear, strict=True)]
     pairs = [*zip(operands, fixed, strict=True)]

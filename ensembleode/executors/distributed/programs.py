@@ -22,7 +22,7 @@ from ...ground.keys import as_before
 from ...running.interrupts import looking_at
 from ...running.job import with_output
 from ...tracing.program import is_tracer
-from .forms import Form, given, raw_struct, RootForm, SentArrays
+from .forms import Form, form_of, raw_struct, RootForm, SentArrays
 from .worker import ExportedProgram, PickledProgram, ShippedProgram
 
 
@@ -179,5 +179,5 @@ def _remade(
     indices = np.arange(1)
     lanes = job.trajectories.lanes(indices, 1)
     numbers = numbers_of(lanes, job.plan.batched, indices, 1, job.key, job.output_consts)
-    base = given("solve", job.plan, jax.tree.map(jnp.asarray, numbers))
+    base = form_of("solve", job.plan, jax.tree.map(jnp.asarray, numbers))
     return dataclasses.replace(bare, form=bare.form.on(base)).function()

@@ -118,7 +118,7 @@ class _FormCall:
         return _stands_for(self.program.form)
 
     def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
-        (every, shared), costs = _apart(self.program.form, operands)
+        (every, shared), costs = _shared_apart(self.program.form, operands)
         batch = BatchNumbers(every, shared, costs[0] if costs else None)
         results = dispatch(self.pool, self.program, self.shipped, batch, threads=self.threads)
         if results.cause is not None:
@@ -138,7 +138,7 @@ def _stands_for(form: Form) -> tuple:
     return form.on(None), form.base.plan.stands_for
 
 
-def _apart(form: Form, operands: Sequence) -> tuple[tuple[list, list], list]:
+def _shared_apart(form: Form, operands: Sequence) -> tuple[tuple[list, list], list]:
     """The operands of each trajectory, and those that all share; and the costs, if any."""
     every, shared = map(len, form.operands)
     end = every + shared
@@ -178,8 +178,8 @@ def _without_zeros(tangents: Sequence) -> list:
 
 def _jvp(primals, tangents, *, request):
     form = request.form
-    operands, costs = _apart(form, primals)
-    tangents, _ = _apart(form, tangents)
+    operands, costs = _shared_apart(form, primals)
+    tangents, _ = _shared_apart(form, tangents)
     moving = tuple(tuple(not _is_zero(t) for t in xs) for xs in tangents)
     moves = any(map(any, moving))
     if moves and isinstance(form, RootForm) and form.kind == "total":
@@ -219,7 +219,7 @@ def _total_jvp(request, operands, costs, tangents):
 
 def _transpose(cts, *operands, request):
     form = request.form
-    operands, costs = _apart(form, operands)
+    operands, costs = _shared_apart(form, operands)
     if all(map(_is_zero, cts)):
         return [None] * (sum(map(len, operands)) + len(costs))
     fixed = [len(xs) - k for xs, k in zip(operands, form.linear, strict=True)]
@@ -247,7 +247,7 @@ def _transpose(cts, *operands, request):
 def _batch(operands, axes, *, request):
     form = request.form
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
-    operands, costs = _apart(form, [*zip(operands, axes, strict=True)])
+    operands, costs = _shared_apart(form, [*zip(operands, axes, strict=True)])
     mapped = tuple(tuple(a is not None for _, a in xs) for xs in operands)
     every, shared = operands
     moved = (

@@ -43,7 +43,7 @@ def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
     ]
     (out,) = interpreted(jaxpr, ins, lambda x: x, _equation)
     if isinstance(out, _DiagonalTangent | _EveryDirection):
-        return _every(out).reshape(-1, aval.size)
+        return _along_every_direction(out).reshape(-1, aval.size)
     return jnp.zeros((out.size, aval.size), out.dtype)
 
 
@@ -62,11 +62,14 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
     if name == "dot_general" and diagonal and (found := _scaled(eqn, args)) is not None:
         return [found]
     if name in _ELEMENTWISE:
-        n = _every(tangents[0]).shape[-1]
+        n = _along_every_direction(tangents[0]).shape[-1]
         shape = (*eqn.outvars[0].aval.shape, n)
         return [_EveryDirection(bind(eqn, [_alike(x, shape) for x in args])[0])]
     axes = [-1 if isinstance(x, _DiagonalTangent | _EveryDirection) else None for x in args]
-    arrays = [_every(x) if isinstance(x, _DiagonalTangent | _EveryDirection) else x for x in args]
+    arrays = [
+        _along_every_direction(x) if isinstance(x, _DiagonalTangent | _EveryDirection) else x
+        for x in args
+    ]
     outs = jax.vmap(lambda *xs: bind(eqn, xs), in_axes=axes, out_axes=-1)(*arrays)
     return list(map(_EveryDirection, outs))
 
@@ -100,7 +103,7 @@ def _scaled(eqn: Any, args: Sequence[_Value]) -> _EveryDirection | None:
     return _EveryDirection(columns.astype(dtype) * diagonal.astype(dtype))
 
 
-def _every(x: _DiagonalTangent | _EveryDirection) -> Any:
+def _along_every_direction(x: _DiagonalTangent | _EveryDirection) -> Any:
     if isinstance(x, _EveryDirection):
         return x.array
     n = x.array.size
@@ -112,6 +115,6 @@ def _every(x: _DiagonalTangent | _EveryDirection) -> Any:
 def _alike(x: _Value, shape: Sequence[int]) -> Any:
     """An array or a tangent with all directions as its last axis."""
     if isinstance(x, _DiagonalTangent | _EveryDirection):
-        return jnp.broadcast_to(_every(x), shape)
+        return jnp.broadcast_to(_along_every_direction(x), shape)
     x = jnp.asarray(x)
     return jnp.broadcast_to(x[..., None] if x.ndim else x, shape)

@@ -58,7 +58,7 @@ class _Range:
             yield dc.replace(self, start=other.end)
 
 
-def _whole(buffer: ir.Buffer) -> _Range:
+def _whole_buffer(buffer: ir.Buffer) -> _Range:
     return _Range(buffer.group, buffer.dtype, buffer.start, buffer.start + buffer.size)
 
 
@@ -77,9 +77,9 @@ def _written(stmt: ir.Stmt) -> Iterator[_Range]:
     for x in statements([stmt]):
         match x:
             case ir.Store(buffer, index, _):
-                yield _range(buffer, index, var, n) or _whole(buffer)
+                yield _range(buffer, index, var, n) or _whole_buffer(buffer)
             case ir.Product(out, _, _):
-                yield _whole(out.buffer)
+                yield _whole_buffer(out.buffer)
 
 
 class _MovedElements:
@@ -92,7 +92,7 @@ class _MovedElements:
         self.sources = sources
         self._start, self._var, self._expr = target.start, var, expr
 
-    def at(self, start: int, counter: ir.Var | None) -> ir.Expr:
+    def element(self, start: int, counter: ir.Var | None) -> ir.Expr:
         """Element `start + counter` of the memory."""
         return _rewritten(self._expr, _shift(self._var, counter, start - self._start))
 
@@ -166,7 +166,7 @@ class _Forwarding:
             if isinstance(expr, ir.Load) and (place := _range(expr.buffer, expr.index, var, n)):
                 for x in self._moved:
                     if any(part.has(place) for part in x.left):
-                        return x.at(place.start, var if expr.index.terms else None)
+                        return x.element(place.start, var if expr.index.terms else None)
             return expr
 
         return read
@@ -228,7 +228,7 @@ def _mapped(stmt: ir.Stmt, rule: Callable[[ir.Expr], ir.Expr]) -> ir.Stmt:
 
 def _used(body: Sequence[ir.Stmt], outputs: Sequence[ir.Expr]) -> list[ir.Stmt]:
     """The statements without those that only write what isn't read."""
-    live = [_whole(x.buffer) for x in loads(outputs)]
+    live = [_whole_buffer(x.buffer) for x in loads(outputs)]
     found = []
     for stmt in reversed(body):
         loop = stmt if isinstance(stmt, ir.For) and is_flat(stmt.body) else None
@@ -246,7 +246,7 @@ def _used(body: Sequence[ir.Stmt], outputs: Sequence[ir.Expr]) -> list[ir.Stmt]:
                 live = [rest for x in live for rest in x.without(memory)]
         for x in statements([stmt]):
             for load in loads(expressions(x)):
-                live.append(_range(load.buffer, load.index, var, n) or _whole(load.buffer))
+                live.append(_range(load.buffer, load.index, var, n) or _whole_buffer(load.buffer))
             if isinstance(x, ir.Product):
-                live += [_whole(x.x.buffer), _whole(x.y.buffer)]
+                live += [_whole_buffer(x.x.buffer), _whole_buffer(x.y.buffer)]
     return found[::-1]

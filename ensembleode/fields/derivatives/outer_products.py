@@ -253,7 +253,7 @@ def _entries(eqn: Any, x: Any, *operands: Any) -> tuple[Any, Any]:
     which it adds them."""
     if eqn.primitive.name == "dynamic_update_slice":
         update, *columns = operands
-        windows = Windows.one(x.shape, update.shape)
+        windows = Windows.whole_array(x.shape, update.shape)
     else:
         indices, update = operands
         windows = Windows.of_scatter(eqn)

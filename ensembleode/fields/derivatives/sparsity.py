@@ -72,7 +72,7 @@ def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
     values = [_DependentArray(_nothing(a.shape)) for a in avals]
     n_consts = len(jaxpr.constvars)
     if consts is not None:
-        values[:n_consts] = map(_known, consts)
+        values[:n_consts] = map(_known_array, consts)
     n = math.prod(avals[n_consts].shape)
     bits = np.array([1 << i for i in range(n)], object).reshape(avals[n_consts].shape)
     values[n_consts] = _DependentArray(bits)
@@ -89,7 +89,7 @@ def _mapped(x: _DependentArray, fn: Callable) -> _DependentArray:
     return _DependentArray(fn(x.depends), None if x.known is None else fn(x.known))
 
 
-def _known(x: Any) -> _DependentArray:
+def _known_array(x: Any) -> _DependentArray:
     x = np.asarray(x)
     return _DependentArray(_nothing(x.shape), x)
 
@@ -103,7 +103,7 @@ def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
 
 def _evaluate(jaxpr: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     """The outputs of a jaxpr, from its constants and inputs."""
-    return interpreted(jaxpr, ins, _known, _outputs)
+    return interpreted(jaxpr, ins, _known_array, _outputs)
 
 
 def _outputs(eqn: Any, ins: list[_DependentArray]) -> list[_DependentArray]:
@@ -177,7 +177,7 @@ def _moved(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
 
 def _iota(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     params = eqn.params
-    return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
+    return [_known_array(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 
 
 def _take(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:

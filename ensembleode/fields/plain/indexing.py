@@ -37,13 +37,13 @@ def _scatter(eqn: Any, x: Any, indices: Any, updates: Any) -> list:
 
 @rule("dynamic_slice")
 def _dynamic_slice(eqn: Any, x: Any, *starts: Any) -> list:
-    numbers, _ = Windows.one(x.shape, eqn.params["slice_sizes"]).numbers(jnp, starts)
+    numbers, _ = Windows.whole_array(x.shape, eqn.params["slice_sizes"]).numbers(jnp, starts)
     return [take(x.reshape(-1), numbers)]
 
 
 @rule("dynamic_update_slice")
 def _dynamic_update_slice(eqn: Any, x: Any, update: Any, *starts: Any) -> list:
-    numbers, _ = Windows.one(x.shape, update.shape).numbers(jnp, starts)
+    numbers, _ = Windows.whole_array(x.shape, update.shape).numbers(jnp, starts)
     return [put(x.reshape(-1), numbers, update).reshape(x.shape)]
 
 

@@ -27,7 +27,7 @@ def put(x: Any, numbers: Any, new: Any, inside: Any = None, by: str = "scatter")
     return _put_p.bind(x, numbers, new, *masks, by=by)
 
 
-def _taken(x, numbers):
+def _taken_numbers(x, numbers):
     return x.at[numbers].get(mode="promise_in_bounds")
 
 
@@ -41,7 +41,7 @@ def _written(x, numbers, new, inside=None, *, by):
 
 
 for _primitive, _computed, _aval in (
-    (_take_p, _taken, lambda x, numbers: ShapedArray(numbers.shape, x.dtype)),
+    (_take_p, _taken_numbers, lambda x, numbers: ShapedArray(numbers.shape, x.dtype)),
     (_put_p, _written, lambda x, *_, by: ShapedArray(x.shape, x.dtype)),
 ):
     _primitive.def_impl(_computed)

@@ -38,14 +38,14 @@ def together(xs: Sequence) -> list:
     mesh: Any = next((a.sharding.mesh for a in types if a.sharding.mesh.explicit_axes), None)
     found = []
     for x, a in zip(xs, types, strict=True):
-        if mesh is not None and a.sharding != (whole := _whole(mesh, a)):
+        if mesh is not None and a.sharding != (whole := _on_whole_mesh(mesh, a)):
             x = jax.sharding.reshard(x, whole)
         missing = varying - a.manual_axis_type.varying
         found.append(jax.lax.pcast(x, tuple(missing), to="varying") if missing else x)
     return found
 
 
-def _whole(mesh: Any, aval: Any) -> NamedSharding:
+def _on_whole_mesh(mesh: Any, aval: Any) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*[None] * aval.ndim))
 
 
@@ -55,7 +55,9 @@ def results_of(avals: Sequence, operands: Sequence) -> list:
     if like is None:
         return list(avals)
     return [
-        x.update(sharding=_whole(like.sharding.mesh, x), manual_axis_type=like.manual_axis_type)
+        x.update(
+            sharding=_on_whole_mesh(like.sharding.mesh, x), manual_axis_type=like.manual_axis_type
+        )
         for x in avals
     ]
 

@@ -23,7 +23,7 @@ _IDLE = 4.0
 
 class _CommonClient:
     """The common part of both clients. Each has its own way of sending a request and of pausing,
-    and `_made`, which turns a coroutine into what the caller of a method gets."""
+    and `_run_to_end`, which turns a coroutine into what the caller of a method gets."""
 
     _kind = ""  # the class of HTTPX
     _may_be_traced = False
@@ -291,7 +291,7 @@ class Client(_CommonClient):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _made(self, coroutine: Coroutine) -> Any:
+    def _run_to_end(self, coroutine: Coroutine) -> Any:
         try:
             coroutine.send(None)
         except StopIteration as end:
@@ -337,7 +337,7 @@ class AsyncClient(_CommonClient):
     async def __aexit__(self, *_: Any) -> None:
         await self.aclose()
 
-    def _made(self, coroutine: Coroutine) -> Any:
+    def _run_to_end(self, coroutine: Coroutine) -> Any:
         return coroutine
 
     async def _paused(self, seconds: float) -> None:

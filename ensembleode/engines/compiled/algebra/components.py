@@ -58,7 +58,7 @@ class Array:
         self._component = component
 
     def component(self, turn: ComponentTurn) -> Value:
-        memory = self.b.known(self)
+        memory = self.b.known_result(self)
         return self._component(turn) if memory is None else memory.load(turn.index)
 
     def stored(self) -> Memory:
@@ -200,7 +200,7 @@ def _for_each(array: Array, body: Callable[[ComponentTurn], None], start: int = 
     array.b.for_(array.n, lambda i: body(ComponentTurn(i)), start)
 
 
-def each(y: Sequence, body: Callable[[Any, Value], None]) -> None:
+def for_each_component(y: Sequence, body: Callable[[Any, Value], None]) -> None:
     """Call `body(c, x)` for every component `x` of a state, and its number `c`."""
     for c, x in enumerate(y):
         if isinstance(x, Array):
@@ -282,7 +282,7 @@ class LoopArithmetic(PlainArithmetic):
     def bitcast(self, x: Any, dtype: Any) -> Any:
         return componentwise(lambda x: self.b.bitcast(x, dtype), x, dtype=np.dtype(dtype))
 
-    def over(self, number: Any, component: Any) -> Any:
+    def broadcast_over(self, number: Any, component: Any) -> Any:
         if isinstance(number, Array) or not isinstance(component, Array):
             return number
         return componentwise(lambda _: number, component, dtype=number.dtype)

@@ -191,8 +191,10 @@ class DenseFactors:
         ]
 
         def add(totals: Sequence[Value], k: _Index) -> list[Value]:
-            left = [self._at(self.factors, down * _TILE, k, r, 0) for r in range(rows)]
-            above = [self._at(self.factors, k, right * _TILE, 0, c) for c in range(columns)]
+            left = [self._loaded_entry(self.factors, down * _TILE, k, r, 0) for r in range(rows)]
+            above = [
+                self._loaded_entry(self.factors, k, right * _TILE, 0, c) for c in range(columns)
+            ]
             now = [totals[r * columns : (r + 1) * columns] for r in range(rows)]
             return [y for r in range(rows) for y in self._row_less(now[r], left[r], above)]
 
@@ -205,9 +207,9 @@ class DenseFactors:
 
     def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
         """An entry of the matrix; `has_one` is that of M, if M is the identity."""
-        x = self._at(self.jacobian, i, j, r, c)
+        x = self._loaded_entry(self.jacobian, i, j, r, c)
         if self.mass is not None:
-            return self.b.mul_add(x, self.minus, self._at(self.mass, i, j, r, c))
+            return self.b.mul_add(x, self.minus, self._loaded_entry(self.mass, i, j, r, c))
         return self.b.mul_add(x, self.minus, 1.0) if has_one else x * self.minus
 
     def solve(self, x: list[Value], *, transposed: bool = False) -> None:
@@ -219,7 +221,7 @@ class DenseFactors:
 
         def at(i: _Index, j: _Index, r: int, c: int) -> Value:
             i, j, r, c = (j, i, c, r) if transposed else (i, j, r, c)
-            return self._at(self.factors, i, j, r, c)
+            return self._loaded_entry(self.factors, i, j, r, c)
 
         def solved(tile: _Index, n: int, *, upper: bool) -> None:
             start = tile * _TILE
@@ -293,7 +295,7 @@ class DenseFactors:
         self._each_tile(rows)
         return every.get()
 
-    def _at(self, memory: Memory, i: _Index, j: _Index, r: int, c: int) -> Value:
+    def _loaded_entry(self, memory: Memory, i: _Index, j: _Index, r: int, c: int) -> Value:
         """The number that is `r` rows below and `c` columns to the right of a place."""
         return memory.moved(r * self.size + c).load(i * self.size + j)
 
@@ -301,7 +303,9 @@ class DenseFactors:
         self, memory: Memory, down: _Index, right: _Index, rows: int, columns: int
     ) -> list[list[Value]]:
         i, j = down * _TILE, right * _TILE
-        return [[self._at(memory, i, j, r, c) for c in range(columns)] for r in range(rows)]
+        return [
+            [self._loaded_entry(memory, i, j, r, c) for c in range(columns)] for r in range(rows)
+        ]
 
     def _store(self, down: _Index, right: _Index, x: Sequence[Sequence[Value]]) -> None:
         place = down * _TILE * self.size + right * _TILE

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ....fields.derivatives.outer_products import OuterProductTerm
 from ..llvm.builder import Builder, ElementPointer, I64, Value
 from .components import set_all
-from .products import along, room
+from .products import in_parts, room
 
 
 # The vectors of a row of a panel, and the bytes of a panel.
@@ -41,7 +41,7 @@ class _LaneVectors(NamedTuple):
     step: int
     other: int
 
-    def at(self, step: Value | int, other: Value | int) -> ElementPointer:
+    def vector(self, step: Value | int, other: Value | int) -> ElementPointer:
         return self.buffer.offset(step * self.step + other * self.other)
 
 
@@ -87,7 +87,7 @@ class Panels:
                 rows = rows_at(at, c, left.second * unit)
                 self._block(rows, columns_at(at, c, right.first * unit), n)
 
-            along(b, term.inner, self._steps, block)
+            in_parts(b, term.inner, self._steps, block)
 
         def some_calls() -> None:
             now = first.get()
@@ -113,9 +113,9 @@ class Panels:
             def tile(row: Value | int, n_rows: int) -> None:
                 self._tile(rows, n, (row, n_rows), (column, size), vectors)
 
-            along(self.b, term.rows, self._tile_rows, tile)
+            in_parts(self.b, term.rows, self._tile_rows, tile)
 
-        along(self.b, term.columns, self._wide, panel)
+        in_parts(self.b, term.columns, self._wide, panel)
 
     def _transpose(
         self, columns: _LaneVectors, n: Value | int, column: Value | int, size: int, vectors: int
@@ -128,7 +128,7 @@ class Panels:
             for part, v in itertools.product(range(self._unit // lanes), range(vectors)):
                 first = v * lanes
                 xs = [
-                    columns.at(step, column + (first + j)).load_lanes(part * lanes)
+                    columns.vector(step, column + (first + j)).load_lanes(part * lanes)
                     if first + j < size
                     else zero
                     for j in range(lanes)
@@ -154,7 +154,7 @@ class Panels:
 
         def one(step: Value) -> None:
             of_step = self._panel.offset(step * (self._unit * vectors * lanes))
-            each = [rows.at(step, row + i) for i in range(n_rows)]
+            each = [rows.vector(step, row + i) for i in range(n_rows)]
 
             def some(lane: Value | int, n: int) -> None:
                 now = [x.get() for x in totals]
@@ -168,7 +168,7 @@ class Panels:
                     now = [b.mul_add(x, y, t) for (x, y), t in zip(pairs, now, strict=True)]
                 set_all(totals, now)
 
-            along(b, self._unit, _TERMS_AT_ONCE, some)
+            in_parts(b, self._unit, _TERMS_AT_ONCE, some)
 
         b.for_(n, one)
         places = itertools.product(range(n_rows), range(vectors))

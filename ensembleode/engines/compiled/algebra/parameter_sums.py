@@ -24,7 +24,7 @@ from ....fields.derivatives.outer_products import (
 from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from ..llvm.machine import current
 from .panels import Panels, suits
-from .products import along, room
+from .products import in_parts, room
 from .reading import Memory
 
 
@@ -267,7 +267,7 @@ class _Products(_Sums):
             return
         at_once = max(1, room(b) // (max(1, b.lanes) * self.sums.dtype.itemsize))
         if term.right is None:
-            along(b, term.rows, at_once, lambda row, n: self._tile(term, row, n, 0, 1))
+            in_parts(b, term.rows, at_once, lambda row, n: self._tile(term, row, n, 0, 1))
             return
         tile_rows = max(1, min(term.rows, math.isqrt(at_once)))
         tile_columns = min(term.columns, at_once // tile_rows)
@@ -278,9 +278,9 @@ class _Products(_Sums):
                     size = min(tile_rows, n - start)
                     self._tile(term, first + start, size, column, n_columns)
 
-            along(b, term.columns, tile_columns, columns)
+            in_parts(b, term.columns, tile_columns, columns)
 
-        along(b, term.rows, tile_rows * _TILES, rows)
+        in_parts(b, term.rows, tile_rows * _TILES, rows)
 
     def _tile(
         self,

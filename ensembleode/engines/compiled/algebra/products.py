@@ -78,7 +78,7 @@ def product(
                 for s, total in zip(sums, now, strict=True):
                     s.set(total)
 
-            along(b, terms, _TERMS_AT_ONCE, add)
+            in_parts(b, terms, _TERMS_AT_ONCE, add)
             totals = [s.get() for s in sums]
         for place, total in zip(places, totals, strict=True):
             store(*place, total)
@@ -92,9 +92,9 @@ def product(
         def one(column: Value | int, n_columns: int) -> None:
             tile(row, column, n_rows, n_columns)
 
-        along(b, columns, tile_size.columns, one)
+        in_parts(b, columns, tile_size.columns, one)
 
-    along(b, rows, tile_size.rows, in_rows)
+    in_parts(b, rows, tile_size.rows, in_rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Strips:
 
             weights.builder.for_(terms, one)
 
-        along(weights.builder, self.weights.rows, self.tile, strip)
+        in_parts(weights.builder, self.weights.rows, self.tile, strip)
 
     def rows(self, packed: ElementPointer) -> Rows:
         """The rows of the packed matrix."""
@@ -148,7 +148,7 @@ def strips_pay(b: Builder, weights: ir.Matrix) -> bool:
     return b.lanes > 1 and size >= _LEAST_PACKED and weights.strides[1] > 1
 
 
-def along(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
+def in_parts(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
     """Run `body(start, size)` for parts of this size in a loop, and for the smaller rest."""
     whole, rest = divmod(n, size)
     if whole == 1:

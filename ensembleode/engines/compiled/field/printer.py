@@ -168,14 +168,14 @@ class Printer:
 
         def any_goes_on() -> Value:
             now = active.get()
-            with self.within(inside, now):
+            with self.inside_region(inside, now):
                 self.block(stmt.test)
                 going = now & self.expr(stmt.condition)
             active.set(going)
             return b.any(going)
 
         def turn() -> None:
-            with self.within(inside, active.get()):
+            with self.inside_region(inside, active.get()):
                 self.block(stmt.body)
 
         b.while_(any_goes_on, turn)
@@ -195,7 +195,7 @@ class Printer:
                 inside = self.uniformity.inside(stmt, stmt.which, self.region, k)
 
                 def run(case=case, here=here, inside=inside) -> None:
-                    with self.within(inside, here):
+                    with self.inside_region(inside, here):
                         self.block(case)
 
                 if cheap:
@@ -219,7 +219,7 @@ class Printer:
         return self.b.constant(True, BOOL, of_lanes=True)
 
     @contextmanager
-    def within(self, region: Region, mask: Value) -> Iterator[None]:
+    def inside_region(self, region: Region, mask: Value) -> Iterator[None]:
         before = self.region, self.mask
         self.region, self.mask = region, mask
         try:

@@ -84,13 +84,13 @@ class Builder(PlainArithmetic):
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
         """The result of `make()`, which is called once for this key in a block and its inner
         blocks, and writes no instruction that reads memory."""
-        found = self.known(key)
+        found = self.known_result(key)
         if found is None:
             scope = self._scopes[-1]
             scope[key, self._fuses] = found = make()
         return found
 
-    def known(self, key: Any) -> Any:
+    def known_result(self, key: Any) -> Any:
         """The result of `once_for` with this key; None where this block doesn't have it."""
         key = (key, self._fuses)
         return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)

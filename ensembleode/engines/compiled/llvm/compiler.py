@@ -98,7 +98,7 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
         saved = object_code = object_cache.load(key)
         if object_code is None:
             # (By the default code model, code reaches addresses anywhere in memory.)
-            object_code = _made(llvm, text, machine, "emit_object", jit=True)
+            object_code = _emitted(llvm, text, machine, "emit_object", jit=True)
         engine = _loaded(llvm, object_code)
         if saved is None:
             object_cache.save(key, object_code)
@@ -118,7 +118,7 @@ def assembly(text: str, target: Machine) -> str:
     **Raises:** `CompileError`.
     """
     with _lock:
-        return _made(_llvm(), text, target, "emit_assembly", codemodel="default")
+        return _emitted(_llvm(), text, target, "emit_assembly", codemodel="default")
 
 
 def ptx(text: str, arch: str) -> str:
@@ -154,7 +154,7 @@ def _key(llvm: Any, text: str, machine: Machine) -> str:
     return hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
 
 
-def _made(llvm: Any, text: str, machine: Machine, emit: str, **options: Any) -> Any:
+def _emitted(llvm: Any, text: str, machine: Machine, emit: str, **options: Any) -> Any:
     """What LLVM's object for the machine emits, `emit_object` or `emit_assembly`."""
 
     def made() -> Any:

@@ -20,14 +20,14 @@ class InstructionWriter:
         self.line(f"%h{self._count} = {text}")
         return f"%h{self._count}"
 
-    def at(self, base: str, offset: int) -> str:
+    def address(self, base: str, offset: int) -> str:
         return self.value(f"getelementptr i8, ptr {base}, i64 {offset}")
 
     def load(self, type_: str, base: str, offset: int) -> str:
-        return self.value(f"load {type_}, ptr {self.at(base, offset)}")
+        return self.value(f"load {type_}, ptr {self.address(base, offset)}")
 
     def store(self, type_: str, value: str | int, base: str, offset: int) -> None:
-        self.line(f"store {type_} {value}, ptr {self.at(base, offset)}")
+        self.line(f"store {type_} {value}, ptr {self.address(base, offset)}")
 
     def structure(self, *members: tuple[str, str | int]) -> str:
         """A structure in memory with these members, types and values, of eight bytes each."""

@@ -71,7 +71,7 @@ class LaneEvents:
         # Whether any condition rests at a root, in any lane.
         self.recent = b.variable(BOOL, False, of_lanes=False)
         # Recognises steps that can't have events; None where that isn't possible.
-        self._quiet = QuietTest.of(loop, events, functions)
+        self._quiet = QuietTest.make(loop, events, functions)
         # The conditions at the start of the step, if each step needs them.
         asks = self._quiet is None or self._quiet.asks_for_start
         self.values = [b.variable(dtype, 0) for _ in range(events.components if asks else 0)]

@@ -20,7 +20,7 @@ from ....solvers.method import Equations, evaluated_once
 from ....solvers.step_size import in_abstol, initial_step, unit_of_time
 from ....solvers.time import StepBounds
 from ....solvers.verdicts import Verdict
-from ..algebra.components import arithmetic, each, places, set_all, total
+from ..algebra.components import arithmetic, for_each_component, places, set_all, total
 from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, Value, Variable
 from ..llvm.functions import FUNCTIONS
 from ..steps.description import KernelDescription
@@ -491,7 +491,7 @@ class Loop:
             def write(c: Any, x: Value) -> None:
                 self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
 
-            each(self.state(), write)
+            for_each_component(self.state(), write)
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))

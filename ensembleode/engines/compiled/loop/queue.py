@@ -7,7 +7,7 @@ lanes, and are kept in a pool until lanes are free.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..algebra.components import changed, each
+from ..algebra.components import changed, for_each_component
 from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value, Variable
 from ..steps.description import KernelDescription
 from ..steps.layout import LaneNumbers
@@ -112,7 +112,7 @@ class PreparedStarts:
         held.take(b.where(inside, index, 0), b.spread(inside))
         y = tuple(held.u0(held.index.get(), inside))
         carry, h = self._first_step(held, y, held.number("t0"), b.spread(inside))
-        each(carry, lambda c, x: self._carry.store_lanes(c * max(1, b.lanes), x))
+        for_each_component(carry, lambda c, x: self._carry.store_lanes(c * max(1, b.lanes), x))
         if not self._problem.has("dt"):
             self._h.store_lanes(0, h)
 

@@ -47,7 +47,7 @@ class QuietTest:
         )
 
     @staticmethod
-    def of(loop: Loop, events: TracedCallbacks, functions: CallbackFunctions) -> QuietTest | None:
+    def make(loop: Loop, events: TracedCallbacks, functions: CallbackFunctions) -> QuietTest | None:
         """None where every condition has to be looked at within every step, or there are none."""
         looked = [x for x in events.continuous if x.interp_points > 2]
         within, p = None, loop.problem

@@ -139,7 +139,7 @@ class Search:
         """In the lanes `known`, whose step ends at a known time: conditions that cross zero there
         to rounding, also those that do so only after the step, are zero at its end."""
         step = self.step
-        later, radii = self._around(step.attempt.y2, step.t2, end, known)
+        later, radii = self._just_after(step.attempt.y2, step.t2, end, known)
         for i, x, places in self._slices:
             if x.rootfind == NoRootFind:
                 continue
@@ -149,7 +149,7 @@ class Search:
                 self.high[k].set_where(here, 0)
                 self.fires[k].set_where(here, True)
 
-    def _around(
+    def _just_after(
         self, y: tuple, t: Value, values: list[Value], mask: Value
     ) -> tuple[list[Value], list[Value]]:
         """The conditions a little after `t`, where they have the `values`; and how far from zero
@@ -194,9 +194,9 @@ class Search:
                 if x.interp_points == n and not wanted.isdisjoint(_numbers(places))
             ]
             if n > 2 and chosen:
-                self._within(n, chosen, wanted, low)
+                self._look_within(n, chosen, wanted, low)
 
-    def _within(
+    def _look_within(
         self,
         n: int,
         chosen: list[tuple[int, TracedContinuous, slice]],
@@ -312,7 +312,7 @@ class Search:
         rounding; `beyond`: for each callback, whether its signs after the event are not known
         yet."""
         b, on, reach = self.b, self.on, self._reach(at)
-        later, radii = self._around(y, at, values, lanes)
+        later, radii = self._just_after(y, at, values, lanes)
         for i, x, places in self._slices:
             for k in _numbers(places) if x.rootfind != NoRootFind else ():
                 fires = self.fires[k].get()
@@ -343,7 +343,7 @@ class Search:
         y1, y2 = b.variable(dtype, self.low[k].get()), b.variable(dtype, self.high[k].get())
         bisects, side = b.variable(BOOL, True), b.variable(I32, 0)
         threshold = b.variable(dtype, x2.get() - x1.get())
-        going = b.variable(BOOL, wanted & self._apart(x1.get(), x2.get()))
+        going = b.variable(BOOL, wanted & self._are_apart(x1.get(), x2.get()))
         left = b.variable(I32, _MOST_TURNS, of_lanes=False)
 
         def one() -> None:
@@ -383,13 +383,13 @@ class Search:
             bisects.set_where(here, halves | wide)
             side.set_where(here, b.where(wide, b.constant(0, I32), s))
             threshold.set_where(here, limit)
-            going.set(here & ~zero & self._apart(x1.get(), x2.get()))
+            going.set(here & ~zero & self._are_apart(x1.get(), x2.get()))
 
         b.while_(lambda: b.any(going.get()) & (left.get() > 0), one)
         found = x1 if x.rootfind == LeftRootFind else x2
         root.set_where(wanted, direction * found.get())
 
-    def _apart(self, x1: Value, x2: Value) -> Value:
+    def _are_apart(self, x1: Value, x2: Value) -> Value:
         """Whether there are floating-point numbers between the two."""
         return self._next(x1, 1) < x2
 

@@ -47,7 +47,7 @@ def attempt(
     if loop.outputs is None:
         # Recorded steps are read after the state has changed.
         y = tuple(map(copied, y))
-        carry = jax.tree.map(copied, carry) if p.apart else carry
+        carry = jax.tree.map(copied, carry) if p.stages_apart else carry
     method = loop.now(p.method)
     if loop.switch is not None:
         loop.switch.count(loop.active.get())
@@ -93,7 +93,7 @@ def control(loop: Loop, step: TriedStep, unresolved: Value) -> tuple[TriedStep, 
 def commit(loop: Loop, size: Any, step: TriedStep, verdict: Verdict) -> None:
     """Save the rows within the step, and go on to its end in the lanes that accept it."""
     b, p = loop.b, loop.problem
-    loop.saved.within(step, loop.direction, loop.equations, loop.occupied)
+    loop.saved.save_rows_within(step, loop.direction, loop.equations, loop.occupied)
     active, accepted = loop.active.get(), step.accepted
     arrived = step.t2.eq(loop.t1)
     if loop.is_uniform:

@@ -112,7 +112,7 @@ class EventsBack:
             x.set(0)
 
         def do() -> None:
-            here = pulled.apart()
+            here = pulled.without_cotangents()
             y = self._state(method, here, calls, theta)
             uprev = here.value(*here.trace.inputs[0], calls)
             for x in reversed(self._forwards(acted, y, turn, uprev)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ....solvers.method import Equations
 from ....solvers.switching import Switching
-from ..algebra.components import each, StoredArray
+from ..algebra.components import for_each_component, StoredArray
 from ..algebra.reading import LoadedNumbers, Memory
 from ..llvm.builder import BOOL, Builder, ElementPointer, I32, I64, type_of, Value, Variable
 from ..loop.loop import Loop
@@ -121,9 +121,9 @@ class Record:
         def write(i: Any, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
 
-        for i, state in enumerate((step.y, *step.attempt.dense[: p.apart])):
-            each(state, lambda c, x, i=i: write(c + p.size * i, x))
-        for i, x in enumerate((*carried, *ends, step.t, h), p.size * (1 + p.apart)):
+        for i, state in enumerate((step.y, *step.attempt.dense[: p.stages_apart])):
+            for_each_component(state, lambda c, x, i=i: write(c + p.size * i, x))
+        for i, x in enumerate((*carried, *ends, step.t, h), p.size * (1 + p.stages_apart)):
             write(i, x)
         self.turn.set(turn + 1)
 
@@ -138,8 +138,8 @@ class Record:
                 return [StoredArray(cells, p.size)]
             return [turns.load_lanes(self._cell(first + number + c)) for c in range(p.size)]
 
-        state, *stages = [state_at(i * p.size) for i in range(1 + p.apart)]
-        cells = [self._cell(first + i) for i in range(p.size * (1 + p.apart), p.of_step)]
+        state, *stages = [state_at(i * p.size) for i in range(1 + p.stages_apart)]
+        cells = [self._cell(first + i) for i in range(p.size * (1 + p.stages_apart), p.of_step)]
         *numbers, t, h = [turns.load_lanes(cell) for cell in cells]
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)

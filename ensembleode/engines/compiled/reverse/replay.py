@@ -309,7 +309,7 @@ class Replay:
         """Set variables to the cotangents of those inputs that are states."""
         states = [v for v in jax.tree.leaves(to) if v.aval.shape]
         for v, variables in zip(states, places, strict=True):
-            set_all(variables, pulled.found(v), mask)
+            set_all(variables, pulled.cotangent_of(v), mask)
 
     def add_gradient(self, more: Any, mask: Value) -> None:
         for variable, x in zip(self.gradient, more or (), strict=False):
@@ -385,7 +385,7 @@ class Replay:
             (start,), stages, *_ = within.inputs
             for v, to in zip((start, *jax.tree.leaves(stages)), (to_y, *dense), strict=True):
                 if v in state.cotangents:
-                    for variable, x in zip(sums[to], state.found(v), strict=True):
+                    for variable, x in zip(sums[to], state.cotangent_of(v), strict=True):
                         variable.set(variable.get() + x)
 
         def one() -> Value:
@@ -419,13 +419,13 @@ class Replay:
                 b.if_(b.any(cut), at_event)
                 if has_times:
                     b.if_(b.any(due()), lambda: b.do_while(one))
-            more = pulled.apart()
+            more = pulled.without_cotangents()
             # (In an order that is the same in every process, for the object code on disk.)
             for v in (v for v in sums if v in made):
                 more.add(v, [x.get() for x in sums[v]])
             more.back(others, self.pullback.calls(held, concerned))
             for v in more.cotangents:
-                for variable, x in zip(sums[v], more.found(v), strict=True):
+                for variable, x in zip(sums[v], more.cotangent_of(v), strict=True):
                     variable.set_where(concerned, variable.get() + x)
             self.add_gradient(more.gradient, concerned)
 

@@ -112,7 +112,7 @@ class KernelDescription:
         `record.RecordedTurn`."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size * (1 + self.apart) + len(carried) + int(self.switches) + ends + 2
+        return self.size * (1 + self.stages_apart) + len(carried) + int(self.switches) + ends + 2
 
     @property
     def parts(self) -> SplitTranspose | None:
@@ -176,7 +176,7 @@ class KernelDescription:
         return self.stages - self.evaluations - self.passes_on
 
     @property
-    def apart(self) -> int:
+    def stages_apart(self) -> int:
         """How many of the stages, the first ones, are recorded apart from the evaluations."""
         return self.unevaluated if self.in_memory else self.stages
 

@@ -147,7 +147,7 @@ def _leaves(plan: Plan, lanes: TrajectoryNumbers) -> Iterator[tuple[str, Any, np
             yield row.name, x, np.dtype(row.dtype or plan.state.dtype), batched
 
 
-def _held(layout: NumbersLayout) -> set[int]:
+def _held_by_lanes(layout: NumbersLayout) -> set[int]:
     """The indices of the numbers that lanes hold: the smallest parameters, and small others."""
     own = [i for i, x in enumerate(layout.numbers) if x.is_own and x.name != "u0"]
     parameters = [i for i in own if layout.numbers[i].name in _PARAMETERS]
@@ -181,7 +181,7 @@ class LaneNumbers:
         self._held: dict[int, list[Variable]] = {}
         self._shared: dict[int, list[Value]] = {}
         self._places: dict[tuple, list[int]] = {}
-        shared, held = 0, _held(layout)
+        shared, held = 0, _held_by_lanes(layout)
         for i, number in enumerate(layout.numbers):
             self._places.setdefault((number.group, number.dtype), []).append(i)
             if number.name in _IN_MEMORY:

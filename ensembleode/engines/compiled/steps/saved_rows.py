@@ -8,7 +8,7 @@ import numpy as np
 from ....plan.events import EVENT_ROWS
 from ....solution.dense import inner_nodes
 from ....solvers.method import Method, StepAttempt
-from ..algebra.components import arithmetic, each
+from ..algebra.components import arithmetic, for_each_component
 from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from .description import KernelDescription
 from .layout import LaneNumbers, NumbersOrder
@@ -133,7 +133,7 @@ class SavedRows:
             place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
             self._outputs.u.scatter(place, mask, x)
 
-        each(y, write)
+        for_each_component(y, write)
 
     def _write_time(self, row: Value | int, mask: Value, t: Value) -> None:
         place = self.order.place(self.held.index.get(), row, self.n)
@@ -213,9 +213,11 @@ class SavedRows:
                 place = self.order.place(self.held.index.get(), first + c, size)
                 self._outputs.inner.scatter(place, here, x)
 
-            each(u, write)
+            for_each_component(u, write)
 
-    def within(self, step: TriedStep, direction: Value, equations: Any, occupied: Variable) -> None:
+    def save_rows_within(
+        self, step: TriedStep, direction: Value, equations: Any, occupied: Variable
+    ) -> None:
         """Save the rows whose times lie in a step; `equations` is that of `Loop`."""
         b, p = self.b, self.problem
         if self.row is None:

@@ -264,7 +264,7 @@ class PulledCotangents:
                 found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
         return found
 
-    def apart(self) -> PulledCotangents:
+    def without_cotangents(self) -> PulledCotangents:
         """A copy without cotangents, whose new values are used only in one block."""
         other = copy.copy(self)
         other.values, other.cotangents, other.gradient = dict(self.values), {}, None
@@ -281,7 +281,7 @@ class PulledCotangents:
     def is_active(self, atom: Any) -> bool:
         return not isinstance(atom, jex.Literal) and atom in self._active
 
-    def found(self, variable: Any) -> tuple:
+    def cotangent_of(self, variable: Any) -> tuple:
         """The cotangent of a variable."""
         zero = [self.b.constant(0, variable.aval.dtype)]
         return self._whole(self.cotangents.get(variable, zero), variable)

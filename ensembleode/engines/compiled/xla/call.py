@@ -133,7 +133,7 @@ class KeptKernel:
 
     def __reduce__(self):  # called by `jax.experimental.serialize_executable`
         _serialised.add(self)
-        return _held, (self.kernel,)
+        return _kept_kernel, (self.kernel,)
 
 
 class _Trampoline(NamedTuple):
@@ -166,12 +166,12 @@ def register(kernels: Iterable[NativeKernel]) -> list[KeptKernel]:
     **Raises:** `CompileError`.
     """
     with _lock:
-        held = [_held(kernel) for kernel in kernels]
+        held = [_kept_kernel(kernel) for kernel in kernels]
         _free_unused()
     return held
 
 
-def _held(kernel: NativeKernel) -> KeptKernel:
+def _kept_kernel(kernel: NativeKernel) -> KeptKernel:
     with _lock:
         code, holder = _loaded.pop(kernel.target, (None, None))
         held = (holder and holder()) or KeptKernel(kernel)

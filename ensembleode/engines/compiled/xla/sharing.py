@@ -79,7 +79,7 @@ def share(w: InstructionWriter, name: str, how: str, *data: str) -> None:
     w.branch(w.icmp("slt", "i64", "%more", helpers), "ask", "work")
     w.label("work")
     w.line(f"call void @{name}.parts(ptr {work}, i64 0)")
-    running = w.at(work, _WORK["running"])
+    running = w.address(work, _WORK["running"])
     w.line(f"%before = atomicrmw add ptr {running}, i64 {_CLOSED} acq_rel")
     w.branch(w.icmp("eq", "i64", "%before", 0), "finished", "wait")
     w.label("wait")
@@ -99,8 +99,8 @@ def shared_work(name: str, count: int) -> str:
     """The function that threads run on parts of a kernel's work, with so many pointers."""
     parts = InstructionWriter()
     for which in ("n", "threads", "least"):
-        parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
-    following = parts.at("%work", _WORK["next"])
+        parts.line(f"%{which} = load i64, ptr {parts.address('%work', _WORK[which])}")
+    following = parts.address("%work", _WORK["next"])
     data = [parts.load("ptr", "%work", _WORK_BYTES + 8 * i) for i in range(count)]
     parts.line("%shares = mul i64 %threads, 2")
     parts.go_on("next")
@@ -140,10 +140,12 @@ def shared_work(name: str, count: int) -> str:
 def thread_work() -> str:
     """The functions that threads run whatever the work is; their code stays in memory."""
     task = InstructionWriter()
-    running = task.at("%work", _WORK["running"])
+    running = task.address("%work", _WORK["running"])
     task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")
     task.go_on_if(task.icmp("ult", "i64", "%before", _CLOSED), "run", "late")
-    task.line(f"%thread = atomicrmw add ptr {task.at('%work', _WORK['thread'])}, i64 1 monotonic")
+    task.line(
+        f"%thread = atomicrmw add ptr {task.address('%work', _WORK['thread'])}, i64 1 monotonic"
+    )
     task.line(f"call void {task.load('ptr', '%work', _WORK['parts'])}(ptr %work, i64 %thread)")
     task.go_on("late")
     task.line(f"atomicrmw sub ptr {running}, i64 1 acq_rel")
@@ -151,7 +153,7 @@ def thread_work() -> str:
     task.line("ret void")
 
     leave = InstructionWriter()
-    users = leave.at("%work", _WORK["users"])
+    users = leave.address("%work", _WORK["users"])
     leave.line(f"%before = atomicrmw sub ptr {users}, i64 1 acq_rel")
     leave.go_on_if(leave.icmp("eq", "i64", "%before", 1), "last", "done")
     leave.line("call void @free(ptr %work)")

@@ -18,7 +18,7 @@ from .pairs import exact, fast_two_sum, HeadAndTail, quotient, two_product, two_
 from .polynomials import horner, polynomial
 
 
-def _both(b: Builder, x: Value) -> tuple[HeadAndTail, HeadAndTail, Value]:
+def _sinh_and_cosh(b: Builder, x: Value) -> tuple[HeadAndTail, HeadAndTail, Value]:
     """sinh x and cosh x, divided by 2^k, for x >= 0, each as a sum of two numbers; and k."""
     k, rest, low = reduce(b, x)
     z = rest * rest
@@ -37,12 +37,12 @@ def _both(b: Builder, x: Value) -> tuple[HeadAndTail, HeadAndTail, Value]:
 
 
 def sinh(b: Builder, x: Value) -> Value:
-    (head, tail), _, k = _both(b, b.minimum(limits(format_of(x))[1], abs(x)))
+    (head, tail), _, k = _sinh_and_cosh(b, b.minimum(limits(format_of(x))[1], abs(x)))
     return b.copysign(scale(b, head + tail, k), x)
 
 
 def cosh(b: Builder, x: Value) -> Value:
-    _, (head, tail), k = _both(b, b.minimum(limits(format_of(x))[1], abs(x)))
+    _, (head, tail), k = _sinh_and_cosh(b, b.minimum(limits(format_of(x))[1], abs(x)))
     return scale(b, head + tail, k)
 
 

@@ -34,7 +34,7 @@ def _with_sign(b: Builder, x: Value, quadrant: Value) -> Value:
     return b.bitcast(b.bitcast(x, fmt.integer) ^ sign, x.dtype)
 
 
-def _at(b: Builder, rest: HeadAndTail, quadrant: Value) -> Value:
+def _rotated_sine(b: Builder, rest: HeadAndTail, quadrant: Value) -> Value:
     """The sine of rest + quadrant pi / 2."""
     sine, cosine = _sine(b, rest), _cosine(b, rest)
     is_odd = (quadrant & 1).ne(0)
@@ -44,12 +44,12 @@ def _at(b: Builder, rest: HeadAndTail, quadrant: Value) -> Value:
 
 def sin(b: Builder, x: Value) -> Value:
     rest, quadrant = reduce(b, x)
-    return b.where(x.eq(0.0), x, _at(b, rest, quadrant))
+    return b.where(x.eq(0.0), x, _rotated_sine(b, rest, quadrant))
 
 
 def cos(b: Builder, x: Value) -> Value:
     rest, quadrant = reduce(b, x)
-    return _at(b, rest, quadrant + 1)
+    return _rotated_sine(b, rest, quadrant + 1)
 
 
 def tan(b: Builder, x: Value) -> Value:
