@@ -267,9 +267,9 @@ found = jax.config.values
 import ensembleode as eo
 eo.solve
 assert jax.config.values == found, "configuration"
-print(sum("ensembleode" in type(x).__module__ for x in sys.meta_path))
+print(*(type(x).__name__ for x in sys.meta_path if "ensembleode" in type(x).__module__))
 """
-    assert run(before + code)[0] == "0"
+    assert run(before + code)[0] == "FormerModules"  # for names in pickles
     assert run(before + COUNT)[0] == "1"
     assert run(before + ASKED)[0] == str(CORES)
 

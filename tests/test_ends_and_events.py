@@ -73,7 +73,7 @@ def clock(rate, most=None, end=10.0):
 def test_events_beyond_the_record_act(monkeypatch):
     """States and their derivatives are those of all events, whatever the record has, and a warning
     says what it lacks."""
-    monkeypatch.setattr(every_event, "_MOST_TRACED", 20)
+    monkeypatch.setattr(every_event.tuning, "MOST_ROOM_TRACED", 20)
     logs.log_once.cache_clear()
     rate = 4.06
     sol = jax.jit(clock)(rate)
@@ -208,8 +208,8 @@ def test_a_failure_has_no_end():
 
 def test_the_end_where_the_record_is_too_short(monkeypatch):
     """Neither an event that isn't recorded, nor one of a callback without a record, loses it."""
-    monkeypatch.setattr(every_event, "_RECORD", 0)
-    monkeypatch.setattr(every_event, "MOST_EVENTS", 3)
+    monkeypatch.setattr(every_event.tuning, "RECORD_BYTES", 0)
+    monkeypatch.setattr(every_event.tuning, "MOST_EVENTS", 3)
     stop = eo.ContinuousCallback(
         lambda u, t, i: t - 7.77, eo.terminate, save_positions=(False, False)
     )

@@ -12,15 +12,15 @@ _PROGRAM = """
 
     import numpy as np
 
-    from ensembleode import numbers
+    from ensembleode.problem import number_table as numbers
 
     assert "ensembleode.plan.trajectory_numbers" not in sys.modules
     numbers.NUMBERS += [
-        numbers.Row(
+        numbers.NumberRow(
             "dtmax2", "dtmax2", "bound", None, numbers._check_bound, aliases="widest_step"
         ),
-        numbers.Row("stops", "stops", "table"),
-        numbers.Row("consts_of_g", "g", "constants"),
+        numbers.NumberRow("stops", "stops", "table"),
+        numbers.NumberRow("consts_of_g", "g", "constants"),
     ]
 
     import jax
@@ -28,7 +28,7 @@ _PROGRAM = """
     import pytest
 
     import ensembleode as eo
-    from ensembleode.core.fingerprint import fingerprint
+    from ensembleode.running.fingerprint import fingerprint
     from ensembleode.engines.job import job_for
 
     def f(u, p, t):

@@ -210,42 +210,42 @@ class Threshold(NamedTuple):
 RODAS = eo.Rodas5P()
 C, F = "engines.compiled", "fields"
 THRESHOLDS = {
-    f"{C}.steps.description._MOST_VARIABLES": Threshold(network, ways=EXPLICIT),
-    f"{C}.steps.description._MOST_OWN_VARIABLES": Threshold(own_network, ways=EXPLICIT),
-    f"{C}.steps.description._MOST_RESIDUALS": Threshold(network),
-    f"{C}.steps.description._MOST_RECORDED": Threshold(network),
-    f"{C}.steps.layout._MOST_HELD": Threshold(own_network, ways=EXPLICIT),
-    f"{C}.steps.layout._MOST_SHARED": Threshold(network, ways=EXPLICIT),
-    f"{C}.steps.layout._MOST_PACKED": Threshold(wide_network),
-    f"{C}.algebra.products._WRITTEN_OUT": Threshold(wide_network, ways=EXPLICIT),
-    f"{C}.algebra.products._LONGEST_SUM": Threshold(wide_network, high=100),
-    f"{C}.algebra.products._LEAST_PACKED": Threshold(wide_network),
+    f"{C}.steps.tuning.MOST_VARIABLES": Threshold(network, ways=EXPLICIT),
+    f"{C}.steps.tuning.MOST_OWN_VARIABLES": Threshold(own_network, ways=EXPLICIT),
+    f"{C}.steps.tuning.MOST_RESIDUALS": Threshold(network),
+    f"{C}.steps.tuning.MOST_RECORDED": Threshold(network),
+    f"{C}.steps.tuning.MOST_HELD": Threshold(own_network, ways=EXPLICIT),
+    f"{C}.steps.tuning.MOST_SHARED": Threshold(network, ways=EXPLICIT),
+    f"{C}.steps.tuning.MOST_PACKED": Threshold(wide_network),
+    f"{C}.algebra.tuning.WRITTEN_OUT": Threshold(wide_network, ways=EXPLICIT),
+    f"{C}.algebra.tuning.LONGEST_SUM": Threshold(wide_network, high=100),
+    f"{C}.algebra.tuning.LEAST_PACKED": Threshold(wide_network),
     # (With as many columns as there are lanes.)
-    f"{C}.algebra.panels._LEAST_ROWS": Threshold(wide_network, high=10**6, n=40),
-    f"{C}.solves._MOST_NEAR": Threshold(network, ways=("fixed",), registers=32, n=40),
-    f"{C}.solves._FEW": Threshold(network, registers=16, n=40),
-    f"{C}.solves._LARGEST_SEGMENTS": Threshold(network, low=1, in_code=False),
+    f"{C}.algebra.tuning.LEAST_ROWS": Threshold(wide_network, high=10**6, n=40),
+    f"{C}.tuning.MOST_NEAR": Threshold(network, ways=("fixed",), registers=32, n=40),
+    f"{C}.tuning.MOST_NEAR_OTHERWISE": Threshold(network, registers=16, n=40),
+    f"{C}.tuning.LARGEST_SEGMENTS": Threshold(network, low=1, in_code=False),
     # (With an integrand, all is written out before.)
-    f"{C}.field.printer._WRITTEN_OUT": Threshold(
+    f"{C}.field.tuning.WRITTEN_OUT": Threshold(
         long_ring, ways=tuple(way for way in EXPLICIT if way != "integrand")
     ),
-    f"{C}.field.printer._LONGEST_TURN": Threshold(long_ring, registers=32),
-    f"{C}.field.field._MOST_DEAR": Threshold(waves),
-    f"{C}.steps.equations._LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
-    f"{C}.steps.equations._MOST_INLINED": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.field.tuning.LONGEST_TURN": Threshold(long_ring, registers=32),
+    f"{C}.field.tuning.MOST_DEAR": Threshold(waves),
+    f"{C}.steps.tuning.LONGEST_INLINED": Threshold(long_sum, ways=EXPLICIT),
+    f"{C}.steps.tuning.MOST_INLINED": Threshold(dense, ways=IMPLICIT, alg=RODAS),
     f"{C}.llvm.heap.MOST_ON_STACK": Threshold(dense, ways=IMPLICIT, alg=RODAS),
-    f"{C}.algebra.linear._MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
-    f"{C}.algebra.linear._MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
-    f"{C}.loop.balls._MOST_OPERATIONS": Threshold(branches, ways=("events",)),
-    f"{C}.loop.loop._TURNS": Threshold(predators, low=1, high=2**14, ways=("fixed",)),
-    f"{C}.loop.parking._PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
-    "engines.columns.solves._WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
-    f"{F}.derivatives.forwarding._MOST_LOOPS": Threshold(long_ring),
-    f"{F}.lowering.elementwise._DEEPEST": Threshold(long_sums, low=1),
-    f"{F}.walking._OTHERS": Threshold(waves),
-    f"{F}.products._LEAST": Threshold(wide_network),
+    f"{C}.algebra.tuning.MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
+    f"{C}.algebra.tuning.MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
+    f"{C}.loop.tuning.MOST_BALL_OPERATIONS": Threshold(branches, ways=("events",)),
+    f"{C}.loop.tuning.TURNS_BETWEEN_LOOKS": Threshold(predators, low=1, high=2**14,
+    ways=("fixed",)), f"{C}.loop.tuning.PATIENCE": Threshold(predators, low=1, high=100,
+    alg=eo.AutoTsit5(RODAS)), "engines.columns.tuning.WORTH_SHARING": Threshold(predators,
+    ways=("columns",), in_code=False), f"{F}.tuning.MOST_LOOPS": Threshold(long_ring),
+    f"{F}.tuning.DEEPEST": Threshold(long_sums, low=1),
+    f"{F}.tuning.COST_OF_OTHERS": Threshold(waves),
+    f"{F}.tuning.LEAST_PRODUCT": Threshold(wide_network),
     # (Errors are so small that steps follow from rounding.)
-    f"{F}.plain.matrices._WRITTEN_OUT": Threshold(
+    f"{F}.tuning.MOST_TURNS_WRITTEN_OUT": Threshold(
         systems, ways=tuple(way for way in EXPLICIT if way != "every step")
     ),
     "tracing.written_numbers._MOST_APART": Threshold(long_sum),
@@ -362,15 +362,15 @@ def test_states_in_memory(monkeypatch, way, n, registers):
 
 
 # Rooms in which sizes decide how something is computed.
-ROOMS = ("engines", "fields", "tracing", "core", "solvers")
+ROOMS = ("engines", "fields", "tracing", "plan", "jumps", "trajectories", "running", "solvers")
 # Numbers that nothing is computed in two ways by, and where else those are tested that decide about
 # more than a kernel.
 OTHERS = {
     # No problem here is on both sides of these.
-    "engines.compiled.field.printer._CHEAP",
-    "fields.scalarise.MOST_OPERATIONS",
-    "fields.derivatives.jacobian._MOST_OPERATIONS",
-    "fields.derivatives.sparsity._MOST_UNROLLED",
+    "engines.compiled.field.tuning.CHEAP",
+    "fields.tuning.MOST_SCALAR_OPERATIONS",
+    "fields.tuning.MOST_OPERATIONS_OF_JACOBIANS",
+    "fields.tuning.MOST_UNROLLED",
     "solvers.mass_matrix._MOST_SUMMED",
     # Refusals, and what the formulas of functions are made of.
     "engines.compiled.llvm.compiler.OLDEST",
@@ -400,20 +400,20 @@ OTHERS = {
     # What is checked before a solve.
     "fields.bounds._MOST",
     # test_every_event.py, test_batches.py: rooms for events, sizes of batches.
-    "running.run._FEW",
-    "running.every_event._MOST_ROOM",
-    "running.batch_size._FEW",
-    "running.batch_size._LEAST",
+    "running.tuning.FEW_RERUNS",
+    "running.tuning.MOST_ROOM",
+    "running.tuning.FEW_NARROW_BATCHES",
+    "running.tuning.LEAST_BATCH",
     "jumps.moving_jumps.ROWS",
     # test_matrices.py: what is taken apart into scalars.
-    "fields.choices._MOST_SORTED",
-    "fields.choices._MOST_ROWS",
+    "fields.tuning.MOST_SORTED",
+    "fields.tuning.MOST_ROWS",
     # test_ctrl_c.py: after how many steps of columns the flag is read.
-    "engines.columns.loop._TURNS",
+    "engines.columns.tuning.TURNS_BETWEEN_LOOKS",
     # test_complex_numbers.py: which Fourier transforms are written out, and how.
-    "fields.fourier._LONGEST",
-    "fields.fourier._LONGEST_PRIME",
-    "fields.fourier._WHOLE",
+    "fields.tuning.LONGEST_TRANSFORM",
+    "fields.tuning.LONGEST_PRIME_TRANSFORM",
+    "fields.tuning.LONGEST_WHOLE_TRANSFORM",
     # test_coinciding_times.py
     "jumps.told_apart._FEW",
     "plan.known_times.NEAR",
@@ -493,13 +493,13 @@ def test_a_new_threshold_would_be_seen():
 
 
 OF_AUTO = {
-    f"{C}._MOST_STATEMENTS": waves,
-    f"{C}._MOST_WRITTEN_OUT": ring,
-    f"{C}._MOST_OWN_ON_GPU": None,
-    f"{C}._MOST_SHARED_ON_GPU": None,
+    f"{C}.tuning.MOST_STATEMENTS": waves,
+    f"{C}.tuning.MOST_WRITTEN_OUT": ring,
+    f"{C}.tuning.MOST_OWN_ON_GPU": None,
+    f"{C}.tuning.MOST_SHARED_ON_GPU": None,
     # test_large.py: what takes too long to compile.
-    f"{C}._MOST_LINES": None,
-    f"{C}._LINES_OF_ENTRY": None,
+    f"{C}.tuning.MOST_LINES": None,
+    f"{C}.tuning.LINES_OF_ENTRY": None,
 }
 
 

@@ -10,12 +10,9 @@ import numpy as np
 from jax import lax
 
 from ..tracing.program import structs_of
+from . import tuning
 from .gather_scatter import fill_value, Windows
 from .plain.writing import as_written
-
-
-# A sort compares each pair of components, so of so many at most; a gather chooses among as many.
-_MOST_SORTED, _MOST_ROWS = 6, 8
 
 
 def by_choice(eqn: Any) -> Any:
@@ -37,7 +34,7 @@ def _gather(eqn: Any) -> Callable | None:
         (windows.starts, windows.collapsed, windows.batching) == ((0,), (0,), ((), ()))
         and tuple(windows.window_dims) == tuple(range(n_before, len(of_result)))
         and tuple(windows.sizes) == (1, *windows.shape[1:])
-        and 0 < n <= _MOST_ROWS
+        and 0 < n <= tuning.MOST_ROWS
     )
     if not are_rows:
         return None
@@ -62,7 +59,7 @@ def _sort(eqn: Any) -> Callable | None:
     aval = eqn.invars[0].aval
     if aval.ndim != 1 or eqn.params["num_keys"] != 1 or aval.dtype.kind not in "iu":
         return None
-    if (n := aval.size) > _MOST_SORTED:
+    if (n := aval.size) > tuning.MOST_SORTED:
         return None
 
     def sort(*operands: Any) -> list:

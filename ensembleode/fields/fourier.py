@@ -13,16 +13,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-
-_LONGEST = 64  # longer transforms are too long as code
-# The longest transform that isn't taken apart, and the longest one of a length that is prime.
-_WHOLE, _LONGEST_PRIME = 8, 13
+from . import tuning
 
 
 def is_short(n: int) -> bool:
     """Whether a transform of this length is written out."""
     primes = [k for k in range(2, n + 1) if n % k == 0 and all(k % i for i in range(2, k))]
-    return n <= _LONGEST and max(primes, default=1) <= _LONGEST_PRIME
+    return (
+        n <= tuning.LONGEST_TRANSFORM and max(primes, default=1) <= tuning.LONGEST_PRIME_TRANSFORM
+    )
 
 
 def transformed(eqn: Any, x: Any) -> Any:
@@ -64,8 +63,8 @@ def _along_axis(x: Sequence, axis: int, *, is_forwards: bool = True) -> Sequence
 def _transform(re: Any, im: Any) -> tuple[Any, Any]:
     """The transform along the first axis."""
     n = re.shape[0]
-    first = max((k for k in range(2, _WHOLE + 1) if n % k == 0), default=n)
-    if n <= _WHOLE or first == n:
+    first = max((k for k in range(2, tuning.LONGEST_WHOLE_TRANSFORM + 1) if n % k == 0), default=n)
+    if n <= tuning.LONGEST_WHOLE_TRANSFORM or first == n:
         return _written_out(re, im)
     # With j = j1 + first j2, the sums over j2 come first, for each j1.
     second = n // first

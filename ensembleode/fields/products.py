@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-
-_LEAST = 64  # multiplications; a smaller product of matrices is written out as loops
+from . import tuning
 
 
 def is_large(eqn: Any) -> bool:
     """Whether a product is better not written out."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     inner = math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
-    return math.prod(eqn.outvars[0].aval.shape) * inner >= _LEAST
+    return math.prod(eqn.outvars[0].aval.shape) * inner >= tuning.LEAST_PRODUCT
 
 
 def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ..tracing.program import equations
+from . import tuning
 from .choices import by_choice, CHOICES
 from .equations import bind, branch_here, called, interpreted, rewritten
 from .plain import APART
@@ -22,11 +23,7 @@ from .scalarising.interpreter import Interpreter, mapped, NotSmallError, RULES, 
 from .scalarising.values import fill, Scalars
 
 
-# Compiled programs of more operations than this are slower than loops, and take long to compile.
-MOST_OPERATIONS = 1000
-
-
-def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None:
+def scalarise(jaxpr: jex.Jaxpr, most: int = tuning.MOST_SCALAR_OPERATIONS) -> jex.Jaxpr | None:
     """The same computation with a variable for each component; None if that takes more than `most`
     operations. The constants, arguments and results of `jaxpr` become their components, one after
     the other, each an array of one element."""

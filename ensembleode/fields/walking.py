@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from . import ir
+from . import ir, tuning
 
 
 def statements(stmts: Sequence[ir.Stmt]) -> Iterator[ir.Stmt]:
@@ -105,7 +105,6 @@ _SIMPLE = {
     *("one_minus_square", "or", "round", "select_n", "shift_left", "shift_right_arithmetic"),
     *("shift_right_logical", "sign", "sqrt", "square", "sub", "xor"),
 }
-_OTHERS = 12
 
 
 def cost(stmts: Sequence[ir.Stmt]) -> float | int:
@@ -127,7 +126,7 @@ def cost(stmts: Sequence[ir.Stmt]) -> float | int:
 def dear(fn: ir.Function) -> int:
     """The number of expensive operations: functions such as a sine, which cost about twelve simple
     ones."""
-    return sum(_cost_of(x) >= _OTHERS for x in every_part(fn))
+    return sum(_cost_of(x) >= tuning.COST_OF_OTHERS for x in every_part(fn))
 
 
 def _cost_of(expr: ir.Expr) -> float | int:
@@ -137,5 +136,5 @@ def _cost_of(expr: ir.Expr) -> float | int:
     if expr.name == "integer_pow":
         return abs(expr.param).bit_length()
     if expr.name in ("div", "rem") and expr.dtype.kind != "f":
-        return _OTHERS
-    return 1 if expr.name in _SIMPLE else _OTHERS
+        return tuning.COST_OF_OTHERS
+    return 1 if expr.name in _SIMPLE else tuning.COST_OF_OTHERS

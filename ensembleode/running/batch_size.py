@@ -4,15 +4,9 @@ import math
 
 from ..ground.devices.placement import default_device, HOST, platform_of, share_of_memory
 from ..plan.events import EVENT_ROWS
+from . import tuning
 from .executor import Executor
 from .job import Job
-
-
-_CACHE = 2**20  # the bytes of a batch whose trajectories share their steps
-_LEAST = 256  # trajectories, below which the cost of starting a batch shows
-# Programs that factorise matrices take seconds to compile, so all ensembles share two batch sizes,
-# and batches are filled up. The wide size is for ensembles of more than `_FEW` narrow batches.
-_NARROW, _FEW = (32, 128), 16
 
 
 def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
@@ -32,12 +26,14 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     if platform_of(device) == "cpu":
         most = max(1, HOST // all_bytes)
         if executor.vectorised and not job.plan.engine.shares_work:
-            fitting = _CACHE // step_bytes
+            fitting = tuning.BATCH_BYTES // step_bytes
             if factorises and not job.traced:
-                narrow = 2 ** int(math.log2(min(max(fitting, _NARROW[0]), _NARROW[1])))
-                wide = max(_LEAST, fitting)
-                return min(most, narrow if trajectories <= _FEW * narrow else wide)
-            most = min(most, max(_LEAST, fitting))
+                narrow = 2 ** int(math.log2(min(max(fitting, tuning.NARROW[0]), tuning.NARROW[1])))
+                wide = max(tuning.LEAST_BATCH, fitting)
+                return min(
+                    most, narrow if trajectories <= tuning.FEW_NARROW_BATCHES * narrow else wide
+                )
+            most = min(most, max(tuning.LEAST_BATCH, fitting))
     else:
         if job.traced and not job.plan.engine.closed:
             # diffrax keeps checkpoints of its loop for the way back.

@@ -16,18 +16,8 @@ from ..plan.events import EVENT_ROWS
 from ..plan.plan import Outcome, Plan
 from ..plan.trajectory_numbers import Trajectories
 from ..tracing.program import being_staged
+from . import tuning
 from .job import Job, with_output
-
-
-# The room for those events of a trajectory whose number nobody knows, outside of `jit` at first.
-MOST_EVENTS = 16
-_MORE = 8  # the factor by which the room grows where it is too small
-# The largest room. A ball that comes to rest bounces ever more often, and no room is enough for it.
-_MOST_ROOM = 2**13
-# The largest room for events whose number nobody knows in a traced solve. There is less of it where
-# the record of all trajectories would take more than so many bytes, and an eighth of these outside
-# of `jit`, where each operation passes over it, whether anybody reads it or not.
-_MOST_TRACED, _RECORD, _EAGER = 2**10, 2**24, 8
 
 
 def first_room(every: Trajectories) -> tuple[int, int]:
@@ -39,7 +29,7 @@ def first_room(every: Trajectories) -> tuple[int, int]:
     if events.only_ends:
         room = sum(x.is_kept for x in events.callbacks)
     else:
-        room = given or max(1, events.most_known + events.unforeseen * MOST_EVENTS)
+        room = given or max(1, events.most_known + events.unforeseen * tuning.MOST_EVENTS)
     return room, room
 
 
@@ -54,10 +44,12 @@ def with_room_of_trace(job: Job, n: int) -> Job:
     assert events is not None
     if events.only_ends:
         return job
-    last = max(1, events.most_known + events.unforeseen * _MOST_ROOM)
-    record = _RECORD if being_staged() else _RECORD // _EAGER
-    fitting = max(MOST_EVENTS, record // (n * _bytes(plan)))
-    foreseen = min(_MOST_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
+    last = max(1, events.most_known + events.unforeseen * tuning.MOST_ROOM)
+    record = tuning.RECORD_BYTES if being_staged() else tuning.RECORD_BYTES // tuning.EAGER_PART
+    fitting = max(tuning.MOST_EVENTS, record // (n * _bytes(plan)))
+    foreseen = (
+        min(tuning.MOST_ROOM_TRACED, len(events.callbacks) * plan.maxiters) * events.unforeseen
+    )
     room = max(1, min(events.most_known + foreseen, fitting))
     if room < last:
         later = "later ones act, and are counted, but are not in its arrays"
@@ -81,7 +73,7 @@ def with_more_room(job: Job, outcome: Outcome) -> Job | None:
     than there was room for, or if the user has said how many there may be."""
     if not lacks_room(job, outcome).any():
         return None
-    room = _MORE * job.plan.max_events
+    room = tuning.ROOM_FACTOR * job.plan.max_events
     return with_output(job.replan(max_events=room, last_event=room))
 
 
@@ -91,7 +83,7 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
     given = job.trajectories.options["max_events"]
     if job.plan.events is None or given is not None or job.traced:
         return np.False_
-    if job.plan.max_events >= _MOST_ROOM + job.plan.events.most_known:
+    if job.plan.max_events >= tuning.MOST_ROOM + job.plan.events.most_known:
         return np.False_
     return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
 

@@ -15,16 +15,13 @@ from ..plan.plan import Outcome
 from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.problem import EnsembleProblem
 from ..solution.solution import EngineChoice
+from . import tuning
 from .batch_size import default_batch_size
 from .every_event import check_room, lacks_room, of_whole, with_more_room
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
 from .job import cause_of, integers, Job, may_rerun, UnfinishedBatch
-
-
-# Up to so many small batches, reruns take these, and above it one of the first run's size.
-_FEW = 4
 
 
 class Run(NamedTuple):
@@ -146,12 +143,12 @@ class Run(NamedTuple):
         # Whatever number is left, batches have two sizes, for which programs are compiled.
         small = self.size
         if self.executor.fills_up(self.job.plan):
-            small = min(max(self.size // _FEW**2, self.job.plan.width), self.size)
+            small = min(max(self.size // tuning.FEW_RERUNS**2, self.job.plan.width), self.size)
         for repeat in range(2, self.max_repeats + 1):
             pending = np.flatnonzero(outcome.rerun)
             if not len(pending):
                 break
-            size = small if len(pending) <= _FEW * small else self.size
+            size = small if len(pending) <= tuning.FEW_RERUNS * small else self.size
             for part in np.split(pending, range(size, len(pending), size)):
                 try:
                     again = self._once(wanted[part], repeat, size)

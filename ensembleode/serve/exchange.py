@@ -400,6 +400,6 @@ def for_both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def asking(self: Any, *arguments: Any, **named: Any) -> Any:
-        return self._made(method(self, *arguments, **named))
+        return self._run_to_end(method(self, *arguments, **named))
 
     return asking

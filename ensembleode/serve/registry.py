@@ -20,7 +20,7 @@ from ..problem.callbacks import all_of
 from ..problem.options import check_count, check_option_names, merge, time_dtype_of
 from ..problem.problem import ODEProblem, remake
 from ..problem.saving_callback import saving_among
-from ..running.every_event import MOST_EVENTS
+from ..running.tuning import MOST_EVENTS
 from ..solvers import Tsit5
 
 

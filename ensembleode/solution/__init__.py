@@ -1,8 +1,14 @@
 """What a solve returns: solutions, their events, statistics of their work, named dimensions."""
 
-from .solution import (
-    EngineChoice as EngineChoice,
-    EnsembleError as EnsembleError,
-    EnsembleSolution as EnsembleSolution,
-    ODESolution as ODESolution,
-)
+import importlib
+from typing import Any
+
+
+# Earlier versions had these classes in a module of this name, and pickled them so.
+_PICKLED = ("EngineChoice", "EnsembleError", "EnsembleSolution", "ODESolution")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PICKLED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(".solution", __name__), name)

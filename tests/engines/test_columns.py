@@ -125,8 +125,8 @@ def test_return_codes(how, saved):
 
 
 def test_the_same_bits_by_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(solves, "_WORTH_SHARING", 0)
-    monkeypatch.setattr(solves, "_VECTORS", 1)
+    monkeypatch.setattr(solves.tuning, "WORTH_SHARING", 0)
+    monkeypatch.setattr(solves.tuning, "VECTORS", 1)
     found = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(cpu_devices, "threads", lambda threads=threads: threads)

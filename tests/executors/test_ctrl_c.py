@@ -15,7 +15,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.base import tuning
-from ensembleode.executors.distributed.dispatch import Batch, dispatch
+from ensembleode.executors.distributed.dispatch import BatchNumbers, dispatch
 from ensembleode.executors.distributed.pools import ExecutorPool
 
 from ..marks import slow_unless
@@ -142,7 +142,7 @@ def test_among_other_signals():
     signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-4)
     try:
         with pressed() as times:
-            batch = Batch([np.ones(1)], [])
+            batch = BatchNumbers([np.ones(1)], [])
             results = dispatch(ExecutorPool(never, None), program, shipped, batch)
         assert time.monotonic() - times[0] < 20
         assert isinstance(results.cause, KeyboardInterrupt)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.fields.scalarise import MOST_OPERATIONS, scalarise
+from ensembleode.fields.scalarise import scalarise
+from ensembleode.fields.tuning import MOST_SCALAR_OPERATIONS
 from ensembleode.tracing.program import trace
 
 from ..marks import slow_unless
@@ -227,6 +228,6 @@ def test_code_size_is_bounded():
             u = jnp.sin(u) + 1
         return u
 
-    for n in (1, 2, MOST_OPERATIONS // 200):
+    for n in (1, 2, MOST_SCALAR_OPERATIONS // 200):
         assert len(names(long, np.ones(n))) == 200 * n
-    assert scalar_program(long, np.ones(MOST_OPERATIONS // 200 + 1)) is None
+    assert scalar_program(long, np.ones(MOST_SCALAR_OPERATIONS // 200 + 1)) is None

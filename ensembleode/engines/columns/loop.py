@@ -16,11 +16,8 @@ from ...solvers.method import equations_of, evaluated_once
 from ...solvers.step_size import initial_step, power_of_ten, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, next_time, size_before, StepBounds
 from ..compiled.xla.stopping import stopped
+from . import tuning
 from .stops import arrive, begin, ColumnStops, may_jump
-
-
-# The number of turns after which the flag that stops the loop is read.
-_TURNS = 256
 
 
 class ColumnState(NamedTuple):
@@ -224,7 +221,7 @@ def turns(
         first = state_of(carry).ntried
 
         def soon(carry: Any) -> Any:
-            return going(carry) & (state_of(carry).ntried - first < _TURNS)
+            return going(carry) & (state_of(carry).ntried - first < tuning.TURNS_BETWEEN_LOOKS)
 
         return jax.lax.while_loop(soon, body, carry)
 

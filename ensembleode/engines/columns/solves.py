@@ -28,13 +28,8 @@ from ..base.tuning import MOST_COLUMN_VARIABLES
 from ..compiled.solves import described, memory_of, operands
 from ..compiled.xla.call import call
 from ..derivatives.derivatives import differentiable
-from . import loop, step as column_step
+from . import loop, step as column_step, tuning
 from .loop import ColumnState, ColumnTrial
-
-
-# A thread gets at least this many vectors of columns, and threads share an attempt of at least this
-# many operations on vectors.
-_VECTORS, _WORTH_SHARING = 4, 50_000
 
 
 def solve(
@@ -124,7 +119,7 @@ class _ColumnSteps:
         sizes = self.saved_rows, self.room, *([self.arrays] if self.arrays else [])
         self.operands = operands(d, plan, lanes, jnp.ones(n, bool), *sizes)
         work = column_step.operations(d) * d.method.stages * (self.room // d.width)
-        self.threads = plan.threads if work >= _WORTH_SHARING else 1
+        self.threads = plan.threads if work >= tuning.WORTH_SHARING else 1
 
     def field(self, y: tuple, t: Any) -> tuple:
         """The derivatives of the matrix, which is a tuple of one array."""
@@ -175,7 +170,7 @@ class _ColumnSteps:
         outputs = [*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given[-2:]), measures]
         outputs += memory_of(self.threads * self.arrays)
         changed = {len(given) - 2: 0, len(given) - 1: 1}
-        least = min(self.room, d.width * _VECTORS)
+        least = min(self.room, d.width * tuning.VECTORS)
         shared = {"items": self.room, "threads": self.threads, "least": least}
         return tuple(call(self.text, "step", given, outputs, **shared, in_place=changed))[:3]
 

@@ -40,25 +40,12 @@ from ..base.results import with_times
 from ..derivatives.derivatives import differentiable
 from ..derivatives.flow import Flow, inexact_of, own_and_shared, RecordedSolve
 from ..derivatives.rest import at_rest
-from . import gauss_adjoint, solves
+from . import gauss_adjoint, solves, tuning
 from .field.field import by_loops, lower
 from .field.operations import check
 from .llvm.compiler import available
 from .steps import method
 from .steps.description import least_in_memory
-
-
-# What takes too long to compile (see benchmarks/engine_limits.py): an `f` of more operations, of
-# which those in a loop count once; and more components of a state whose steps are written out,
-# whatever its size.
-_MOST_STATEMENTS, _MOST_WRITTEN_OUT = 1500, 200
-# The same on a GPU, where cotangents are variables: more numbers of each trajectory's own in a
-# field, and more numbers that all trajectories share.
-_MOST_OWN_ON_GPU, _MOST_SHARED_ON_GPU = 2000, 300
-# LLVM takes about a minute for so many lines. The step of an implicit method has so many for each
-# component, for each of its stages there, and for each entry of a Jacobian with zeros.
-_MOST_LINES = 200_000
-_LINES_OF_COMPONENT, _LINES_OF_STAGE, _LINES_OF_ENTRY = 50, 23, 20
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,10 +60,10 @@ def lines(method: Any, field: Program) -> int:
     size = math.prod(field.out_avals[0].shape)
     parts = (method.nonstiff, method.stiff) if isinstance(method, Switching) else (method,)
     stages = sum(part.stages for part in parts)
-    found = size * (len(parts) * _LINES_OF_COMPONENT + stages * _LINES_OF_STAGE)
+    found = size * (len(parts) * tuning.LINES_OF_COMPONENT + stages * tuning.LINES_OF_STAGE)
     # (Where the sparsity doesn't decide, it isn't looked for.)
-    if found <= _MOST_LINES < found + _LINES_OF_ENTRY * size**2:
-        found += _LINES_OF_ENTRY * _entries(field)
+    if found <= tuning.MOST_LINES < found + tuning.LINES_OF_ENTRY * size**2:
+        found += tuning.LINES_OF_ENTRY * _entries(field)
     return found
 
 
@@ -183,23 +170,24 @@ class CompiledEngine(Engine):
         self, field: Program, state: Any, batched: TrajectoryNumbers, *, is_extended: bool
     ) -> str | None:
         """Why another engine is better with this field; None where none is."""
-        if is_extended and (size := math.prod(state.shape)) > _MOST_WRITTEN_OUT:
+        if is_extended and (size := math.prod(state.shape)) > tuning.MOST_WRITTEN_OUT:
             return f"{size} components with integrands take long to compile."
-        if (statements := _read(field).statements) > _MOST_STATEMENTS:
+        if (statements := _read(field).statements) > tuning.MOST_STATEMENTS:
             return f"an f of {statements} operations takes long to compile."
         own, shared = own_and_shared(field, batched)
-        if own > _MOST_OWN_ON_GPU and platform() != "cpu":
+        if own > tuning.MOST_OWN_ON_GPU and platform() != "cpu":
             return f"{own} numbers of each trajectory's own are better kept as arrays."
-        if shared > _MOST_SHARED_ON_GPU and platform() != "cpu":
+        if shared > tuning.MOST_SHARED_ON_GPU and platform() != "cpu":
             return f"{shared} numbers that all trajectories share are better kept as arrays."
         return _read_derivative(field, tuple(map(bool, batched.parameters))).refusal
 
     def too_long(self, method: Any, field: Program) -> str | None:
         """Why the step of an implicit method is too long to compile; None where it isn't."""
-        if (found := lines(method, field)) <= _MOST_LINES:
+        if (found := lines(method, field)) <= tuning.MOST_LINES:
             return None
         size = field.out_avals[0].size
-        return f"{size} components take some {found:,} lines of code, more than {_MOST_LINES:,}."
+        most = tuning.MOST_LINES
+        return f"{size} components take some {found:,} lines of code, more than {most:,}."
 
     def is_stoppable(self) -> bool:
         return True

@@ -27,7 +27,7 @@ from ...solvers.switching import StepCounts
 from ...tracing.program import equations, Program
 from ..base.results import events_in, LoopResult, result_of
 from ..derivatives.flow import Flow, own_and_shared, RecordedSolve, widened
-from . import kernel
+from . import kernel, tuning
 from .llvm import machine
 from .reverse.record import EVENT_CELLS
 from .steps import description
@@ -35,32 +35,6 @@ from .steps.description import KernelDescription, size_of, with_gradients
 from .steps.layout import layout_of, operands_of, trajectories_last
 from .xla import launch
 from .xla.call import call
-
-
-# The bytes of the turns of a segment, which should stay in a cache.
-_SEGMENT = 2**20
-# The most bytes of the segments of all threads, and the turns that a segment has in any case, if
-# they take less than half of these bytes.
-_LARGEST_SEGMENTS, _LEAST_TURNS = 15_000_000, 32
-# The largest number of checkpoints of a thread, and of their bytes.
-_MOST_CHECKPOINTS, _MOST_KEPT = 2**10, 2**28
-# On the way back, the number of trajectories of a group for each lane.
-_GROUP, _GROUP_WITH_RESIDUALS, _GROUP_OF_FIXED_STEPS = 4, 2, 1
-# On the way back, the vectors for each number; with products there is one if shared weights are no
-# more than this: with 32 registers and fixed steps, and with fewer (benchmarks/networks.py).
-_VECTORS_BACKWARDS, _MOST_NEAR, _FEW = 2, 2**13, 2**10
-# The largest number of lanes; with adaptive steps, half as many (benchmarks/limits.py).
-MOST_LANES = 64
-# With as many shared weights, of states in registers and in memory, products have two vectors.
-_REUSED, _REUSED_IN_MEMORY = 3 * 2**8, 2**8
-# How many numbers of each component and lane LLVM spills at most where a state is written out.
-_SPILLED = 40
-# The largest number of blocks of trajectories whose gradients by shared parameters are summed up
-# one by one; the least one, even if their sums have more bytes than these.
-_MOST_BLOCKS, _LEAST_BLOCKS, _SUMS = 256, 32, 8_000_000
-# On a GPU: the least number of turns of a segment, and the bytes of the records of all threads.
-_TURNS = 512
-_WORKSPACE = 2**30
 
 
 def described(
@@ -105,14 +79,16 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
     width = width_of(size, dtype, n, here, crowded=crowded, reused=_reused(plan))
     if not _in_memory(plan):
         # (A power of two, as all widths are.)
-        fitting = machine.stack_bytes() // (2 * _SPILLED * size * dtype.itemsize)
+        fitting = machine.stack_bytes() // (2 * tuning.SPILLED * size * dtype.itemsize)
         width = min(width, 2 ** max(0, fitting.bit_length() - 1))
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)
     enough = here.registers >= 32
-    few = shared <= (_MOST_NEAR if enough else _FEW) or (enough and is_adaptive)
-    vectors = 1 if has_products and few else _VECTORS_BACKWARDS
+    few = shared <= (tuning.MOST_NEAR if enough else tuning.MOST_NEAR_OTHERWISE) or (
+        enough and is_adaptive
+    )
+    vectors = 1 if has_products and few else tuning.VECTORS_BACKWARDS
     return min(width, vectors * here.lanes(dtype))
 
 
@@ -131,7 +107,7 @@ def _is_explicit(plan: Plan) -> bool:
 def _reused(plan: Plan) -> bool:
     """Whether shared weights are so many that it pays to load each once for several vectors."""
     _, shared = own_and_shared(plan.field, plan.batched)
-    least = _REUSED_IN_MEMORY if _in_memory(plan) else _REUSED
+    least = tuning.REUSED_IN_MEMORY if _in_memory(plan) else tuning.REUSED
     return _is_explicit(plan) and shared >= least and _has_products(plan.field)
 
 
@@ -150,7 +126,7 @@ def width_of(
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = max(fitting, default=2 if reused else 1)
-    widest = min(MOST_LANES // (2 if crowded else 1), vectors * here.lanes(dtype))
+    widest = min(tuning.MOST_LANES // (2 if crowded else 1), vectors * here.lanes(dtype))
     return min(widest, 2 ** math.ceil(math.log2(max(1, n))))
 
 
@@ -420,15 +396,15 @@ def _record_on_cpu(
     in_memory = d.sums_in_memory
     threads = _threads(flow.plan, flow.n)
     together = flow.n // flow.groups if in_memory else flow.n
-    of_lane = _GROUP if d.parts is None else _GROUP_WITH_RESIDUALS
-    group = min(together, d.width * (of_lane if d.controller else _GROUP_OF_FIXED_STEPS))
+    of_lane = tuning.GROUP if d.parts is None else tuning.GROUP_WITH_RESIDUALS
+    group = min(together, d.width * (of_lane if d.controller else tuning.GROUP_OF_FIXED_STEPS))
     turn = d.recorded * d.width
     of_turn = turn * d.dtype.itemsize
     # The turns of a group are at most those of a lane's trajectories.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
-    turns = _segment_turns(most, _SEGMENT // of_turn)
-    least = min(_LEAST_TURNS * of_turn, _LARGEST_SEGMENTS // 2)
-    turns = min(turns, max(2, max(_LARGEST_SEGMENTS // threads, least) // of_turn))
+    turns = _segment_turns(most, tuning.SEGMENT_BYTES // of_turn)
+    least = min(tuning.LEAST_TURNS * of_turn, tuning.LARGEST_SEGMENTS // 2)
+    turns = min(turns, max(2, max(tuning.LARGEST_SEGMENTS // threads, least) // of_turn))
     checkpoints = _checkpoints(most, turns, back)
     events = (group + 1) * EVENT_CELLS * d.width
     # (The last turn passes an evaluation on, to its place in a turn after it.)
@@ -437,8 +413,8 @@ def _record_on_cpu(
     sizes = turns, group, checkpoints, *lengths
     if not in_memory:
         return _WorkShare(threads, sizes, _memory(d, threads, *lengths), flow.n, d.width, flow.n)
-    fitting = _SUMS // (max(1, shared) * d.dtype.itemsize * flow.groups)
-    most_blocks = min(_MOST_BLOCKS, max(_LEAST_BLOCKS, fitting))
+    fitting = tuning.SUMS_OF_BLOCKS // (max(1, shared) * d.dtype.itemsize * flow.groups)
+    most_blocks = min(tuning.MOST_BLOCKS, max(tuning.LEAST_BLOCKS, fitting))
     block = group * -(-together // (group * most_blocks))
     blocks = flow.groups * -(-together // block)
     threads = min(threads, blocks)
@@ -452,13 +428,13 @@ def _record_on_gpu(
     """`_record_on_cpu` for a GPU, where each thread has one trajectory at a time."""
     # A trajectory that is lost takes one more turn.
     most = flow.plan.maxiters + 1
-    turns = _segment_turns(most, _TURNS)
+    turns = _segment_turns(most, tuning.TURNS_ON_GPU)
     checkpoints = _checkpoints(most, turns, back)
     each = turns * d.recorded, 2 * EVENT_CELLS, checkpoints * back.checkpoint
     bytes_ = sum(x.size * x.dtype.itemsize for x in _memory(d, 1, *each))
     bytes_ += shared * d.dtype.itemsize
     group = flow.n // flow.groups
-    of_group = min(group, max(1, _WORKSPACE // bytes_ // flow.groups))
+    of_group = min(group, max(1, tuning.WORKSPACE_ON_GPU // bytes_ // flow.groups))
     threads = flow.groups * of_group
     sizes = turns, group, checkpoints, of_group
     return _WorkShare(threads, sizes, _memory(d, threads, *each), flow.n, 1, threads)
@@ -471,7 +447,7 @@ def _segment_turns(most: int, least: int) -> int:
 
 def _checkpoints(most: int, turns: int, back: kernel.PullBackKernel) -> int:
     """How many checkpoints there is room for: those of all segments, if that is not too many."""
-    fitting = min(_MOST_CHECKPOINTS, max(2, _MOST_KEPT // back.checkpoint))
+    fitting = min(tuning.MOST_CHECKPOINTS, max(2, tuning.MOST_KEPT // back.checkpoint))
     return min(-(-most // turns) + 1, fitting & -2)
 
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from .. import ir
+from .. import ir, tuning
 from ..walking import expressions, is_flat, loads, statements
 
 
-_MOST_LOOPS = 8  # into which a loop is split
 # Groups that are read as fast as scratch memory. (A trajectory's own numbers are gathered.)
 _NEAR = ("u", "tangent", "forward", "shared", "table", "work")
 
@@ -150,7 +149,7 @@ class _Forwarding:
             for part in (part for x in self._moved for part in x.left if part.meets(place)):
                 cuts = part.start - place.start, part.end - place.start
                 ends.update(cut for cut in cuts if 0 < cut < n)
-        if len(ends) - 1 > _MOST_LOOPS:
+        if len(ends) - 1 > tuning.MOST_LOOPS:
             return [loop]
         found: list[ir.Stmt] = []
         for start, end in itertools.pairwise(sorted(ends)):

@@ -22,15 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...tracing.program import equations, Program, program_of, structs_of
+from .. import tuning
 from ..equations import bind, reader
 from ..scalarise import scalarise
 from ..staging import staged
 from .directions import along_all_components
 from .sparsity import structure
-
-
-# A program of more operations is not taken apart into components, even if its Jacobian is sparse.
-_MOST_OPERATIONS = 4000
 
 
 @dc.dataclass(frozen=True)
@@ -61,7 +58,7 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
         linear = _linear(field, product)
         scalars = scalarise(linear)
         if scalars is None and not _structure(field, product).all():
-            scalars = scalarise(linear, _MOST_OPERATIONS)
+            scalars = scalarise(linear, tuning.MOST_OPERATIONS_OF_JACOBIANS)
     if scalars is None or not _are_followed(field, scalars):
         return _of_arrays(field, product)
     return _of_components(field, scalars)

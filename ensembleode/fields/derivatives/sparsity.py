@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...tracing.program import is_inexact, Program, scan_parts, tangents_of
+from .. import tuning
 from ..combining import REDUCTIONS
 from ..equations import ELEMENTWISE, interpreted
 from ..folding import FOLDED, FOLDED_INTEGERS
@@ -26,8 +27,6 @@ from ..products import layouts
 
 
 _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type", "stop_gradient"])
-# A loop of more equations is not unrolled; all of its turns are then taken together.
-_MOST_UNROLLED = 20_000
 
 
 @dc.dataclass(frozen=True, slots=True)
@@ -271,7 +270,7 @@ def _scan(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     n_consts, n_carry = scan_parts(eqn)
     split = n_consts + n_carry
     consts, carry, xs = ins[:n_consts], ins[n_consts:split], ins[split:]
-    if length * len(body.jaxpr.eqns) > _MOST_UNROLLED:
+    if length * len(body.jaxpr.eqns) > tuning.MOST_UNROLLED:
         rows = [_DependentArray(_union(x.depends, (0,))) for x in xs]
         carry = _settled(lambda carry: _evaluate(body, [*consts, *carry, *rows])[:n_carry], carry)
         ys = _evaluate(body, [*consts, *carry, *rows])[n_carry:]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import tuning
 from ..equations import branch_here, ELEMENTWISE
 from ..ir import Const, Op
 from .movement import picked
@@ -13,7 +14,6 @@ from .passing import aval_of, Lowering, rule
 from .values import cast, elementwise, LoweredArray, operation, scalar
 
 
-_DEEPEST = 40  # operations; a deeper expression is stored before it is used in another one
 _SAME = {"add_any": "add"}
 _PARAM = {"integer_pow": "y", "round": "rounding_method"}
 
@@ -30,7 +30,7 @@ def _elementwise(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[Lower
 def mapped(run: Lowering, aval: Any, ins: Sequence[LoweredArray], fn: Callable) -> LoweredArray:
     """An array whose components are `fn` of the operands' components."""
     ins = [_broadcast(run, x, aval.shape) for x in ins]
-    if sum(x.depth for x in ins) > _DEEPEST:
+    if sum(x.depth for x in ins) > tuning.DEEPEST:
         ins = [run.stored(x) for x in ins]
     size = math.prod(aval.shape)
     if size != 1:

@@ -11,10 +11,11 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...ground.keys import raw
+from .. import tuning
 from ..complex_numbers import without_complex
 from ..ir import Buffer, Function, Index, Store, Var
 from ..random_keys import without_keys
-from ..scalarise import MOST_OPERATIONS, scalarise
+from ..scalarise import scalarise
 from . import (
     control_flow as control_flow,
     elementwise as elementwise,
@@ -63,7 +64,7 @@ def lower(
     largest_returned: int = LARGEST_RETURNED,
     *,
     apart: bool = True,
-    most: int = MOST_OPERATIONS,
+    most: int = tuning.MOST_SCALAR_OPERATIONS,
     functions: bool = False,
 ) -> Function:
     """Lower a function of a state, parameters and the time; its constants are parameters, too. Its

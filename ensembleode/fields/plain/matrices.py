@@ -11,16 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import tuning
 from ..equations import of_each
 from .writing import rule
 
 
-_WRITTEN_OUT = 4  # turns of a loop that is written out
-
-
 def _turns(n: int, turn: Callable, state: Any) -> Any:
     """The state after `state = turn(k, state)` for each number below `n`."""
-    if n > _WRITTEN_OUT:
+    if n > tuning.MOST_TURNS_WRITTEN_OUT:
         return lax.fori_loop(0, n, turn, state)
     for k in range(n):
         state = turn(k, state)

@@ -29,7 +29,7 @@ class _CommonClient:
     _may_be_traced = False
     _sent: Callable[[HttpRequest, exchange.RetryPolicy], Coroutine]
     _paused: Callable[[float], Coroutine]
-    _made: Callable[[Coroutine], Any]
+    _run_to_end: Callable[[Coroutine], Any]
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4

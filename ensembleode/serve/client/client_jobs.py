@@ -27,7 +27,7 @@ class EnsembleJob:
 
     def __init__(self, client: Any, id: str, problem: str):
         self._client, self.id, self.problem = client, id, problem
-        self._made = client._made
+        self._run_to_end = client._run_to_end
 
     async def _ask(self, method: str, what: str = "", **options: Any) -> Any:
         return await self._client._ask(method, path_of("ensembles", self.id, what), **options)

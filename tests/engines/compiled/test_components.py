@@ -58,7 +58,7 @@ def written_out_and_in_memory(run, monkeypatch):
     """The leaves of `run(maxiters)` with a variable for each component, and with an array of them.
     Fields are functions of their own in both. The limits on steps differ, as JAX would not trace
     one and the same solve again."""
-    monkeypatch.setattr(equations, "_LONGEST_INLINED", 0)
+    monkeypatch.setattr(equations.tuning, "LONGEST_INLINED", 0)
     solving, seen = kernel.solving, []
 
     def noted(d):

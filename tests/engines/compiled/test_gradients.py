@@ -167,10 +167,10 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
     expected = gradient(10_000)
     for turns, group, width, checkpoints in ((7, 16, 4, 2), (11, 3, 2, 6)):
         asked = []
-        monkeypatch.setattr(solves, "_MOST_CHECKPOINTS", checkpoints)
+        monkeypatch.setattr(solves.tuning, "MOST_CHECKPOINTS", checkpoints)
         monkeypatch.setattr(solves, "_segment_turns", lambda most, _, turns=turns: min(most, turns))
-        monkeypatch.setattr(solves, "_GROUP", group)
-        monkeypatch.setattr(solves, "_GROUP_OF_FIXED_STEPS", group)
+        monkeypatch.setattr(solves.tuning, "GROUP", group)
+        monkeypatch.setattr(solves.tuning, "GROUP_OF_FIXED_STEPS", group)
         monkeypatch.setattr(
             solves, "width_of", lambda *_, width=width, asked=asked, **__: asked.append(0) or width
         )

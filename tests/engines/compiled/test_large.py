@@ -82,7 +82,7 @@ def test_threads_with_a_small_stack(limit):
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_lanes_are_fewer_where_a_stack_is_small(lanes, monkeypatch):
-    ens, enough = ensemble(dense(60)), 2 * solves._SPILLED * 60 * 8 * lanes
+    ens, enough = ensemble(dense(60)), 2 * solves.tuning.SPILLED * 60 * 8 * lanes
     for size, width in ((enough, lanes), (enough - 1, max(1, lanes // 2))):
         monkeypatch.setattr(machine, "stack_bytes", lambda size=size: size)
         assert described(ens, trajectories=64).width == min(width, machine.current().lanes(float))
@@ -95,9 +95,9 @@ def test_both_sides_of_the_limit(alg, monkeypatch, caplog):
     options = {"abstol": 1e-9, "reltol": 1e-9, "save_start": False}
     true = np.exp(-4 * 10**2 * np.sin(np.pi / 20) ** 2 * 0.1) * prob.u0
     # (Near the limit, entries count, too.)
-    lines += compiled._LINES_OF_ENTRY * (3 * 9 - 2)
+    lines += compiled.tuning.LINES_OF_ENTRY * (3 * 9 - 2)
     for most, engine in ((lines, "compiled"), (lines - 1, "diffrax")):
-        monkeypatch.setattr(compiled, "_MOST_LINES", most)
+        monkeypatch.setattr(compiled.tuning, "MOST_LINES", most)
         sol = eo.solve(prob, alg, **options)
         assert sol.engine.name == engine
         np.testing.assert_allclose(sol.u[-1], true, rtol=1e-6)

@@ -165,7 +165,7 @@ def test_segments_change_nothing(size, alg, options, monkeypatch):
     run = functools.partial(gradient, network, u0, p, "compiled", alg=alg, **options)
     expected = run(maxiters=1000)
     monkeypatch.setattr(solves, "_segment_turns", lambda most, _: min(most, 1))
-    monkeypatch.setattr(solves, "_MOST_CHECKPOINTS", 2)
+    monkeypatch.setattr(solves.tuning, "MOST_CHECKPOINTS", 2)
     same(run(maxiters=1001), expected)  # (another program)
 
 

@@ -19,7 +19,7 @@ def kicked(integrator):
     return eo.remake(integrator, u=0.9 * integrator.u + 0.05)
 
 
-N, LANES = 97, solves.MOST_LANES
+N, LANES = 97, solves.tuning.MOST_LANES
 
 
 def component(u, level, t):

@@ -418,7 +418,7 @@ def test_an_interrupted_start_goes_on(interrupting, monkeypatch):
             released.wait()
 
     monkeypatch.setattr(session, "_running", None)
-    monkeypatch.setattr(session, "InProcess", Starting)
+    monkeypatch.setattr(session, "InProcessSession", Starting)
     with pytest.raises(interrupting.error):
         session.start(process=False)
     started = session._running
@@ -436,7 +436,7 @@ def test_a_start_that_fails_is_forgotten(monkeypatch):
             raise JuliaError("it is not there.")
 
     monkeypatch.setattr(session, "_running", None)
-    monkeypatch.setattr(session, "InProcess", Failing)
+    monkeypatch.setattr(session, "InProcessSession", Failing)
     for _ in range(2):
         with pytest.raises(JuliaError, match="it is not there"):
             session.start(process=False)

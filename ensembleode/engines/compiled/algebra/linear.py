@@ -33,15 +33,9 @@ from ....fields.derivatives.elimination import (
 )
 from ....solvers.arithmetic import Components
 from ..llvm.builder import Builder, Value
+from . import tuning
 from .linear_loops import DenseFactors, is_rounding
 from .reading import LoadedNumbers
-
-
-# A block with more updates is factorised by loops, as unrolled code takes longer to compile
-# (benchmarks/stiff_sizes.py).
-_MOST_UPDATES = 600
-# Rows that are sums of more equations are summed up by loops, and so is their block factorised.
-_MOST_TERMS = 6
 
 
 class Factors:
@@ -217,7 +211,7 @@ class LinearEquations:
 
 def _is_by_loops(block: Block, rows: Sequence[Row]) -> bool:
     longest = max(len(rows[i]) for i in block.components)
-    return block.updates > _MOST_UPDATES or longest > _MOST_TERMS
+    return block.updates > tuning.MOST_UPDATES or longest > tuning.MOST_TERMS
 
 
 def _taken_out(rows: list[Row], components: Sequence[int]) -> np.ndarray | None:

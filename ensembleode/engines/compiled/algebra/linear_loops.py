@@ -14,12 +14,10 @@ from typing import TypeAlias
 import numpy as np
 
 from ..llvm.builder import BOOL, Builder, Value
+from . import tuning
 from .components import set_all
 from .reading import LoadedNumbers, Memory
 
-
-# The rows, and the columns, of a tile, which takes half of 32 registers.
-_TILE = 4
 
 # The number of a row, a column or a tile.
 _Index: TypeAlias = Value | int
@@ -57,7 +55,7 @@ class DenseFactors:
     ):
         self.b, self.components, self.dtype = b, components, gamma_h.dtype
         self.size = n = len(components)
-        self.tiles, self.rest = divmod(n, _TILE)
+        self.tiles, self.rest = divmod(n, tuning.TILE)
         self.minus = -gamma_h
         self.jacobian = (
             entries.memory if isinstance(entries, LoadedNumbers) else self._copied(entries)
@@ -119,7 +117,7 @@ class DenseFactors:
 
     def _each_tile(self, body: Callable[[_Index, int], None], first: _Index = 0) -> None:
         """Run `body(tile, n)` for each tile from the first on, of `n` rows or columns."""
-        self.b.for_(self.tiles - first, lambda i: body(i + first, _TILE))
+        self.b.for_(self.tiles - first, lambda i: body(i + first, tuning.TILE))
         if self.rest:
             body(self.tiles, self.rest)
 
@@ -134,15 +132,15 @@ class DenseFactors:
         sums = [self.b.variable(self.dtype, x) for x in totals]
 
         def turn(i: Value) -> None:
-            now, k = [s.get() for s in sums], (i + first) * _TILE
-            for m in range(_TILE):
+            now, k = [s.get() for s in sums], (i + first) * tuning.TILE
+            for m in range(tuning.TILE):
                 now = add(now, k + m)
             set_all(sums, now)
 
         self.b.for_((self.tiles if end is None else end) - first, turn)
         found = [s.get() for s in sums]
         for m in range(self.rest if end is None else 0):
-            found = add(found, self.tiles * _TILE + m)
+            found = add(found, self.tiles * tuning.TILE + m)
         return found
 
     def _factorise(self, tile: _Index, n: int) -> None:
@@ -156,25 +154,25 @@ class DenseFactors:
         x = self._less(tile, tile, n, n, before=tile)
         for k in range(n):
             inverse = 1.0 / x[k][k]
-            self.inverse.store(tile * _TILE + k, inverse)
+            self.inverse.store(tile * tuning.TILE + k, inverse)
             for row in x[k + 1 :]:
                 row[k] = row[k] * inverse
                 row[k + 1 :] = self._row_less(row[k + 1 :], row[k], x[k][k + 1 :])
         self._store(tile, tile, x)
 
     def _factorise_right(self, tile: Value, other: _Index, n: int) -> None:
-        x = self._less(tile, other, _TILE, n, before=tile)
-        left = self._load(self.factors, tile, tile, _TILE, _TILE)
-        for i in range(_TILE):
+        x = self._less(tile, other, tuning.TILE, n, before=tile)
+        left = self._load(self.factors, tile, tile, tuning.TILE, tuning.TILE)
+        for i in range(tuning.TILE):
             for k in range(i):
                 x[i] = self._row_less(x[i], left[i][k], x[k])
         self._store(tile, other, x)
 
     def _factorise_below(self, other: _Index, n: int, tile: Value) -> None:
-        x = self._less(other, tile, n, _TILE, before=tile)
-        above = self._load(self.factors, tile, tile, _TILE, _TILE)
-        for k in range(_TILE):
-            inverse = self.inverse.load(tile * _TILE + k)
+        x = self._less(other, tile, n, tuning.TILE, before=tile)
+        above = self._load(self.factors, tile, tile, tuning.TILE, tuning.TILE)
+        for k in range(tuning.TILE):
+            inverse = self.inverse.load(tile * tuning.TILE + k)
             for row in x:
                 row[k] = row[k] * inverse
                 row[k + 1 :] = self._row_less(row[k + 1 :], row[k], above[k][k + 1 :])
@@ -184,16 +182,19 @@ class DenseFactors:
         self, down: _Index, right: _Index, rows: int, columns: int, *, before: _Index
     ) -> list[list[Value]]:
         """A tile of the matrix, minus the products of the tiles before it in rows and columns."""
-        i, j, is_diagonal = down * _TILE, right * _TILE, down is right
+        i, j, is_diagonal = down * tuning.TILE, right * tuning.TILE, down is right
         matrix = [
             [self._entry(i, j, r, c, has_one=is_diagonal and r == c) for c in range(columns)]
             for r in range(rows)
         ]
 
         def add(totals: Sequence[Value], k: _Index) -> list[Value]:
-            left = [self._loaded_entry(self.factors, down * _TILE, k, r, 0) for r in range(rows)]
+            left = [
+                self._loaded_entry(self.factors, down * tuning.TILE, k, r, 0) for r in range(rows)
+            ]
             above = [
-                self._loaded_entry(self.factors, k, right * _TILE, 0, c) for c in range(columns)
+                self._loaded_entry(self.factors, k, right * tuning.TILE, 0, c)
+                for c in range(columns)
             ]
             now = [totals[r * columns : (r + 1) * columns] for r in range(rows)]
             return [y for r in range(rows) for y in self._row_less(now[r], left[r], above)]
@@ -224,7 +225,7 @@ class DenseFactors:
             return self._loaded_entry(self.factors, i, j, r, c)
 
         def solved(tile: _Index, n: int, *, upper: bool) -> None:
-            start = tile * _TILE
+            start = tile * tuning.TILE
             now = [y.load(start + r) for r in range(n)]
 
             def add(totals: Sequence[Value], k: _Index) -> list[Value]:
@@ -249,7 +250,7 @@ class DenseFactors:
         self._each_tile(lambda tile, n: solved(tile, n, upper=False))
         if self.rest:
             solved(self.tiles, self.rest, upper=True)
-        self.b.for_(self.tiles, lambda i: solved((self.tiles - 1) - i, _TILE, upper=True))
+        self.b.for_(self.tiles, lambda i: solved((self.tiles - 1) - i, tuning.TILE, upper=True))
         self._load_all(y, x)
 
     def sum_up(self, x: list[Value], *, transposed: bool = False) -> None:
@@ -272,7 +273,7 @@ class DenseFactors:
         y, every = self._in_memory(x), b.variable(BOOL, True)
 
         def rows(tile: _Index, n: int) -> None:
-            start = tile * _TILE
+            start = tile * tuning.TILE
             right = [given.load(start + r) for r in range(n)]
             solution = [y.load(start + r) for r in range(n)]
 
@@ -302,13 +303,13 @@ class DenseFactors:
     def _load(
         self, memory: Memory, down: _Index, right: _Index, rows: int, columns: int
     ) -> list[list[Value]]:
-        i, j = down * _TILE, right * _TILE
+        i, j = down * tuning.TILE, right * tuning.TILE
         return [
             [self._loaded_entry(memory, i, j, r, c) for c in range(columns)] for r in range(rows)
         ]
 
     def _store(self, down: _Index, right: _Index, x: Sequence[Sequence[Value]]) -> None:
-        place = down * _TILE * self.size + right * _TILE
+        place = down * tuning.TILE * self.size + right * tuning.TILE
         for r, row in enumerate(x):
             for c, y in enumerate(row):
                 self.factors.moved(r * self.size + c).store(place, y)

@@ -14,24 +14,16 @@ from typing import NamedTuple
 
 from ....fields.derivatives.outer_products import OuterProductTerm
 from ..llvm.builder import Builder, ElementPointer, I64, Value
+from . import tuning
 from .components import set_all
 from .products import in_parts, room
-
-
-# The vectors of a row of a panel, and the bytes of a panel.
-_VECTORS = 2
-_PANEL = 2**14
-# With fewer rows, transposing costs more than adding up the entries of vectors.
-_LEAST_ROWS = 8
-# How many terms are added up in one turn of the innermost loop.
-_TERMS_AT_ONCE = 4
 
 
 def suits(b: Builder, term: OuterProductTerm, lanes: int) -> bool:
     """Whether a term's columns are worth transposing: they lie side by side, and are many."""
     if term.right is None or b.lanes != lanes or b.lanes < 2:
         return False
-    return term.to.second == 1 and term.columns >= b.lanes and term.rows >= _LEAST_ROWS
+    return term.to.second == 1 and term.columns >= b.lanes and term.rows >= tuning.LEAST_ROWS
 
 
 class _LaneVectors(NamedTuple):
@@ -61,10 +53,10 @@ class Panels:
     ):
         self.b, self.term, self.sums = b, term, sums
         self._factors, self._calls, self._each, self._unit = factors, calls, each, unit
-        self._wide = _VECTORS * b.lanes
+        self._wide = tuning.VECTORS_OF_PANELS * b.lanes
         size = sums.dtype.itemsize
         self._tile_rows = max(1, room(b) // (self._wide * size))
-        self._steps = max(1, _PANEL // (self._wide * unit * size))
+        self._steps = max(1, tuning.PANEL_BYTES // (self._wide * unit * size))
         self._panel = b.array(sums.dtype, self._steps * unit * self._wide)
 
     def write(self) -> None:
@@ -168,7 +160,7 @@ class Panels:
                     now = [b.mul_add(x, y, t) for (x, y), t in zip(pairs, now, strict=True)]
                 set_all(totals, now)
 
-            in_parts(b, self._unit, _TERMS_AT_ONCE, some)
+            in_parts(b, self._unit, tuning.TERMS_OF_PANELS_AT_ONCE, some)
 
         b.for_(n, one)
         places = itertools.product(range(n_rows), range(vectors))

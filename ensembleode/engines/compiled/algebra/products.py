@@ -11,21 +11,11 @@ import numpy as np
 from ....fields import ir
 from ..llvm.builder import Builder, ElementPointer, Value
 from ..llvm.machine import current
+from . import tuning
 
 
 # `rows(first, n, term)` returns the numbers of `n` rows from `first` on, for one term of a product.
 Rows: TypeAlias = Callable[[Value | int, int, Value | int], list[Value]]
-
-# Products with at most as many multiplications are unrolled.
-_WRITTEN_OUT = 60
-# The largest number of terms of sums that are unrolled, too.
-_LONGEST_SUM = 16
-# The bytes of sums that are accumulated at once, which leaves registers for their terms.
-_AT_ONCE = 256
-# Smaller matrices of weights, in bytes, stay where they are: they are in the nearest cache.
-_LEAST_PACKED = 2**14
-# The number of terms of each sum in one turn of the loop.
-_TERMS_AT_ONCE = 4
 
 
 class Tile(NamedTuple):
@@ -38,7 +28,7 @@ class Tile(NamedTuple):
 def tile_of(b: Builder, shape: tuple[int, int, int], dtype: np.dtype, *, varies: bool) -> Tile:
     """The tiles of a product, of this shape: see `product`."""
     rows, columns, terms = shape
-    if rows * columns * terms <= _WRITTEN_OUT:
+    if rows * columns * terms <= tuning.WRITTEN_OUT:
         return Tile(rows, columns)
     width = max(1, b.lanes) if varies else 1
     at_once = max(1, room(b) // (width * dtype.itemsize))
@@ -64,7 +54,7 @@ def product(
 
     def tile(row: Value | int, column: Value | int, n_rows: int, n_columns: int) -> None:
         places = [(row + i, column + j) for i in range(n_rows) for j in range(n_columns)]
-        if terms <= _LONGEST_SUM or rows * columns * terms <= _WRITTEN_OUT:
+        if terms <= tuning.LONGEST_SUM or rows * columns * terms <= tuning.WRITTEN_OUT:
             totals = [b.constant(0, dtype) for _ in places]
             for m in range(terms):
                 totals = _added(totals, m, row, column, n_rows, n_columns)
@@ -78,7 +68,7 @@ def product(
                 for s, total in zip(sums, now, strict=True):
                     s.set(total)
 
-            in_parts(b, terms, _TERMS_AT_ONCE, add)
+            in_parts(b, terms, tuning.TERMS_AT_ONCE, add)
             totals = [s.get() for s in sums]
         for place, total in zip(places, totals, strict=True):
             store(*place, total)
@@ -145,7 +135,7 @@ class Strips:
 def strips_pay(b: Builder, weights: ir.Matrix) -> bool:
     """Whether a matrix of shared weights is better packed, for a product with these rows."""
     size = weights.rows * weights.columns * weights.buffer.dtype.itemsize
-    return b.lanes > 1 and size >= _LEAST_PACKED and weights.strides[1] > 1
+    return b.lanes > 1 and size >= tuning.LEAST_PACKED and weights.strides[1] > 1
 
 
 def in_parts(b: Builder, n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
@@ -162,4 +152,4 @@ def in_parts(b: Builder, n: int, size: int, body: Callable[[Value | int, int], N
 def room(b: Builder) -> int:
     """The bytes of sums that are accumulated at once: of vectors, 3/4 of the registers."""
     here = current()
-    return here.registers * here.vector_bytes * 3 // 4 if b.lanes > 1 else _AT_ONCE
+    return here.registers * here.vector_bytes * 3 // 4 if b.lanes > 1 else tuning.BYTES_AT_ONCE

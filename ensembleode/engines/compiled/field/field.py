@@ -18,13 +18,9 @@ from ..algebra.reading import copied, LoadedNumbers, Memory, OperandReader
 from ..llvm.builder import Builder, ElementPointer, I64, Value
 from ..llvm.heap import LentHeap
 from ..llvm.module import Module
+from . import tuning
 from .printer import Printer
 
-
-# A field with more expensive functions, such as sines, is not taken apart into scalars.
-_MOST_DEAR = 24
-# A long program is taken apart into at most as many operations on scalars for each equation.
-_MOST_SCALARS = 2
 
 # There are no instructions for functions such as the incomplete gamma function.
 lower = functools.partial(lower_for, functions=True)
@@ -34,7 +30,7 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
     """A function lowered by `fields.lower`, where loops over functions such as sines stay loops.
     **Raises:** `UntranslatableError`."""
     fn = lower(jaxpr, inputs, largest_returned)
-    if walking.dear(fn) <= _MOST_DEAR:
+    if walking.dear(fn) <= tuning.MOST_DEAR:
         return fn
     return lower(jaxpr, inputs, largest_returned, apart=False)
 
@@ -43,7 +39,7 @@ def by_loops(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = 0) -> ir.
     """A function lowered by `fields.lower`, all of whose loops stay loops, unless it has as many
     equations as there are scalars. Arrays that are only moved are not made. **Raises:**
     `UntranslatableError`."""
-    most = _MOST_SCALARS * sum(1 for _ in equations(jaxpr))
+    most = tuning.MOST_SCALARS * sum(1 for _ in equations(jaxpr))
     return forwarded(lower(jaxpr, inputs, largest_returned, most=most))
 
 

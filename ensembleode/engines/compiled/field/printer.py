@@ -17,17 +17,9 @@ from ..algebra.products import product, Rows, Strips, strips_pay, tile_of
 from ..algebra.reading import copied, Memory, OperandReader
 from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value, Variable
 from ..llvm.machine import current
+from . import tuning
 from .operations import checked, operation
 from .uniformity import Region, Uniformity
-
-
-# Loops of at most as many simple operations are unrolled.
-_WRITTEN_OUT = 128
-# The turns of longer loops that are written one behind the other, which hide each other's latency,
-# with 32 vector registers and for turns of at most this cost.
-_TURNS_AT_ONCE, _LONGEST_TURN = 4, 64
-# Where lanes take different branches, branches of at most this cost are all run without a test.
-_CHEAP = 32
 
 
 class Printer:
@@ -133,9 +125,9 @@ class Printer:
             self.block(body)
 
         has_room = self.b.lanes > 1 and current().registers >= 32
-        is_short = walking.is_flat(body) and walking.cost(body) <= _LONGEST_TURN
-        at_once = _TURNS_AT_ONCE if has_room and is_short else 1
-        if n * (walking.length(body) + walking.cost(body)) <= _WRITTEN_OUT:
+        is_short = walking.is_flat(body) and walking.cost(body) <= tuning.LONGEST_TURN
+        at_once = tuning.TURNS_AT_ONCE if has_room and is_short else 1
+        if n * (walking.length(body) + walking.cost(body)) <= tuning.WRITTEN_OUT:
             at_once = n
 
         def turns(first: Value | int) -> None:
@@ -189,7 +181,7 @@ class Printer:
             self.branch(which, stmt.cases)
         else:
             left = self.lanes_here()
-            cheap = sum(map(walking.cost, stmt.cases)) <= _CHEAP
+            cheap = sum(map(walking.cost, stmt.cases)) <= tuning.CHEAP
             for k, case in enumerate(stmt.cases):
                 here = left if k == last else left & which.eq(k)
                 inside = self.uniformity.inside(stmt, stmt.which, self.region, k)

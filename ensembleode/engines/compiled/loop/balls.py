@@ -24,12 +24,12 @@ from ....fields import ir
 from ....fields.equations import registers
 from ....fields.walking import every_part, statements
 from ..llvm.builder import BOOL, Builder, Value
+from . import tuning
 
 
 # The least radius of an input, in units of the spacing of floating-point numbers at one. It is more
 # than twice the largest number of operations in a row.
 ROUNDINGS = 256
-_MOST_OPERATIONS = 120
 # The radii of inputs are multiplied by this, because all radii are rounded themselves.
 SLACK = 1.02
 
@@ -88,7 +88,7 @@ def bounded(fn: ir.Function) -> tuple[tuple[int, ...], ir.Function]:
     for stmt in lets:
         x = traits(stmt.expr)
         names = x.names | {stmt.var.name}
-        is_short = len(names) <= _MOST_OPERATIONS
+        is_short = len(names) <= tuning.MOST_BALL_OPERATIONS
         found[stmt.var.name] = x._replace(names=names) if is_short else _Traits(False, True)
     chosen: list[int] = []
     part = dataclasses.replace(fn, body=(), outputs=(), size=0)
@@ -101,7 +101,7 @@ def bounded(fn: ir.Function) -> tuple[tuple[int, ...], ir.Function]:
         body = tuple(s for s in lets if s.var.name in names)
         outputs = (*part.outputs, output)
         longer = dataclasses.replace(part, body=body, outputs=outputs, size=len(outputs))
-        if sum(isinstance(x, ir.Op) for x in every_part(longer)) <= _MOST_OPERATIONS:
+        if sum(isinstance(x, ir.Op) for x in every_part(longer)) <= tuning.MOST_BALL_OPERATIONS:
             chosen.append(i)
             part, needed = longer, names
     return tuple(chosen), part

@@ -27,15 +27,12 @@ from ..steps.description import KernelDescription
 from ..steps.layout import LaneNumbers
 from ..steps.saved_rows import KernelOutputs, SavedRows, TriedStep
 from ..steps.stops import LaneStops
+from . import tuning
 from .callback_functions import CallbackFunctions
 from .events import LaneEvents
 from .queue import PreparedStarts, Queue
 from .switch import MethodSwitch
 from .turn import attempt, commit, control
-
-
-# The number of turns after which lanes that end together read the flag: a power of two.
-_TURNS = 4096
 
 
 class Loop:
@@ -134,7 +131,9 @@ class Loop:
         def turn() -> None:
             self.turn(self.equations)
             if self._stop is not None:
-                b.if_((self.ntried.get() & (_TURNS - 1)).eq(0), look, likely=False)
+                b.if_(
+                    (self.ntried.get() & (tuning.TURNS_BETWEEN_LOOKS - 1)).eq(0), look, likely=False
+                )
 
         def one() -> Value:
             self.refill()

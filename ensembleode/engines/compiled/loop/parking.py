@@ -13,17 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..llvm.builder import BOOL, ElementPointer, I64, Value, Variable
+from . import tuning
 
 
 if TYPE_CHECKING:
     from .loop import Loop
-
-
-# The number of trajectories that may wait, for each lane: with more, the lanes switch less often.
-_WAITING = 4
-# The number of turns that a lane may be idle, on average, before the trajectories that have
-# switched are moved out, which takes about as long.
-_PATIENCE = 2
 
 
 class Parking:
@@ -33,7 +27,7 @@ class Parking:
     def __init__(self, loop: Loop, is_second: Variable):
         self.loop, self.b, self.is_second = loop, loop.b, is_second
         b = self.b
-        self.room = _WAITING * b.lanes
+        self.room = tuning.WAITING * b.lanes
         self._waiting = [b.variable(I64, 0, of_lanes=False) for _ in range(2)]
         # The lanes whose trajectories have switched and are still to be moved, and for how many
         # turns such lanes have been idle in all.
@@ -81,7 +75,10 @@ class Parking:
 
         def count() -> None:
             self._idle.set(self._idle.get() + b.count(switched))
-            b.if_(self._idle.get() >= _PATIENCE * b.lanes, lambda: self.loop.must_refill.set(True))
+            b.if_(
+                self._idle.get() >= tuning.PATIENCE * b.lanes,
+                lambda: self.loop.must_refill.set(True),
+            )
 
         b.if_(b.any(switched), count, likely=False)
 

@@ -23,18 +23,9 @@ from ....solvers.switching import Switching
 from ....tracing.program import Program
 from ...derivatives.flow import inexact_of
 from ..llvm.machine import current
+from . import tuning
 from .layout import NumbersLayout
 from .stops import known_times
-
-
-# Sums of cotangents of more parameters than this are in memory, fewer in variables of the lanes.
-_MOST_VARIABLES = 48
-# The same for the parameters that each trajectory has for itself.
-_MOST_OWN_VARIABLES = 48
-# More residuals of the field than this are computed again on the way back.
-_MOST_RESIDUALS = 2048
-# The stages of larger states than this are computed again.
-_MOST_RECORDED = 512
 
 
 def least_in_memory() -> int:
@@ -121,7 +112,7 @@ class KernelDescription:
             return None
         own, shared = with_gradients(self)
         found = in_two_parts(self.field, (*own, *shared))
-        return None if found is None or found.size > _MOST_RESIDUALS else found
+        return None if found is None or found.size > tuning.MOST_RESIDUALS else found
 
     @property
     def evaluation(self) -> int:
@@ -148,14 +139,14 @@ class KernelDescription:
         """Whether the cotangents of parameters that all trajectories share are summed up in memory.
         This doesn't depend on which are wanted, as it also decides how a step is recorded."""
         _, shared = _own_and_shared(self, inexact_of(self.field))
-        many = size_of(self, shared) > _MOST_VARIABLES
+        many = size_of(self, shared) > tuning.MOST_VARIABLES
         return self.own_in_memory or (many and not self.on_gpu)
 
     @property
     def own_in_memory(self) -> bool:
         """Whether those of each trajectory's own parameters are summed up in memory, too."""
         own, _ = _own_and_shared(self, inexact_of(self.field))
-        return not self.on_gpu and size_of(self, own) > _MOST_OWN_VARIABLES
+        return not self.on_gpu and size_of(self, own) > tuning.MOST_OWN_VARIABLES
 
     @property
     def returned(self) -> int:
@@ -168,7 +159,7 @@ class KernelDescription:
         field is short, or if the state is large."""
         if not isinstance(self.method, RungeKutta) or not self.sums_in_memory:
             return 0
-        return self.method.stages if self.size <= _MOST_RECORDED else 0
+        return self.method.stages if self.size <= tuning.MOST_RECORDED else 0
 
     @property
     def unevaluated(self) -> int:

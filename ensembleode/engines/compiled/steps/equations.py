@@ -28,17 +28,10 @@ from ..field.field import by_loops, evaluate, evaluate_apart, lowered
 from ..field.operations import check
 from ..llvm.branches import either
 from ..llvm.builder import Builder, ElementPointer, Value
+from . import tuning
 from .description import KernelDescription, with_gradients
 from .layout import LaneNumbers
 from .steps import EquationCalls, OuterProducts
-
-
-# A field with more statements (loops unrolled) becomes a function that is called at every stage.
-_LONGEST_INLINED = 150
-# A Jacobian with more entries becomes a function, too.
-_MOST_INLINED = 150
-# A result of at most as many components is returned; a larger one would be stored.
-_LARGEST_RETURNED = 10**6
 
 
 class FieldNumbers(OperandReader):
@@ -84,7 +77,7 @@ def equations_in(b: Builder, d: KernelDescription) -> Callable[[LaneNumbers, Val
 
         def linearise(y: tuple, t: Value) -> tuple:
             fn, n = linear.function, len(linear.jacobian.pattern)
-            apart = fn.size > _MOST_INLINED
+            apart = fn.size > tuning.MOST_INLINED
             entries = _called(b, fn, FieldNumbers(held, u=y), t, mask, "jacobian", apart=apart)
             dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
             if isinstance(entries, LoadedNumbers):
@@ -200,7 +193,7 @@ class _Linear:
     @functools.cached_property
     def is_whole(self) -> bool:
         """Whether the Jacobian is large, and none of its entries is known to be zero."""
-        return self.d.size**2 == len(self.jacobian.pattern) > _MOST_INLINED
+        return self.d.size**2 == len(self.jacobian.pattern) > tuning.MOST_INLINED
 
     @functools.cached_property
     def in_arrays(self) -> Jacobian:
@@ -356,7 +349,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str, *, in_memory: bool =
     **Raises:** `ValueError` for a program that can't be translated.
     """
     try:
-        fn = (by_loops if in_memory else lowered)(jaxpr, inputs, _LARGEST_RETURNED)
+        fn = (by_loops if in_memory else lowered)(jaxpr, inputs, tuning.LARGEST_RETURNED)
         check(fn)
     except UntranslatableError as e:
         raise ValueError(
@@ -395,6 +388,6 @@ def _called(
     apart: bool = False,
 ) -> Sequence[Value]:
     """The components of a function's result. A long or `apart` function is a separate one."""
-    if apart or length(fn.body) > _LONGEST_INLINED:
+    if apart or length(fn.body) > tuning.LONGEST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

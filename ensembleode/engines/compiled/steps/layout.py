@@ -26,19 +26,11 @@ from ..algebra.components import built
 from ..algebra.products import Strips
 from ..algebra.reading import Memory
 from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
+from . import tuning
 
 
 if TYPE_CHECKING:
     from .description import KernelDescription
-
-
-# The largest number of own parameters that lanes hold, and of other numbers under one name; others
-# are read from memory.
-_MOST_HELD = 64
-# The largest number of shared numbers that are read once and kept; others are read at each use.
-_MOST_SHARED = 64
-# The most bytes that all packed weights of a kernel take, on its stack.
-_MOST_PACKED = 2**20
 
 
 # The rows of the table that are operands as leaves: constants, parameters, others.
@@ -151,8 +143,8 @@ def _held_by_lanes(layout: NumbersLayout) -> set[int]:
     """The indices of the numbers that lanes hold: the smallest parameters, and small others."""
     own = [i for i, x in enumerate(layout.numbers) if x.is_own and x.name != "u0"]
     parameters = [i for i in own if layout.numbers[i].name in _PARAMETERS]
-    found = {i for i in own if layout.numbers[i].size <= _MOST_HELD}.difference(parameters)
-    left = _MOST_HELD
+    found = {i for i in own if layout.numbers[i].size <= tuning.MOST_HELD}.difference(parameters)
+    left = tuning.MOST_HELD
     for i in sorted(parameters, key=lambda i: layout.numbers[i].size):
         left -= layout.numbers[i].size
         if left >= 0:
@@ -188,7 +180,7 @@ class LaneNumbers:
                 continue
             if i in held:
                 self._held[i] = [b.variable(number.dtype, 0) for _ in range(number.size)]
-            elif not number.is_own and shared + number.size <= _MOST_SHARED:
+            elif not number.is_own and shared + number.size <= tuning.MOST_SHARED:
                 self._shared[i] = [buffers[i].load(c) for c in range(number.size)]
                 shared += number.size
 
@@ -272,7 +264,7 @@ class LaneNumbers:
         b, at = self.b, strips.weights.buffer
         if strips not in self._packed:
             taken = sum(x.size * x.dtype.itemsize for x in (*self._packed, strips))
-            if taken > _MOST_PACKED:
+            if taken > tuning.MOST_PACKED:
                 return None
             with b.at_start():
                 found = self._packed[strips] = b.array(strips.dtype, strips.size)

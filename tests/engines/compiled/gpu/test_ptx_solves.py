@@ -410,8 +410,8 @@ def test_threads_that_take_turns(on_ptx, monkeypatch, groups):
         return found, np.prod(on_ptx[-1].outputs[3][0])
 
     expected, room = gradients()
-    monkeypatch.setattr(solves, "_TURNS", 1)
-    monkeypatch.setattr(solves, "_WORKSPACE", 10_000)
+    monkeypatch.setattr(solves.tuning, "TURNS_ON_GPU", 1)
+    monkeypatch.setattr(solves.tuning, "WORKSPACE_ON_GPU", 10_000)
     jax.clear_caches()
     got, less = gradients()
     jax.clear_caches()

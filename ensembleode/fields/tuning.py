@@ -1,0 +1,37 @@
+"""Tuned numbers of this folder: where one way to compute gives place to another.
+
+Where a benchmark sets a number, the comment names it: on two cores of a Xeon with AVX-512, in
+November 2026. The others follow from registers, caches and the time that compiling takes.
+`tests/test_thresholds.py` tries both sides.
+"""
+
+# Into which a loop is split.
+MOST_LOOPS = 8
+
+# Operations; a deeper expression is stored before it is used in another one.
+DEEPEST = 40
+
+COST_OF_OTHERS = 12
+
+# Multiplications; a smaller product of matrices is written out as loops.
+LEAST_PRODUCT = 64
+
+# Turns of a loop that is written out.
+MOST_TURNS_WRITTEN_OUT = 4
+
+# A sort compares each pair of components, so of so many at most; a gather chooses among as many.
+MOST_SORTED, MOST_ROWS = 6, 8
+
+# Longer transforms are too long as code.
+LONGEST_TRANSFORM = 64
+# The longest transform that isn't taken apart, and the longest one of a length that is prime.
+LONGEST_WHOLE_TRANSFORM, LONGEST_PRIME_TRANSFORM = 8, 13
+
+# Compiled programs of more operations than this are slower than loops, and take long to compile.
+MOST_SCALAR_OPERATIONS = 1000
+
+# A program of more operations is not taken apart into components, even if its Jacobian is sparse.
+MOST_OPERATIONS_OF_JACOBIANS = 4000
+
+# A loop of more equations is not unrolled; all of its turns are then taken together.
+MOST_UNROLLED = 20_000
