@@ -237,10 +237,12 @@ THRESHOLDS = {
     f"{C}.algebra.tuning.MOST_UPDATES": Threshold(dense, ways=IMPLICIT, alg=RODAS),
     f"{C}.algebra.tuning.MOST_TERMS": Threshold(algebraic, ways=("ends",), alg=RODAS),
     f"{C}.loop.tuning.MOST_BALL_OPERATIONS": Threshold(branches, ways=("events",)),
-    f"{C}.loop.tuning.TURNS_BETWEEN_LOOKS": Threshold(predators, low=1, high=2**14,
-    ways=("fixed",)), f"{C}.loop.tuning.PATIENCE": Threshold(predators, low=1, high=100,
-    alg=eo.AutoTsit5(RODAS)), "engines.columns.tuning.WORTH_SHARING": Threshold(predators,
-    ways=("columns",), in_code=False), f"{F}.tuning.MOST_LOOPS": Threshold(long_ring),
+    f"{C}.loop.tuning.TURNS_BETWEEN_LOOKS": Threshold(
+        predators, low=1, high=2**14, ways=("fixed",)
+    ),
+    f"{C}.loop.tuning.PATIENCE": Threshold(predators, low=1, high=100, alg=eo.AutoTsit5(RODAS)),
+    "engines.columns.tuning.WORTH_SHARING": Threshold(predators, ways=("columns",), in_code=False),
+    f"{F}.tuning.MOST_LOOPS": Threshold(long_ring),
     f"{F}.tuning.DEEPEST": Threshold(long_sums, low=1),
     f"{F}.tuning.COST_OF_OTHERS": Threshold(waves),
     f"{F}.tuning.LEAST_PRODUCT": Threshold(wide_network),
@@ -464,12 +466,13 @@ def thresholds_there():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    everywhere = {x for tree in trees.values() for x in compared_in(tree)} & imported
+    compared = {x for tree in trees.values() for x in compared_in(tree)}
     return {
         f"{name}.{x}"
         for name, tree in trees.items()
         for x in numbers_of(tree)
-        if x in {*compared_in(tree), *everywhere}
+        if x in {*compared_in(tree), *(compared & imported)}
+        or (name.endswith(".tuning") and x in compared)
     }
 
 
@@ -507,7 +510,7 @@ OF_AUTO = {
 def test_both_sides_of_the_choice(monkeypatch, name):
     """Whichever engine solves it, the values are the same."""
     ens = OF_AUTO[name](np.float64)
-    if name.endswith("_MOST_WRITTEN_OUT"):
+    if name.endswith(".MOST_WRITTEN_OUT"):
         prob = eo.remake(ens.prob, integrand=lambda u, p, t: u[0])
         ens = eo.EnsembleProblem(prob, ens.prob_func)
     found = {}
