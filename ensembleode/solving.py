@@ -21,7 +21,7 @@ from .executors.places import NotHereError, Place, places
 from .ground.devices.placement import as_jax_arrays
 from .ground.hidden_object import HiddenObject
 from .ground.logs import log_once
-from .ground.retcode import count_codes, has_failed, ReturnCode
+from .ground.retcode import count_codes, has_failed, ran_out_of_steps, ReturnCode, was_ended
 from .plan.plan import dense_of, Outcome, shared_times
 from .plan.trajectory_numbers import TrajectoryNumbers
 from .problem import sensitivity
@@ -379,7 +379,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     outcome = jax.block_until_ready(outcome)
     retcode = ReturnCode(int(outcome.retcode))
     is_cut, count = job.plan.own_times, outcome.length
-    if retcode is ReturnCode.Terminated:
+    if was_ended(retcode):
         is_cut, (outcome, count) = True, outcome_with_end(job, outcome)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in ("length", *COUNTS)}
     known["retcode"] = retcode
@@ -455,7 +455,7 @@ def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
     list."""
     codes = np.atleast_1d(np.asarray(sim.retcode))
     note = None
-    if (codes == ReturnCode.MaxIters.value).any():
+    if ran_out_of_steps(codes).any():
         note = stiffness.note(job, alg, codes)
     if note is None:
         return []

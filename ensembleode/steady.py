@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .ground.retcode import is_successful, ReturnCode
+from .ground.retcode import is_successful, ReturnCode, was_ended
 from .problem.callbacks import settling
 from .problem.ensemble import EnsembleAlgorithm
 from .problem.problem import EnsembleContext, EnsembleProblem, ODEProblem, remake
@@ -130,7 +130,7 @@ def steady_state(
         t, u = sim.end.t, sim.end.u
     else:
         t, u = sim.t[-1], jax.tree.map(lambda x: x[-1], sim.u)
-    ended = jnp.asarray(sim.retcode) == ReturnCode.Terminated.value
+    ended = was_ended(jnp.asarray(sim.retcode))
     code = jnp.where(ended, ReturnCode.Success.value, sim.retcode).astype(np.int8)
     if not is_tracer(code):
         code = ReturnCode(int(code)) if alone else np.asarray(code)

@@ -160,3 +160,15 @@ def test_functions_say_what_they_return_or_do():
     names = [x.name.lstrip("_") for block in blocks for x in block.body if hasattr(x, "args")]
     assert len(names) > 3000
     assert not VAGUE & set(names)
+
+
+def test_return_codes_are_compared_in_one_place():
+    """By the predicates of `ground/retcode.py`."""
+    compares = [
+        (name, node.lineno)
+        for name, path in MODULES.items()
+        if name != "ensembleode.ground.retcode"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and "ReturnCode." in ast.unparse(node)
+    ]
+    assert compares == []

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from ..ground.keys import is_key
-from ..ground.retcode import has_failed, ReturnCode
+from ..ground.retcode import has_failed, was_run
 from ..ground.state_tree import component_names, flattened
 from ..solution.labelled import output_name
 from ..tracing.program import is_tracer
@@ -92,5 +92,5 @@ def add_outcomes(
 def drawn(sim: Any, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The chosen trajectories that were run, and a mask of those that failed."""
     codes = np.asarray(sim.retcode)[chosen]
-    run = codes != ReturnCode.Default.value
+    run = was_run(codes)
     return chosen[run], np.asarray(has_failed(codes[run]))

@@ -8,7 +8,7 @@ from matplotlib import cbook, colors
 from matplotlib.lines import Line2D
 
 from ..ground.logs import log_once
-from ..ground.retcode import has_failed, ReturnCode
+from ..ground.retcode import has_failed, was_run
 from ..ground.state_tree import components_of
 from ..tracing.program import is_tracer
 
@@ -143,7 +143,7 @@ def choose(trajectories: Any, sim: Any) -> np.ndarray:
                 f"trajectories must be indices, a slice or a mask of the {n} trajectories, got "
                 f"{trajectories!r}."
             ) from e
-    run = retcode != ReturnCode.Default.value
+    run = was_run(retcode)
     chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
     if trajectories is not None or len(chosen) <= _MOST_TRAJECTORIES:
         return chosen

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from ..ground.extras import installing
-from ..ground.retcode import has_failed, ReturnCode
+from ..ground.retcode import has_failed, was_ended, was_run
 from ..ground.state_tree import component_names, flattened
 from ..solution.dense import states_between
 
@@ -133,14 +133,14 @@ def plot_solution(
     color, line = color_and_line(color, line)
     looks = drawing.looks_of(plan, as_color(color), line)
     retcode = int(sol.retcode)
-    length = 0 if retcode == ReturnCode.Default else int(sol.length)
+    length = 0 if not was_run(retcode) else int(sol.length)
     u = np.asarray(u).reshape(rows, -1)
     between = None
     if sol._dense is not None and length > 1:
         states = states_between(sol._dense, sol.t, sol.u, sol.length, _POINTS, several=False)
         between = np.asarray(flattened(states, 2, sol._order)).reshape(rows, _POINTS, -1)
     path = _path(np.asarray(sol.t), u, between, length, plan.components)
-    if retcode == ReturnCode.Terminated:
+    if was_ended(retcode):
         path = _to_end(path, np.append(sol.t[-1], u[-1, plan.components]))
 
     ax = drawing.axes_for(plan, ax)
@@ -221,7 +221,7 @@ def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[
         end = sim.end
         u = np.asarray(flattened(end.u, 1, sim._order)).reshape(n, -1)[:, components]
         ends = np.column_stack([end.t, u])[chosen]
-        is_end = np.asarray(sim.retcode)[chosen] == ReturnCode.Terminated.value
+        is_end = was_ended(np.asarray(sim.retcode)[chosen])
         for i in np.flatnonzero(is_end):
             paths[i] = _to_end(paths[i], ends[i])
     return paths

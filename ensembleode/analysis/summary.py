@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Inexact, Int, Real
 
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import was_ended
 from ..ground.state_tree import component_names, components_of, flattened
 from ..problem.callbacks import all_of
 from ..problem.ensemble import EnsembleAlgorithm
@@ -239,7 +239,7 @@ class _SummaryFields(NamedTuple):
 def _ended(events: Any, retcode: Any) -> tuple[Any, Any]:
     """The number of events (None where there are no callbacks, or no counts), and the number of
     trajectories that an event ended."""
-    ended = (retcode == ReturnCode.Terminated.value).sum()
+    ended = was_ended(retcode).sum()
     return None if events is None else events.sum(), ended
 
 

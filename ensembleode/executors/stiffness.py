@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ground.recent import jit_recent
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import ran_out_of_steps, was_run
 from ..problem.options import holds_tolerances
 from ..running.every_step import bounded
 from ..running.job import Job
@@ -40,8 +40,8 @@ _STABILITY_STEPS = 50  # the number of steps after which growth is seen
 def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
     """A note about trajectories that ran out of steps, by their return codes `[trajectory]`; None
     where nothing indicates stiffness."""
-    out_of_steps = np.flatnonzero(codes == ReturnCode.MaxIters.value)
-    run = np.count_nonzero(codes != ReturnCode.Default.value)
+    out_of_steps = np.flatnonzero(ran_out_of_steps(codes))
+    run = np.count_nonzero(was_run(codes))
     if 2 * len(out_of_steps) <= run or not _can_be_bounded_by_stability(job, alg):
         return None
     middle = out_of_steps[np.linspace(0, len(out_of_steps) - 1, _TRAJECTORIES).astype(int)]

@@ -1,8 +1,6 @@
 """How the solve of a trajectory ended."""
 
 import enum
-import functools
-import operator
 from typing import Any
 
 import numpy as np
@@ -41,16 +39,41 @@ class ReturnCode(enum.IntEnum):
         return self.name
 
 
+def reached_end(retcode: Any) -> Any:
+    """Which return codes belong to trajectories that reached the end of their time span."""
+    return retcode == ReturnCode.Success.value
+
+
+def was_ended(retcode: Any) -> Any:
+    """Which return codes belong to trajectories that an event ended."""
+    return retcode == ReturnCode.Terminated.value
+
+
+def was_run(retcode: Any) -> Any:
+    """Which return codes belong to trajectories that were run."""
+    return retcode != ReturnCode.Default.value
+
+
+def ran_out_of_steps(retcode: Any) -> Any:
+    """Which return codes belong to trajectories that `maxiters` stopped."""
+    return retcode == ReturnCode.MaxIters.value
+
+
+def ran_out_of_events(retcode: Any) -> Any:
+    """Which return codes belong to trajectories that `max_events` stopped."""
+    return retcode == ReturnCode.MaxEvents.value
+
+
 def is_successful(retcode: Any) -> Any:
     """Which return codes belong to trajectories that reached their end, or an event that ended
     them."""
-    return (retcode == ReturnCode.Success.value) | (retcode == ReturnCode.Terminated.value)
+    return reached_end(retcode) | was_ended(retcode)
 
 
 def has_failed(retcode: Any) -> Any:
     """Which return codes belong to trajectories that were run and did not succeed."""
-    fine = ReturnCode.Success, ReturnCode.Terminated, ReturnCode.Default
-    return functools.reduce(operator.and_, (retcode != code.value for code in fine))
+    # (`~` is another operation for a `bool`.)
+    return was_run(retcode) & (is_successful(retcode) ^ True)
 
 
 def count_codes(retcode: Any, most: int = 5) -> str:

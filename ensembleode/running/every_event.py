@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..ground.logs import log_once
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import ran_out_of_events
 from ..plan.events import EVENT_ROWS
 from ..plan.plan import Outcome, Plan
 from ..plan.trajectory_numbers import Trajectories
@@ -85,7 +85,7 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
         return np.False_
     if job.plan.max_events >= tuning.MOST_ROOM + job.plan.events.most_known:
         return np.False_
-    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
+    return ran_out_of_events(np.asarray(outcome.retcode))
 
 
 def check_room(had: tuple, has: tuple) -> None:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from ..ground.devices.placement import platform
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import was_run
 from .job import Job, UnfinishedBatch
 
 
@@ -105,7 +105,7 @@ def check(job: Job, outcome: Any) -> None:
     if job.stop is not None and job.stop.is_set:
         # NumPy's, since JAX would take time to compile this.
         outcome = jax.tree.map(np.asarray, outcome)
-        done = outcome.retcode != ReturnCode.Default.value
+        done = was_run(outcome.retcode)
         raise UnfinishedBatch(outcome, done, KeyboardInterrupt())
 
 

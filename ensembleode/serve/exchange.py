@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import ReturnCode, was_ended
 from ..plan.plan import NO_CALLBACK
 from ..solution.events import end_by, Events
 from ..solution.solution import EngineChoice, EnsembleSolution, ODESolution
@@ -137,7 +137,7 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ServiceError("the answer is not a solution.", code="bad_answer") from e
     is_one = not retcode.ndim
-    if is_one and (events is None or retcode != ReturnCode.Terminated.value):
+    if is_one and (events is None or not was_ended(retcode)):
         counts = Stats(*(None if x is None else int(x) for x in stats))
         code = ReturnCode(int(retcode))
         return ODESolution(u, t, code, counts, int(lengths), None, engine, events=events)

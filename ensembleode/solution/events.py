@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from ..ground.retcode import is_successful, ReturnCode
+from ..ground.retcode import is_successful, was_ended
 from ..tracing.program import is_tracer
 
 
@@ -68,7 +68,7 @@ def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:
     """The ends of several trajectories where an event has ended them, which was their last one; NaN
     for others, and where that event isn't among those given."""
     last, room = jnp.asarray(count) - 1, t.shape[1]
-    known = (jnp.asarray(retcode) == ReturnCode.Terminated.value) & (last >= 0) & (last < room)
+    known = was_ended(jnp.asarray(retcode)) & (last >= 0) & (last < room)
 
     def at(x: Any) -> Any:
         x = jnp.asarray(x)
@@ -85,7 +85,7 @@ def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
     last = jnp.clip(jnp.asarray(lengths) - 1, 0)
     end = jax.tree.map(lambda x: _taken_from_rows(jnp.asarray(x), last), rows)
     if ended is not None:
-        is_end = jnp.asarray(retcode) == ReturnCode.Terminated.value
+        is_end = was_ended(jnp.asarray(retcode))
         end = jax.tree.map(lambda x, y: _where(is_end, jnp.asarray(x), y), ended, end)
     stopped = is_successful(jnp.asarray(retcode))
     return jax.tree.map(lambda x: _where(stopped, x, jnp.nan), end)
@@ -104,7 +104,7 @@ def with_end(
     last, start = jnp.clip(length - 1, 0), length
     end = jax.tree.map(lambda x: x[last], rows)
     if ended is not None:
-        is_end = jnp.asarray(retcode == ReturnCode.Terminated.value)
+        is_end = jnp.asarray(was_ended(retcode))
         there = jax.tree.leaves(jax.tree.map(lambda x, y: jnp.all(x == y), ended, end))
         lacks = is_end & ~jnp.all(jnp.stack(there))
         end = jax.tree.map(lambda x, y: jnp.where(is_end, x, y), ended, end)

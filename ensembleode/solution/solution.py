@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from ..ground.hidden_object import HiddenObject
 from ..ground.on_disk import OnDisk
-from ..ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
+from ..ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode, was_ended
 from ..ground.state_tree import flattened
 from ..problem.aliases import missing_of_solution
 from ..problem.saving_callback import Saved
@@ -364,10 +364,10 @@ class EnsembleSolution(_Solution):
         is_known = not is_tracer(length)
         retcode = ReturnCode(int(self.retcode[i])) if is_known else self.retcode[i]
         may_lack = own_times or ended is not None
-        is_cut = is_known and (own_times or retcode is ReturnCode.Terminated)
+        is_cut = is_known and (own_times or was_ended(retcode))
         if is_cut and self.saved is not None and not self.saved.has_own_times:
             saved_t, values = cut((t, values), int(length), int(length))
-        if (may_lack and not is_known) or retcode is ReturnCode.Terminated:
+        if (may_lack and not is_known) or was_ended(retcode):
             rows, count = with_end(rows, ended, length, retcode, adds=self._adds_end)
         if is_cut:
             rows = cut(rows, int(length), int(count))

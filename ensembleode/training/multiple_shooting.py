@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact
 
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import reached_end
 from ..ground.state_tree import refuse_tree
 from ..problem.ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..problem.ode_function import with_mass_of
@@ -239,7 +239,7 @@ def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_
     options = {**solve_options, "trajectories": groups.ts.shape[0], "saveat": saveat}
     sim = solve(ens, alg, ensemblealg, **options)
     u, retcode = jnp.asarray(sim.u), jnp.asarray(sim.retcode)
-    ok = valid & (retcode == ReturnCode.Success.value)
+    ok = valid & reached_end(retcode)
     # Neither the NaN of a group that failed nor padding may get into the gradient.
     counted = groups.counted & ok[:, None]
     points = jax.vmap(jax.vmap(lambda *states: jnp.sum(loss(*states))))(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Inexact, Int, Int8
 
 from ...ground.devices.alone import without_types
 from ...ground.devices.given_device import for_one_device
-from ...ground.retcode import ReturnCode
+from ...ground.retcode import reached_end, ReturnCode, was_ended
 from ...plan.events import EVENT_ROWS
 from ...plan.implicit_form import with_constants_around
 from ...plan.plan import Plan, RecordedEvents, Result, shared_times
@@ -47,8 +47,8 @@ def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
     trajectory has its own. Overflow of saved states, or a missed time to save, is no success."""
     saving, codes = plan.saving, left.codes
     method = plan.method.value.method
-    success = codes == ReturnCode.Success.value
-    ended = codes == ReturnCode.Terminated.value
+    success = reached_end(codes)
+    ended = was_ended(codes)
     n = len(codes)
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     times = meant(lanes.saveat, lanes.count, t0, t1)
@@ -204,12 +204,12 @@ def _own_times(plan: Plan, lanes: TrajectoryNumbers, result: Result) -> Any:
     else:
         first = (row == 0) & plan.saving.start
         last = row == result.length[:, None] - 1
-        arrived = result.retcode[:, None] == ReturnCode.Success.value
+        arrived = reached_end(result.retcode[:, None])
         t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
         # (Whether the state after every event that may end a trajectory is saved.)
         ends = () if plan.events is None else (x for x in plan.events.callbacks if x.may_end)
         saves = plan.saving.mode == "ends" or all(x.save_positions[1] for x in ends)
         if result.ended is not None and saves:
-            is_end = (result.retcode == ReturnCode.Terminated.value)[:, None]
+            is_end = was_ended(result.retcode)[:, None]
             t = jnp.where(last & is_end, result.ended.t[:, None], t)
     return jnp.where(jnp.isnan(saved), saved, t)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...fields import parameters_of
-from ...ground.retcode import ReturnCode
+from ...ground.retcode import reached_end
 from ...plan.plan import Plan
 from ...plan.saving import Saving
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -128,7 +128,7 @@ def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -
         numbers = _back_numbers(plan, lanes, forward, ends, start, end)
         numbers = numbers._replace(consts=tuple(consts), u0=y, abstol=abstol, reltol=reltol)
         found = solves.solve(back, numbers, moves)
-        arrived = found.retcode == ReturnCode.Success.value
+        arrived = reached_end(found.retcode)
         return jnp.where(moves[:, None], jnp.where(arrived[:, None], found.u[:, 0], jnp.nan), y)
 
     y = jnp.zeros((n, *back.state.shape), dtype)

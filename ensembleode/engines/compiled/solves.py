@@ -14,7 +14,7 @@ import numpy as np
 
 from ...fields import parameters_of
 from ...fields.products import is_large
-from ...ground.retcode import ReturnCode
+from ...ground.retcode import was_ended
 from ...plan.events import EVENT_ROWS
 from ...plan.plan import NO_CALLBACK, Plan, RecordedEvents, Result
 from ...plan.saving import Saving
@@ -266,7 +266,7 @@ def _events_of(
     """The events, from their rows `[trajectory, 3 slot, *state]`."""
     n = len(codes)
     there = jnp.arange(plan.max_events, dtype=count.dtype)[None] < count[:, None]
-    is_end = (codes == ReturnCode.Terminated.value)[:, None]
+    is_end = was_ended(codes)[:, None]
     slots = jnp.concatenate([is_end, there], axis=1) if plan.keeps_end else there
     slots = jnp.repeat(slots, EVENT_ROWS, axis=1)
     mask = slots.reshape(*slots.shape, *(1,) * len(plan.state.shape))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.interpreters import ad, batching
 
-from ...ground.retcode import ReturnCode
+from ...ground.retcode import reached_end, was_ended
 from ...jumps.moving_discontinuities import with_moving_discontinuities
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -373,8 +373,8 @@ def differentiable(plan: Plan, lanes: TrajectoryNumbers, ok: Any, result: Result
     """A result whose saved states and events have derivatives of any order with respect to the
     numbers; `ok` says which trajectories are wanted."""
     saving, events, u = plan.saving, result.events, result.u
-    ended = result.retcode == ReturnCode.Terminated.value
-    ok = ok & ((result.retcode == ReturnCode.Success.value) | ended)
+    ended = was_ended(result.retcode)
+    ok = ok & (reached_end(result.retcode) | ended)
     if saving.mode == "steps" and plan.events is None:
         reached = result.naccept + int(saving.start)
     else:

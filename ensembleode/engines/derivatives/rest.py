@@ -23,7 +23,7 @@ import numpy as np
 
 from ...fields.derivatives.jacobian import is_reverse_only
 from ...ground.devices.alone import alone
-from ...ground.retcode import is_successful, ReturnCode
+from ...ground.retcode import is_successful, ReturnCode, was_ended
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.events import End
@@ -76,7 +76,7 @@ def _came_to_rest(plan: Plan, result: Result) -> Any:
     """Which trajectories a `TerminateSteadyState` ended, `[trajectory]`. If other callbacks may end
     them, it is the one of the last event, which has to be in the record."""
     assert plan.events is not None
-    came = result.retcode == ReturnCode.Terminated.value
+    came = was_ended(result.retcode)
     if all(x.which in plan.events.rests for x in plan.events.callbacks if x.may_end):
         return came
     if result.events is None:

@@ -20,7 +20,7 @@ from ... import solvers
 from ...fields.derivatives.jacobian import is_reverse_only
 from ...fields.derivatives.transposes import effects_of
 from ...ground.devices.alone import alone, operands_of
-from ...ground.retcode import ReturnCode
+from ...ground.retcode import reached_end, ReturnCode
 from ...plan.events import TracedCallbacks
 from ...plan.plan import Plan, Result, shared_times
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -238,7 +238,7 @@ def _(residuals, cotangents, perturbed, lane, plan):
     with jax.numpy_dtype_promotion("standard"):
         cotangents = sensitivity.with_zeros(inexact, cotangents)
         (gradient,) = alone(lambda pull, c: pull(c), pullback, cotangents)
-    succeeded = retcode == ReturnCode.Success.value
+    succeeded = reached_end(retcode)
     return jax.tree.map(lambda g: jnp.where(succeeded, g, jnp.zeros_like(g)), gradient)
 
 
@@ -417,7 +417,7 @@ def _result(plan: Plan, lane: TrajectoryNumbers, sol: Any) -> Result:
     retcode = jnp.where(jnp.isfinite(lane.t0) & jnp.isfinite(lane.t1), retcode, unstable)
     if saving.mode == "ends":
         # The last state of a failed trajectory is not its state at t1.
-        reached = jnp.ones(saving.rows, bool).at[-1].set(retcode == ReturnCode.Success.value)
+        reached = jnp.ones(saving.rows, bool).at[-1].set(reached_end(retcode))
         t = jnp.stack([lane.t0, lane.t1][-saving.rows :])
     else:
         reached, t = jnp.isfinite(sol.ts), sol.ts
@@ -442,7 +442,7 @@ def _result(plan: Plan, lane: TrajectoryNumbers, sol: Any) -> Result:
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
     u = jnp.where(rows, ys, jnp.nan)
     # What failed has no derivatives.
-    u = jnp.where(retcode == ReturnCode.Success.value, u, jax.lax.stop_gradient(u))
+    u = jnp.where(reached_end(retcode), u, jax.lax.stop_gradient(u))
     has_inner = saving.mode == "steps" and keeps(plan)
     inner = within_steps(plan, sol, reached) if has_inner else None
     t = jnp.where(reached, t, jnp.nan) if plan.own_times else None

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...fields import parameters_of
 from ...ground.host import host_call
-from ...ground.retcode import ReturnCode
+from ...ground.retcode import reached_end
 from ...plan.plan import Plan, Result
 from ...plan.saving import Saving
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -275,7 +275,7 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     _check_moving(perturbed.d_discontinuities)
     ct = jnp.zeros_like(result.u) if cotangents.u is None else cotangents.u
     # A failed trajectory has a gradient of zero: a loss can mask it.
-    good = result.retcode == ReturnCode.Success.value
+    good = reached_end(result.retcode)
     rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
     keep = (good[:, None] & rows).reshape(n, -1, *(1,) * len(plan.state.shape))
     ct = jnp.where(keep, ct, 0)
@@ -285,7 +285,7 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     few = d + parameters.size <= _MOST_SENSITIVITIES or methods.is_gpu(plan.method.value.place)
     if chosen is None and few:
         s, augmented = _sensitivities(plan, lanes, n, parameters)
-        usable = augmented.retcode == ReturnCode.Success.value
+        usable = reached_end(augmented.retcode)
         s = jnp.where(keep[:, :, None], s, 0)
         gradient = jnp.einsum("ntkx,ntx->nk", s.reshape(n, -1, s.shape[2], d), ct.reshape(n, -1, d))
         gradient = jnp.where((usable | ~good)[:, None], gradient, jnp.nan)
@@ -432,10 +432,10 @@ def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
         solved = solve_in_program(segment, numbers._replace(u0=z, t0=t, t1=before), n)
         moved = t != before
         adjoint = jnp.where(moved[:, None], solved.u[:, 0, d:], adjoint)
-        return (adjoint, good & (~moved | (solved.retcode == ReturnCode.Success.value))), None
+        return (adjoint, good & (~moved | reached_end(solved.retcode))), None
 
     rows = (times[:, 1:].T, times[:, :-1].T, us[:, 1:].swapaxes(0, 1), cts.swapaxes(0, 1))
     start = (jnp.zeros((n, d + parameters.size), dtype), jnp.ones(n, bool))
     (adjoint, good), _ = jax.lax.scan(back, start, rows, reverse=True)
     adjoint = jnp.where(good[:, None], adjoint, jnp.nan)
-    return jnp.where((result.retcode == ReturnCode.Success.value)[:, None], adjoint, 0)
+    return jnp.where(reached_end(result.retcode)[:, None], adjoint, 0)
