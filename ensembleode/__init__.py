@@ -4,33 +4,33 @@ Write the ODE once, describe the ensemble as in SciML, choose by one argument wh
 differentiate through it.
 """
 
-import ast as _ast
 import importlib as _importlib
 import importlib.util as _util
-import pathlib as _pathlib
 import sys as _sys
+
+import lazy_loader as _lazy_loader
 
 from .ground.former_names import find_former_modules as _find_former_modules
 
 
-# The modules of the public names, from the stub that type checkers read.
-_STUB = _ast.parse(_pathlib.Path(__file__).with_suffix(".pyi").read_text()).body
-_IMPORTS = [x for x in _STUB if isinstance(x, _ast.ImportFrom)]
-_PLACES = {name.name: x.module or name.name for x in _IMPORTS for name in x.names}
-__all__ = [name for name in _PLACES if not name.startswith("_")]  # pyright: ignore
+# The public names are those of the stub that type checkers read.
+_get, _, _names = _lazy_loader.attach_stub(__name__, __file__)
+__all__ = [name for name in _names if not name.startswith("_")]  # pyright: ignore
 
 
 def __getattr__(name: str) -> object:
     """Import a public name or module when it is first asked for, so that importing the package is
     quick."""
     _prepare_jax()
-    place = _PLACES.get(name, name)
-    if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:
+    if name in _names:
+        found = _get(name)
+    elif _util.find_spec(f".{name}", __name__) is not None:
+        found = _importlib.import_module(f".{name}", __name__)
+    else:
         from .problem import aliases
 
         raise aliases.missing_attribute(_sys.modules[__name__], name)
-    module = _importlib.import_module(f".{place}", __name__)
-    globals()[name] = found = module if place == name else getattr(module, name)
+    globals()[name] = found
     return found
 
 
