@@ -216,7 +216,7 @@ async def test_only_what_crashes_is_not_answered():
     assert len(runs.batches) <= 33
 
 
-@pytest.mark.parametrize("name", ["_apart", "_observe"])
+@pytest.mark.parametrize("name", ["_in_halves", "_observe"])
 @in_loop
 async def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
     batcher = started(Runs(), observe=lambda *_: None)
@@ -228,7 +228,7 @@ async def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, cap
         context.setattr(batcher, name, broken)
         first = asyncio.gather(batcher.submit("a", "a", 1, 1), return_exceptions=True)
         (found,) = await first
-    assert isinstance(found, BatchFailed if name == "_apart" else ItemResult)
+    assert isinstance(found, BatchFailed if name == "_in_halves" else ItemResult)
     assert "can't start new thread" in caplog.text
     assert (await batcher.submit("a", "a", 2, 1)).results
     assert not batcher.is_dead
