@@ -1,4 +1,4 @@
-"""A vector field, from its traced program to what an engine runs of it.
+"""From the traced program of a vector field to the code that an engine runs.
 
 - `ir.py`: the small language that a field is lowered to. `walking.py` iterates over its statements
     and expressions. `lowering/` translates a jaxpr to it, with one rule for each primitive;
@@ -6,11 +6,12 @@
     before that.
 - `plain/`: rewrites primitives that index, pad or accumulate in plainer equations, before they are
     lowered.
-- Modules that `scalarising/` and `lowering/` share: `equations.py` (which equations are used, and
-    what they call), `movements.py` (primitives that only move data), `gather_scatter.py` (the
-    arithmetic of indices), `combining.py` (the operations of reductions and scatters), `folding.py`
-    (arithmetic on known numbers), `products.py` (the layout of matrix products).
-- `staging.py`: traces the other programs that are lowered with a field. `derivatives/`: its
+- Modules that `scalarising/` and `lowering/` share: `equations.py` (which equations of a jaxpr are
+    used, and which jaxprs they call), `movements.py` (primitives that only move data),
+    `gather_scatter.py` (the arithmetic of indices), `combining.py` (the operations of reductions
+    and scatters), `folding.py` (arithmetic on numbers that are known while tracing), `products.py`
+    (the layout of matrix products).
+- `staging.py`: traces the programs that are lowered besides the field. `derivatives/`: its
     Jacobian, and the programs that pull cotangents back through it.
 
 The language is printed as source by `engines/julia/source.py` (Julia) and by

@@ -1,9 +1,9 @@
-"""Reads past the ends of arrays, where JAX silently takes the last entry: those that are known
-while tracing.
+"""Finds reads past the ends of arrays, for which JAX silently takes the last entry, as far as the
+indices are known while tracing.
 
-A program is evaluated with NumPy as far as its integers are known: for all given values of its
-inputs at once, as a last axis. What was read past an end is followed to the outputs, as
-`jnp.where(i < n, x[i], 0)` may be right.
+The integers of a program are evaluated with NumPy, for all given values of its inputs at once: the
+last axis, `case`, counts these values. A read past an end is an error only if an output depends on
+it: `jnp.where(i < n, x[i], 0)` may be right.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ from .movements import MOVEMENTS
 
 
 class PastEnd(NamedTuple):
-    """A read past the end of an array: the index `asked` for along an `axis` of the array, its
-    `shape`; `where`, the place in the source; and the `case`, the number of the inputs' values."""
+    """A read past the end of an array of this `shape`: the index that was `asked` for, along an
+    `axis`; `where` in the user's source; and the first `case` (the number of a value of the inputs)
+    in which it happens."""
 
     asked: int
     axis: int
@@ -37,23 +38,24 @@ class PastEnd(NamedTuple):
 
 
 class _BoundedArray(NamedTuple):
-    """What is known of an array: its numbers `[*shape, case]`, or None; and the reads past an end
-    that it depends on, each as booleans `[case]`."""
+    """What is known of an array: its integers `[*shape, case]`, or None; and the reads past an end
+    that it depends on, each with booleans `[case]`."""
 
     known: np.ndarray | None = None
     past: tuple[tuple[PastEnd, np.ndarray], ...] = ()
 
 
 def past_end(program: Program, consts: Sequence, inputs: Sequence) -> PastEnd | None:
-    """The first read past an end on which an output of the program depends, for these values of its
-    constants, and these of its flat inputs: `[case]`, or None where they aren't known."""
+    """The first read past an end on which an output of the program depends; None if there is none.
+    `consts` are the values of the constants, `inputs` those of the flat inputs, each `[case]`, or
+    None where they aren't known."""
     values = [*map(_of_const, consts), *map(_BoundedArray, inputs)]
     outs = interpreted(program.jaxpr, values, _of_const, _equation)
     found = [read for out in outs for read, mask in out.past if mask.any()]
     return min(found, key=lambda read: read.case) if found else None
 
 
-_MOST = 10_000  # entries of a constant that is followed
+_MOST = 10_000  # entries of a constant whose numbers are used
 
 
 def _of_const(x: Any) -> _BoundedArray:
@@ -79,7 +81,8 @@ def _equation(eqn: Any, ins: list[_BoundedArray]) -> list[_BoundedArray]:
 
 
 def _folded(eqn: Any, args: list[Any]) -> list[Any]:
-    """The outputs of an equation, where they are integers that are known."""
+    """The integers that an equation returns, from the integers of its operands; None for outputs
+    that aren't integers or aren't known."""
     name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
     nothing = [None] * len(avals)
     if any(x is None for x in args) or not all(is_integral(a.dtype) for a in avals):
@@ -98,8 +101,8 @@ def _folded(eqn: Any, args: list[Any]) -> list[Any]:
 
 
 def _selected(eqn: Any, ins: list[_BoundedArray]) -> _BoundedArray:
-    """A choice between arrays, which depends on a read only in those cases where it certainly takes
-    some of its array."""
+    """The result of a choice between arrays. It depends on the reads of an array only in the cases
+    in which some entry of that array is certainly chosen."""
     which, *arrays = ins
     if which.known is None:
         return _BoundedArray(None, which.past)

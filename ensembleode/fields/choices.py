@@ -1,5 +1,6 @@
-"""Gathers and sorts of small arrays by comparing numbers with numbers, for programs that are taken
-apart into scalars: which component goes where is not known there, as it is in memory."""
+"""Gathers and sorts of small arrays, written as comparisons. Programs that are taken apart into
+scalars need this: they have a variable for each component, which can't be addressed by a computed
+index."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from .plain.writing import as_written
 
 
 def by_choice(eqn: Any) -> Any:
-    """The jaxpr of comparisons that an equation stands for; None where there is none."""
+    """The jaxpr of comparisons that computes the same as an equation; None where there is none."""
     fn = _CHOICES[eqn.primitive.name](eqn)
     if fn is None:
         return None
@@ -25,7 +26,7 @@ def by_choice(eqn: Any) -> Any:
 
 
 def _gather(eqn: Any) -> Callable | None:
-    """Of whole rows, at indices that are the first axes of the result."""
+    """A gather of whole rows, where the axes of the indices are the first axes of the result."""
     windows = Windows.of_gather(eqn)
     n = windows.shape[0] if windows.shape else 0
     of_result = eqn.outvars[0].aval.shape
@@ -55,7 +56,7 @@ def _gather(eqn: Any) -> Callable | None:
 
 
 def _sort(eqn: Any) -> Callable | None:
-    """Of integers."""
+    """A sort of integers."""
     aval = eqn.invars[0].aval
     if aval.ndim != 1 or eqn.params["num_keys"] != 1 or aval.dtype.kind not in "iu":
         return None

@@ -57,7 +57,7 @@ _OR = Combination("or", lax.bitwise_or, lambda dtype: 0)
 _SUB = Combination("sub", lax.sub, lambda dtype: 0)
 _XOR = Combination("xor", lax.bitwise_xor, lambda dtype: 0)
 
-# Each table is keyed by the name of the primitive. None: the scatter replaces what was there.
+# Each table is keyed by the name of the primitive. None: the scatter overwrites the old numbers.
 REDUCTIONS = {
     **{f"reduce_{by.name}": by for by in (_AND, _MAX, _MIN, _OR, _XOR)},
     **{"reduce_prod": _MUL, "reduce_sum": _ADD},
@@ -77,8 +77,8 @@ def as_rows(x: Any, axes: Sequence[int]) -> Any:
 
 
 def folded(body: Any, starts: list, rows: list) -> list:
-    """The rows combined by `body`, one after the other. (The derivative of JAX's own primitive
-    starts from another initial value: JAX 0.12.)"""
+    """The rows combined by `body`, one after the other. (JAX 0.12 differentiates its own primitive
+    with a wrong initial value.)"""
     known = _known_reduction(body)
     if known is not None:
         whole = getattr(lax, known)(rows[0], (0,))
@@ -88,7 +88,8 @@ def folded(body: Any, starts: list, rows: list) -> list:
 
 
 def _known_reduction(body: Any) -> str | None:
-    """The name of the reduction primitive that combines by this body; None if there is none."""
+    """The name of the reduction primitive that does the same as this body; None if there is
+    none."""
     jaxpr = body.jaxpr
     if len(jaxpr.eqns) != 1 or len(jaxpr.invars) != 2:
         return None

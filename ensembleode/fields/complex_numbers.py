@@ -1,4 +1,4 @@
-"""Programs that compute with complex numbers, with two real ones in place of each."""
+"""Rewrites programs that compute with complex numbers as programs of pairs of real numbers."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from .movements import MOVEMENTS
 
 
 class NotInPairsError(Exception):
-    """A primitive of complex numbers has no rule here."""
+    """A primitive of complex numbers has no rule in this module."""
 
 
 class ComplexParts(NamedTuple):
@@ -31,8 +31,8 @@ class ComplexParts(NamedTuple):
 
 
 def with_complex(tree: Any, of_parts: Callable = lax.complex) -> Any:
-    """The tree with `of_parts(real, imag)`, a complex number, in the place of each `ComplexParts`;
-    and with None where the parts are None."""
+    """The tree with each `ComplexParts` replaced by the complex number `of_parts(real, imag)`, or
+    by None where its parts are None."""
 
     def joined(x: Any) -> Any:
         if not isinstance(x, ComplexParts):
@@ -43,8 +43,8 @@ def with_complex(tree: Any, of_parts: Callable = lax.complex) -> Any:
 
 
 def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
-    """The same program of real numbers. One whose inputs or results are complex, or which has a
-    primitive that isn't known here, is left as it is."""
+    """The same program, computed with real numbers. It is left as it is if its inputs or results
+    are complex, or if it has a primitive without a rule here."""
     if not any(map(_has_complex, equations(jaxpr))):
         return jaxpr
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
@@ -88,7 +88,7 @@ def _equation(eqn: Any, ins: list) -> list:
 
 
 def _by_parts(eqn: Any, ins: list) -> list:
-    """A primitive that does the same with real and with imaginary parts."""
+    """The result of a primitive that does the same with the real and with the imaginary parts."""
     reals, imags = (
         bind(eqn, [x[k] if isinstance(x, ComplexParts) else x for x in ins]) for k in range(2)
     )
@@ -188,7 +188,7 @@ def _cosh(x: ComplexParts) -> ComplexParts:
 
 def _tanh(x: ComplexParts) -> ComplexParts:
     t, s, c = jnp.tanh(x.real), jnp.sin(x.imag), jnp.cos(x.imag)
-    # (With the secant instead of the tangent, nothing is infinite.)
+    # In terms of the cosine, which is zero where the tangent of the imaginary part is infinite.
     below = c * c + (t * s) ** 2
     return ComplexParts(t / below, s * c * (1 - t * t) / below)
 

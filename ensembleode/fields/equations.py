@@ -1,5 +1,5 @@
-"""The equations of a jaxpr: which of them are used, and what they call; and tables of rules, keyed
-by the primitive."""
+"""The equations of a jaxpr: which of them are used, which jaxprs they call, and interpreters of
+them by tables of rules, keyed by the primitive."""
 
 import collections
 import sys
@@ -70,7 +70,7 @@ def called(eqn: Any) -> Any:
         return traced(eqn, lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))
     if name == "custom_linear_solve":
         return traced(eqn, lambda *xs: _solved(eqn, xs))
-    # Sparse arrays have it there or, in another version of JAX, in another place.
+    # (The versions of JAX have the primitives of sparse arrays in different places.)
     sparse = sys.modules.get("jax.experimental.sparse.bcoo")
     if name.startswith("bcoo_") and (fn := getattr(sparse, f"_{name}_impl", None)) is not None:
         return traced(eqn, lambda *xs: fn(*xs, **eqn.params))
@@ -78,13 +78,13 @@ def called(eqn: Any) -> Any:
 
 
 def traced(eqn: Any, fn: Callable) -> Any:
-    """The jaxpr of a function of an equation's operands."""
+    """The jaxpr of `fn`, a function of an equation's operands."""
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(fn)(*structs_of(eqn.invars))
 
 
 def of_each(fn: Callable, axes: int) -> Callable:
-    """The function of one array as one of arrays with so many axes before its own."""
+    """A function of single arrays, mapped over this number of leading `axes`."""
     for _ in range(axes):
         fn = jax.vmap(fn)
     return fn
@@ -110,9 +110,9 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
 
 
 def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) -> list:
-    """The values of the outputs of a jaxpr, closed or not. `ins` are the values of its inputs,
-    after those of its constants where it has none itself. `known(array)` is the value of a literal
-    or a constant, and `equation(eqn, ins)` those of the outputs of an equation."""
+    """The values of the outputs of a jaxpr, closed or not. `ins` are the values of its inputs; if
+    it isn't closed, those of its constants come first. `known(array)` is the value of a literal or
+    a constant, and `equation(eqn, ins)` those of the outputs of an equation."""
     inner, env = opened(jaxpr, ins, known)
     read = reader(env, known)
     for eqn in used(inner)[0]:
@@ -121,8 +121,8 @@ def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) 
 
 
 def opened(jaxpr: Any, ins: Sequence, known: Callable) -> tuple[Any, dict]:
-    """A jaxpr without the values of its constants, and the values of its constants and inputs; for
-    the arguments see `interpreted`."""
+    """The open jaxpr, and the values of its constants and inputs; for the arguments see
+    `interpreted`."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     variables = [*inner.constvars, *inner.invars]
     if len(ins) < len(variables):

@@ -40,7 +40,7 @@ def transformed(eqn: Any, x: Any) -> Any:
         return tuple(x)
     n = lengths[-1]
     k = lax.iota(jnp.int32, n // 2 + 1)
-    real = (k == 0) | (2 * k == n)  # whose imaginary parts are without effect
+    real = (k == 0) | (2 * k == n)  # whose imaginary parts don't count
     half = [x[0], jnp.where(real, 0, x[1])]
     whole = [
         jnp.concatenate([y, sign * y[..., 1 : (n + 1) // 2][..., ::-1]], axis=-1)

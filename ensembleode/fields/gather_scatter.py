@@ -173,7 +173,7 @@ def _clipped(xp: Any, x: Any, high: np.integer) -> Any:
 
 
 def _spread(xp: Any, x: Any, shape: Shape, axes: Sequence[int]) -> Any:
-    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`. (XLA makes one loop of
-    sums of what was broadcast before.)"""
+    """`x` broadcast to `shape`, with the axes of `x` in the places `axes`. (XLA fuses sums of
+    arrays that were broadcast into one loop.)"""
     params = {"shape": shape, "broadcast_dimensions": tuple(axes)}
     return MOVEMENTS["broadcast_in_dim"](xp, [x], params, ())[0]

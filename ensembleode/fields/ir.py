@@ -84,9 +84,9 @@ class Buffer:
     """`size` elements of a group of numbers, from `start` on.
 
     The groups are `u`, the state; `tangent`, a tangent of the state; `own` and `shared`, the
-    parameters of one trajectory and those that all share; `forward`, the forward solution (in an
-    adjoint); `work`, scratch memory; `table`, constants; `out`, the result; and what callbacks get
-    besides, by the names of `core.events.Part.extras`.
+    parameters that each trajectory has of its own and those that all share; `forward`, the forward
+    solution (in an adjoint); `work`, scratch memory; `table`, constants; `out`, the result; and the
+    further inputs of callbacks, by the names of `plan.events.CallbackProgram.extras`.
     """
 
     group: str
@@ -127,7 +127,8 @@ class For:
 
 @dc.dataclass(frozen=True, slots=True)
 class While:
-    """Runs `test`, then `body` if `condition` holds, and repeats this until it does not."""
+    """A loop: runs `test`, then `body` if `condition` holds, and repeats both until it doesn't
+    hold."""
 
     test: tuple[Stmt, ...]
     condition: Expr

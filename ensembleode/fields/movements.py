@@ -1,8 +1,8 @@
-"""The primitives that only move data, written once: a function
-`fn(xp, arrays, params, tail) -> arrays` for each primitive.
+"""The primitives that only move data: for each a function `fn(xp, arrays, params, tail) -> arrays`,
+where `xp` is NumPy or `jax.numpy`.
 
-`xp` is NumPy or `jax.numpy`. The arrays may hold any numbers, for example the numbers by which
-components are identified; or they have further axes at the end, `tail`.
+The arrays may hold anything, for example the numbers of components. They may have further axes at
+the end, of the lengths `tail`.
 """
 
 from collections.abc import Callable

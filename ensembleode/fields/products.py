@@ -1,5 +1,5 @@
-"""Products of arrays: how large they are, and the order in which they run through their
-operands."""
+"""Products of arrays: whether they are large, and which components of the operands they
+multiply."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from . import tuning
 
 
 def is_large(eqn: Any) -> bool:
-    """Whether a product is better not written out."""
+    """Whether a product should stay a matrix product instead of loops."""
     (contracted, _), _ = eqn.params["dimension_numbers"]
     inner = math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
     return math.prod(eqn.outvars[0].aval.shape) * inner >= tuning.LEAST_PRODUCT

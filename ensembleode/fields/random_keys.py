@@ -1,7 +1,7 @@
-"""Programs that draw random numbers, with the integers of PRNG keys in place of the keys.
+"""Rewrites programs that draw random numbers: the integers of PRNG keys take the place of the keys.
 
-Like JAX itself, this takes what is done with a key (a split, random bits) from the key's
-implementation, whose functions are of arrays of integers.
+As in JAX itself, each operation on a key (a split, random bits) is a function of integers, which
+belongs to the key's implementation.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from .equations import bind, called, interpreted, of_each, rewritten
 
 
 def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr:
-    """The same program without keys, if it does anything with keys. A program that is given keys is
-    left as it is if `storage`, the dtype as which parameters are stored, has fewer than 64 bits."""
+    """The same program without keys. A program whose inputs are keys is left as it is if `storage`,
+    the dtype in which parameters are stored, has fewer than 64 bits."""
     if not any(map(_has_keys, equations(jaxpr))):
         return jaxpr
     given = any(is_key(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars))
@@ -62,14 +62,14 @@ def _equation(eqn: Any, ins: list) -> list:
             return bind(eqn.replace(params=params), ins)
         if not _has_keys(eqn):
             return bind(eqn, ins)
-        # A key is only moved, and its integers with it.
+        # A primitive that only moves keys moves their integers.
         axes = [-1 if is_key(v.aval) else None for v in eqn.invars]
         return jax.vmap(lambda *xs: bind(eqn, xs), in_axes=axes, out_axes=-1)(*ins)
 
 
 def _at_place_of(eqn: Any) -> Any:
-    """A context in which equations come from the place in the user's source of this one, or else of
-    the one that calls it."""
+    """A context in which new equations name the place in the user's source that this one comes
+    from; if it has none, that of the equation that calls it."""
     if not source_info_util.summarize(eqn.source_info):
         return contextlib.nullcontext()
     return source_info_util.user_context(eqn.source_info.traceback)
@@ -82,7 +82,7 @@ def _implemented(eqn: Any) -> Any:
 
 
 def _changed(value: Any) -> Any:
-    """A parameter of an equation, with jaxprs without keys."""
+    """The static parameter of an equation, in which jaxprs are rewritten without keys."""
     if not any(map(is_jaxpr, jax.tree.leaves(value, is_leaf=is_jaxpr))):
         return value
     return jax.tree.map(lambda x: _closed(x) if is_jaxpr(x) else x, value, is_leaf=is_jaxpr)

@@ -1,4 +1,4 @@
-"""Small programs taken apart into scalars, by the interpreter of `scalarising/`."""
+"""Takes small programs apart into scalars, by the interpreter of `scalarising/`."""
 
 import math
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def _is_scalar(jaxpr: Any) -> bool:
 
 
 def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
-    """Permutations that pivots lead to."""
+    """The permutations that result from pivots."""
     computed = ins[-1] if eqn.primitive.name == "gather" else ins[0]
     closed = by_choice(eqn) if computed.computed else None
     if closed is None:

@@ -19,16 +19,16 @@ def parameters_of(program: Any) -> list[Any]:
 
 
 def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
-    """Trace `fn(consts, u, p, t)` with the inputs of a program; its constants stay constants.
-    `state` is the abstract value of `u`, where it isn't the program's own, and `extra` are those of
-    further inputs, which are appended to `p`."""
+    """Trace `fn(consts, u, p, t)` with the constants and inputs of a program. `state` is the
+    abstract value of `u`, by default the program's; `extra` are those of further inputs, which are
+    appended to `p`."""
     jaxpr = program.jaxpr
     n = len(jaxpr.constvars)
     u, *p, t = jaxpr.invars
     *structs, u, t = structs_of([*jaxpr.constvars, *p, u, t])
     args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
     closed = jax.make_jaxpr(fn)(*args)
-    if closed.consts:  # a derivative rule may bring constants along
+    if closed.consts:  # a derivative rule may add constants
         with_consts = closed
 
         def spelled_out(*xs):
@@ -41,7 +41,7 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
 
 
 def _spelled_out(array: Any) -> Any:
-    """A constant array as an expression of literals, so that the program has no further
+    """A constant array as an expression of literals, so that the program gets no further
     constant."""
     array = np.asarray(array)
     numbers = [jax.lax.full((1,), x, array.dtype) for x in array.reshape(-1)]

@@ -5,7 +5,7 @@ November 2026. The others follow from registers, caches and the time that compil
 `tests/test_thresholds.py` tries both sides.
 """
 
-# Into which a loop is split.
+# The largest number of parts into which a loop is split.
 MOST_LOOPS = 8
 
 # Operations; a deeper expression is stored before it is used in another one.
@@ -16,10 +16,10 @@ COST_OF_OTHERS = 12
 # Multiplications; a smaller product of matrices is written out as loops.
 LEAST_PRODUCT = 64
 
-# Turns of a loop that is written out.
+# The largest number of turns of a loop that is written out.
 MOST_TURNS_WRITTEN_OUT = 4
 
-# A sort compares each pair of components, so of so many at most; a gather chooses among as many.
+# The most components that are sorted by comparing each pair, and rows that a gather chooses among.
 MOST_SORTED, MOST_ROWS = 6, 8
 
 # Longer transforms are too long as code.

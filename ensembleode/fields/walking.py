@@ -77,7 +77,8 @@ def buffers_of(fn: ir.Function) -> Iterator[ir.Buffer]:
 
 
 def length(stmts: Sequence[ir.Stmt]) -> int:
-    """The number of statements with loops unrolled; a product counts as many as it has terms."""
+    """The number of statements after unrolling all loops; a product counts once for each of its
+    terms."""
     total = 0
     for stmt in stmts:
         match stmt:
@@ -95,7 +96,7 @@ def length(stmts: Sequence[ir.Stmt]) -> int:
 
 
 def is_flat(stmts: Sequence[ir.Stmt]) -> bool:
-    """Whether these statements have no others inside of them."""
+    """Whether none of these statements contains others."""
     return all(isinstance(s, ir.Let | ir.Assign | ir.Store) for s in stmts)
 
 

@@ -16,14 +16,14 @@ from ..equations import bind, called, ELEMENTWISE, interpreted
 
 
 class _DiagonalTangent(NamedTuple):
-    """A tangent that along direction `i` is component `i` of this array, and zero in the other
-    components."""
+    """A tangent along all directions that is a diagonal matrix: its component `i` along direction
+    `i` is component `i` of this array; all others are zero."""
 
     array: Any
 
 
 class _EveryDirection(NamedTuple):
-    """A tangent along all directions, which are the last axis."""
+    """A tangent along all directions; these are the last axis of the array."""
 
     array: Any
 
@@ -34,7 +34,7 @@ _Value: TypeAlias = Any  # an array, or a tangent
 def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
     """The results of a program that is linear in one of its inputs, for each component of that
     input: `[component of the result, component of the input]`. `args` are the constants and the
-    other inputs, among which the input has this `place`."""
+    other inputs; `place` is where that input belongs among them."""
     aval: Any = [*jaxpr.constvars, *jaxpr.invars][place].aval
     ins: list[_Value] = [
         *args[:place],
@@ -55,7 +55,7 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
         return interpreted(inner, args, lambda x: x, _equation)
     name, size = eqn.primitive.name, eqn.outvars[0].aval.size
     diagonal = all(isinstance(x, _DiagonalTangent) for x in tangents)
-    # All diagonals are as large as the input that they come from.
+    # All diagonals have as many components as the input.
     if diagonal and size == tangents[0].array.size and _keeps_diagonals(name, args):
         outs = bind(eqn, [x.array if isinstance(x, _DiagonalTangent) else x for x in args])
         return [_DiagonalTangent(outs[0])]
@@ -75,8 +75,8 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
 
 
 def _keeps_diagonals(name: str, args: Sequence[_Value]) -> bool:
-    """Whether the result is a diagonal again: components stay in their places, and are zero where
-    all tangents are zero."""
+    """Whether the tangent of the result is diagonal, too: each component stays in its place, and is
+    zero where the components of all tangents are zero."""
     if name in ("mul", "div"):
         return not all(isinstance(x, _DiagonalTangent) for x in args)
     return name in _IN_ORDER and all(isinstance(x, _DiagonalTangent) for x in args)
@@ -90,8 +90,8 @@ _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type
 
 
 def _scaled(eqn: Any, args: Sequence[_Value]) -> _EveryDirection | None:
-    """The product of an array with a diagonal that is summed over, which is the array with its
-    columns scaled; None for any other product."""
+    """The product of an array with a diagonal matrix, as the array with its columns scaled; None
+    for any other product."""
     contracted, (batched, _) = eqn.params["dimension_numbers"]
     which = next(i for i, x in enumerate(args) if isinstance(x, _DiagonalTangent))
     diagonal, other = args[which].array, args[1 - which]

@@ -21,7 +21,7 @@ import numpy as np
 
 
 Place = tuple[int, int]
-# A sum of equations, by their numbers and factors, that stands in a row of a matrix.
+# The sum of equations that stands in a row of a matrix: the number and the factor of each.
 Row: TypeAlias = tuple[tuple[int, float], ...]
 
 
@@ -90,10 +90,11 @@ class Move(NamedTuple):
 
 @dc.dataclass(frozen=True)
 class Elimination:
-    """The plan by which matrices of one pattern are factorised, and their equations solved. Each
-    block is factorised as `L D U`, with ones on the diagonals of L and U.
+    """The plan by which matrices with nonzero entries at the same places are factorised, and linear
+    systems with them are solved. Each block is factorised as `L D U`, with ones on the diagonals of
+    L and U.
 
-    - `size`: the number of rows, which is that of the columns.
+    - `size`: the number of rows, and of columns.
     - `rows`: for each row, the sum of equations that stands in it; None if each equation stands in
         its own row.
     - `entries`: the places of the matrix's entries, including the diagonal, row by row.
@@ -115,8 +116,8 @@ class Elimination:
 def eliminated(
     size: int, pattern: Sequence[Place], rows: tuple[Row, ...] | None = None
 ) -> Elimination:
-    """The elimination of matrices with entries in the places of `pattern`, and on the diagonal once
-    the sums of equations stand in their rows."""
+    """The elimination of matrices with entries at the places of `pattern`, and on the diagonal
+    after the sums of equations have taken the places of the rows."""
     if rows is not None:
         stands_in = rows_by_equation(rows)
         pattern = [(i, j) for equation, j in pattern for i, _ in stands_in[equation]]
@@ -134,7 +135,7 @@ def eliminated(
 
 
 def own_rows(size: int) -> tuple[Row, ...]:
-    """The rows if each equation stands in its own."""
+    """The rows where each equation stands in its own row."""
     return tuple(((i, 1.0),) for i in range(size))
 
 
@@ -157,8 +158,8 @@ def factors_of(rows: Sequence[Row], size: int) -> np.ndarray:
 
 
 def _pivots(components: Sequence[int], places: Sequence[Place]) -> tuple[Pivot, ...]:
-    """Pivots by Markowitz' rule: the smallest product of the counts of entries in the row and in
-    the column is next, and the first component among equals."""
+    """Pivots by Markowitz' rule: next is the component with the smallest product of the numbers of
+    other entries in its row and in its column; of several, the first."""
     columns = {k: {i for i, j in places if j == k and i != k} for k in components}
     rows = {k: {j for i, j in places if i == k and j != k} for k in components}
     left, pivots = list(components), []

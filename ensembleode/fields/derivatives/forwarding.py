@@ -1,5 +1,5 @@
-"""Arrays that are only moved, such as rolled, padded or joined ones: they are read where they come
-from, and never made.
+"""Removes arrays that are only moved copies of others, such as rolled, padded or joined ones: what
+reads them reads the originals instead.
 
 A loop that reads an array whose parts come from different places is split where one part ends and
 the next begins. All operations, and their order, stay the same.
@@ -22,7 +22,7 @@ _NEAR = ("u", "tangent", "forward", "shared", "table", "work")
 
 
 def forwarded(fn: ir.Function) -> ir.Function:
-    """The same function without arrays that are only moved."""
+    """The same function without arrays that are only moved copies of others."""
     forwarding = _Forwarding()
     body = [x for stmt in fn.body for x in forwarding.through(stmt)]
     return dc.replace(fn, body=tuple(_used(body, fn.outputs)))
@@ -30,7 +30,7 @@ def forwarded(fn: ir.Function) -> ir.Function:
 
 @dc.dataclass(frozen=True)
 class _Range:
-    """The elements from `start` to below `end` of the memory of a group and a dtype."""
+    """The elements `start` to `end - 1` of the memory of a group and a dtype."""
 
     group: str
     dtype: np.dtype
@@ -62,8 +62,8 @@ def _whole_buffer(buffer: ir.Buffer) -> _Range:
 
 
 def _range(buffer: ir.Buffer, index: ir.Index, var: ir.Var | None, n: int) -> _Range | None:
-    """The elements with this index while `var` counts to `n`; None where they are no neighbours, or
-    not known."""
+    """The elements with this index while `var` runs from 0 to `n - 1`; None where they don't lie
+    side by side, or aren't known."""
     first = buffer.start + index.offset
     if index.terms and index.terms != ((var, 1),):
         return None
@@ -71,7 +71,7 @@ def _range(buffer: ir.Buffer, index: ir.Index, var: ir.Var | None, n: int) -> _R
 
 
 def _written(stmt: ir.Stmt) -> Iterator[_Range]:
-    """All that a statement may write to."""
+    """The ranges of memory that a statement may write to."""
     var, n = (stmt.var, stmt.n) if isinstance(stmt, ir.For) else (None, 1)
     for x in statements([stmt]):
         match x:
@@ -82,11 +82,11 @@ def _written(stmt: ir.Stmt) -> Iterator[_Range]:
 
 
 class _MovedElements:
-    """The elements `target`, which were stored by a statement or a loop with the counter `var`, and
-    are `expr`, read from `sources`."""
+    """The elements `target`, to which a statement, or a loop with the counter `var`, has stored
+    `expr`, which reads the elements `sources`."""
 
     def __init__(self, target: _Range, var: ir.Var | None, expr: ir.Expr, sources: list[_Range]):
-        # What is left of the target, which may be written over later.
+        # The parts of the target that have not been overwritten since.
         self.left = [target]
         self.sources = sources
         self._start, self._var, self._expr = target.start, var, expr
@@ -97,13 +97,14 @@ class _MovedElements:
 
 
 class _Forwarding:
-    """What is known of scratch memory between two statements."""
+    """The copies that scratch memory holds between two statements, as a pass over the function goes
+    on."""
 
     def __init__(self):
         self._moved: list[_MovedElements] = []
 
     def through(self, stmt: ir.Stmt) -> list[ir.Stmt]:
-        """The statement, which now reads what was moved from where it comes from."""
+        """The statements that replace this one, and read the originals of moved elements."""
         written = list(_written(stmt))
         self._forget(written)
         found = [stmt]
@@ -139,7 +140,7 @@ class _Forwarding:
             self._moved.append(_MovedElements(target, var, stmt.expr, known))
 
     def _split(self, loop: ir.For) -> list[ir.Stmt]:
-        """The loop in parts; in each of them, all of what an array has comes from one place."""
+        """The loop in parts, in each of which the elements of an array all come from one place."""
         var, n = loop.var, loop.n
         ends = {0, n}
         for load in loads(e for stmt in loop.body for e in expressions(stmt)):
@@ -172,7 +173,7 @@ class _Forwarding:
 
 
 def _is_moved(expr: ir.Expr) -> bool:
-    """Whether this is a number that lies elsewhere, or its negative."""
+    """Whether this only loads a number, or negates a loaded one."""
     match expr:
         case ir.Op("neg", (x,)):
             return _is_moved(x)
@@ -196,7 +197,7 @@ def _shift(var: ir.Var | None, counter: ir.Var | None, by: int) -> Callable[[ir.
 
 
 def _rewritten(expr: ir.Expr, rule: Callable[[ir.Expr], ir.Expr]) -> ir.Expr:
-    """The expression with the rule for each subexpression, the innermost first."""
+    """The expression with `rule` applied to each subexpression, the innermost first."""
     match expr:
         case ir.Load(buffer, index):
             return rule(ir.Load(buffer, _rewritten_index(index, rule)))
@@ -226,7 +227,7 @@ def _mapped(stmt: ir.Stmt, rule: Callable[[ir.Expr], ir.Expr]) -> ir.Stmt:
 
 
 def _used(body: Sequence[ir.Stmt], outputs: Sequence[ir.Expr]) -> list[ir.Stmt]:
-    """The statements without those that only write what isn't read."""
+    """The statements without those whose results are never read."""
     live = [_whole_buffer(x.buffer) for x in loads(outputs)]
     found = []
     for stmt in reversed(body):

@@ -1,11 +1,11 @@
-"""The Jacobian of a program with respect to its state, as a program of its own: the entries that
+"""The Jacobian of a program with respect to its state, as a program that returns the entries that
 may be nonzero, and the derivative with respect to time.
 
 In a small program, tangents are followed component by component, so all entries come from one pass,
-which computes common subexpressions once. A larger program is pushed forward along all components
-at once; or, where its Jacobian is sparse, along directions, each of which sums columns that have no
-row in common. A program that only has derivatives backwards is pulled back from each component of
-its result.
+which computes common subexpressions once. A larger program is differentiated in forward mode, along
+all components at once; or, where its Jacobian is sparse, along sums of components whose columns
+have no row in common. A program that has derivatives in reverse mode only is differentiated in that
+mode, from each component of its result.
 """
 
 import dataclasses as dc
@@ -50,9 +50,9 @@ class Jacobian:
 
 @functools.lru_cache(maxsize=256)
 def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field with respect to its state: the one that JAX finds, or the one of
-    which `product` is the product with a direction, the last of `p`. `apart` says whether a small
-    program may be taken apart into components."""
+    """The Jacobian of a field with respect to its state: by JAX, or from `product`, the user's
+    program of the Jacobian times a direction, which is the last of `p`. `apart` says whether a
+    small program may be taken apart into components."""
     scalars = None
     if apart and not is_reverse_only(field):
         linear = _linear(field, product)
@@ -78,8 +78,8 @@ def is_reverse_only(field: Program) -> bool:
 
 
 def leaves_no_tangent(jaxpr: jex.Jaxpr) -> bool:
-    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
-    exist."""
+    """Whether the program has the primitive that JAX puts in place of a tangent that it can't
+    compute."""
     return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
@@ -90,7 +90,7 @@ def tangent(field: Program) -> jex.Jaxpr:
 
 
 def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    """The directional derivative that `tangent` stages, of arrays."""
+    """The directional derivative of a field, as `tangent` stages it, evaluated at these arrays."""
     *p, du, dt = p
     return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
 
@@ -120,8 +120,8 @@ def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
     return structs_of([field.jaxpr.invars[0], field.jaxpr.invars[-1]])
 
 
-# A linear combination of directions: for each direction's number, its coefficient. A coefficient is
-# an array of one element, or a NumPy scalar where it is known.
+# The tangents of one number along all directions, by the number of the direction; those left out
+# are zero. Each is an array of one element, or a NumPy scalar where it is known while tracing.
 _Row: TypeAlias = dict[int, Any]
 
 
@@ -152,8 +152,8 @@ def _of_components(field: Program, scalars: jex.Jaxpr) -> Jacobian:
 
 
 def _are_followed(field: Program, scalars: jex.Jaxpr) -> bool:
-    """Whether each tangent has an equation of its own in this program. (The tangents of a loop are
-    computed in the loop.)"""
+    """Whether each tangent in this program is the only result of its equation, so that it can be
+    followed. (A loop has several results.)"""
     size = math.prod(field.jaxpr.invars[0].aval.shape)  # pyright: ignore
     tangents = set(scalars.invars[-size - 2 : -1])
     for eqn in scalars.eqns:
@@ -165,8 +165,8 @@ def _are_followed(field: Program, scalars: jex.Jaxpr) -> bool:
 
 
 def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
-    """The results of a program of scalars. Its inputs and its results are coefficients or
-    `_Row`s."""
+    """The results of a program of scalars that is linear in its tangents. Inputs and results are
+    coefficients or `_Row`s."""
     env: dict = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
     read = reader(env, lambda array: array.reshape(-1)[0])
     for eqn in jaxpr.eqns:
@@ -180,7 +180,7 @@ def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
 
 
 def _row(eqn: Any, args: Sequence) -> _Row:
-    """The result of an equation that is linear in those of its operands that are rows."""
+    """The result of an equation that is linear in those operands that are `_Row`s."""
     rows = [x for x in args if isinstance(x, dict)]
     rule = _SHORTCUTS.get(eqn.primitive.name)
     found = {}
@@ -210,7 +210,7 @@ def _like(x: Any, atom: Any) -> Any:
 
 
 def _plus(x: Any, y: Any) -> Any:
-    """`x + y`, where None is zero; None where the primitive has to be evaluated."""
+    """`x + y`, where None stands for zero; None if the primitive has to compute it."""
     return y if x is None else x if y is None else _known_only(np.add, x, y)
 
 
@@ -228,8 +228,7 @@ def _times(x: Any, y: Any) -> Any:
 
 
 def _known_only(fn: Callable, *args: Any) -> Any:
-    """The result for known numbers; None where one isn't known, so that the primitive is
-    evaluated."""
+    """The result where all numbers are known; None otherwise: the primitive has to compute it."""
     with np.errstate(all="ignore"):
         return fn(*args) if all(map(_is_known, args)) else None
 
@@ -299,7 +298,7 @@ def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
 
 def _pulled(fn: Callable, x: Any) -> Any:
-    """The derivative of a function that returns a vector, by its rows."""
+    """The Jacobian of a function that returns a vector, row by row in reverse mode."""
     out, pull = jax.vjp(fn, x)
     (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
     return rows.astype(out.dtype)

@@ -1,9 +1,9 @@
 """Cotangents of parameters as sums of outer products, taken out of the program that computes them.
 
-A weight matrix reaches the state through a product with a vector, so its cotangent at one place is
-an outer product of two vectors, which are far fewer numbers than the matrix has. A program that
-returns the vectors leaves it to its caller to add up the products of many places at once. In the
-same way the cotangent of a table that is looked up at an index is zero but for that entry.
+The cotangent of a weight matrix that is multiplied by a vector is the outer product of two vectors,
+which have far fewer numbers than the matrix. Here, a program returns the vectors, and its caller
+adds up the products of many evaluations at once. In the same way, the cotangent of a table that is
+looked up at an index is zero but for that entry, so only the entry and its index are returned.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class MatrixPlaces(NamedTuple):
 
 
 class OuterProductTerm(NamedTuple):
-    """A part of the cotangents: `to[i, j] += sum_c left[i, c] * right[c, j]`, of so many `rows`,
-    `columns` and `inner` numbers. Without `right` it is `to[i, 0] += left[i, 0]`.
+    """A summand of the cotangents: `to[i, j] += sum_c left[i, c] * right[c, j]`, where `rows`,
+    `columns` and `inner` are the numbers of `i`, `j` and `c`. Without `right` it is `to[i, 0] +=
+    left[i, 0]`.
 
     - `to`: places among all the parameters that were taken out, one after the other.
-    - `left`, `right`: places among the numbers that the program returns for them.
+    - `left`, `right`: places among the numbers that the program returns instead.
     """
 
     rows: int
@@ -62,10 +63,12 @@ class OuterProductTerm(NamedTuple):
 
 
 class ScatteredTerm(NamedTuple):
-    """A part of the cotangents: `to[number[i], 0] += left[i, 0]`, of so many `rows`.
+    """A summand of the cotangents: `to[number[i], 0] += left[i, 0]`, where `rows` is the number of
+    `i`.
 
     - `to`, `left`: see `OuterProductTerm`.
-    - `number`: places among the numbers that the program returns, where they are whole numbers.
+    - `number`: places among the numbers that the program returns; those hold the indices as whole
+        numbers.
     """
 
     rows: int
@@ -75,8 +78,9 @@ class ScatteredTerm(NamedTuple):
 
 
 class FactoredProgram(NamedTuple):
-    """A program whose last results are the factors of `terms`, and the numbers of what is
-    `scattered`, `size` numbers in all, in place of the cotangents of some parameters."""
+    """A program that returns factors in place of the cotangents of some parameters: `size` numbers
+    at the end of its results, which are the factors of `terms` and of the terms that are
+    `scattered`."""
 
     jaxpr: jex.Jaxpr
     terms: tuple[OuterProductTerm, ...]
@@ -85,8 +89,8 @@ class FactoredProgram(NamedTuple):
 
 
 def taken_out(jaxpr: jex.Jaxpr, kept: int) -> FactoredProgram:
-    """Take out all but the first `kept` numbers of the result of a program, which is one array,
-    joined of others."""
+    """Replace all but the first `kept` numbers of a program's result, which is a concatenation, by
+    their factors."""
     inner: Any = inlined(jaxpr)
     (out,) = inner.outvars
     made_by: dict[Any, Any] = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
@@ -109,8 +113,8 @@ def taken_out(jaxpr: jex.Jaxpr, kept: int) -> FactoredProgram:
 
 
 class _Terms:
-    """The terms of cotangents as they are found, the `arrays` that hold their factors, and the
-    further equations that make some of these."""
+    """Collects the terms of cotangents, the `arrays` that hold their factors, and further equations
+    that compute some of these arrays."""
 
     def __init__(self, made_by: dict):
         self._made_by = made_by
@@ -121,7 +125,7 @@ class _Terms:
         self.eqns: list[Any] = []
 
     def add(self, v: Any, to: np.ndarray) -> None:
-        """Add a cotangent, whose components go `to` these places."""
+        """Add the cotangent `v`, whose components belong at the places `to`."""
         if not result_of(self._split(v, to)):
             assert self._whole(v, to)
 
@@ -133,15 +137,16 @@ class _Terms:
         return self.arrays[v]
 
     def _maker(self, v: Any) -> Any:
-        """The equation that makes this array of arrays of the same dtype; None if there is none."""
+        """The equation that computes this array from arrays of the same dtype; None if there is
+        none."""
         eqn: Any = None if isinstance(v, jex.Literal) else self._made_by.get(v)
         if eqn is None or any(x.aval.dtype != eqn.outvars[0].aval.dtype for x in eqn.invars):
             return None
         return eqn
 
     def _split(self, v: Any, to: np.ndarray) -> Call[bool]:
-        """Add a cotangent by the products and the looked up entries that it consists of; False if
-        it consists of none."""
+        """Add a cotangent as the products and looked up entries that it is the sum of; False if it
+        is no such sum."""
         if self._looked_up(v, to):
             return True
         eqn = self._maker(v)
@@ -201,7 +206,7 @@ class _Terms:
         return (yield self._split(x, inside)) or self._whole(x, inside)
 
     def _append(self, fn: Callable, eqn: Any) -> list[Any]:
-        """Append the equations of `fn(eqn, *operands)`, which are those of an equation; returns its
+        """Append the equations of `fn(eqn, *operands)`, with the operands of `eqn`; returns the
         results."""
         closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs_of(eqn.invars))
         assert not closed.consts

@@ -1,5 +1,5 @@
-"""The transpose of a field in two programs: one that is run forwards and keeps what the way back
-needs, and one that is run backwards and doesn't evaluate the field again."""
+"""The transpose of a field in two programs: one for the way forwards, which evaluates the field and
+returns the residuals, and one for the way back, which needs only these."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..movements import MOVEMENTS
 from ..scalarise import inlined
 
 
-# Operations on components that are done again on the way back, as they cost no more than reading
-# their result would.
+# Elementwise operations that are repeated on the way back: they cost no more than reading a kept
+# result.
 _OF_COMPONENTS = """
     abs add add_any and clamp convert_element_type copy eq ge gt integer_pow le lt max min mul ne
     neg not one_minus_square or select_n sign square stop_gradient sub
@@ -57,7 +57,7 @@ def split(jaxpr: jex.Jaxpr) -> SplitTranspose | None:
             forward.append(eqn)
         else:
             backward.append(eqn)
-    # What the way back reads is either kept or, where that is cheap, made again.
+    # What the way back reads is either kept as a residual or, where that is cheap, computed again.
     kept: dict[Any, None] = {}
     again: dict[int, Any] = {}
     wanted = [v for eqn in backward for v in _variables(eqn.invars)]

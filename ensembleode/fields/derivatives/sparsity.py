@@ -1,9 +1,9 @@
 """The structure of a program's Jacobian: which components of its result may depend on which
 components of the state.
 
-The program is evaluated with a set of components of the state, stored as the bits of an integer, in
-place of each number. Numbers that are known without the inputs, such as indices, are kept beside
-the set.
+The program is evaluated with a set in place of each number: the components of the state that it
+depends on, as the bits of an integer. Numbers that depend on no input, such as indices, are kept
+beside the sets.
 """
 
 import dataclasses as dc
@@ -57,15 +57,15 @@ class _DependentArray:
         return _union(self.depends.reshape(-1), (0,)).item()
 
     def where_not_zero(self, other: "_DependentArray") -> np.ndarray:
-        """The part of a product's dependence that is due to this factor: nothing where `other` is
+        """The sets that this factor contributes to a product: empty where the factor `other` is
         zero."""
         return self.depends if other.known is None else np.where(other.known != 0, self.depends, 0)
 
 
 def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
-    """The places where the Jacobian of a program with respect to its state may be nonzero, for all
-    constants of the program or for these: `[component of the result, component of the state]`,
-    booleans."""
+    """The places where the Jacobian of a program with respect to its state may be nonzero, for any
+    constants of the program or for these `consts`: `[component of the result, component of the
+    state]`, booleans."""
     jaxpr = program.jaxpr
     avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
     values = [_DependentArray(_nothing(a.shape)) for a in avals]
@@ -191,7 +191,7 @@ def _put(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     if numbers.known is None:
         return [_DependentArray(x.depends | new.all)]
     depends = x.depends.copy()
-    # Earlier contents remain a part of each component, unless they are certainly replaced.
+    # Each component also depends on its earlier contents, unless they are certainly overwritten.
     replaced = eqn.params["by"] == "scatter" and all(m.known is not None for m in masks)
     inside = np.ones(numbers.shape, bool)
     for mask in masks:
@@ -254,7 +254,8 @@ def _while(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
 
 
 def _settled(turn: Callable, carry: Sequence[_DependentArray]) -> list[_DependentArray]:
-    """The values that a loop carries after any number of turns, by iteration to a fixed point."""
+    """The sets of the values that a loop carries, after any number of turns: iterates to a fixed
+    point."""
     while True:
         after = [_joined(x, y) for x, y in zip(carry, turn(carry), strict=True)]
         if all(

@@ -41,7 +41,7 @@ def effects_of(field: Program) -> frozenset:
     real = [i for i, a in enumerate(parameters_of(field)) if jnp.issubdtype(a.dtype, jnp.inexact)]
     try:
         return frozenset({*field.jaxpr.effects, *transposed(field, real).effects})
-    except Exception:  # it can't be differentiated: whoever asks for the derivative is told so then
+    except Exception:  # it can't be differentiated; asking for the derivative will say so
         return frozenset(field.jaxpr.effects)
 
 
@@ -92,8 +92,8 @@ _NO_WAY_BACK = (
 
 
 def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]:
-    """The value of a function, and the cotangents of its arguments. JAX has no way back through a
-    `while_loop` and a `custom_vmap`; there the function is pushed forward along each component."""
+    """The value of a function, and the cotangents of its arguments. Where JAX has no reverse mode
+    (`while_loop`, `custom_vmap`), forward mode is used along each component."""
     try:
         value, pullback = jax.vjp(fn, *args)
         return value, pullback(cotangent)
@@ -111,7 +111,7 @@ def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]
 
 @functools.lru_cache(maxsize=256)
 def in_two_parts(field: Program, which: tuple[int, ...]) -> SplitTranspose | None:
-    """`transposed` as a program that is run forwards and one that is run backwards; None where that
-    can't be (see `residuals.split`)."""
+    """`transposed` as a program for the way forwards and one for the way back; None where it can't
+    be split (see `residuals.split`)."""
     struct, _ = state_and_time(field)
     return split(_transposed(field, field, which, struct, [], has_value=True))

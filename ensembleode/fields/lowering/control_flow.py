@@ -1,4 +1,4 @@
-"""Branches and loops."""
+"""The rules for branches and loops."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -58,8 +58,8 @@ def _read(place: Place, aval: Any) -> LoweredArray:
 
 
 def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[LoweredArray]) -> None:
-    """Write values to places, as if at once: a value may read a place that another value
-    overwrites."""
+    """Write values to places as if all were written at once, although one value may read a place
+    that another overwrites."""
     ready = []
     for place, value in zip(places, values, strict=True):
         if isinstance(place, Var):
@@ -90,7 +90,7 @@ def _while(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArra
     places = [_place(run, a, x) for a, x in zip(avals, carried, strict=True)]
     carry = [_read(place, a) for place, a in zip(places, avals, strict=True)]
     going: Any = params["cond_jaxpr"].out_avals[0]
-    # A loop that was mapped has an array of conditions: it goes on while any of them holds.
+    # A loop under `vmap` has an array of conditions: it goes on while any of them holds.
     goes_on = run.allocate(BOOL, math.prod(going.shape)) if math.prod(going.shape) > 1 else None
     with run.block() as test:
         (each,) = run.evaluate(params["cond_jaxpr"], [*consts[:n_test], *carry])

@@ -1,4 +1,4 @@
-"""Primitives that act component by component."""
+"""The rules for primitives that act component by component."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ def _empty(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArra
 
 
 rule("convert_element_type")(lambda run, eqn, ins: [cast(ins[0], aval_of(eqn).dtype)])
-# (Some are of a mesh on which the program was traced, and runs on one device.)
+# (They may be due to the mesh on which the program was traced; here it runs on one device.)
 _SAME_VALUES = """
     copy copy_p device_put optimization_barrier pvary reshard sharding_constraint stop_gradient
 """

@@ -2,8 +2,7 @@
 
 
 class UntranslatableError(Exception):
-    """A primitive has no rule here. The error names it, and the line of the user's source it comes
-    from."""
+    """A primitive that can't be lowered. The error names it, and its line in the user's source."""
 
     def __init__(self, what: str, where: str):
         super().__init__(f"{what} (at {where})")

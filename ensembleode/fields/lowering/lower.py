@@ -29,7 +29,7 @@ from .passing import Lowering
 from .values import loaded, scalar
 
 
-# A larger state is an array, and its function stores the result instead of returning components.
+# The function of a larger state stores its result in memory instead of returning components.
 LARGEST_RETURNED = 24
 
 
@@ -47,8 +47,8 @@ class Inputs(NamedTuple):
 
     @classmethod
     def laid_out(cls, avals: Sequence, groups: Sequence[str], storage: Any = None) -> "Inputs":
-        """The layout with the parameters of each group one after the other; without `storage`, each
-        dtype is counted apart."""
+        """The layout in which the parameters of each group (without `storage`, of each group and
+        dtype) lie one after the other."""
         ends: collections.Counter = collections.Counter()
         places = []
         for aval, group in zip(map(raw, avals), groups, strict=True):
@@ -95,7 +95,7 @@ def lower(
     parameters = [*avals[:n_consts], *avals[n_consts + 1 : -1]]
     for aval, (group, start) in zip(parameters, inputs.places, strict=True):
         storage = inputs.storage if group in ("own", "shared") else None
-        # (Nothing reads a key, see `check`: integers of the same number take its place.)
+        # (Nothing reads a key, see `check`; as many integers take its place.)
         aval = jax.ShapeDtypeStruct(aval.shape, raw(aval).dtype)
         values.append(loaded(group, start, aval, storage or aval.dtype))
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))

@@ -1,4 +1,4 @@
-"""Reading and writing at component numbers that are computed."""
+"""The rules for reading and writing components whose numbers are computed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Primitives that only move data."""
+"""The rules for primitives that only move data."""
 
 import dataclasses as dc
 import itertools
@@ -37,8 +37,7 @@ def _numbers(x: LoweredArray, start: int) -> np.ndarray:
 
 
 def picked(run: Lowering, sources: Sequence[LoweredArray], numbers: np.ndarray) -> LoweredArray:
-    """The array of the components with these numbers; the components of all sources are numbered
-    through."""
+    """The array of the components with these numbers, which count on through all sources."""
     sources = [run.flat(x) for x in sources]
     ends = np.cumsum([x.size for x in sources])
     shape, dtype = numbers.shape, sources[0].dtype
@@ -112,8 +111,8 @@ def _joined(run: Lowering, sources: Sequence[LoweredArray]) -> LoweredArray:
 
 
 def _affine(numbers: np.ndarray, ends: np.ndarray) -> list[int] | None:
-    """The strides along each axis by which these numbers, all of one source, run; None if they
-    don't."""
+    """The strides of these numbers along each axis; None if they aren't evenly spaced, or belong to
+    several sources."""
     first = numbers.flat[0]
     strides = []
     expected = np.full((1,) * numbers.ndim, first)
@@ -137,8 +136,8 @@ def _linear(numbers: np.ndarray) -> int | None:
 
 
 def _pieces(numbers: np.ndarray, ends: np.ndarray) -> list[tuple[int, int, np.ndarray]] | None:
-    """The numbers cut along one axis into pieces that are each affine; None if that takes too
-    many."""
+    """The numbers cut along one axis into pieces with strides (see `_affine`); None if these would
+    be too many."""
     for axis in range(numbers.ndim):
         pieces, start, n = [], 0, numbers.shape[axis]
         while start < n and len(pieces) < 16:

@@ -56,8 +56,8 @@ class Lowering:
         return [read(v) for v in inner.outvars]
 
     def settled(self, value: LoweredArray, uses: int) -> LoweredArray:
-        """The value moved to a variable or to memory, if it would otherwise be computed
-        repeatedly."""
+        """The value, stored in a variable or in memory if it would otherwise be computed several
+        times."""
         if value.size == 1:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value

@@ -1,4 +1,4 @@
-"""Products of arrays."""
+"""The rules for products of arrays."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[Lower
             result = Matrix(out, left.rows, right.columns, False)
             run.emit(Product(result, left, right))
             return [stored(out, aval.shape)]
-    # Each component of an operand is read for several components of the result.
+    # (Each component of an operand is read several times, so it is computed beforehand.)
     x, y = (run.flat(run.settled(v, 2)) for v in ins)
     strides = [strides_of(v.shape) for v in (x, y)]
     n_batch, n_x = len(batch[0]), len(free[0])

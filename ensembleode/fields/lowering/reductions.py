@@ -1,4 +1,4 @@
-"""Reductions."""
+"""The rules for reductions."""
 
 import math
 from typing import Any

@@ -94,8 +94,7 @@ def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = N
     """The elementwise operation of this name; for known integers, its result."""
     if name == "select_n" and isinstance(args[0], Const):
         return args[1 + int(args[0].value)]
-    # Sums are folded for any dtype, since the order of a derivative, which has to be known, may be
-    # one.
+    # Sums are folded for any dtype: the order of a derivative, which has to be known, may be a sum.
     if name in FOLDED_INTEGERS and (args[0].dtype.kind in "iub" or name == "add"):
         if all(isinstance(x, Const) for x in args):
             with np.errstate(all="ignore"):
@@ -145,8 +144,8 @@ def loaded(group: Any, start: int, aval: Any, storage: Any) -> LoweredArray:
 
 
 def is_stored_as_bits(dtype: np.dtype, storage: np.dtype) -> bool:
-    """Whether numbers are kept as those of `storage` with the same bits: whole numbers of 64 bits
-    among reals, which don't have all of their values."""
+    """Whether numbers are stored by their bits, as numbers of the dtype `storage`: 64-bit integers,
+    which reals can't all represent."""
     return dtype.kind in "iu" and storage.kind == "f" and dtype.itemsize == storage.itemsize == 8
 
 

@@ -1,8 +1,8 @@
 """Rules that rewrite equations in plainer ones.
 
-Of the primitives that index, pad, sort, accumulate, factorise or call, only these are left
-afterwards: elementwise operations, movements, reductions, products, branches, loops, and reading
-and writing at computed numbers ([`take`][] and [`put`][]).
+They replace the primitives that index, pad, sort, accumulate, factorise or call. What is left are
+elementwise operations, movements, reductions, products, branches, loops, and reading and writing at
+computed numbers ([`take`][] and [`put`][]).
 
 - `writing.py`: applies the rules. `memory.py`: `take` and `put`.
 - `indexing.py`, `axes.py`, `sliding.py`, `matrices.py`, `bits.py`: the rules.

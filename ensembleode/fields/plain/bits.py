@@ -48,7 +48,7 @@ def _mulhi(eqn: Any, x: Any, y: Any) -> list:
     other1, other0 = _halves(x0 * y1)
     carried, _ = _halves(_halves(x0 * y0)[0] + middle0 + other0)
     upper = (x1 * y1 + middle1 + other1 + carried).astype(dtype)
-    if dtype.kind == "i":  # what the bits of a negative number stand for is too large by 2^64
+    if dtype.kind == "i":  # read as unsigned, a negative number is too large by 2^64
         upper = upper - jnp.where(x < 0, y, 0) - jnp.where(y < 0, x, 0)
     return [upper]
 

@@ -1,6 +1,6 @@
 """Rules for functions that are loops, or long sums, of elementary ones.
 
-JAX has most of them as functions of Python, which it lowers: those are used where they are found.
+JAX itself lowers most of them from functions in Python, and those are used here where they exist.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def _register(name: str, fn: Callable) -> None:
         return [fn(*args, **{} if name == "bessel_i0e" else {"dtype": aval.dtype})]
 
 
-# (A version of JAX that has these functions in another place goes without.)
+# (If a version of JAX has these functions elsewhere, there are no rules for them.)
 _OF_JAX = ("bessel_i0e", "igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta")
 with contextlib.suppress(ImportError):
     _special = importlib.import_module("jax._src.lax.special")

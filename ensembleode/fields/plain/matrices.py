@@ -1,7 +1,8 @@
 """Rules for the factorisations of matrices, and for linear systems.
 
-Each is a loop whose turns change a whole matrix at once, behind masks: of a loop that is written
-out, what the masks exclude is never computed. Conjugates are left out, as numbers are real.
+Each is a loop whose turns change a whole matrix, except where a mask is false. Where the loop is
+unrolled into scalars, the masks are known, so excluded entries are never computed. All numbers are
+real, so nothing is conjugated.
 """
 
 from collections.abc import Callable
@@ -26,8 +27,8 @@ def _turns(n: int, turn: Callable, state: Any) -> Any:
 
 
 def _rule_of_each(name: str, axes: int = 2) -> Callable[[Callable], Callable]:
-    """A decorator that makes a function of one matrix (of arrays, the first of which has so many
-    `axes`) the rule of a primitive of arrays of them."""
+    """A decorator that makes a function of one matrix the rule of a primitive of arrays of
+    matrices. The first operand has this number of `axes` for each matrix."""
 
     def entered(fn: Callable) -> Callable:
         @rule(name, apart=True)
@@ -54,14 +55,15 @@ def _numbers(n: int) -> Any:
 
 
 def _absent(dtype: Any) -> Any:
-    """A zero for what isn't there: where a program is taken apart into scalars, nothing is computed
-    with it (see `scalarising/scalars.py`)."""
+    """A zero that stands for an absent entry: where a program is taken apart into scalars, it
+    causes no operations (see `scalarising/scalars.py`)."""
     return lax.convert_element_type(lax.full((), np.False_), dtype)
 
 
 @_rule_of_each("lu")
 def _lu(a: Any) -> tuple:
-    """L and U in one matrix, the rows with which rows were exchanged, and the order of the rows."""
+    """L and U in one matrix; for each row, the row that it was exchanged with; and the final
+    order."""
     m, n = a.shape
     rows, columns = _numbers(m), _numbers(n)
 
@@ -119,7 +121,7 @@ def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
     def of_one(exchanged: Any) -> Any:
         def turn(k: Any, order: Any) -> Any:
             other = _row(exchanged, k).astype(rows.dtype)
-            # (Whoever made these up may exchange with a row before, too.)
+            # (Pivots of the user's own may also name earlier rows.)
             first = _row(order, k)
             second = _row_from(order, other, 0 if isinstance(k, int) else k)
             order = jnp.where(rows == other, first, order)
@@ -145,7 +147,7 @@ def _triangular_solve(eqn: Any, a: Any, b: Any) -> list:
 
 
 def _triangular(a: Any, b: Any, transposed: bool, forwards: bool, has_ones: bool) -> Any:
-    """The solution `[n, column]` for one matrix, from its first or from its last row on."""
+    """The solution `[n, column]` for one triangular matrix, from its first row or from its last."""
     n = a.shape[0]
     rows = _numbers(n)
 

@@ -1,4 +1,4 @@
-"""Reading and writing the components of a flat array by their numbers; numbers read are in
+"""Reading and writing the components of a flat array by their numbers; those read must be in
 range."""
 
 from typing import Any

@@ -73,7 +73,8 @@ def _select_and_gather_add(eqn: Any, tangents: Any, x: Any) -> list:
 
 @rule("select_and_scatter_add")
 def _select_and_scatter_add(eqn: Any, new: Any, x: Any) -> list:
-    """The numbers of the windows, each added to the first component that is extreme there."""
+    """Each of the numbers `new`, one for each window, added to the window's first extreme
+    component."""
     params, count = eqn.params, new.shape
     wins, worst = _contest(eqn, x.dtype)
     whole = lax.pad(x, worst, [(low, high, 0) for low, high in params["padding"]])
@@ -88,13 +89,13 @@ def _select_and_scatter_add(eqn: Any, new: Any, x: Any) -> list:
 
 
 def _contest(eqn: Any, dtype: Any) -> tuple[Callable, Any]:
-    """How components of windows are compared, and what wins over none."""
+    """The comparison by which a component of a window wins, and a value that wins over no other."""
     is_most = eqn.params["select_prim"].name == "ge"
     return (lax.ge, least(dtype)) if is_most else (lax.le, most(dtype))
 
 
 def _beside_best(wins: Callable, rows: Any, others: Any) -> Any:
-    """Of the `others`, those beside the first of the rows that win."""
+    """The entries of `others` that belong to the best of the `rows`; of equal rows, the first."""
     best, found = rows[0], others[0]
     for row, other in zip(rows[1:], others[1:], strict=True):
         stays = wins(best, row)

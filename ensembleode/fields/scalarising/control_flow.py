@@ -1,4 +1,4 @@
-"""Branches and loops."""
+"""The rules for branches and loops."""
 
 import math
 from collections.abc import Sequence

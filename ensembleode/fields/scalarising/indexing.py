@@ -1,5 +1,5 @@
-"""Reading and writing at indices, which moves components while tracing where the indices are
-constants."""
+"""The rules for reading and writing at indices. Where the indices are constants, this only
+rearranges components while tracing."""
 
 import math
 from collections.abc import Sequence

@@ -16,9 +16,9 @@ from .values import from_constant, Scalars
 class SizeLimits(NamedTuple):
     """The sizes up to which a program is small.
 
-    - `scalars`: components of a value that is computed; multiplications of a product.
+    - `scalars`: components of a value that is computed, and multiplications of a product.
     - `moved`: components of a value that is only moved, which costs nothing.
-    - `choice`: components to choose among by an index that is computed.
+    - `choice`: components among which a computed index chooses.
     - `operations`: operations of the program, and, as far as they can be estimated, of a loop that
         is unrolled.
     """
@@ -30,8 +30,8 @@ class SizeLimits(NamedTuple):
 
 
 class NotSmallError(Exception):
-    """Taken apart into scalars, the program would be too long, or it has an operation on arrays
-    that isn't taken apart."""
+    """The program would be too long as scalars, or it has an operation on arrays that can't be
+    taken apart."""
 
 
 # How a primitive is evaluated: `rule(interpreter, equation, operands) -> results`.
@@ -42,7 +42,7 @@ rule = registers(RULES)
 
 
 class Interpreter:
-    """One pass over a program, with these rules of primitives; those without a rule are
+    """One pass over a program by a table of rules; primitives without a rule are
     [`mapped`][ensembleode.fields.scalarising.interpreter.mapped]."""
 
     def __init__(self, limits: SizeLimits, rules: dict[str, Rule] = RULES):
@@ -115,7 +115,7 @@ def mapped(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
 
 
 def _array(x: Scalars) -> Any:
-    """A value of one component as an array, with a last axis where it is computed."""
+    """A value of one component as an array, with a last axis if it is computed."""
     (entry,) = x.entries
     if x.constant:
         return x.numpy()

@@ -1,8 +1,8 @@
 """The rules by which primitives are evaluated component by component, one small function for a
 primitive or for a family of them.
 
-A primitive without a rule works, too, where it has single components. To add a primitive, write
-its [`rule`][ensembleode.fields.scalarising.interpreter.rule], and a case in
+A primitive without a rule works, too, if all its operands and results are single components. To add
+a primitive, write its [`rule`][ensembleode.fields.scalarising.interpreter.rule], and a case in
 `tests/fields/cases.py`. The rules for indexing are in `indexing.py`, those for branches and loops
 in `control_flow.py`.
 """

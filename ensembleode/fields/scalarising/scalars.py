@@ -20,14 +20,15 @@ from ..folding import FOLDED
 from .values import fill, is_computed, is_constant
 
 
-# These operations return an absent zero for an absent zero (see `absent`).
+# These primitives turn an absent zero into an absent zero (see `absent`).
 _KEPT_ABSENT = ("convert_element_type", "copy", "neg", "stop_gradient")
 # The operands of these primitives must have the same shape; some accept scalars.
 SAME_SHAPE = ("clamp", "select_n")
 
 
 def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
-    """One component of an elementwise primitive, if no operation is needed for it; else None."""
+    """One component of an elementwise primitive, if it can be had without an operation; else
+    None."""
     simple = _SIMPLIFY[name](*args) if name in _SIMPLIFY and any(map(_is_absent, args)) else None
     if simple is None and all(map(is_constant, args)):
         simple = _fold(name, params, args, dtype)
@@ -38,7 +39,7 @@ def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
 
 @functools.cache
 def absent(dtype: Any) -> Any:
-    """The zero to which a false constant is converted. It is always the same object, by which it is
+    """The zero that stands for an absent entry. It is always the same object, by which it is
     recognised."""
     return np.dtype(dtype).type(0)
 
@@ -48,7 +49,7 @@ def _is_absent(x: Any) -> bool:
 
 
 def level(args: Sequence) -> Sequence:
-    """The entries with the shape of those that are computed, if one is."""
+    """The entries, all with the shape `[1]` of computed ones if there is a computed one."""
     if not any(map(is_computed, args)):
         return args
     return [fill(x, (1,), x.dtype) for x in args]

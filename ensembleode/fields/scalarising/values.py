@@ -27,7 +27,7 @@ class Scalars:
 
     @property
     def computed(self) -> bool:
-        """Whether it depends on the program's arguments."""
+        """Whether the value depends on the program's arguments."""
         return any(is_computed(x) for x in self.entries)
 
     @property
