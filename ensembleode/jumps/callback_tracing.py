@@ -63,8 +63,8 @@ class Tracing:
         self.consts: list = []
 
     def events(self, callback: Any, known: Sequence[Any]) -> TracedCallbacks:
-        """The programs of a callback, or of several; `known` are the known times at which each of
-        them acts, or None.
+        """The programs of a callback, or of several; `known` has the times at which each acts if
+        they are known, otherwise None.
 
         **Raises:** `TypeError` and `ValueError` for conditions and affects that can't be called or
         return something else than they should.
@@ -72,7 +72,7 @@ class Tracing:
         continuous, discrete = [], []
         for number, (x, times) in enumerate(zip(all_of(callback), known, strict=True)):
             if isinstance(x, SavingCallback):
-                continue  # it makes no events, but is counted
+                continue  # it makes no events, but has a number
             name = f"callback {number}, a {type(x).__name__}"
             if times is not None:
                 discrete.append(self._scheduled(number, name, x, times))

@@ -1,5 +1,5 @@
-"""States that fulfil the algebraic equations of a mass matrix, at the start, after affects, and
-where the equations jump."""
+"""Finds states that fulfil the algebraic equations of a mass matrix: at the start, after affects,
+and after jumps of the field."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -33,14 +33,14 @@ def with_consistent_start(every: Trajectories) -> Trajectories:
 
 
 class AfterJumps(PresetTimeCallback):
-    """Solves the algebraic equations again where the field jumps, as they are after the jump. It is
-    no event of the solution."""
+    """A callback of the library's own that solves the algebraic equations again after a jump of the
+    field. Solutions don't record its events."""
 
 
 def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSet:
     """The callbacks, and one that solves the algebraic equations again at these times, `[time]`, at
-    which the field jumps. It acts last: what others do at that time belongs to the field before the
-    jump. A start is consistent with the field already."""
+    which the field jumps. It acts last, because what other callbacks do at that time belongs to the
+    field before the jump. It doesn't act at the start, which is consistent already."""
     xp: Any = jnp if is_tracer(times) or is_tracer(t0) else np
     inside = xp.where(times == t0, np.inf, times)
     last = AfterJumps(inside, lambda integrator: integrator, save_positions=(False, False))

@@ -1,10 +1,10 @@
-"""Derivatives through a jump whose time depends on the numbers of the problem, although the times
-of steps are regarded as constants.
+"""Derivatives through a jump whose time depends on the numbers of the problem, while the times of
+steps are regarded as constants.
 
 A step ends at a fixed time, and the state jumps there. With slightly different numbers (an initial
-state, parameters) the jump would be `delta` later. The state would go on along the field until
-then, the condition would have the value there that it has here now, and the state would jump. After
-the jump, the state is followed back along the field to the fixed time, at which the next step
+state, parameters) the jump would be `delta` later. Until then, the state would go on along the
+field; there, the condition would have the value that it now has here, and the state would jump.
+After the jump, the state is followed back along the field to the fixed time, at which the next step
 begins. `delta` is an expression whose value is zero and whose derivatives are not. So values are
 those of a jump at the fixed time, and JAX differentiates the rest.
 
@@ -100,7 +100,7 @@ def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -
 
 
 def shift(time: Any) -> Any:
-    """The amount by which a known time is later than its own value: zero, with derivatives."""
+    """The amount by which a known time moves: zero, with the derivatives of the time."""
     return time - jax.lax.stop_gradient(time)
 
 

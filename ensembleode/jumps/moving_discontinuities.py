@@ -1,11 +1,11 @@
 """Derivatives with respect to times at which the field jumps.
 
 A step ends at such a time, and the next step begins a unit in the last place later, with the field
-after the jump. With other numbers the jump would be `delta` later. The state would go on along the
-field before the jump until then, and is followed back to the fixed time along the field after the
-jump. That is a jump as in `moving.py`, at a known time, which leaves the state as it is. It is made
-by a callback of the library's own; the known times are an additional parameter of the field, which
-the field doesn't read.
+after the jump. With slightly different numbers the jump would be `delta` later: the state would
+follow the field before the jump until then, and is followed back to the fixed time along the field
+after the jump. That is a jump at a known time as in `moving.py` which leaves the state as it is. A
+callback of the library's own makes it. The known times are an additional parameter of the field,
+which the field doesn't read.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from ..tracing.program import Program, program_of
 
 
 def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
-    """The plan whose field has the known times (like `table`) as its last parameter, and which has
-    a callback that moves with them. All numbers of the field are in `p` then."""
+    """The plan with the known times (of the shape and dtype of `table`) as the last parameter of
+    its field, all of whose numbers are in `p`, and with a callback whose time moves with them."""
     assert isinstance(plan.field, Program)
     avals = [*parameters_of(plan.field), table]
     numbers = tuple((x.shape, x.dtype) for x in avals)

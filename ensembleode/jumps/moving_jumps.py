@@ -18,16 +18,16 @@ from .moving import crossing, jumped, shift, switched
 from .told_apart import is_told_apart, moved_one_by_one
 
 
-ROWS = 4  # of a moving jump, each as large as the state
+ROWS = 4  # the rows of a moving jump, each as large as the state
 
 
 class TangentLevel(NamedTuple):
-    """The extension of a state to `[2, *state]`, with its tangent, and the extension of its list of
-    numbers by tangents.
+    """How a state is extended by its tangent, to `[2, *state]`, and the list of numbers by their
+    tangents.
 
-    - `constants`: how many further constants the new list begins with.
-    - `n`: the number of the old numbers, which follow.
-    - `moved`: which of these have tangents; the tangents come after the old numbers.
+    - `constants`: the number of further constants at the beginning of the new list.
+    - `n`: how many numbers the old list has; they come next.
+    - `moved`: which of them have tangents; these come last.
     """
 
     constants: int
@@ -48,11 +48,11 @@ class MovingJump:
     - `field`: the field of the state without tangents.
     - `affect`: the effect of the jump on the state without tangents.
     - `conditions`: for a continuous callback, `[length]`; None for a discrete one.
-    - `is_later`: for a continuous callback, whether others may have acted at the same time before.
-        Its own time is the root of its condition on the way that the state had before them.
+    - `is_later`: for a continuous callback, whether others may have acted before it at the same
+        time. Its own time is then the root of its condition along the solution before they acted.
     - `passed`: for a discrete callback at known times, the time since the known time, `[1]`.
-    - `follows`: for another discrete callback, whether it may act at the time of a callback that
-        moves, and then moves with it.
+    - `follows`: for any other discrete callback, whether it may act at the time of a callback that
+        moves; then it moves with that one.
     - `is_discontinuity`: whether the field is a different one after the jump, where the next step
         begins a little later.
     """
@@ -141,13 +141,13 @@ class MovingJump:
     def _of_field(
         self, u: Any, numbers: tuple, tprev: Any, t: Any, delta: Any, order: int
     ) -> tuple:
-        """The same where only the field jumps, at `t`: the last of the parameters has the times of
-        its jumps."""
+        """The rows of `rows` where only the field jumps, at `t`; the last parameter has the times
+        of its jumps."""
         consts, p = numbers
         known = p[-1]
         direction = jnp.where(t < tprev, -1, 1).astype(t.dtype)
         earlier, later = (_next(t, x) for x in (-direction, direction))
-        # (The next step begins behind all jumps that follow each other immediately.)
+        # (The next step begins after all jumps at neighbouring floating-point numbers.)
         count = jnp.sum(known == t)
         for _ in range(ADJACENT):
             more = jnp.sum(known == later)
@@ -168,7 +168,7 @@ class MovingJump:
         return jnp.stack([on, u, u, jnp.full_like(u, t)]), jnp.zeros((), u.dtype)
 
     def _first(self, conditions: Any, extras: dict[str, Any]) -> Any:
-        """The first of the conditions that cross zero, as a single number."""
+        """The value of the first of the conditions that cross zero."""
         if self.length == 1:
             return conditions[0]
         found, taken = conditions[0], extras["mask"][0] != 0

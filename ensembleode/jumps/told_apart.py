@@ -1,11 +1,11 @@
-"""Jumps of a field at one known time that come from several comparisons, `t < p.off` and
-`t > p.on`: each moves with its own time.
+"""Separates the jumps of a field at one known time that come from several comparisons, such as `t <
+p.off` and `t > p.on`: each jump moves with its own time.
 
-What the field was before all of them and is behind them doesn't say how much of the jump is of
-which time. So the comparisons are gone through one after the other, in the order in which the field
-makes them: each is as before its time until there, which is found from its operands. The state goes
-on from time to time along the field with the comparisons so far behind theirs, and at last to the
-time that is known, for the rest of the jump.
+The values of the field before and after all of these jumps don't say how much of the change is due
+to which time. So the comparisons are taken in the order in which the field makes them. Each keeps
+its result from before until its own time, which is found from its operands, and has its new result
+afterwards. The state follows the field from each of these times to the next, and finally to the
+known time, for the rest of the jump.
 """
 
 import functools
@@ -35,8 +35,8 @@ def is_told_apart(field: Program) -> bool:
 
 
 def comparisons(field: Program, consts: Any, u: Any, p: Any, t: Any) -> tuple[Any, Any]:
-    """The differences of the operands of all numbers that the field compares at `t`, and whether
-    each comparison holds: `[comparison]`; the former None where there is nothing to compare."""
+    """The differences `a - b` of the operands of all comparisons that the field makes at `t`, and
+    whether each holds: `[comparison]`. Both are None where the field compares nothing."""
     differences, holds = [], []
 
     def at(a: Any, b: Any, result: Any) -> Any:
@@ -51,7 +51,7 @@ def comparisons(field: Program, consts: Any, u: Any, p: Any, t: Any) -> tuple[An
 
 
 def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    """The field whose comparisons are decided: `holds [comparison]`."""
+    """The value of the field with given results of its comparisons, `holds [comparison]`."""
     end = 0
 
     def at(a: Any, b: Any, result: Any) -> Any:
@@ -63,8 +63,8 @@ def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> 
 
 
 def crossings(field: Program, turned: Any, consts: Any, u: Any, p: Any, t: Any, order: int) -> Any:
-    """The amounts by which the comparisons that have `turned` at `t` do so later: zero, with
-    derivatives up to this order, `[comparison]`."""
+    """The delays of the comparisons whose results have `turned` at `t`: zero, with derivatives up
+    to this order, `[comparison]`."""
 
     def difference(time: Any) -> Any:
         found = comparisons(field, consts, u, p, time)[0]
@@ -87,7 +87,8 @@ def crossings(field: Program, turned: Any, consts: Any, u: Any, p: Any, t: Any, 
     return delta
 
 
-# So many comparisons are usually enough: each turn of the loop adds to cotangents of all numbers.
+# The most comparisons for which the loop has a turn each; in reverse mode, each turn adds to the
+# cotangents of all numbers.
 _FEW = 8
 
 
@@ -95,8 +96,8 @@ def moved_one_by_one(
     field: Program, numbers: tuple, u: Any, times: tuple, delta: Any, order: int
 ) -> Any:
     """The state with which the next step begins, at the fixed time. `numbers` are the constants and
-    parameters of the field; `times` are those before the jump, of it, and behind it; `delta` is the
-    amount by which the known time is later than its own value, with derivatives."""
+    parameters of the field; `times` are the times just before the jump, of the jump, and just after
+    it; `delta` is the delay of the known time: zero, with derivatives."""
     consts, p = numbers
     earlier, t, later = times
     _, before = comparisons(field, consts, u, p, earlier)
@@ -106,8 +107,8 @@ def moved_one_by_one(
     places = jnp.arange(len(turned))
 
     def until(passed: Any, last: Any, u: Any, end: Any) -> Any:
-        """The state at `end`, from that at `last`, along the field with so many comparisons
-        behind their times."""
+        """The state at `end`, from the state at `last`, along the field in which the first `passed`
+        comparisons have their new results."""
         holds = jnp.where(places < passed, behind, before)
 
         def rate(u: Any, since: Any) -> Any:
@@ -120,7 +121,7 @@ def moved_one_by_one(
     @jax.checkpoint
     def one(carry: tuple, k: Any) -> tuple:
         last, u = carry
-        # The next one that has turned; behind all of them where there is none.
+        # The next comparison that has turned; `len(turned)` where there is none.
         i = jnp.sum(rank <= k)
         here = jnp.sum(jnp.where(places == i, each, 0))
         return jax.lax.cond(

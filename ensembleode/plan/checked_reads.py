@@ -1,5 +1,5 @@
-"""Checks of what the functions of a problem read: whether it is there, and whether they read what
-only `prob_func` knows."""
+"""Checks of what the functions of a problem read: that no index is past the end of an array, and
+that new parameters are read at all."""
 
 import difflib
 import functools
@@ -16,7 +16,7 @@ from ..ground.recent import RECENT
 from ..tracing.program import Program
 
 
-# Of more trajectories, this many are looked at, evenly spaced from the first to the last.
+# The most trajectories that are checked; of more, this many, evenly spaced by index.
 _MOST_TRAJECTORIES = 65_536
 
 
@@ -32,7 +32,7 @@ def check_reads(name: str, program: Program, consts: Sequence) -> None:
 def check_reads_by_index(
     name: str, program: Program, consts: Sequence, n: int, others: int = 0
 ) -> None:
-    """The same for a function of the index of one of `n` trajectories. The flat inputs of its
+    """`check_reads` for a function of the index of one of `n` trajectories. The flat inputs of its
     program are `others`, the index, the number of the run, and the key."""
     read = _past_end(program, consts, n, others)
     if read is not None:
@@ -65,7 +65,7 @@ def _found_past_end(
 
 @functools.lru_cache(maxsize=RECENT)
 def _known_without_integers(program: Program, *of_index: Any) -> PastEnd | None:
-    # (No value of a constant matters then.)
+    # (Without integers among the constants, their values don't matter.)
     return _found_past_end(program, [np.float32(0)] * len(program.jaxpr.constvars), *of_index)
 
 

@@ -1,4 +1,4 @@
-"""The callbacks of a problem as programs. They are a part of what decides the compiled code.
+"""The callbacks of a problem as programs, which are a part of the plan.
 
 In these programs the state is one array, as in the engines.
 """
@@ -16,8 +16,8 @@ from ..tracing.program import Program, program_of, structs_of, substituted, trac
 from .extended_state import Extension
 
 
-# An event has three rows: the state before it, the state after it, and its time as the first
-# component of a row that is otherwise zero.
+# The rows of an event in the record: the state before it, the state after it, and a row of zeros
+# with its time as the first component.
 EVENT_ROWS = 3
 
 
@@ -28,7 +28,7 @@ class CallbackProgram:
     - `extras`: the names of further inputs: `uprev` and `tprev`, the state and the time at the
         start of the step; `mask`, which says as a real number for each of several conditions how it
         crosses zero.
-    - `start`: the place of its first constant among the constants of all callbacks.
+    - `start`: where its constants begin among those of all callbacks.
     """
 
     program: Program
@@ -42,16 +42,16 @@ class CallbackProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Jump:
-    """The effect of an affect.
+    """What an affect does to the state, the parameters and the solve.
 
     - `part`: returns a vector of `[size + 1]`: the flattened state after the affect, followed by a
-        flag that says whether the trajectory ends there, 1 or 0. As long as the parameters are not
-        a part of the state, the new values of those in `changes` stand before the flag.
+        flag that says whether the trajectory ends there, 1 or 0. As long as the parameters in
+        `changes` are not a part of the state, their new values stand before the flag.
     - `ends`: whether the trajectory ends there, if that is always the same; else None.
     - `changes`: the indices of the leaves of the parameters that the affect changes.
     - `fails`: whether the flag may also be 2: the trajectory ends because the affect could not be
         done.
-    - `moves`: for a state with tangents, how the time of the jump moves (see
+    - `moves`: for a state with tangents, how the time of the jump depends on the numbers (see
         `moving_jumps.MovingJump`). The part then returns the rows of `MovingJump.rows`, and the
         flag.
     """
@@ -98,11 +98,11 @@ class TracedContinuous:
 
 @dataclasses.dataclass(frozen=True)
 class TracedStepLimit:
-    """A limit on the step after a discrete callback: the state should not be negative at the end of
-    that step, as far as the step before predicts it.
+    """A limit on the length of the step after a discrete callback: the state at its end,
+    extrapolated from the step before, must not be negative.
 
-    - `tolerance`: how far below zero each component of the user's state may be, flat; None for as
-        far as the `abstol` of the solve.
+    - `tolerance`: how far below zero each component of the user's state may be, flat; None for the
+        `abstol` of the solve.
     - `scalefactor`: the factor by which the step is multiplied until the prediction is within the
         limit.
     """
@@ -116,17 +116,17 @@ class TracedDiscrete:
     """A discrete callback.
 
     - `condition`: positive where the callback acts: `[1]`.
-    - `scheduled`: whether it acts only at known times, which steps end at.
+    - `scheduled`: whether it acts only at known times, on which steps end.
     - `at_start`: whether the start may be one of these times.
-    - `passed`: at such a time, returns the time since then, `[1]`: zero, but with derivatives with
-        respect to the known times. None for callbacks without known times.
+    - `passed`: a program that at such a time returns the time since then, `[1]`: zero, with
+        derivatives with respect to the known times. None for callbacks without known times.
     - `is_kept`: whether solutions record its events.
     - `limit`: the limit on the next step.
-    - `is_discontinuity`: whether it acts at a jump of the field, and serves only for derivatives.
-    - `after_jump`: whether it solves the algebraic equations as they are after a jump of the field.
-    - `most`: how often it acts at most, where it acts at known times; else None.
-    - `rest`: whether it ends trajectories that are at rest; `"settled"` if the state there is
-        replaced by the root of the field (see `engines/derivatives/rest.py`).
+    - `is_discontinuity`: whether it acts at a jump of the field, only for the sake of derivatives.
+    - `after_jump`: whether it solves the algebraic equations again after a jump of the field.
+    - `most`: for a callback at known times, how often it acts at most; else None.
+    - `rest`: whether it ends trajectories at rest; `"settled"` if it replaces the state there by
+        the root of the field (see `engines/derivatives/rest.py`).
     """
 
     which: int
@@ -193,7 +193,7 @@ class TracedCallbacks:
 
     @property
     def components(self) -> int:
-        """The number of conditions of all continuous callbacks."""
+        """The number of conditions of all continuous callbacks together."""
         return sum(x.length for x in self.continuous)
 
     @property
@@ -239,7 +239,7 @@ class TracedCallbacks:
 
     @property
     def settles(self) -> bool:
-        """Whether the state at rest is to be found to the last digit."""
+        """Whether a callback replaces the state at rest by the root of the field."""
         return any(x.rest == "settled" for x in self.discrete)
 
     @property
@@ -254,12 +254,12 @@ class TracedCallbacks:
 
     @property
     def most_known(self) -> int:
-        """How many events there may be at known times of which solutions keep a record."""
+        """The largest number of recorded events at known times."""
         return sum(x.most or 0 for x in self.discrete if x.is_kept)
 
     @property
     def unforeseen(self) -> bool:
-        """Whether nobody knows how many events there may be of which solutions keep a record."""
+        """Whether there may be recorded events whose number isn't known beforehand."""
         every = (x for x in self.callbacks if x.is_kept)
         return any(isinstance(x, TracedContinuous) or x.most is None for x in every)
 
@@ -297,8 +297,8 @@ class TracedCallbacks:
         condition: Callable[[CallbackProgram], CallbackProgram],
         jump: Callable[[TracedContinuous | TracedDiscrete, Jump], Jump],
     ) -> "TracedCallbacks":
-        """The callbacks with each part that is no jump's replaced by `condition(part)`, and with
-        each jump of a callback replaced by `jump(callback, jump)`."""
+        """The callbacks with each jump replaced by `jump(callback, jump)`, and each part that
+        belongs to no jump replaced by `condition(part)`."""
 
         def continuous(x: TracedContinuous) -> TracedContinuous:
             conditions = condition(x.conditions)

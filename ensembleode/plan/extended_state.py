@@ -30,10 +30,10 @@ from ..tracing.program import Program, program_of, structs_of, substituted, with
 
 @dataclasses.dataclass(frozen=True)
 class Extension:
-    """The parts of an engine's state; static, and a part of the plan.
+    """The parts of an engine's state. An extension is static, and a part of the plan.
 
-    - `user`: the shape and dtype of the user's state, as the engine would have it without the other
-        parts (a pytree is a vector there: see `ground.state_tree`).
+    - `user`: the shape and dtype of the user's state, without the other parts (a pytree as a
+        vector: see `ground.state_tree`).
     - `integral`: the structure of the integrals; None where there are none.
     - `held`: the held numbers, each with its place among the field's constants and parameters
         (constants first), its shape and its dtype.
@@ -89,8 +89,8 @@ class Extension:
         return tuple(found)
 
     def changing_of(self, u: Any) -> Any:
-        """The held numbers of states `[..., component]` in the structure of the parameters, with
-        None in the place of all others; None where none are held."""
+        """The held parameters in states `[..., component]`, in the structure of the parameters,
+        with None for those that aren't held; None where none are."""
         if self.parameters is None:
             return None
         first, structure = self.parameters
@@ -98,7 +98,7 @@ class Extension:
         return with_complex(jtu.tree_unflatten(structure, leaves))
 
     def with_held(self, numbers: Sequence, u: Any) -> list:
-        """The field's constants and parameters, of which the held ones are those of the state."""
+        """The field's constants and parameters, with the held ones taken from the state."""
         return substituted(numbers, [i for i, _ in self.held], self.held_of(u))
 
     def state(self, user: Any, integrals: Any = None, held: Sequence = ()) -> Any:
@@ -116,8 +116,8 @@ class Extension:
         return u[first:end]
 
     def tolerance(self, value: Any) -> Any:
-        """A tolerance, either a number or like the user's state, extended to the vector. The values
-        for other components are arbitrary, since nothing uses them."""
+        """A tolerance (a number, or one for each component of the user's state), extended to the
+        vector. Nothing uses the values for the other components."""
         if np.ndim(value) == 0:
             return value
         more = np.ones(self.size - self.controlled)
@@ -151,8 +151,8 @@ def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
 
 @functools.lru_cache(maxsize=256)
 def with_integrand(field: Program, integrand: Program, extension: Extension) -> Program:
-    """The field of the user's state and the integrals of `integrand`, whose constants follow those
-    of the field: a program `(consts, u, p, t)` of vectors."""
+    """The field of the user's state followed by the integrals of `integrand`: a program `(consts,
+    u, p, t)` of vectors. The integrand's constants follow those of the field."""
     more = structs_of(integrand.jaxpr.constvars)
 
     def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:
@@ -192,8 +192,8 @@ def with_held(field: Program, before: Extension | None, extension: Extension) ->
 
 @functools.lru_cache(maxsize=256)
 def users_field(field: Program, extension: Extension) -> Program:
-    """The field of the user's state alone, with the same constants and parameters. The numbers that
-    `extension` holds are read from these again."""
+    """The field of the user's state alone, with the same constants and parameters. It reads all
+    numbers from these, also those that `extension` holds."""
 
     def alone(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         numbers = [*consts, *p]
@@ -204,7 +204,7 @@ def users_field(field: Program, extension: Extension) -> Program:
 
 
 def with_last_as_constants(jaxpr: Any, n: int) -> jex.Jaxpr:
-    """The program whose last constants are the last `n` parameters of this one."""
+    """The same program, with its last `n` parameters turned into its last constants."""
     u, *inputs, t = jaxpr.invars
     end = len(inputs) - n
     return with_constants(jaxpr, [*jaxpr.constvars, *inputs[end:]], [u, *inputs[:end], t])

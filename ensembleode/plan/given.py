@@ -1,5 +1,5 @@
-"""The initial states and parameters that trajectories were given, computed again when they are
-asked for."""
+"""The initial states and parameters of trajectories as the user gave them; they are computed again
+when they are asked for."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from ..tracing.program import is_tracer
 from .extended_state import Extension
 
 
-# `typing.Self` is refused by beartype where it checks methods one by one.
+# (beartype refuses `typing.Self` where it checks single methods.)
 _Record = TypeVar("_Record", bound="_TrajectoryInputs")
 
 
@@ -73,13 +73,13 @@ class KnownInputs(_TrajectoryInputs):
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
     def of_trajectories(self, indices: np.ndarray) -> "KnownInputs":
-        """The record of these trajectories."""
+        """The inputs of these trajectories."""
         p = self.of_parameters(lambda x, own: x[indices] if own else x, lambda x: x)
         starts = jax.tree.map(lambda x: x[indices] if self.own_starts else x, self.starts)
         return dataclasses.replace(self, starts=starts, parameters=p, n=len(indices))
 
     def portable(self) -> "KnownInputs | None":
-        """This record where it can be pickled; None where something in the parameters can't."""
+        """This object if it can be pickled; None if something in the parameters can't."""
         try:
             pickle.dumps(self.of_parameters(lambda x, own: own, lambda x: x))
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -144,7 +144,7 @@ class GivenInputs(_TrajectoryInputs):
         return self.known.portable()
 
     def of_trajectories(self, indices: np.ndarray) -> "GivenInputs | KnownInputs":
-        """The same for these trajectories."""
+        """The inputs of these trajectories."""
         if not len(indices):
             return self.known_of(jnp.arange(1)).of_trajectories(indices)
         chosen = jnp.asarray(indices)

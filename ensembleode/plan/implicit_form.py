@@ -37,7 +37,7 @@ class ImplicitForm:
         return self if product is None else dataclasses.replace(self, product=change(product))
 
     def over_numbers(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
-        """The form over one list of numbers; see `events.over`."""
+        """The form over one list of numbers; see `events.over_numbers`."""
         return self.mapped(
             lambda x: over_numbers(CallbackProgram(x, ("direction",)), numbers, places).program
         )
@@ -88,7 +88,7 @@ def product_of(
         else:
             assert mask is not None
             matrix = _jacobian_found(field, mask, consts, u, p, t)
-        # A product with a known zero is not a part of the structure.
+        # Components that a known zero multiplies don't count as dependences.
         row = v[None] if mask is None else jnp.asarray(mask, v.dtype) * v[None]
         return jnp.sum(matrix * row, axis=1).reshape(u.shape)
 
@@ -170,7 +170,7 @@ def _with_held(
         p, direction = p[:-1], p[-1]
         numbers = extension.with_held([*consts, *p], u)
         out = product(numbers[:n], part(u), (*numbers[n:], part(direction)), t).reshape(-1)
-        # Held numbers don't change, so nothing depends on the columns that are left out.
+        # Held numbers don't change, so their columns, which are left out, have no effect.
         return jnp.concatenate([out, jnp.zeros(extension.size - out.size, out.dtype)])
 
     jaxpr = staged(field, read, state=extension.vector, extra=[extension.vector])

@@ -1,5 +1,5 @@
-"""Known times on which steps end: from `tstops` and `d_discontinuities` to tables of times, sorted
-in the order of integration."""
+"""Known times on which steps end: sorted tables, in the order of integration, from `tstops` and
+`d_discontinuities`."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from ..solvers.time import next_time
 from ..tracing.program import is_tracer
 
 
-ADJACENT = 3  # so many jumps may follow each other at neighbouring floating-point numbers
+ADJACENT = 3  # the most jumps that may follow each other at neighbouring floating-point numbers
 
 
 def in_order(
@@ -28,8 +28,9 @@ def in_order(
     A discontinuity may be at the start, because what matters is the field after it. For the same
     reason, a discontinuity just before the end is left out.
 
-    **Arguments:** `row`: the kind of the times; `value`: the times as they are given: one, several,
-    or a row for each trajectory, of which `index` picks one; `more`: further times, `[time]`.
+    **Arguments:** `row`: the row of the option in the number table; `value`: the times as they are
+    given: one, several, or a row for each trajectory, of which `index` picks one; `more`: further
+    times, `[time]`.
     """
     times = own_times(value, dtype, index)
     several = [x for x in (times, *more) if x is not None and x.size]
@@ -50,8 +51,8 @@ def in_order(
 
 @jax.custom_jvp
 def differing(times: Any) -> Any:
-    """Sorted times `[time, ...]`. The derivatives by those that coincide are NaN: of a solve whose
-    steps move with them, they would be those of the steps."""
+    """Sorted times `[time, ...]`. Derivatives with respect to times that coincide are NaN: where
+    steps move with the times, they would be derivatives of the numerical steps."""
     return times
 
 
@@ -65,7 +66,7 @@ def _differing_jvp(primals: tuple, tangents: tuple) -> tuple:
     return times, tangent * jnp.where(coincide, jnp.nan, 1)
 
 
-NEAR = 1e-8  # shorter steps, as a part of the time, are mostly rounding
+NEAR = 1e-8  # relative to the time; shorter steps are mostly rounding
 
 
 def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:
@@ -88,21 +89,22 @@ def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
             times = _as_array(x.times, dtype)
         elif isinstance(x, PeriodicCallback):
             times = _periodic(x, t0, t1, dtype)
-        # Each time is compared with itself where a step ends on it, so it must not be computed
-        # twice.
+        # The end of a step is compared with the time, so the time must not be computed twice, with
+        # different rounding.
         found.append(jax.lax.optimization_barrier(times) if is_tracer(times) else times)
     return found
 
 
 def before_jumps(times: Any, jumps: Any, t0: Any, t1: Any) -> Any:
-    """The times of doses `[time]`, of which those that are a unit in the last place behind a time
-    at which the field jumps, where the next step begins, are at that time, where a step ends."""
+    """The known times `[time]` of a callback, moved where they are a unit in the last place behind
+    a jump of the field (the next step begins there): to the time of the jump, on which a step
+    ends."""
     if times is None or jumps is None or not jumps.size:
         return times
     xp: Any = jnp if any(map(is_tracer, (times, jumps, t0, t1))) else np
     direction = xp.where(t1 < t0, -1, 1).astype(times.dtype)
     table, found = xp.sort(jumps), xp.asarray(times)
-    # (Several jumps may follow each other like that.)
+    # (Several jumps may be a unit in the last place apart.)
     for _ in range(ADJACENT):
         earlier = next_time(ArrayArithmetic(xp), _constant(found), -direction)
         row = xp.clip(xp.searchsorted(table, earlier), 0, len(table) - 1)
@@ -133,7 +135,7 @@ def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> 
 
 
 def _as_array(value: Any, dtype: np.dtype) -> Any:
-    """An array of at least one axis. The value may be a list with traced times."""
+    """An array of at least one axis, from a value that may be a list with traced times."""
     if isinstance(value, list | tuple) and any(map(is_tracer, value)):
         value = jnp.stack([jnp.asarray(x, dtype) for x in value])
     if value is None:

@@ -25,7 +25,7 @@ from .trajectory_numbers import TrajectoryNumbers
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything about a solve that decides the compiled program, without its numbers.
+    """Everything that decides the compiled program of a solve, without the solve's numbers.
 
     A plan is hashable and compared by content, so solves that differ only in numbers share a
     compiled program.
@@ -40,7 +40,7 @@ class Plan:
     - `extension`: the components of the state behind the user's; None where there are none.
     - `saving`: which times are saved.
     - `maxiters`: the largest number of steps.
-    - `width`: how many trajectories stay together on one device.
+    - `width`: how many neighbouring trajectories stay on the same device.
     - `batched`: booleans in the place of numbers, true where numbers differ between trajectories.
     - `output`: the traced `output_func`, or None.
         `output(consts, result, numbers, index, repeat, key)` returns its output, and whether to
@@ -49,13 +49,13 @@ class Plan:
         the traced `saved_values.taken_apart`: `apart(consts, result, numbers)` returns the result
         and the values.
     - `tree`: the structure of a state that is a pytree to the user.
-    - `events`: the callbacks (see `core.events`); None without callbacks.
+    - `events`: the callbacks (see `plan/events.py`); None without callbacks.
     - `max_events`: the number of events of a trajectory that there is room for in the record; zero
         where none are kept.
-    - `last_event`: the number of events of a trajectory of which the next one ends it, with
+    - `last_event`: the number of events that a trajectory may have; the next one ends it, with
         `ReturnCode.MaxEvents`.
     - `keeps_end`: whether there is also room for the event that ends a trajectory.
-    - `inner`: whether results also have the states within steps, where every step is saved.
+    - `inner`: whether results also have states within the steps, if every step is saved.
     - `form`: what implicit methods need besides the field; None where they need nothing, and for
         explicit methods.
     - `threads`: how many threads of the CPU may share the work, in engines that can share it.
@@ -113,14 +113,14 @@ class Plan:
 
     @property
     def may_end(self) -> bool:
-        """Whether an event that the engine tells of may end a trajectory before `t1`."""
+        """Whether an event that the engine reports may end a trajectory before `t1`."""
         events = self.events
         return events is not None and events.may_end and (self.engine.closed or events.is_kept)
 
     @property
     def event_slots(self) -> int:
-        """The number of events of a trajectory that there is room for: the one that ended it, where
-        one may, and those of the record."""
+        """The number of events of a trajectory that there is room for: those of the record, and one
+        more for the event that ends it, where one may."""
         return self.max_events + self.keeps_end
 
     @property
@@ -131,8 +131,8 @@ class Plan:
 
     @property
     def stands_for(self) -> tuple:
-        """The parts of the plan that decide the resulting numbers, whichever code computes
-        these."""
+        """The parts of the plan on which the resulting numbers depend, whichever code computes
+        them."""
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events, self.last_event, self.keeps_end
@@ -157,12 +157,11 @@ class Plan:
         return None if self.extension is None else self.extension.changing_of(u)
 
 
-NO_CALLBACK = -1  # the number of the callback in the place of an event that did not happen
+NO_CALLBACK = -1  # stands for the number of the callback, where there was no event
 
 
 def fill_of(path: tuple, dtype: Any) -> Any:
-    """The fill value for the leaf at this path of an outcome, in places where nothing was
-    computed."""
+    """The value of the leaf at this path of an outcome where nothing was computed."""
     if jax.dtypes.issubdtype(dtype, np.inexact):
         return np.nan
     names = [getattr(part, "name", None) for part in path]
@@ -220,7 +219,7 @@ _GIVEN = (*Result._fields, "rerun", "integral", "p_at", "saved", "converged")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
-    """What the user gets for a trajectory, or for several (see `core.job.finish`).
+    """What the user gets for a trajectory, or for several (see `running.job.finish`).
 
     The fields are those of a `Result`, with these differences:
 
@@ -258,7 +257,7 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
     )
     jumps = plan.batched.d_discontinuities is not None
     field, form = plan.users_field, plan.users_form
-    # Where no step can be made again, the slopes at its ends are needed.
+    # Where steps can't be computed again, the slopes at their ends are needed.
     field = field if method is not None else rate_of(field, form)
     known = DensePlan(field, method, plan.tree, own, jumps, form)
     return RemadeSteps(consts, p, known)

@@ -1,4 +1,4 @@
-"""Complex parameters as pairs of real numbers, so that no engine has to know of them."""
+"""Complex parameters as pairs of real numbers, so that engines need no complex ones."""
 
 import dataclasses
 import functools
@@ -18,8 +18,8 @@ from .trajectory_numbers import Trajectories, TrajectoryNumbers
 
 
 def with_real_numbers(traj: Trajectories) -> Trajectories:
-    """The ensemble whose programs are given the real and the imaginary part in place of each
-    complex number that they are given now. The state stays as it is."""
+    """The same ensemble with the real and the imaginary part in place of each complex constant and
+    parameter of its programs. The state stays as it is."""
     events, n = traj.events, len(traj.field.jaxpr.constvars)
     read = parameters_of(traj.field)
     avals = {"consts": read[:n], "p": read[n:], "callback_consts": events.consts if events else []}
@@ -28,7 +28,7 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
         return traj
 
     def in_two(lane: TrajectoryNumbers, split: Callable[[Any], Sequence]) -> TrajectoryNumbers:
-        """The lane with two numbers in the place of each complex one."""
+        """The numbers of a trajectory, with two in the place of each complex one."""
 
         def changed(name: str, those: list[bool]) -> tuple | None:
             numbers = getattr(lane, name)
@@ -74,8 +74,8 @@ def _is_complex(aval: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _of_real_numbers(program: Program) -> Program:
-    """The program `(consts, u, p, t)` as one of two real numbers for each complex one of `consts`
-    and `p`."""
+    """The program `(consts, u, p, t)` with two real numbers in the place of each complex one in
+    `consts` and `p`."""
     constants, (u, *inputs) = program.jaxpr.constvars, program.jaxpr.invars
     avals: list[Any] = [v.aval for v in (*constants, *inputs)]
     if not any(map(_is_complex, avals)):

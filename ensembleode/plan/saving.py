@@ -14,7 +14,8 @@ from ..tracing.program import is_tracer
 
 
 class Saving(NamedTuple):
-    """What every trajectory of a solve saves: the static part; the times are data.
+    """What every trajectory of a solve saves. This is the static part; the times themselves are
+    numbers.
 
     - `mode`: `"ends"`, `"times"` (an array of these) or `"steps"` (every accepted step).
     - `start`: whether the start is saved, in the modes `"ends"` and `"steps"`.
@@ -30,8 +31,8 @@ class Saving(NamedTuple):
 
 
 class Spacing(NamedTuple):
-    """A number as `saveat`, whose grid can't be laid out yet since `tspan` differs between
-    trajectories."""
+    """The spacing of a grid of saved times (a number as `saveat`), which can't be laid out yet
+    since `tspan` differs between trajectories."""
 
     step: float
     start: bool
@@ -76,7 +77,7 @@ def resolve_saving(
             f"saveat must be a number, an array of times, or an array [trajectory, time]; its "
             f"shape is {np.shape(saveat)}."
         )
-    # The times of one trajectory alone, or of a row, may be fewer than those of others.
+    # One trajectory, or a row of `saveat`, may have fewer times than others.
     times = _as_times(saveat, t0, t1, dtype, may_end=defer or np.ndim(saveat) == 2)
     if times.ndim == 2:
         times = (jnp.asarray(times) if is_tracer(index) else times)[index]
@@ -125,8 +126,8 @@ def grid(
 
 
 def meant(times: Any, count: Any, t0: Any, t1: Any) -> Any:
-    """The times with those beyond the first `count` made infinite, in the direction from `t0` to
-    `t1`; with None as `count`, all times as they are."""
+    """The times, of which those after the first `count` become infinite, in the direction from `t0`
+    to `t1`. If `count` is None, all times stay as they are."""
     if times is None or count is None:
         return times
     times, count = jnp.asarray(times), jnp.asarray(count)

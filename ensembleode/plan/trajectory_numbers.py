@@ -30,16 +30,16 @@ _NAMES = [x.name for x in NUMBERS]
 class TrajectoryNumbers(
     collections.namedtuple("TrajectoryNumbers", _NAMES, defaults=[None] * len(_NAMES))
 ):
-    """The numbers of one trajectory, by the names of `problem/number_table.py`; a leaf that doesn't
-    apply is None.
+    """The numbers of one trajectory (of several, with a leading axis), by the names of
+    `problem/number_table.py`; those that don't apply are None.
 
     `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
     `count` is how many of the times in `saveat` are to be saved (None: all). `stop` is the address
-    of a flag that ends the solve early (see `core.interrupts`).
+    of a flag that ends the solve early (see `running/interrupts.py`).
     """
 
     __slots__ = ()
-    count: Any  # declared, as type checkers would take it for the method of tuples
+    count: Any  # declared, since type checkers would take it for `tuple.count`
 
     @property
     def parameters(self) -> tuple:
@@ -76,9 +76,10 @@ class Trajectories:
     - `repeatable`: whether `repeat` may be traced (not if `prob_func` has to be called).
     - `given`: the initial states and parameters as the user gave them, whatever is done to the
         numbers.
-    - `made`: `lanes` before the times of each trajectory were laid out.
-    - `saving_callback`: the `SavingCallback`, or None; `times_of_values`: the times of its own.
-    - `before_parameters`: how many numbers are before the user's in `p`.
+    - `made`: the function `lanes` as it was before the times of each trajectory were laid out.
+    - `saving_callback`: the `SavingCallback`, or None; `times_of_values`: the times at which it
+        saves, if it has times of its own.
+    - `before_parameters`: how many numbers stand before the user's parameters in `p`.
     """
 
     field: Program
@@ -107,7 +108,8 @@ class Trajectories:
     def changed(
         self, change: Callable[[TrajectoryNumbers], TrajectoryNumbers], **fields: Any
     ) -> "Trajectories":
-        """The ensemble with these fields changed, and with numbers that are changed by `change`."""
+        """The ensemble with these fields changed, and `change` applied to the numbers of
+        trajectories."""
 
         def after(
             make: Callable[[Any, Any], TrajectoryNumbers],
@@ -136,8 +138,8 @@ class Trajectories:
         return self.changed(added, **changes, shared=added(self.shared))
 
     def with_one_list(self) -> "Trajectories":
-        """The ensemble in which every number that programs read is in `p`: the constants of the
-        field, its parameters, and the constants of the callbacks. No program has constants then.
+        """The ensemble in which `p` holds every number that programs read: the constants of the
+        field, its parameters, and the constants of the callbacks. Its programs have no constants.
         Parameters that affects change are moved behind the state."""
         events = self.events
         assert events is not None

@@ -1,4 +1,4 @@
-"""The arguments of `solve`: those that are refused before anything is traced."""
+"""Checks of the arguments of `solve`, before anything is traced."""
 
 from typing import Any
 

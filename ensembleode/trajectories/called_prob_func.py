@@ -34,7 +34,7 @@ def called(maker: TrajectoryMaker, key: Any, n: int) -> Trajectories:
         for _ in jtu.tree_leaves(x)
     ]
     firsts = columns(made)
-    # Numbers that all trajectories share in the first run may differ in a rerun.
+    # Arrays that all trajectories share in the first run may differ in a rerun.
     reruns = maker.ens.output_func is not None
     varies = [
         (reruns and name in _ARRAYS) or not _all_same(name, column)

@@ -1,8 +1,8 @@
 """The values of a `SavingCallback`: at the rows of a solution, or at times of its own.
 
-Engines save states at its own times as well, and these rows are taken apart afterwards. So these
-states are those of the method's dense output, with their derivatives, in every engine. Where every
-step is saved, states at these times are interpolated between the steps.
+Engines save states at the callback's own times as well, and these rows are separated afterwards. So
+in every engine, the values are computed from states of the method's dense output, with their
+derivatives. Where every step is saved, these states are interpolated between the steps.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ def rows_apart(lane: TrajectoryNumbers, times: Any) -> tuple[Any, Any]:
     of the callback."""
     sign = _sign(lane)
     every, own = sign * jnp.asarray(lane.saveat), sign * jnp.asarray(times)
-    # Of several rows at the same time, those of the callback are the last ones.
+    # Of several rows at the same time, the last ones are those of the callback.
     below, same = (jnp.searchsorted(x, own, side="right") for x in (every, own))
     values = below - same + jnp.arange(own.size, dtype=below.dtype)
     is_state = jnp.ones(every.size, bool).at[values].set(False)
@@ -120,7 +120,7 @@ def _between_steps(
 
 
 def _together(first: Any, second: Any, lane: TrajectoryNumbers) -> Any:
-    """The times of both, in the direction of the time span."""
+    """The times of both arrays, sorted in the direction of the time span."""
     ends = lane.t0, lane.t1
     first = first if isinstance(first, tuple) else (first,)
     is_jax = any(isinstance(x, jax.Array) for x in (*ends, *first, second))

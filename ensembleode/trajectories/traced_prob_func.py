@@ -15,8 +15,8 @@ from .trajectory_maker import TrajectoryMaker
 
 
 class ProbFuncTrace(NamedTuple):
-    """A `prob_func` traced over the index: the numbers of a trajectory, of which some are
-    traced."""
+    """A `prob_func` traced over the index: the numbers of a trajectory, some of which depend on
+    it."""
 
     program: Program
     consts: list
@@ -31,7 +31,8 @@ def _trace(maker: TrajectoryMaker, key: Any) -> ProbFuncTrace:
         found["leaves"], found["structure"] = jtu.tree_flatten(maker(index, repeat, key))
         return [x for x in found["leaves"] if is_tracer(x)]
 
-    # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
+    # Python numbers are traced as weakly typed, so `ctx.index` mixes with any dtype, as an int
+    # does.
     program, consts = trace(outputs, 0, 1, key, rules=True)
     return ProbFuncTrace(program, consts, **found)
 
@@ -76,9 +77,9 @@ def trace_checked(maker: TrajectoryMaker, key: Any) -> ProbFuncTrace:
     if not drew and _known_as_pure.get(id(prob_func)) is prob_func:
         return made
     numbers = _numbers(maker, made)  # now, as the second call may write into these arrays
-    # JAX keeps what it made of a NumPy array for as long as that lives.
+    # Copies, since JAX keeps what it made of a NumPy array for as long as that array lives.
     made = made._replace(consts=list(map(owned, made.consts)), leaves=list(map(owned, made.leaves)))
-    # Where random numbers are drawn, a branch that they decide may be the same by chance.
+    # Where random numbers decide a branch, both traces may take the same one by chance.
     for _ in range(_CALLS_WITH_DRAWS):
         state, again = random_state(), maker.again()
         if _numbers(again, _trace(again, key)) != numbers:

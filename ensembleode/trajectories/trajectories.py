@@ -1,7 +1,7 @@
 """From a `prob_func` to trajectories as arrays: traced once, with shared numbers kept shared.
 
-[`TrajectoryNumbers`][ensembleode.plan.trajectory_numbers.TrajectoryNumbers] are those of one
-trajectory; with a leading axis on *some* of the leaves they are those of a batch. Which leaves vary
+[`TrajectoryNumbers`][ensembleode.plan.trajectory_numbers.TrajectoryNumbers] holds the numbers of
+one trajectory or, with a leading axis on *some* of the leaves, those of a batch. Which leaves vary
 with the index is found by walking the jaxpr of `prob_func`, so that the weights of a network, for
 example, are never copied for each trajectory.
 """
@@ -37,8 +37,8 @@ _TIMES = [row.option for row in of_kind("times", "stops")]
 def describe(
     ens: EnsembleProblem, solve_options: dict, key: Any, trajectories: int | None
 ) -> Trajectories:
-    """Evaluate `ens.prob_func` over the index, by tracing it where that is possible. There are so
-    many `trajectories`, or a single problem (None).
+    """Evaluate `ens.prob_func` over the index, by tracing it where that is possible. `trajectories`
+    is their number; None for a single problem.
 
     **Raises:** the exceptions that `prob_func` raises; `TypeError` and `ValueError` for problems
     that can't be solved (see [`solve`][ensembleode.solve]).
@@ -73,7 +73,7 @@ def _evaluated(maker: TrajectoryMaker, key: Any, n: int) -> Trajectories:
     else:
         return _traced(maker, key, n, made)
     # If prob_func needs a concrete index, this works; if it is wrong, this raises its plain error.
-    # The trace has to be forgotten by now: as long as a constant of it lives, JAX uses that for the
+    # The trace has to be forgotten by now: as long as a constant of it lives, JAX takes it for the
     # NumPy array that it was made from, even if the array has changed since.
     found = called(TrajectoryMaker(ens, maker.solve_options, maker.n, concrete=True), key, n)
     log_once(message)
@@ -96,7 +96,8 @@ _CALLED_AS_IMPURE = (
 def _traced(maker: TrajectoryMaker, key: Any, n: int, made: ProbFuncTrace) -> Trajectories:
     program, consts, leaves, structure = made
     check_reads_by_index("prob_func", program, consts, n)
-    # The solution computes u0 and p from them again, even if arrays have been overwritten by then.
+    # The solution computes `u0` and `p` from these copies, also after the user has overwritten
+    # arrays.
     consts = list(map(owned, consts))
     varies = tuple(program.depends_on([True] * 3))
     is_output = list(map(is_tracer, leaves))
@@ -175,8 +176,9 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 
 
 def _is_plain(maker: TrajectoryMaker, key: Any) -> bool:
-    """Whether all trajectories are the problem as it was given, so that only `f` has to be traced:
-    none has a `prob_func`, numbers that are traced, or a row of times of its own."""
+    """Whether all trajectories solve the problem as it was given, so that only `f` has to be
+    traced: there is no `prob_func`, no traced number, and no option with a row for each
+    trajectory."""
     if maker.ens.prob_func is not None:
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):

@@ -1,4 +1,4 @@
-"""One trajectory: from the problem that `prob_func` returns to its numbers and the traced `f`."""
+"""From the problem that `prob_func` returns for a trajectory to its numbers and the traced `f`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ class TrajectoryMaker:
         self.concrete = concrete
         self.kept: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
-        # For each program by its name: what was traced last, and the result.
+        # By the name of each program: what was traced last, and the trace.
         self._traced: dict[str, tuple] = {}
         self.programs: dict[str, Program] = {}
         # These, and those that become a part of another one, or belong to a callback.
@@ -148,7 +148,8 @@ class TrajectoryMaker:
     def _formed(
         self, lane: TrajectoryNumbers, f: ODEFunction, tree: StateTree | None, more: tuple
     ) -> TrajectoryNumbers:
-        """The lane with the constants `more` of `jac` behind those of the field."""
+        """The numbers of a trajectory, with the constants `more` of `jac` after those of the
+        field."""
         field, jac = self.programs["f"], self.programs.pop("jac", None)
         size = field.out_avals[0].size
         order = np.arange(size) if tree is None else tree.written()
@@ -170,8 +171,8 @@ class TrajectoryMaker:
         return lane._replace(consts=(*lane.consts, *more))
 
     def _extended(self, lane: TrajectoryNumbers, more: tuple) -> TrajectoryNumbers:
-        """The lane with the integrals behind the state, and with the constants `more` of the
-        integrand."""
+        """The numbers of a trajectory, with the integrals after the state, and with the constants
+        `more` of the integrand."""
         field, integrand = self.programs["f"], self.programs.pop("integrand")
         (user,) = structs_of(field.jaxpr.outvars)
         self.extension = extension = Extension(user, integrals_of(integrand, user))
@@ -200,7 +201,8 @@ class TrajectoryMaker:
 
     @contextlib.contextmanager
     def _said_of_u0(self, prob: ODEProblem, name: str) -> Iterator[None]:
-        """Errors of a function whose state has another shape than the problem's say so."""
+        """A context in which errors of a function say so if `u0` has another shape than the
+        problem's."""
         try:
             yield
         except (TypeError, ValueError, IndexError) as e:
@@ -255,7 +257,7 @@ class TrajectoryMaker:
         return with_real_numbers(Trajectories(field=field, given=given, **kept, **fields))
 
     def again(self) -> "TrajectoryMaker":
-        """A maker that should make the same numbers, to check whether it does."""
+        """A new maker of the same ensemble, to check whether it makes the same numbers."""
         maker = TrajectoryMaker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
         known = self._traced.items()
@@ -400,5 +402,5 @@ def _as_given(row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.d
 
 
 def _as_real(x: Any, dtype: np.dtype) -> Any:
-    # NumPy's conversion leaves a concrete number concrete inside of a trace.
+    # (Converted by NumPy, a concrete number stays concrete inside of a trace.)
     return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)
