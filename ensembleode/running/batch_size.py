@@ -16,7 +16,8 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     u0 = job.plan.state
     state = max(1, math.prod(u0.shape))
     rows = (job.plan.saving.rows or 256) + EVENT_ROWS * job.plan.event_slots
-    # The stages twice, as XLA keeps old and new ones; or the Jacobian of an implicit method.
+    # The stages count twice, as XLA keeps old and new ones; for implicit methods, the Jacobian
+    # counts.
     factorises = job.plan.engine.factorises(job.plan)
     stages = None if factorises else job.plan.method.value.stages
     work = 2 * (stages or state + 8) + 16

@@ -23,7 +23,8 @@ from .run import Run
 
 
 class EnsembleStopped(Exception):
-    """The ensemble was stopped before its end; has the `result` so far, and the `cause`."""
+    """The ensemble was stopped before its end; `result` holds what was computed, `cause` says
+    why."""
 
     def __init__(self, result: Outcome | None, cause: BaseException):
         super().__init__(str(cause))
@@ -33,8 +34,8 @@ class EnsembleStopped(Exception):
 
 def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
     """The outcome of all trajectories, run batch after batch; with a reduction, its `u` is reduced.
-    `gather` says which batches it wants, and collects them, by default in arrays on the host. With
-    a store, None is returned.
+    `gather` chooses the batches and collects them, by default in arrays on the host. With a store,
+    None is returned.
 
     **Raises:** `EnsembleStopped`, with the results so far, for anything that stops the ensemble
     before its end.
@@ -117,7 +118,7 @@ def run_traced(run: Run) -> Outcome:
             indices = np.pad(indices, (0, -run.n % batch_size), mode="edge")
         head, rest = _split(indices, batch_size)
         if not being_staged():
-            # Differentiated or mapped outside of jit: batch by batch as when run eagerly, with the
+            # Under `grad` or `vmap` outside of `jit`: batch by batch as when run eagerly, with the
             # programs that are already compiled.
             outcomes = [batch(some) for some in [*head, *([rest] if len(rest) else [])]]
             outcome = jax.tree.map(lambda *x: jnp.concatenate(x)[: run.n], *outcomes)

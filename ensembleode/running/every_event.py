@@ -1,5 +1,4 @@
-"""The room for the events of trajectories: how many are recorded, and after how many a trajectory
-ends.
+"""How many events of a trajectory the record has room for, and how many a trajectory may have.
 
 Outside of `jit`, a trajectory ends where there is no more room, and is solved again with more. In a
 traced solve, it goes on past the record, which changes nothing of its states and their derivatives.
@@ -21,8 +20,8 @@ from .job import Job, with_output
 
 
 def first_room(every: Trajectories) -> tuple[int, int]:
-    """The number of events of a trajectory for which there is room at first, and the number of
-    which the next one ends the trajectory. Events at known times are counted."""
+    """The number of events of a trajectory for which the record has room at first, and the number
+    that it may have: the next one ends it. Events at known times are included."""
     events, given = every.events, every.options["max_events"]
     if events is None or not events.is_kept:
         return 0, 0
@@ -34,9 +33,8 @@ def first_room(every: Trajectories) -> tuple[int, int]:
 
 
 def with_room_of_trace(job: Job, n: int) -> Job:
-    """The job of a traced solve of `n` trajectories, with a record of as many events as there is
-    memory for, past which trajectories go on. A warning says so where that may be too few.
-    """
+    """The job of a traced solve of `n` trajectories, with room in the record for as many events as
+    memory allows; trajectories go on beyond it. Where that may be too few, a warning says so."""
     plan, events = job.plan, job.plan.events
     given = job.trajectories.options["max_events"]
     if not plan.max_events or given is not None:
@@ -89,7 +87,8 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
 
 
 def check_room(had: tuple, has: tuple) -> None:
-    """**Raises:** `ValueError` where more room for events has changed the shape of an output."""
+    """**Raises:** `ValueError` where an output has another shape now that there is more room for
+    events."""
     if had != has:
         raise ValueError(
             f"what output_func returns has the shape {had}, and {has} where there was more room "
@@ -99,7 +98,7 @@ def check_room(had: tuple, has: tuple) -> None:
 
 
 def of_whole(job: Job) -> Job:
-    """The job whose sink regards a trajectory as done only if there was room for its events."""
+    """The job whose `sink` gets a trajectory as done only if there was room for its events."""
     sink = job.sink
     if sink is None or job.plan.events is None:
         return job

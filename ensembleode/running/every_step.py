@@ -1,4 +1,4 @@
-"""The room for saved steps, where every step is saved."""
+"""How many saved steps results have room for, where every step is saved."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from .job import Job, UnfinishedBatch, with_output
 
 
 def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
-    """The job with room for as many saved steps as a first solve has taken."""
+    """The job with room for as many saved steps as a first solve, which is done here, takes."""
     ends = dataclasses.replace(job, report=None, sink=None)
     try:
         plain = ends.replan(saving=Saving("ends", False, 1), saves_values=False)

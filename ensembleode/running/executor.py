@@ -1,5 +1,5 @@
-"""The interface of executors, which run the trajectories of a batch as an ensemble algorithm
-says."""
+"""The interface of executors. An executor runs the trajectories of a batch, as the ensemble
+algorithm says."""
 
 import abc
 from collections.abc import Sequence, Set
@@ -21,8 +21,8 @@ class Executor(abc.ABC):
         done.
     - `totals`: whether it has `total`.
     - `local`: whether trajectories are solved in this process.
-    - `how`: what solutions say about the executor, besides the engine.
-    - `notes`: what happened to trajectories, apart from numerics.
+    - `how`: the text by which solutions describe the executor, besides the engine.
+    - `notes`: texts on what happened to trajectories, apart from numerics.
     - `lost`: the indices of the trajectories whose workers died.
     """
 
@@ -40,8 +40,8 @@ class Executor(abc.ABC):
         del plan
 
     def fills_up(self, plan: Plan) -> bool:
-        """Whether a shorter batch is filled up with copies, so that it needs no program of its
-        own."""
+        """Whether a batch that is shorter than others is filled up with copies of a trajectory, so
+        that it needs no program of its own."""
         return self.vectorised
 
     @abc.abstractmethod

@@ -1,9 +1,10 @@
 """Fingerprints of a solve: short values that are equal in every process if everything that the
 resulting numbers depend on is equal.
 
-That is everything JAX traces, with its constants. What Python functions compute on the host can't
-be known from the trace, nor from their code, which might read a file. Only functions and classes of
-installed packages are known, by name and version; for others the user has to give a key.
+A fingerprint covers everything that JAX traces, with its constants. What Python functions compute
+on the host can't be known from the trace, nor from their code, which might read a file. Functions
+and classes of installed packages are identified by name and version; for others the user has to
+give a key.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ from .job import integers, Job, may_rerun
 _LITERAL = re.compile(rb"(?<=[ (])(-?[\d.][\w.+-]*|-?inf|nan|True|False)(?=:\w+\[\])")
 
 
-# Classes that stores know by other names, which fingerprints keep.
+# Classes that had other names when stores were written; fingerprints keep those names.
 _NAMES = {
     "ControlledComponents": "Controlled",
     "CountingESDIRK": "Method",
@@ -57,7 +58,7 @@ _RENAMED = re.compile(rf"\b({'|'.join(_NAMES)})\b")
 
 
 class NotKnownError(Exception):
-    """It can't be known what a part of the ensemble computes; the message says why."""
+    """A part of the ensemble can't be identified by what it computes; the message says why."""
 
 
 def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
@@ -159,8 +160,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
 
 
 def text_of_jaxpr(closed: Any, numbers: bool = True) -> bytes:
-    """`text_of` a closed jaxpr and its constants; without `numbers`, of what is computed with them,
-    whatever they are.
+    """`text_of` a closed jaxpr and its constants; without `numbers`, their values don't count.
 
     **Raises:** `NotKnownError` as `text_of`.
     """
@@ -250,8 +250,8 @@ def _is_told(eqn: Any) -> bool:
 
 def _called_by(eqn: Any) -> list[Any]:
     """The Python functions that compute the results of an equation."""
-    # The first two primitives have no results; the rule of the last computes the same in another
-    # way.
+    # (The first two primitives have no results; the rule of the last one computes the same in
+    # another way.)
     if eqn.primitive.name in ("debug_callback", "debug_print", "custom_vmap_call"):
         return []
     if eqn.primitive.name == "ffi_call":

@@ -64,7 +64,7 @@ def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:
 
 
 def outcome_of_one(job: Job) -> Outcome:
-    """The outcome of one trajectory, as abstract values."""
+    """The shapes and dtypes of the outcome of one trajectory."""
     if not job.plan.saving.rows:
         job = bounded(job, 1)
     plan, indices = job.plan, integers(np.arange(1))
@@ -77,8 +77,8 @@ def outcome_of_one(job: Job) -> Outcome:
 
 
 def _fit(full: np.ndarray, new: np.ndarray, fill: Any) -> np.ndarray:
-    """The array `full`, enlarged if a batch saved more steps, or had more events, than those before
-    it."""
+    """The array `full`, enlarged if the batch `new` saved more steps, or had more events, than
+    those before it."""
     shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
     if shape == full.shape:
         return full

@@ -1,10 +1,10 @@
-"""Ctrl-C while programs run: it tells the programs to stop.
+"""Ctrl-C while compiled programs run: a flag in memory tells them to stop.
 
 Python raises `KeyboardInterrupt` only between two of its own instructions, and a running program is
 a single instruction. But Python writes the numbers of signals to a file descriptor as they arrive,
 so a thread that reads them can set a flag at any time. The address of the flag is one of the
-numbers that engines get, and they look at it. When a program has stopped, its results are
-collected, and `KeyboardInterrupt` is raised.
+numbers that engines get, and their programs read the flag. When a program has stopped, its results
+are collected, and `KeyboardInterrupt` is raised.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ NEVER = np.zeros(2, np.uint32)  # the address that stands for no flag
 
 
 class StopFlag:
-    """A flag in memory that programs look at, and that Ctrl-C sets."""
+    """A flag in memory that Ctrl-C sets, and that running programs read."""
 
     def __init__(self):
         self._flag = ctypes.c_ubyte(0)
@@ -73,7 +73,7 @@ _never_freed: list[StopFlag] = []
 
 @contextlib.contextmanager
 def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
-    """The job with a flag that Ctrl-C sets, if its engine looks at one. `local` says whether its
+    """The job with a flag that Ctrl-C sets, if its engine reads one. `local` says whether its
     programs run in this process."""
     on_cpu = local and platform() == "cpu"
     if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
@@ -84,7 +84,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
 
 
 def looking_at(job: Job, stop: StopFlag | None) -> Job:
-    """The job whose programs look at the flag `stop`, or at no flag if that is None."""
+    """The job whose programs read the flag `stop`, or none if it is None."""
     address = NEVER if stop is None else stop.address
     batched = job.plan.batched._replace(stop=False)
     every = job.trajectories.changed(lambda x: x._replace(stop=address), batched=batched)
@@ -103,7 +103,7 @@ def finished(job: Job, program: Callable, *args: Any) -> Any:
 def check(job: Job, outcome: Any) -> None:
     """**Raises:** `UnfinishedBatch` where Ctrl-C has stopped a batch."""
     if job.stop is not None and job.stop.is_set:
-        # NumPy's, since JAX would take time to compile this.
+        # (By NumPy, since JAX would have to compile this.)
         outcome = jax.tree.map(np.asarray, outcome)
         done = was_run(outcome.retcode)
         raise UnfinishedBatch(outcome, done, KeyboardInterrupt())

@@ -1,4 +1,4 @@
-"""A solve of an ensemble: what executors get, and what they return."""
+"""A job: what executors get to solve an ensemble, and what they return."""
 
 import dataclasses
 import math
@@ -35,7 +35,7 @@ class Job:
 
     - `key`: the PRNG key from which the keys of the trajectories are derived.
     - `traced`: whether this runs inside of `jit`, `grad` or `vmap`.
-    - `remake`: a function that makes this job again, and its arguments.
+    - `remake`: a function and its arguments, by which another process makes this job again.
     - `output_func`: the user's function. Once the number of saved times is known it is traced, and
         the trace is in the plan; `output_consts` are the arrays that it closes over.
     - `report`: called with the return codes of trajectories that are done; None where there is no
@@ -62,8 +62,8 @@ class Job:
 
 
 class UnfinishedBatch(Exception):
-    """A batch was stopped before its end; has its `outcome`, a mask of the trajectories that are
-    `done`, and the `cause`."""
+    """A batch was stopped before its end; `outcome` holds what was computed, `done [trajectory]`
+    says which trajectories are complete, and `cause` why it was stopped."""
 
     def __init__(self, outcome: Outcome, done: np.ndarray, cause: BaseException):
         super().__init__(str(cause))
@@ -116,7 +116,7 @@ def finish_lanes(
 
 def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Outcome:
     """The outcome of a trajectory as the user gets it, with `output_func` applied. `numbers` are
-    the `_numbers` of its lane."""
+    what `_numbers` returns for the trajectory."""
     if plan.output is not None:
         u, rerun = alone(plan.output, output_consts, result, numbers, index, repeat, key)
         gone = dict.fromkeys(("t", "inner", "events", "ended"))
@@ -154,8 +154,8 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
 
 
 def _numbers(plan: Plan, lanes: TrajectoryNumbers) -> TrajectoryNumbers | None:
-    """Those numbers that are needed after the solve: where saved steps may have to be computed
-    again from them, and where values are saved beside the states."""
+    """The numbers that are needed after the solve: to compute saved steps again, and for values
+    that are saved beside the states. None where nothing needs them."""
     if not (plan.saving.mode == "steps" or plan.saves_values):
         return None
     more = ("u0", "t0", "t1", "saveat") if plan.saves_values else ()
@@ -305,8 +305,8 @@ def solution_of(
 
 
 def adds_end(job: Job) -> bool:
-    """Whether there may be no row for the event that ends a trajectory, since the last of the saved
-    times isn't known to be `t1`."""
+    """Whether the end of a trajectory needs a row of its own, since an event may end it and the
+    last of the saved times isn't known to be `t1`."""
     plan, of = job.plan, job.trajectories
     if plan.saving.mode != "times" or not plan.may_end:
         return False

@@ -8,7 +8,7 @@ import numpy as np
 from ..ground.retcode import has_failed
 
 
-_EACH = 10.0  # seconds at least between two lines of a log
+_EACH = 10.0  # the shortest time between two lines of a log, in seconds
 
 
 def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
@@ -17,14 +17,14 @@ def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
     from tqdm.auto import tqdm
 
     if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        # tqdm would otherwise wait for as many steps as before; so it counts steps of one.
+        # (By default, tqdm waits for as many counts as came before.)
         options |= {"file": _Lines(sys.stderr), "mininterval": _EACH, "miniters": 1, "ncols": 80}
     return tqdm(total=total, initial=done, unit=unit, **options)
 
 
 class _Lines:
-    """A file in which every update of a bar, which would overwrite the one before on a terminal, is
-    a line of its own."""
+    """A file in which each update of a bar is a line of its own; on a terminal, it would overwrite
+    the one before."""
 
     def __init__(self, file: TextIO):
         self._file = file

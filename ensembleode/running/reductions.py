@@ -1,4 +1,4 @@
-"""Reductions: the one that comes with the package, and the checks of those that users write."""
+"""Reductions: `sum_reduction`, and checks of those that users write."""
 
 from collections.abc import Callable
 from typing import Any

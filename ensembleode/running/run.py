@@ -1,4 +1,4 @@
-"""A run of a job: batch by batch, and again for those trajectories for which `output_func` asks."""
+"""A run of a job: batch by batch, and reruns of those trajectories for which `output_func` asks."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from .job import cause_of, integers, Job, may_rerun, UnfinishedBatch
 
 
 class Run(NamedTuple):
-    """A job of `n` trajectories, with where and how it is run.
+    """A job of `n` trajectories, with the executor and the options by which it is run.
 
     - `batch_size`: how many trajectories are solved at a time; None until that is decided (see
         `size`).
@@ -116,7 +116,7 @@ class Run(NamedTuple):
     def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor
         missing = size - len(wanted) if executor.fills_up(job.plan) else 0
-        # NumPy's arrays, since jitted functions take these faster.
+        # (NumPy arrays, since jitted functions accept these faster.)
         indices = np.pad(wanted, (0, missing), mode="edge")
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
         if not job.plan.saving.rows:
@@ -132,7 +132,7 @@ class Run(NamedTuple):
                 break
             job = more
         if missing:
-            # On the host, since JAX would compile a program for each length.
+            # (On the host, since JAX would compile a program for each length.)
             first = slice(len(wanted))
             outcome = jax.tree.map(lambda x: as_before(x, np.asarray(raw(x))[first]), outcome)
         check(job, outcome)
@@ -140,7 +140,8 @@ class Run(NamedTuple):
 
     def _again(self, wanted: np.ndarray, outcome: Outcome) -> Outcome:
         first, outcome = outcome, jax.tree.map(lambda x: np.array(raw(x)), outcome)
-        # Whatever number is left, batches have two sizes, for which programs are compiled.
+        # However many trajectories are left, batches have one of two sizes, so that two programs
+        # suffice.
         small = self.size
         if self.executor.fills_up(self.job.plan):
             small = min(max(self.size // tuning.FEW_RERUNS**2, self.job.plan.width), self.size)
@@ -168,7 +169,7 @@ class Run(NamedTuple):
 
 
 def _give_up(outcome: Outcome, np_: Any) -> Outcome:
-    """The outcome in which a trajectory that still asks for a rerun has not succeeded."""
+    """The outcome in which trajectories that still ask for a rerun count as failed."""
     unsettled = outcome.rerun & is_successful(outcome.retcode)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
     return outcome._replace(retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None)

@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 
-# Earlier versions had these classes in a module of this name, and pickled them so.
+# Earlier versions pickled these classes by the name of this module.
 _PICKLED = ("EngineChoice", "EnsembleError", "EnsembleSolution", "ODESolution")
 
 

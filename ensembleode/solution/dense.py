@@ -29,8 +29,8 @@ from ..solvers.time import next_time, size_before
 
 
 class DenseStep(NamedTuple):
-    """A saved step: its row, its start `t`, its signed size `h`, and the states at both ends (which
-    are pytrees if the user's state is one)."""
+    """A saved step: its row, its start `t`, its signed length `h`, and the states at both ends
+    (pytrees if the user's state is one)."""
 
     row: Any
     t: Any
@@ -40,7 +40,7 @@ class DenseStep(NamedTuple):
 
 
 class Dense(eqx.Module):
-    """The data from which a solution is known within its steps."""
+    """The data from which the solution within steps is computed."""
 
     @abc.abstractmethod
     def inner_states(self, step: DenseStep) -> Any:
@@ -61,7 +61,7 @@ class Dense(eqx.Module):
 
 
 class KeptNodes(Dense):
-    """The states at the nodes, which were kept: `[time, node, *state]`, in the row where a step
+    """The states at the inner nodes were kept: `[time, node, *state]`, in the row where a step
     starts."""
 
     inner: PyTree
@@ -71,7 +71,7 @@ class KeptNodes(Dense):
 
 
 class KeptSlopes(Dense):
-    """The derivatives at the saved states, which were kept, `[time, *state]`; the polynomial is a
+    """The derivatives at the saved states were kept: `[time, *state]`; the polynomial is a
     cubic."""
 
     du: PyTree
@@ -89,8 +89,9 @@ class DensePlan(NamedTuple):
     - `field`: the vector field, `field(consts, u, p, t)`, or without a `method` the derivative of
         the state, which with a mass matrix is another function; `tree`: the structure of its state.
     - `method`: makes a step again. It has the `degree`, `is_implicit`, `init`, `step`, `dense` and
-        `interpolate` of a [`Method`][ensembleode.solvers.method.Method]. It is None where that
-        isn't possible, and the polynomial is the cubic of the states and slopes at both ends.
+        `interpolate` of a [`Method`][ensembleode.solvers.method.Method]. None where steps can't be
+        made again; the polynomial is then the cubic through the states at both ends, with their
+        slopes.
     - `own`: which of the constants and parameters differ between trajectories.
     - `form`: what implicit methods need besides the field; None where they need nothing.
     - `jumps`: whether the field jumps at known times, after which a step begins just after the end
@@ -126,7 +127,7 @@ class RemadeSteps(Dense):
         else:
             y, t, h = (start,), step.t, step.h
             if self.known.jumps:
-                # In other steps the result is the same.
+                # (In steps that don't follow a jump, the result is the same.)
                 t2, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
                 h = size_before(_XP, t, t2, True, direction)
@@ -208,8 +209,8 @@ def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
 
 
 def polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
-    """The polynomial at the fraction `x` of a step, by Lagrange's formula from the nearer end, at
-    which it is exact."""
+    """The polynomial at the fraction `x` of a step, by Lagrange's formula relative to the nearer
+    end, at which it is exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
     for k, node in enumerate(nodes.tolist()):
         is_other = np.arange(len(nodes)) != k
@@ -240,8 +241,7 @@ def states_at(
     is zero). With `several` trajectories, all of these, and the results, have a leading axis of
     trajectories. `t` is the same for all.
     """  # fmt: skip
-    # In two programs, as the second takes long to compile, and doesn't depend on the number of
-    # steps.
+    # Two programs: the second takes long to compile, and doesn't depend on the number of steps.
     found = _evaluated(_find, None, several, None, (times, u, lengths, succeeded), (t,))
     return _evaluated(_states_at, deriv, several, dense, found)
 
@@ -255,7 +255,7 @@ def states_between(
 
 
 def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> KeptNodes:
-    """The same solution without its program: with the states at the inner nodes of all steps, NaN
+    """The same solution as data without a program: the states at the inner nodes of all steps, NaN
     where there is no step. The arguments are those of `states_at`."""
     return KeptNodes(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
 
@@ -287,8 +287,8 @@ def _compiled(fn, option, own, structure, leaves):
 
 
 class _FoundStep(NamedTuple):
-    """A step, and whether its length is positive; a time, and whether it is within what was
-    reached; and whether the trajectory succeeded."""
+    """A time, the step that it is in, whether that has a positive length, whether the time was
+    reached, and whether the trajectory succeeded."""
 
     step: DenseStep
     has_length: Any
@@ -329,7 +329,8 @@ def _states_at(dense: Dense, found: _FoundStep, deriv: int) -> Any:
 
         for _ in range(deriv):
             at = _derivative(at)
-        # Where a state isn't asked for, its derivative may be infinite, and the gradient NaN.
+        # (Where a state isn't asked for, its derivative may be infinite, and would make the
+        # gradient NaN.)
         states = at(jnp.where(inside, t, step.t))
         return jax.tree.map(lambda u: jnp.where(inside, u, jnp.nan), states)
 

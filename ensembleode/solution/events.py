@@ -65,8 +65,8 @@ class End(eqx.Module):
 
 
 def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:
-    """The ends of several trajectories where an event has ended them, which was their last one; NaN
-    for others, and where that event isn't among those given."""
+    """The ends of several trajectories that were ended by an event, their last one; NaN for other
+    trajectories, and where that event isn't among those given."""
     last, room = jnp.asarray(count) - 1, t.shape[1]
     known = was_ended(jnp.asarray(retcode)) & (last >= 0) & (last < room)
 
@@ -116,7 +116,7 @@ def with_end(
 
 
 def cut(rows: PyTree, length: int, count: int) -> PyTree:
-    """The first `length` rows; and the last one, where `count` are wanted, and these are more."""
+    """The first `length` rows; where `count` is larger than `length`, the last row follows them."""
     if count <= length:
         return jax.tree.map(lambda x: x[: max(1, length)], rows)
     return jax.tree.map(lambda x: jnp.concatenate([x[:length], x[-1:]]), rows)

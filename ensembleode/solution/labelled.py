@@ -28,7 +28,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     attrs = {"engine": str(sim.engine)}
     trajectory = {"trajectory": np.arange(len(sim))}
     if sim.kind == "outputs":
-        # An output may have the same name as a count, and then replaces it.
+        # (An output with the name of a count replaces it.)
         variables = _counts(sim, ("trajectory",)) | _variables(sim.u, ("trajectory",), output_name)
         return xarray.Dataset(variables, _inputs_that_differ(sim, variables) | trajectory, attrs)
     t = np.asarray(sim.t)

@@ -36,8 +36,8 @@ class EnsembleError(RuntimeError):
 
 
 class EngineChoice(NamedTuple):
-    """Which engine ran, and why; its solver, and its adjoint for gradients; and which engines that
-    would have come first did not run, each with the reason."""
+    """Which engine ran, and why; its solver, and its adjoint for gradients; and the preferred
+    engines that did not run, each with the reason."""
 
     name: str
     reason: str
@@ -50,8 +50,8 @@ class EngineChoice(NamedTuple):
 
 
 class _Solution(eqx.Module):
-    """The common part of solutions: errors about attributes that say what they are called here, and
-    pickling, although programs can't be pickled."""
+    """The common part of solutions: errors that name the right attribute for one of another
+    library, and pickling without programs, which can't be pickled."""
 
     if not TYPE_CHECKING:  # type checkers would believe that every attribute exists
 
@@ -540,7 +540,7 @@ class EnsembleSolution(_Solution):
         return text_of_ensemble(self)
 
 
-# What a solution of some trajectories has in common with that of all.
+# The fields that the solution of some trajectories shares with that of all.
 _OF_ALL = ("converged", "elapsed", "engine", "kind", "_order", "_adds_end")
 
 
