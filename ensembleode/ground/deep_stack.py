@@ -1,5 +1,5 @@
-"""Calls with a deep stack, for code that recurses the deeper the longer its input is, as LLVM does:
-where the stack ends, so does the process."""
+"""Calls with a deep stack. Code such as LLVM's recurses the deeper the longer its input is; where
+the stack ends, the process crashes."""
 
 import concurrent.futures
 import threading
@@ -26,7 +26,7 @@ def with_deep_stack(fn: Callable[[], _T]) -> _T:
 
     thread = threading.Thread(target=run, name="ensembleode-deep-stack")
     with _lock:
-        # The size is that of all threads that begin from now on.
+        # (The size applies to all threads that start from now on.)
         before = threading.stack_size(_BYTES)
         try:
             thread.start()

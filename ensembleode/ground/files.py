@@ -73,7 +73,7 @@ class LockedError(Exception):
 
 
 def locked(file: str | os.PathLike) -> Any:
-    """The lock that this file represents; it is held until its `release()`.
+    """Lock this file, and return the lock; it is held until its `release()`.
 
     On a file system without locks (NFS without its lock service, Lustre mounted without `flock`),
     filelock's own exception is raised.
@@ -87,7 +87,7 @@ def locked(file: str | os.PathLike) -> Any:
         lock.acquire(timeout=0)
     except filelock.Timeout as e:
         raise LockedError(os.fspath(file)) from e
-    except NotImplementedError as e:  # filelock says by this that there are no locks
+    except NotImplementedError as e:  # filelock raises this where there are no locks
         raise OSError(errno.ENOLCK, str(e), os.fspath(file)) from e
     except OSError as e:
         raise naming(e, file) from e
@@ -95,7 +95,7 @@ def locked(file: str | os.PathLike) -> Any:
 
 
 def naming(error: OSError, path: str | os.PathLike) -> OSError:
-    """An error of the same class that names `path` as what failed."""
+    """An error of the same class, whose message names `path`."""
     if error.errno is None:
         return type(error)(f"{os.fspath(path)}: {error}")
     return OSError(error.errno, error.strerror or os.strerror(error.errno), os.fspath(path))

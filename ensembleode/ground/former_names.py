@@ -1,4 +1,4 @@
-"""The modules and names of earlier versions' classes. What was pickled then names them."""
+"""The names that modules and classes had in earlier versions, so that their pickles can be read."""
 
 import importlib
 import importlib.abc
@@ -32,8 +32,8 @@ _NAMES = {"Aside": "HiddenObject", "Kept": "KeptNodes", "Known": "KnownInputs"}
 
 
 class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder of modules under their former names, and their loader: such a module has the names
-    of the present one."""
+    """Finds and loads modules under their former names: they have the names of the present
+    modules."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         package, _, module = name.partition(".")
@@ -55,5 +55,5 @@ class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def find_former_modules() -> None:
-    """Let `import` find modules under their former names. A module of today goes first."""
+    """Let `import` find modules under their former names. Present modules take precedence."""
     sys.meta_path.append(FormerModules())

@@ -1,4 +1,4 @@
-"""Objects that a record carries along, and that JAX does not see."""
+"""Objects in a pytree that JAX does not see."""
 
 from typing import Any
 
@@ -7,9 +7,8 @@ import jax.tree_util as jtu
 
 @jtu.register_pytree_node_class
 class HiddenObject:
-    """An object of any kind that stays in a record as long as the record is not rebuilt. When JAX
-    takes the record apart (because it is returned from `jit`, or mapped over), the record is put
-    together without the object.
+    """An object of any kind in a pytree. It is lost when JAX takes the pytree apart and rebuilds it
+    (because it is returned from `jit`, or mapped over).
 
     >>> import jax
     >>> kept = HiddenObject(lambda: 3)

@@ -1,7 +1,7 @@
 """Calls of the host from inside of a compiled program, with plain NumPy arrays as operands.
 
-`jax.pure_callback` first makes JAX arrays of the operands. Copying large operands waits for a
-thread, and on a machine with one core, that thread is the one that waits for the callback.
+`jax.pure_callback` first makes JAX arrays of the operands. Copying large operands needs a thread of
+JAX's pool; on a machine with one core, the only one is waiting for the callback.
 """
 
 from collections.abc import Callable, Sequence

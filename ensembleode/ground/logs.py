@@ -10,7 +10,8 @@ logger = logging.getLogger("ensembleode")
 
 @functools.cache
 def log_once(message: str, of: int = 0) -> None:
-    """Log a warning, but only the first time in this process, or the first time `of` something."""
+    """Log a warning, but only the first time in this process, or the first time for this value of
+    `of`."""
     logger.warning(message)
 
 

@@ -62,7 +62,7 @@ def _in_memory(x: Any) -> Any:
 
 
 def _of_numpy(part: Any) -> Any:
-    """A part of an index as NumPy takes it, if it is an array or can become one."""
+    """A part of an index: as a NumPy array if it is, or can become, an array; else as it is."""
     if part is None or part is Ellipsis or isinstance(part, slice | str):
         return part
     array = np.asarray(part)

@@ -1,8 +1,8 @@
-"""Files that nobody but the user can have written, for what is run when it is read.
+"""Files that nobody but the user can have written: for content that is executed when it is read.
 
 A file is the user's own if it belongs to them, nobody else may write to it, and the same holds for
-its folder. Who may write to the folders above doesn't matter: what is looked at is what was opened,
-so that exchanging a folder or a file in between gains nothing.
+its folder. Who may write to the folders above doesn't matter: the checks look at the opened file
+and folder, so exchanging them in between gains nothing.
 
 Windows has other permissions, and nothing is checked there: its folder for caches is the user's.
 """

@@ -1,4 +1,5 @@
-"""Compiled programs of one problem after another, of which the recent ones are kept."""
+"""Bounds the number of compiled programs that are kept, where one problem after another is
+solved."""
 
 import functools
 from collections.abc import Callable

@@ -1,11 +1,11 @@
-"""Recursion as deep as a program is long, which Python's own stack doesn't hold."""
+"""Recursion that is too deep for Python's own stack, such as one as deep as a program is long."""
 
 from collections.abc import Generator, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 
 _T = TypeVar("_T")
-# A call that yields the calls whose results it needs, and is sent these.
+# A generator that yields the calls whose results it needs, and is sent the results.
 Call: TypeAlias = Generator["Call[Any]", Any, _T]
 
 
@@ -31,7 +31,7 @@ def result_of(call: Call[_T]) -> _T:
 
 
 def results_of(calls: Iterable[Call[_T]]) -> Call[list[_T]]:
-    """The results of several calls, as a call."""
+    """A call that returns the results of several calls."""
     found = []
     for call in calls:
         result = yield call

@@ -1,5 +1,5 @@
-"""States that are pytrees: vectors inside of the library, and pytrees to the user. What lists of
-numbers mean, in states and in parameters.
+"""States that are pytrees to the user, and vectors inside of the library; and the arrays that lists
+of numbers stand for, in states and in parameters.
 
 A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module). Lists
 and tuples that consist only of numbers are arrays. Engines see only arrays: the flattened leaves of
@@ -280,7 +280,7 @@ def leaf_names(u: Any, order: Sequence[str] | None = None) -> list[tuple[str, An
 
 def _is_array(x: Any) -> bool:
     """Whether `x` is a list or a plain tuple of numbers, at any depth, which becomes an array. A
-    number may be an array without axes; but a tuple of nothing but arrays is a tuple of states."""
+    number may be an array without axes; but a tuple of nothing but arrays is a pytree."""
     if type(x) not in (list, tuple):
         return False
     if type(x) is tuple and x and all(isinstance(y, jax.Array | np.ndarray) for y in x):

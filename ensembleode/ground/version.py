@@ -6,7 +6,8 @@ import tomllib
 
 
 def _version() -> str:
-    """That of the installed package; of a checkout that is only on the path, what it says itself.
+    """The version of the installed package; of a checkout that is only on the path, the one in its
+    files.
 
     **Raises:** `PackageNotFoundError` where there is neither.
     """

@@ -4,6 +4,6 @@ that it computes with.
 - `program.py`: a traced function as a hashable program, and the arrays that it closes over.
 - `purity.py`: whether a function computes the same each time it is called.
 - `field_errors.py`: explains why an `f` can't be traced.
-- `pulses.py`: whether a field switches at some time. `written_numbers.py`: numeric literals as
-    constants of a program.
+- `pulses.py`: whether a field switches at some time, and its comparisons of time.
+    `written_numbers.py`: numeric literals as constants of a program.
 """

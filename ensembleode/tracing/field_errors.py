@@ -17,7 +17,7 @@ _IN_PLACE = (
     "f must return du, and can't write it into an array, as it is traced: return jnp.array([...]) "
     "of its components (or du = du.at[0].set(...) in place of du[0] = ...)."
 )
-# What JAX says of shapes that don't go together.
+# JAX's messages about shapes that don't fit together.
 _SHAPES = re.compile(r"[Ii]ncompatible shapes|could not be broadcast|dot_general requires")
 
 
@@ -109,8 +109,8 @@ def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
     )
 
 
-# What Python and JAX say of a number that is indexed or taken apart, and of a list or tuple that is
-# computed with.
+# The messages of Python and JAX about a number that is indexed or unpacked, and about arithmetic
+# with a list or a tuple.
 _NO_AXES = re.compile(
     r"Too many indices: array is 0-d|over a 0-d array|has no len|not subscriptable"
 )
@@ -118,8 +118,8 @@ _SEQUENCE = re.compile(r"operand.*'(list|tuple)'|multiply sequence|got <class '(
 
 
 def _of_containers(error: Exception, u: Any, p: Any) -> str | None:
-    """What to write where `f` takes the state or the parameters for something else than they are;
-    None where it doesn't."""
+    """What to write if `f` treats numbers in the state or the parameters as containers, or
+    containers as numbers; None if it doesn't."""
     text = str(error)
     if isinstance(error, KeyError):
         given = {name: x for name, x in (("u", u), ("p", p)) if isinstance(x, Mapping)}

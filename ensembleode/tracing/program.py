@@ -97,7 +97,7 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
     closed, out_shape = jax.make_jaxpr(called, return_shape=True)(*args)
     if failed:
-        raise failed.pop()  # so that no cycle keeps alive what the error refers to
+        raise failed.pop()  # so that no reference cycle keeps the error's objects alive
     if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
         # An inner jit of the user's closed over arrays: inlining it turns these into inputs.
         inline = functools.partial(evaluated, closed, instead=inlined)
@@ -177,7 +177,7 @@ def _dependence(jaxpr: jex.Jaxpr, marks: Sequence[bool]) -> list[bool]:
     return [is_marked(v) for v in jaxpr.outvars]
 
 
-# The range of the operands that are indices.
+# The slice of the operands that are indices.
 _INDICES = {
     "dynamic_slice": slice(1, None),
     "dynamic_update_slice": slice(2, None),
@@ -187,8 +187,8 @@ _INDICES = {
 
 
 def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
-    """For each output the set of inputs (as bits) that it may depend on, and the set of inputs that
-    decide what is computed."""
+    """For each output the set of inputs that it may depend on, and the set of inputs that decide
+    what is computed. A set is the bits of an integer."""
     depends = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
     deciding = 0
 
@@ -330,12 +330,12 @@ def _value_key(value: Any) -> Any:
     if isinstance(value, functools.partial):
         return functools.partial, _value_key((value.func, value.args, value.keywords))
     if isinstance(value, jtu.PyTreeDef):
-        # With jaxprs in it, where Equinox hands a function to a primitive.
+        # (Has jaxprs in it where Equinox passes a function to a primitive.)
         structure: Any = value
         return _value_key(structure.node_data()), *map(_value_key, structure.children())
     if all(hasattr(value, name) for name in _OF_RESULTS):
-        # How Equinox's primitives (a linear solve, in root finders) put their results together: an
-        # object of each trace, compared by identity.
+        # The structure of the results of Equinox's primitives (a linear solve, in root finders):
+        # each trace makes its own, which is compared by identity.
         leaves, structure = jtu.tree_flatten([getattr(value, name) for name in _OF_RESULTS])
         return structure, tuple(map(_value_key, leaves))
     try:
@@ -397,7 +397,7 @@ def is_jaxpr(x: Any) -> bool:
 
 
 def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
-    """The forward-mode derivative rule of a call, as a jaxpr. What the rule raises, this raises."""
+    """The forward-mode derivative rule of a call, as a jaxpr. Raises what the rule raises."""
 
     def pushed(args, tangents):
         return jax.jvp(*_of_inexact(eqn, args), tuple(tangents))
@@ -407,7 +407,7 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
 
 
 def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
-    """The reverse-mode derivative rule of a call, as a jaxpr; raises as `tangents_of` does."""
+    """The reverse-mode derivative rule of a call, as a jaxpr. Raises what the rule raises."""
 
     def pullback(args, cotangents):
         call, diff = _of_inexact(eqn, args)
@@ -418,7 +418,7 @@ def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
 
 
 def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
-    """A call as a function of those arguments that it has derivatives with respect to; and these
+    """A call as a function of its real or complex arguments, the ones that have tangents; and these
     arguments."""
 
     def call(*inexact):
@@ -475,7 +475,8 @@ def custom_rules(jaxpr: Any, calls: Callable[[Any], Iterator]) -> Iterator[tuple
             yield eqn, None, ()
             continue
         try:
-            # The reverse mode of a forward rule follows from it, and takes twice as long to trace.
+            # (A rule for the forward mode implies the reverse mode, which takes twice as long to
+            # trace.)
             forward = eqn.primitive.name == "custom_jvp_call"
             rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
         except Exception as e:  # the rule raises
@@ -515,14 +516,14 @@ def _is_wrapped(x: Any) -> bool:
 
 
 def _written(value: Any, seen: dict | None = None) -> Any:
-    """A key for a function as it is written: its code, and what that closes over.
+    """A key for a function as it is written: its code, and the values that it closes over.
 
     Functions with equal keys do the same if they exist at the same time. Functions of different
     times may not, since the globals that their code reads may have changed in between.
     """
     seen = {} if seen is None else seen
     if isinstance(value, jax.core.Trace) or type(value).__name__ in ("Store", "EqualStore"):
-        return None  # where JAX staged the call, and whether it has looked at the rule
+        return None  # says where JAX staged the call, and whether it has used the rule
     if id(value) in seen:
         return seen[id(value)][0]
     kind = type(value)

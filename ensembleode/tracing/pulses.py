@@ -1,5 +1,5 @@
-"""What a traced function decides by the time alone: whether it switches at some time, and its
-comparisons."""
+"""What a traced function decides by the time alone: finds switches in time, and the comparisons
+that make them."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from .program import evaluated, is_jaxpr, params_of, Program
 
 
 _COMPARISONS = ("lt", "le", "gt", "ge")
-# Primitives that compare or round, so that their results jump; and those whose results bend.
+# Primitives that compare or round, whose results jump; and those whose results have kinks.
 _JUMPS, _BENDS = (*_COMPARISONS, "floor", "ceil", "round", "rem", "sign"), ("max", "min", "clamp")
 # Primitives that call a jaxpr with their own operands; those with derivative rules of their own are
 # as smooth as these.
@@ -29,10 +29,10 @@ _TIME, _STATE, _PLACE = 1, 2, 4
 def switches_in_time(field: Program) -> str:
     """How a program `(consts, u, p, t)` changes abruptly at some time, independently of the state:
     "jump" where it compares the time with something, or takes a remainder of it (a pulse, a switch,
-    a table of these), "bend" where it limits it (a ramp), otherwise "".
+    a table of these), "bend" where it limits the time (a ramp), otherwise "".
 
-    The bends of an interpolated table don't count. Such a table is recognised by the distance of
-    the time from an entry.
+    The bends of an interpolated table don't count. A table is recognised by the difference of the
+    time and an entry.
     """
     found = set(_changes(field.jaxpr, _marks_of_inputs(field)))
     if "jump" in found or ("place" in found and "distance" not in found):
@@ -101,8 +101,8 @@ def _inside(eqn: Any, ins: list[int]) -> Iterator[tuple[Any, list[int]]]:
 
 def compared(field: Program, *args: Any, at: Callable) -> Any:
     """`field(*args)`, where each comparison of real numbers that depends on the time and not on the
-    state is `at(a, b, result)` of its operands and its result. Those inside of loops, branches and
-    functions with derivatives of their own are as they are."""
+    state is replaced by `at(a, b, result)`, of its operands and its result. Comparisons inside of
+    loops, branches and functions with derivative rules stay as they are."""
 
     def through(jaxpr: Any, consts: Sequence, args: Sequence, marks: list[int]) -> list:
         known = _marks(jaxpr, marks)

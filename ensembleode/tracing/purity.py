@@ -1,8 +1,8 @@
 """Whether a traced function computes the same each time it is called.
 
-A traced function is called once, for all trajectories and all times. Random numbers from elsewhere
-than JAX, the clock, or a counter would thereby be frozen at one value. They show when the function
-is traced twice, as the two programs then differ in a number.
+A traced function is called once, for all trajectories and all times. That would freeze random
+numbers that aren't JAX's, the clock, or a counter at one value. If a function uses them, the
+programs of two traces differ in a number.
 """
 
 import functools
@@ -47,7 +47,7 @@ def random_state() -> tuple:
 
 
 def owned(x: Any) -> Any:
-    """A copy of a NumPy array, which nobody else can change; anything else as it is."""
+    """A copy of a NumPy array, which only its owner can change; anything else as it is."""
     is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0
     return np.array(x) if is_shared else x
 
@@ -102,10 +102,10 @@ def _content(x: Any) -> Any:
     if is_tracer(x):
         return "traced"
     if isinstance(x, jax.Array):
-        if not x.is_fully_addressable:  # several processes hold it, and none can read it all
+        if not x.is_fully_addressable:  # several processes hold it, and none can read all of it
             return "elsewhere"
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            with jax.ensure_compile_time_eval():  # (also while others trace this)
+            with jax.ensure_compile_time_eval():  # (also inside of an outer trace)
                 x = jax.random.key_data(x)
     array = np.asarray(x)
     flat: Any = np.ascontiguousarray(array).reshape(-1)

@@ -1,8 +1,8 @@
 """The numeric literals of a program, turned into inputs.
 
-`f = lambda u, p, t: -0.7 * u` is a different program for every number in it. Where compiled code
-gains nothing from knowing a number, the number becomes an operand. So a sweep over a Python number
-compiles once.
+`f = lambda u, p, t: -0.7 * u` is a different program for every number in it. Here, a number becomes
+an operand unless compiled code gains from knowing it. So a sweep over a Python number compiles
+once.
 """
 
 import functools
@@ -21,10 +21,10 @@ from .program import evaluated, is_jaxpr, params_of, Program, program_of, scan_p
 
 @functools.lru_cache(maxsize=256)
 def with_numbers_apart(program: Program) -> tuple[Program, list]:
-    """The program (with derivative rules) without those literals that have the dtype of its output;
-    and a list of one constant with their values, which comes after the program's own constants. The
-    list is empty where there is no such literal. The constant holds the bits as integers, so that
-    nothing differentiates with respect to it."""
+    """The program (with derivative rules) without its literals of the output's dtype, and a list of
+    one constant with the values of these, which comes after the program's own constants. The list
+    is empty if there is no such literal. The constant holds the bits as integers, so that nothing
+    differentiates with respect to it."""
     dtype = np.dtype(program.out_avals[0].dtype)
     written = _written(program.jaxpr, dtype)
     if not 0 < len(written) <= _MOST_APART:
@@ -80,7 +80,7 @@ def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
 
 
 def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
-    """All such literals of a jaxpr, at any depth, each once."""
+    """All literals of a jaxpr that become operands, at any depth, each once."""
     found: dict[float, None] = {}
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         found |= _written_within(eqn, dtype) | dict.fromkeys(_numbers_of(eqn, dtype).values())

@@ -1,1 +1,2 @@
-"""The devices of this process: how many there are, what is on them, what each computes alone."""
+"""The devices of this process: their number, the arrays on them, and computations of each by
+itself."""

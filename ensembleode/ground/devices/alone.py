@@ -1,10 +1,11 @@
-"""What each device of a mesh computes by itself, as one operation of the program.
+"""Computations that each device of a mesh does by itself, as one operation of the program.
 
 Inside of `jax.shard_map`, and on a mesh with explicit axes, the type of an array says over which
-axes its values vary and how it is split. Time loops don't declare that, and the libraries below
-compare such types. So a solve is traced without a mesh, and is one equation: its operands vary over
-the same axes and are whole on each device, and so are its results. What makes the operands so has
-JAX's own transposes, such as the sum over devices of the cotangents of what they share.
+axes its values vary and how it is split. Time loops don't declare that, and libraries such as
+diffrax compare these types. So a solve is traced without a mesh, and becomes one equation, whose
+operands and results all vary over the same axes and aren't split. The operations that prepare the
+operands have JAX's own transposes, such as the sum over devices of the cotangents of a shared
+array.
 """
 
 from collections.abc import Callable, Sequence
@@ -120,14 +121,14 @@ def _unsharded(eqn: Any, ins: Sequence) -> Any:
     if prim.name == "jit":
         return evaluated(params["jaxpr"], *ins, instead=_unsharded)
     params |= {k: None for k in ("sharding", "out_sharding") if k in params}
-    # (Bound here, as an equation that is evaluated brings the mesh that it was traced on.)
+    # (Bound here, since evaluating the equation would restore the mesh on which it was traced.)
     outs = prim.bind(*ins, **prim.get_bind_params(params))
     return outs if prim.multiple_results else [outs]
 
 
 def alone(fn: Callable, *args: Any) -> Any:
-    """`fn(*args)`, computed by each device by itself where the arrays are on a mesh of which their
-    types tell."""
+    """`fn(*args)`; where the types of the arrays name axes of a mesh, each device computes it by
+    itself."""
     leaves, structure = jtu.tree_flatten(args)
     if not is_on_mesh(leaves):
         return fn(*args)
@@ -143,13 +144,13 @@ def alone(fn: Callable, *args: Any) -> Any:
 
 
 def operands_of(tree: Any) -> Any:
-    """The arrays of a tree as they are operands of `alone`."""
+    """The arrays of a tree, as `alone` takes them as operands."""
     leaves, structure = jtu.tree_flatten(tree)
     return jtu.tree_unflatten(structure, together(leaves)) if is_on_mesh(leaves) else tree
 
 
 def is_on_mesh(tree: Any) -> bool:
-    """Whether arrays are on a mesh of which their types tell."""
+    """Whether the types of the arrays name axes of a mesh."""
     return any(_tells(jax.typeof(x).sharding.mesh) for x in jtu.tree_leaves(tree))
 
 

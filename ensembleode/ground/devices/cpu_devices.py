@@ -16,7 +16,7 @@ from ..logs import log_once
 
 
 VARIABLE = "ENSEMBLEODE_NUM_THREADS"
-_share: int | None = None  # the number of cores that `share` has left to this process
+_share: int | None = None  # the number of cores that `share` has given to this process
 
 
 def cores() -> int:
@@ -32,7 +32,7 @@ def usable() -> list[int]:
 
 
 def computer() -> str:
-    """What tells this computer, or container, from others."""
+    """A value that identifies this computer, or this container."""
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()} {boot.read_text().strip() if boot.exists() else ''}"
 
@@ -80,9 +80,9 @@ def are_chosen() -> bool:
 
 
 def share(place: int = 0, of: int = 1) -> None:
-    """Divide the cores between the processes that use them: this process is number `place`, from 0,
-    `of` so many. Each gets equally many cores, at least one, and JAX has as many devices. Nothing
-    is divided where the user has set the number of devices or threads.
+    """Divide the cores between the processes that use them: this process has the number `place`,
+    from 0, `of` all of them. Each gets equally many cores, at least one, and JAX has as many
+    devices. Nothing is divided where the user has set the number of devices or threads.
 
     **Raises:** `RuntimeError` where JAX has started already.
     """

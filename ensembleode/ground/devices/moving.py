@@ -1,8 +1,9 @@
 """Arrays moved between devices outside of `jit`, differentiably.
 
 `jax.device_put` commits what it moves to a device, so that it can't be used together with arrays
-that are committed to others; and so does its transpose. What is moved here to JAX's default device
-is committed to none, and neither is the cotangent of what was moved away from there.
+that are committed to other devices; its transpose does the same with cotangents. Here, arrays that
+are moved to JAX's default device are uncommitted, and so are the cotangents of arrays that were
+moved away from it.
 """
 
 from typing import Any
@@ -56,5 +57,5 @@ def _transposed(cotangent, x, *, to, back):
 _moved_p.def_abstract_eval(lambda x, **_: x)
 ad.deflinear2(_moved_p, _transposed)
 batching.defvectorized(_moved_p)
-# (A program is for one device.)
+# (A program runs on a single device.)
 mlir.register_lowering(_moved_p, lambda ctx, x, **_: [x])

@@ -14,7 +14,7 @@ from ..keys import as_before, raw
 from .moving import to_default, to_device
 
 
-HOST = 2**28  # bytes on the CPU, for results or a batch
+HOST = 2**28  # bytes that results or a batch may take on the CPU
 
 
 def default_device() -> Any:
@@ -77,8 +77,8 @@ def share_of_memory(device: Any) -> int:
 
 
 def on_this_platform(tree: Any) -> Any:
-    """Arrays that a solve outside of `jit` is given, on the platform on which it computes. Tracers,
-    and arrays that are committed to a device of another platform, are moved."""
+    """The inputs of a solve outside of `jit`, on the platform on which it computes: tracers, and
+    arrays that are committed to a device of another platform, are moved there."""
     device = default_device()
 
     def stays(x):
