@@ -1,8 +1,8 @@
 """Executors, which run trajectories where an ensemble algorithm says.
 
 A new ensemble algorithm is a class in `ensembleode.problem.ensemble`, a subclass of
-`core.executor.Executor` in a module here, and a line in `EXECUTORS`, which makes the executor for
-an engine.
+`running.executor.Executor` in a module here, and a line in `EXECUTORS`, which makes the executor
+for an engine.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ EXECUTORS: dict[type, Callable[[Any, Engine], Executor]] = {
 
 
 def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
-    """The executor of an ensemble algorithm with an engine. Raises `TypeError` for what is no
-    ensemble algorithm, and `ValueError` for a backend of Julia with another engine, and as
-    executors do for devices that don't exist."""
+    """The executor of an ensemble algorithm with an engine. Raises `TypeError` for an object that
+    is no ensemble algorithm, and `ValueError` for a backend of Julia with another engine, or for
+    devices that don't exist."""
     if (
         not isinstance(ensemblealg, ensemble.EnsembleAlgorithm)
         or type(ensemblealg) not in EXECUTORS

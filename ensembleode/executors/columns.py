@@ -30,7 +30,7 @@ class ColumnsExecutor(Executor):
 
 
 class _ColumnsField(NamedTuple):
-    """`f`, or a product with its Jacobian, mapped over the columns of `[*state, trajectory]`;
+    """`f`, or the product with its Jacobian, mapped over the last axis of `[*state, trajectory]`;
     static and hashable."""
 
     field: Program
@@ -48,7 +48,7 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
     batched, form = plan.batched, plan.form
     of_p, of_consts = axes(batched.p), axes(batched.consts)
     if form is not None:
-        # The direction, the last of a product's parameters, is a matrix like the state.
+        # The last parameter of a product is the direction, with columns like the state's.
         form = form.mapped(lambda x: _ColumnsField(x, (*of_p, -1), of_consts))
     matrix_plan = dataclasses.replace(
         plan,

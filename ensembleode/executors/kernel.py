@@ -16,8 +16,8 @@ from .sharded import arrays, DevicesExecutor
 
 @dataclasses.dataclass(frozen=True)
 class KernelExecutor(DevicesExecutor):
-    """The executor on these GPUs; without any, on the GPU where JAX computes. Where that is none
-    (`on_gpu` is false), the CPU solves, and the same things are refused as on a GPU."""
+    """The executor on these GPUs; without any, on the GPU where JAX computes. Where JAX computes on
+    no GPU (`on_gpu` is false), the CPU solves, and refuses the same plans as a GPU."""
 
     on_gpu: bool = True
     how: str = "in one kernel"

@@ -1,9 +1,10 @@
-"""A solve on each device of a mesh, which is differentiable, and has no collective before the end.
+"""A solve on each device of a mesh, which is differentiable. The devices don't communicate before
+its end.
 
 The libraries that a field may use (lineax, optimistix, diffrax) compare abstract values, which know
-of the mesh inside `jax.shard_map`. So an engine's program is traced outside of it and evaluated
-inside, and so are its forward and its backward pass. The derivatives of this library's own
-primitives, however, are JAX's, of any order.
+of the mesh inside `jax.shard_map`. So an engine's program is traced outside of `shard_map` and
+evaluated inside, and so are its forward and its backward pass. The derivatives of this library's
+own primitives, however, are JAX's, of any order.
 """
 
 import functools
@@ -36,8 +37,8 @@ def on_each_device(
     plan: Plan, mesh: Mesh, numbers: tuple[TrajectoryNumbers, TrajectoryNumbers], mask: Any
 ) -> Result:
     """Solve the trajectories that each device holds; the result is split over the devices, and
-    without `t` where all trajectories share it. The first of `numbers`, of which each device has
-    its part, differ between trajectories; `mask` is false for places that are only filled up."""
+    without `t` where all trajectories share it. The first of `numbers` differ between trajectories,
+    and each device has its part of them; `mask` is false for places that hold copies."""
     if plan.method.value.direction == "reverse" and not plan.engine.closes(plan):
         label = type(plan.method.value.adjoint).__name__ + "()"
         return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)

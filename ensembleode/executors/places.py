@@ -1,5 +1,5 @@
-"""Where trajectories run on a machine on which JAX computes on an accelerator, and where they run
-if no ensemble algorithm says it."""
+"""The places where trajectories may run: on JAX's accelerator or on the CPU beside it, also if the
+user gives no ensemble algorithm."""
 
 import contextlib
 from typing import Any, NamedTuple
@@ -25,12 +25,12 @@ from ..solution.solution import EngineChoice
 from ..tracing.program import being_staged
 
 
-# What runs on the CPU, whatever JAX computes on.
+# The algorithms that run on the CPU, even if JAX computes on an accelerator.
 _ON_CPU = EnsembleSerial | EnsembleThreads | ClusterAlgorithm
 
 
 class NotHereError(ValueError):
-    """A place that nobody asked for can't run a solve."""
+    """A place that the user did not ask for can't run the solve."""
 
 
 class Place(NamedTuple):
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
     @property
     def asked(self) -> EnsembleAlgorithm | None:
-        """The algorithm for which an engine is chosen; None where any will do."""
+        """The algorithm for which an engine is chosen; None if any algorithm will do."""
         of_devices = isinstance(self.algorithm, EnsembleGPUKernel | EnsembleGPUArray)
         return self.algorithm if self.is_given or of_devices else None
 
@@ -63,7 +63,7 @@ class Place(NamedTuple):
         return placement.on_cpu() if self.on_cpu else contextlib.nullcontext()
 
     def brought_home(self, solution: Any) -> Any:
-        """A solution that was computed there, where JAX computes otherwise."""
+        """A solution that was computed in this place, moved to where JAX computes by default."""
         return placement.brought_home(solution) if self.on_cpu and not being_staged() else solution
 
     def check(self, executor: Executor, plan: Plan, choice: EngineChoice) -> None:
@@ -97,7 +97,7 @@ class Place(NamedTuple):
 
 def brought_here(numbers: Any) -> Any:
     """The numbers of a solve, which may be committed elsewhere, where JAX computes now."""
-    # (Being staged takes longer to find out, and there is mostly no accelerator.)
+    # (Checked last, as `being_staged` takes longer, and there is mostly no accelerator.)
     if not placement.has_accelerator() or being_staged():
         return numbers
     return placement.on_this_platform(numbers)

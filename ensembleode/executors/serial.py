@@ -16,7 +16,8 @@ from .sharded import DevicesExecutor
 
 
 class SerialExecutor(Executor):
-    """Solves one trajectory at a time; one thread does so in engines that take them in turn."""
+    """Solves one trajectory at a time; in engines that loop over trajectories themselves, on one
+    thread."""
 
     def fills_up(self, plan: Plan) -> bool:
         return plan.engine.shares_work

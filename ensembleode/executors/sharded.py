@@ -56,12 +56,13 @@ class DevicesExecutor(Executor):
             return finished(job, solve, job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
-        # Numbers that are committed to one device can't be used with the others. `src` keeps their
-        # cotangents on all devices, where the arrays may be that they are added to.
+        # Numbers that are committed to one device can't be used with the others. With `src`, their
+        # cotangents stay on all devices, as those that they are added to may be there.
         everywhere = NamedSharding(mesh, PartitionSpec())
         put = functools.partial(jax.device_put, device=everywhere, src=everywhere)
         if job.traced:
-            # One by one, since of several arrays put at once, all get a tangent if one has one.
+            # (One by one: of several arrays that are put at once, all get a tangent if one has
+            # one.)
             outcome = _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
             if not has_accelerator():
                 return outcome
@@ -100,7 +101,7 @@ def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
     """The mesh of the devices that get trajectories; None for the one where JAX computes anyway."""
     field: Any = plan.field
     if is_on_one_device() or field.jaxpr.effects:
-        # Places that are only filled up on some device would have the effects, too.
+        # (Copies in the remaining places of a device would have the effects, too.)
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
@@ -112,7 +113,7 @@ def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
 
 
 # jaxlib before 0.11.2 shares a batch of matrices out to the threads that the CPU's devices run on,
-# and waits for them. When all devices do so at once, they wait for ever.
+# and waits for them. When all devices do so at once, they deadlock.
 _WAITS_IN_LAPACK = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3])) < (0, 11, 2)
 _LAPACK = (
     *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
@@ -158,7 +159,7 @@ def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
 
 
 def _sharded(plan: Plan, mesh: Mesh, lanes: TrajectoryNumbers, n: int) -> Result:
-    """Solve on each device of the mesh the trajectories that it is dealt."""
+    """Solve the trajectories, on each device of the mesh those that are dealt to it."""
     deal = _DealtTrajectories(n, plan.width, mesh.size)
     every, shared = eqx.partition(lanes, plan.batched)
     numbers = (jax.tree.map(deal.out, every), shared)

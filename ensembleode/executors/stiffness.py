@@ -31,10 +31,10 @@ _TRAJECTORIES = 3  # the number of trajectories looked at
 _STEPS = 4096  # the largest number of steps of each
 _POINTS = 32  # the points in the second half of the steps at which the Jacobian is computed
 _LARGEST = 64  # the largest state of which all eigenvalues are computed
-_ITERATIONS = 40  # of the power method, for larger states
+_ITERATIONS = 40  # the number of iterations of the power method, for larger states
 # The part of the real stability boundary; steps that accuracy bounds stay well below it.
 _AT_THE_EDGE = 0.5
-_STABILITY_STEPS = 50  # the number of steps after which growth is seen
+_STABILITY_STEPS = 50  # the number of steps after which growth shows
 
 
 def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:

@@ -33,7 +33,8 @@ class StoredVariable(NamedTuple):
 
 
 def described(out: Any, name: str) -> Any:
-    """A pytree of outputs in JSON, with its leaves' names; raises `TypeError` for other leaves."""
+    """A pytree of outputs in JSON, with the names of its leaves; raises `TypeError` for leaves that
+    can't be stored."""
     inside = f"{name}." if name else ""
     if type(out) is dict and all(isinstance(k, str) for k in out):
         return {"dict": {str(k): described(v, f"{inside}{k}") for k, v in out.items()}}
@@ -76,7 +77,7 @@ def put_together(
 
 
 def safe_name(name: str, taken: Collection[str]) -> str:
-    """A name of a folder that is not taken, similar to this name."""
+    """A name for a folder, similar to this name, that is not among the `taken` ones."""
     name = re.sub(r"[^\w.,+-]+", "_", name)
     while name in taken:
         name = f"given.{name}"

@@ -31,8 +31,8 @@ class _StoredLeaf:
 
 
 class StoredInputs(NamedTuple):
-    """
-    - `described`: the structure of `u0` and `p` in JSON, with the names of their variables.
+    """The initial states and parameters as a store keeps them. - `described`: the structure of `u0`
+    and `p` in JSON, with the names of their variables.
     - `variables`: those of leaves that differ between trajectories; `places`: their indices.
     - `shared`: the arrays that all trajectories share, by name, each with its dimensions.
     - `given`: computes the values; None where they are not known.
@@ -112,7 +112,7 @@ def _slots(known: KnownInputs) -> dict[str, Any]:
 
 
 def _in_json(tree: Any) -> Any:
-    """The structure of a pytree of slots in JSON; further classes of nodes become dicts."""
+    """The structure of a pytree of `_StoredLeaf` in JSON; nodes of other classes become dicts."""
     if isinstance(tree, _StoredLeaf):
         return tree.said
     parts = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)

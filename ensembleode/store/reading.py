@@ -19,16 +19,17 @@ from .stored import solution_in, StoreError
 
 
 FORMAT = 4
-# A store of format 2 has neither events nor initial states and parameters. Before format 4, nothing
-# vouches for the attributes, nor for the arrays that all trajectories share.
+# A store of format 2 has neither events nor initial states and parameters. Before format 4, the
+# attributes and the arrays that all trajectories share have no checksums.
 _READ = (2, 3, FORMAT)
-# Where the attributes are: those of the group are replaced by xarray when it adds a variable.
+# The array whose attributes are the store's: xarray replaces those of the group when it adds a
+# variable.
 ATTRIBUTES = "digest/zarr.json"
 _NAME = "ensembleode"
 
 
 def zarr_or_said() -> Any:
-    """Zarr. **Raises:** `ImportError` without it, which says how to install it."""
+    """The module `zarr`. **Raises:** `ImportError` without it, which says how to install it."""
     try:
         import zarr
     except ImportError as e:
@@ -102,7 +103,7 @@ def files_at(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
         (kept.get("events") or {"chunk": 1})["chunk"],
     )
     files = StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout, kept["sums"])
-    if read_only:  # (A writer makes the metadata as it goes.)
+    if read_only:  # (A writer makes the metadata step by step.)
         shared, most = (
             [*map(StoredVariable.of_json, kept["shared"])],
             files.most_events(layout.batches),
@@ -139,7 +140,7 @@ def metadata_of(
         if v.grows:
             shape, chunks = (most, *shape[1:]), (layout.chunk, *shape[1:])
         array(v.name, (n, *shape), v.dtype, (rows, *chunks), v.dims, v.fill)
-    # (Of bytes: file formats that xarray writes have no numbers that are as large.)
+    # (As bytes, since not all file formats that xarray writes have numbers of this size.)
     shape = (len(layout.batches), layout.words * 8)
     array("digest", shape, np.dtype(np.int8), (1, shape[1]), ("batch", "byte"), 0, False)
     for v in shared:
@@ -148,8 +149,8 @@ def metadata_of(
 
 
 def written_attributes(kept: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a store as they are written: a text, and its checksum. (Attributes that are
-    no text can't be copied into other file formats.)"""
+    """The attributes of a store as they are written: a text, and its checksum. (Only text can be
+    copied as an attribute into other file formats.)"""
     text = json.dumps(kept)
     return {_NAME: text, f"{_NAME}_digest": _digest(text)}
 
@@ -164,7 +165,7 @@ def attributes_at(path: Path, lost_is_none: bool = False) -> dict[str, Any] | No
     group, digest = (_json_of(path / x) for x in ("zarr.json", ATTRIBUTES))
     if group is None and digest is None:
         return None
-    # (Up to format 3, they are those of the group.)
+    # (Up to format 3, the group has the attributes.)
     found = [x for x in (_attributes_in(digest), _attributes_in(group)) if _NAME in x]
     kept = found[0][_NAME] if found else None
     if isinstance(kept, str):
@@ -243,7 +244,7 @@ def readable(path: Any) -> Iterator[None]:
 
 
 def _damaged(path: Any, why: Any) -> StoreError:
-    """The error for metadata that can't be read, as far as it is known which part."""
+    """The error for metadata that can't be read; it names the damaged part if that is known."""
     about = [Path(path) / "zarr.json", *sorted(Path(path).glob("*/zarr.json"))]
     broken = [str(file) for file in about if not isinstance(_json_of(file), dict)]
     what = f"{broken[0]} is not what was written there" if broken else f"{why}"

@@ -1,11 +1,12 @@
-"""The files of a store. They are on the disk before they count, and are checked when they are read.
+"""The files of a store. A batch counts as written when its files are on the disk, and is checked
+when it is read.
 
 A chunk ends with its CRC-32C, which Zarr's codec puts there. The record of a batch is written when
 all of its chunks are on the disk. It has the size and the CRC of each, and a digest of itself with
 the number of the batch and the fingerprint of the ensemble. So a file that is missing, cut short,
-damaged, of another batch or of an earlier run is recognised when it is read. The store's
-attributes have the size and the CRC of each array that all trajectories share, and say what arrays
-there are: the metadata that other readers of Zarr need are not read.
+damaged, of another batch or of an earlier run is recognised when it is read. The store's attributes
+have the size and the CRC of each array that all trajectories share, and say what arrays there are:
+the metadata, which other readers of Zarr need, are not read here.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ from ..running.fingerprint import digest_of
 from .stored import StoreError
 
 
-# The largest part of the time to wait for the disk; until then, finished batches wait for others.
+# The largest fraction of the time that is spent on waiting for the disk; for this, the files of
+# several batches are synced together.
 _SHARE = 0.1
 _CHUNK = re.compile(r"(.+)/c/(\d+)(?:/\d+)*")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -36,7 +38,7 @@ class StoreLayout(NamedTuple):
 
     - `dims`: for each array over the trajectories, by name, its number of dimensions.
     - `seed`: stands for the ensemble.
-    - `growing`: the names of those arrays whose second axis is that of events, and as long as
+    - `growing`: the names of the arrays whose second axis is that of events, which is as long as
         trajectories need.
     - `chunk`: the number of events in a chunk.
     """
@@ -75,12 +77,12 @@ class StoreLayout(NamedTuple):
 
 
 class StoreFiles(WrapperStore):
-    """The Zarr store of this folder. It only returns data that agree with the records.
+    """The Zarr store of this folder. It only returns data that agree with the records of batches.
 
     - `root`: the present place of the folder.
     - `shared`: the checksum of each file of the arrays that all trajectories share.
     - `metadata`: the metadata files, which are not read from the folder.
-    - `lacking`: batches that are read as if they had never been written.
+    - `lacking`: damaged batches, which are read as if they had never been written.
     """
 
     def __init__(self, store: LocalStore, layout: StoreLayout, shared: dict[str, int]):
@@ -154,8 +156,8 @@ class StoreFiles(WrapperStore):
         return record[-1] if self.layout.growing else 0
 
     def _words(self, batch: int, most: int, sum_of: Callable[[str], int]) -> list[int]:
-        """The words of a record about files: the sum of each file, or for an array that grows one
-        sum over the sums of its files; and at the end the largest number of events."""
+        """The words of a record: the checksum of each file, or for an array that grows one checksum
+        over those of its files; and at the end the largest number of events."""
         words = []
         for name, files in zip(self.layout.dims, self.layout.files(batch, most), strict=True):
             sums = [sum_of(file) for file in files]
@@ -169,7 +171,7 @@ class StoreFiles(WrapperStore):
             return 0
 
     def _ends_of(self, name: str, batch: int, record: list[int]) -> dict[str, int]:
-        """For each file of an array that grows, the sum at its end, as read without the rest."""
+        """For each file of an array that grows, the checksum at its end; the rest isn't read."""
         if (name, batch) not in self._ends:
             files = self.layout.files_of(name, batch, self._most(record))
             self._ends[name, batch] = {file: checksum_at_end(self.root / file) for file in files}
@@ -267,7 +269,7 @@ class StoreFiles(WrapperStore):
         """Have the record of a batch written, now or soon; its chunks are written already. `most`
         is the largest number of events of a trajectory."""
         files = itertools.chain(*self.layout.files(batch, most))
-        # (Zarr writes no chunk that has but the fill value.)
+        # (Zarr writes no chunk that holds nothing but the fill value.)
         written = {file: self._written.pop(file, 0) for file in files}
         words = [int(lost), *self._words(batch, most, written.__getitem__)]
         self._waiting[batch] = [file for file, x in written.items() if x], words

@@ -25,7 +25,8 @@ from .kept_given import known_in
 
 
 class StoreError(EnsembleError):
-    """The store can't be used, or can't be used any longer; `solution` reads its contents, if any.
+    """The store can't be used, or can't be used any longer; `solution` reads what it holds, if
+    anything.
 
     - `differs`: for a store of another ensemble, the names of the differences.
     """
@@ -52,7 +53,7 @@ def as_kept(outcome: Outcome, plan: Plan) -> Outcome:
 
 
 def _plain(p: Any) -> Any:
-    """Parameters as a store has them: those of other classes as a dict of their numbers."""
+    """Parameters as a store has them: objects of other classes become dicts of their numbers."""
     try:
         described(p, "p")
     except TypeError:

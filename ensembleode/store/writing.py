@@ -1,4 +1,4 @@
-"""Writing a store: batches as they are done, and the records that say so."""
+"""Writing a store: batches as they are done, and their records."""
 
 import contextlib
 import errno
@@ -30,8 +30,8 @@ from .kept_given import kept_given
 from .stored import StoreError
 
 
-# The bytes of a variable in a batch; and the least number of batches, which bounds what a crash
-# costs, and the least number of trajectories of a batch, as writing one takes some 20 ms.
+# The bytes of a variable in a batch; the least number of batches, which bounds the work that a
+# crash loses; and the least number of trajectories of a batch, as writing one takes some 20 ms.
 _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
 # The number of batches that workers get at a time; with several, few wait for the last of a batch.
 _AHEAD = 16
@@ -78,7 +78,7 @@ class StoreWriter:
         self.variables, tree = stored.variables_of(outcome, self.kind, job.plan.own_times, own)
         of_events = stored.events_described(outcome.events, job.plan.max_events)
         names = {"trajectory", "time", OWN_TIMES, "digest", *(v.name for v in self.variables)}
-        # With reruns, nobody has recorded which run a trajectory's start and parameters are of.
+        # (With reruns, it isn't recorded from which run a trajectory's `u0` and `p` are.)
         given = None if may_rerun(job.plan) else job.trajectories.given
         self._given = kept_given(given, names)
         self._shared = dict(self._given.shared)
@@ -183,7 +183,8 @@ class StoreWriter:
         }
         self.batch_size = given["batch_size"]
         if kept is None:
-            # Never begun, or damaged: the folder may only have the contents of a store.
+            # The store was never begun, or is damaged: the folder may only have the contents of a
+            # store.
             self._real.mkdir(exist_ok=True)
             for x in self._real.iterdir():
                 known = {v.name for v in (*self._all, *shared)} | {"time", "digest", "zarr.json"}
@@ -242,7 +243,7 @@ class StoreWriter:
             data, place = data.to_bytes(), self._real / file
             of_group = file in ("zarr.json", reading.ATTRIBUTES)
             if not of_group and not (place.exists() and place.read_bytes() == data):
-                # Where the store grows, the file that this one replaces may be read at any time.
+                # While the store grows, others may be reading the file that this one replaces.
                 self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
@@ -277,7 +278,7 @@ class StoreWriter:
         group["digest"].attrs.update(reading.written_attributes(self._kept))
         if self._kept["complete"]:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # (that other readers may not know this)
+                warnings.simplefilter("ignore")  # (that other readers may not know this metadata)
                 zarr.consolidate_metadata(memory)
         for file in (reading.ATTRIBUTES, "zarr.json"):
             self._files.write(file, files[file].to_bytes(), synced=True)

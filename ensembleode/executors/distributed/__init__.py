@@ -79,7 +79,7 @@ class DistributedExecutor(Executor):
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts), each
 
     def _seen(self, job: Job, indices: Any) -> Callable:
-        """A function to be called with the outcome so far, and the rows that are new in it."""
+        """A function that is called with the results so far, and the rows that are new in them."""
 
         def seen(outcome, results, rows):
             self._note(outcome, results, indices)

@@ -2,8 +2,9 @@
 
 A task is a number of units (chunks, or groups of chunks where gradients are added up). The
 composition of the units is fixed, so the results do not depend on which worker computes them, or
-when. Tasks take about half a second, by measurements of the first ones, and less towards the end,
-so that no worker is waited for. Where costs are known, the longest tasks are sent first.
+when. From the times of the first tasks, the others are made to take about half a second, and less
+towards the end, so that workers finish at the same time. Where costs are known, the longest tasks
+are sent first.
 
 If the workers of a task die, its units are run again, one at a time and alone, after all other
 tasks. A unit that then still kills its workers is lost; other units are not.
@@ -28,7 +29,7 @@ from .programs import ChunkProgram, ShippedProgram
 from .worker import environment, MissingObjects, ObjectReference, Task, TaskRefusal, TaskResult
 
 
-# The seconds of a task, and their minimum, which is a few times what sending a task costs. The
+# The seconds that a task takes, and their minimum, a few times the cost of sending a task. The most
 # bytes that a task is sent, and that it returns.
 _SECONDS, _LEAST_SECONDS = 0.5, 0.02
 _BYTES = 2**25
@@ -79,10 +80,10 @@ def dispatch(
     threads: int = 1,
     report: Callable[[BatchResults, Any], Any] | None = None,
 ) -> BatchResults:
-    """Run a program on all trajectories of a batch, in the form `shipped` for workers, each of
-    which runs `threads` calls at once. `report` is called with the results so far, and the rows
-    that are new in them. An exception that ends it early, even `KeyboardInterrupt`, is not raised,
-    but in the results."""
+    """Run a program on all trajectories of a batch. Workers get it as `shipped`, and each runs
+    `threads` calls at once. `report` is called with the results so far, and the rows that are new
+    in them. An exception that ends the dispatch early, even `KeyboardInterrupt`, isn't raised but
+    put into the results."""
     work = _Dispatch(pool, program, shipped, batch, threads, report)
     try:
         pool.open()
@@ -102,7 +103,8 @@ def dispatch(
 
 
 class _Dispatch:
-    """A dispatch: the units to be done, those that workers have, and the results so far."""
+    """The state of a dispatch: the units to be done, those that workers have, and the results so
+    far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
@@ -127,7 +129,7 @@ class _Dispatch:
         self.most = max(1, _BYTES * units // max(1, size))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
-        """The objects that workers keep, by hash; and the shared arrays as tasks have them."""
+        """The objects that workers keep, by hash; and the shared arrays as they are in tasks."""
         kept: dict[str, Any] = {self.shipped.hash: self.shipped.content}
         shared = []
         for x in self.batch.shared:
@@ -174,7 +176,8 @@ class _Dispatch:
         while self.pending and len(self.in_flight) < self.pool.queued * slots:
             size = self._size(slots)
             units = np.sort([self.pending.pop() for _ in range(size)])
-            # Sent along with as many tasks as there are slots; a worker that lacks them asks.
+            # Sent along with as many tasks as there are slots; a worker that still lacks them asks
+            # for them.
             new = [h for h in self.kept if self.pool.sent[h] < slots]
             self.pool.sent.update(new)
             self._submit(units, new)

@@ -1,5 +1,5 @@
-"""Forms: the computations that programs do for a number of trajectories, and computations derived
-from these.
+"""Forms: the computations that workers do for a number of trajectories, such as a solve, and their
+derivatives.
 
 A form is a function of flat arrays: first those of each trajectory, then those that all
 trajectories share. It returns arrays for each trajectory, and sums over trajectories, called parts.
@@ -38,7 +38,7 @@ class SentArrays(NamedTuple):
     shared: Any
 
 
-# Two sequences: of what each trajectory has, and of what all trajectories share.
+# Two sequences: for each trajectory, and for all trajectories together.
 Pair: TypeAlias = Sequence[Sequence]
 Flags: TypeAlias = tuple[tuple[bool, ...], ...]
 
@@ -46,12 +46,11 @@ Flags: TypeAlias = tuple[tuple[bool, ...], ...]
 class Form(abc.ABC):
     """A form as described above; hashable, and compared by content.
 
-    - `operands`, `results`: the structs of its operands, and of its results (the shared ones are
-        the parts). Those of each trajectory are without the trajectory axis.
-    - `linear`: the numbers of those operands, the last of both kinds, in which it is (jointly)
-        linear.
-    - `base`: the form that it is derived from in the end; `copies`: how many evaluations of that
-        form it makes for each trajectory.
+    - `operands`, `results`: the shapes and dtypes of its operands and results, as pairs: of each
+        trajectory, without the trajectory axis, and shared ones (of results, these are the parts).
+    - `linear`: how many operands of either kind, the last ones, it is (jointly) linear in.
+    - `base`: the `RootForm` that it is derived from, possibly in several steps; `copies`: how often
+        it evaluates that for each trajectory.
     """
 
     operands: Pair
@@ -94,8 +93,8 @@ class RootForm(Form):
         and counts, and as a part the sum of the outputs; `"total and gradient"` also returns the
         gradient of that sum.
     - `plan`: None after `on(None)`.
-    - `structure`, `structs`: those of the numbers, flat; `keys`: for each number the kind of PRNG
-        key that it is, or None.
+    - `structure`, `structs`: the structure of the numbers, and the shapes and dtypes of their
+        leaves; `keys`: for each number the kind of PRNG key that it is, or None.
     - `wanted`: the numbers with respect to which the gradient is taken.
     """
 
@@ -133,7 +132,7 @@ class RootForm(Form):
     def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
         if self.kind == "total and gradient":
             return super().of_units(operands, mask, units)
-        # All units at once; only the sums are made for each unit.
+        # All units at once; only the sums are computed for each unit.
         outcome = _outcome(self.plan, _unflattened(self, operands), mask)
         if self.kind == "solve":
             return [raw(x) for x in jtu.tree_leaves(outcome)], []
@@ -200,7 +199,7 @@ def _total(out: Any, mask: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _DerivedForm(Form):
-    """- `of`: the form that it is derived from."""
+    """A form derived from the form `of`."""
 
     of: Form
 

@@ -88,8 +88,8 @@ _RUN_AGAIN = (
 
 
 def _is_unguarded() -> bool:
-    """Whether processes that are started run what this one runs, which has no guard. Where it isn't
-    in a file, but comes from standard input, they are kept from looking for it."""
+    """Whether new processes would run this process's script again, because nothing in it checks
+    `__name__`. For a script from standard input, they are kept from looking for a file."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     if path is None:
@@ -151,13 +151,15 @@ def _started(workers: int, threads: int) -> Connection:
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Not that workers are killed which a busy machine lets wait while their cluster closes."""
+    """False for the log's records of workers that are killed because a busy machine delays them
+    while their cluster closes."""
     return "still alive" not in record.getMessage()
 
 
 def _lasting(LocalCluster: type) -> type:
-    """A subclass of Dask's `LocalCluster` that never gives up a worker. (Dask closes for good any
-    that is not there 15 s after one died, even if it has died again and is being restarted.)"""
+    """A subclass of Dask's `LocalCluster` that never gives up a worker. (When a worker has died,
+    Dask closes for good those that are missing 15 s later, even one that has died again and is
+    being restarted.)"""
     import dask
 
     class Lasting(LocalCluster):
@@ -234,8 +236,8 @@ def _dask() -> tuple[Any, Any]:
 
 @functools.cache
 def _close_at_exit() -> None:
-    """Close the workers when Python ends. (What is registered last is called first, so this is for
-    when Dask is imported, which would close them with warnings.)"""
+    """Close the workers when Python ends. (Functions that are registered last are called first, so
+    this has to be called after Dask's import; Dask would close the workers with warnings.)"""
     atexit.register(_close_all)
 
 

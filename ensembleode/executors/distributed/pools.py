@@ -97,7 +97,7 @@ class Pool(abc.ABC):
         """Have workers end the tasks of this work, if they can be reached."""
 
     def settle(self) -> None:
-        """Called when a batch is done."""
+        """Clean up when a batch is done."""
 
     def close(self) -> None:
         """Release what was started for this pool."""
@@ -125,7 +125,7 @@ def _by_value(fn: Callable) -> Callable:
 
         return getattr(importlib.import_module(module), name)(payload)
 
-    # What is of `__main__` is pickled with its code.
+    # (Functions of `__main__` are pickled with their code.)
     of_main = {"__name__": "__main__", "__builtins__": builtins}
     return types.FunctionType(imported.__code__, of_main, name, None, imported.__closure__)
 
@@ -278,7 +278,7 @@ class DaskPool(Pool):
 
         if self.client.status != "running":
             raise self._scheduler_lost()
-        # (Dask advises to scatter large data, which a worker that is replaced would lack.)
+        # (Dask advises to scatter large data, but a replacement of a worker would lack them.)
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
             return self.client.submit(_by_value(fn), payload, pure=False, **where)
 

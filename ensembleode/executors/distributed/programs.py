@@ -1,4 +1,5 @@
-"""The programs that workers run: flat arrays in, flat arrays out, of a number of chunks at a time.
+"""The programs that workers run: functions from flat arrays to flat arrays, for several chunks of
+trajectories at a time.
 
 A program is traced once, on the client, and serialised (`jax.export`). A program that calls the
 host can't be serialised. Its problem is pickled instead, and traced on the worker.
@@ -28,8 +29,8 @@ from .worker import ExportedProgram, PickledProgram, ShippedProgram
 
 @dataclasses.dataclass(frozen=True)
 class ChunkProgram:
-    """A form as a program over chunks of `width` trajectories, `capacity` of them a call, of which
-    each `unit` is added up to one part of a sum; hashable, and compared by content."""
+    """A form as a program over chunks of `width` trajectories. A call takes `capacity` chunks; sums
+    have a part for each `unit` of chunks. Hashable, and compared by content."""
 
     form: Form
     width: int
@@ -65,7 +66,7 @@ def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, co
     return SentArrays((every, indices), (shared, repeat, key, consts))
 
 
-# The bytes that a call of a program returns; and those of sums over all trajectories.
+# The most bytes that a call of a program returns, and that the parts of all sums take.
 _CALL = 2**26
 _PARTS = 2**26
 _MOST_CHUNKS = 16
@@ -83,7 +84,8 @@ def program_of(form: Form, n: int) -> ChunkProgram:
         width, capacity = min(128, 2 ** (n - 1).bit_length()), 1
     unit = 1
     if not isinstance(form, RootForm) or form.kind == "total and gradient":
-        # This decides the bits of a sum, so it depends neither on the workers nor on times.
+        # The unit decides the bits of a sum, so it depends neither on the workers nor on measured
+        # times.
         parts = max(8, _PARTS // max(1, sum(map(_bytes, form.results[1]))))
         chunks = -(-n // width)
         unit = max(1, -(-chunks // parts))
@@ -167,11 +169,12 @@ def _blank(x: Any) -> Any:
 def _remade(
     fn: Callable, args: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
 ) -> Callable:
-    """On the worker: the function of a program, which `looks` at a flag that stops it or not."""
+    """On the worker: the function of a program; `looks` says whether it reads a flag that stops
+    it."""
     job, _ = fn(*args)
     if looks:
         job = looking_at(job, None)
-    # The counts of saved steps and of events are known only when the plan was made.
+    # (How many steps and events there is room for was known only to the maker of the plan.)
     if any(getattr(job.plan, name) != value for name, value in plan.items()):
         counting = plan["saving"].mode == "ends" != job.plan.saving.mode
         job = job.replan(**plan)

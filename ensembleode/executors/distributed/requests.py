@@ -63,8 +63,8 @@ class FormRequest:
         return _request_p.bind(*itertools.chain(*operands, costs), request=request)
 
     def now(self, numbers: SentArrays, costs: Any, seen: Callable) -> tuple[Any, Any, BatchResults]:
-        """Evaluate now, for a form that is `RootForm`: the results of each trajectory and of each
-        unit, and the `BatchResults` of the dispatch."""
+        """Evaluate a `RootForm` now: the results of each trajectory and of each unit, and the
+        `BatchResults` of the dispatch."""
         form = self.form.base
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
         paths, _ = jtu.tree_flatten_with_path(numbers.shared)
@@ -80,14 +80,15 @@ class FormRequest:
         return *unflattened(form, results.each, results.parts), results
 
     def in_program(self, numbers: SentArrays, costs: Any) -> tuple[Any, Any]:
-        """Evaluate a `RootForm` form in a program: the results of each trajectory, and of all."""
+        """Evaluate a `RootForm` in a compiled program: the results of each trajectory, and the sums
+        over all."""
         operands = [[raw(x) for x in jtu.tree_leaves(x)] for x in numbers]
         outs = self.bind(self.form, operands, [] if costs is None else [costs])
         count = len(self.form.results[0])
         return unflattened(self.form.base, outs[:count], outs[count:])
 
     def __call__(self, *operands: Any) -> list:
-        """Evaluate by a call of the host: the results of each trajectory, and those of all."""
+        """Evaluate by a call of the host: the results of each trajectory, and the sums over all."""
         program = program_of(self.form, self.n)
         call = _FormCall(self.pool, self.threads, program, self._shipped(program))
         each, parts = program.results(self.n)

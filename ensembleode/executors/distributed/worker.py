@@ -1,8 +1,8 @@
 """The code that runs on a worker: compiled programs, kept by the hash of their content, applied to
 NumPy arrays.
 
-Only the package itself has to be installed there. A task names its program and its large arrays by
-hash. A worker that lacks one of them says so and is sent it, even if it joins late.
+Only this package has to be installed on a worker. A task names its program and its large arrays by
+hash. A worker that lacks one of them, for example since it joined late, asks for it.
 """
 
 import collections
@@ -78,7 +78,7 @@ class MissingObjects(NamedTuple):
 
 
 class TaskRefusal(NamedTuple):
-    """Neither this worker nor any like it can do the task."""
+    """This worker can't do the task, and neither could others like it."""
 
     why: str
 
@@ -180,14 +180,14 @@ def _solved(task: Task, program: ShippedProgram, shared: list) -> TaskResult:
     starts = range(0, n, rows)
 
     def arguments(start):
-        # The places that are left over hold copies, and are masked.
+        # (The remaining places hold copies, and are masked.)
         each = [_filled_up(x[start : start + rows], rows) for x in task.each]
         return [*each, np.arange(rows) < n - start, *shared]
 
     def call(start):
         results = [*map(np.asarray, jax.device_get(function(*arguments(start))))]
         here = min(n - start, rows)
-        # Of the parts, of a number of chunks each, those with trajectories that exist.
+        # Only the parts that contain actual trajectories; each part is the sum over some chunks.
         chunks = -(-here // task.width)
         parts = [x[: -(-chunks * len(x) // task.capacity)] for x in results[outputs:]]
         return [*(x[:here] for x in results[:outputs]), *parts]
