@@ -1,4 +1,4 @@
-"""Checkpoints of a fit, from which it can go on; written by Orbax."""
+"""Checkpoints of a fit, from which it can be resumed; written by Orbax."""
 
 import dataclasses
 import errno
@@ -28,7 +28,7 @@ from .processes import from_first, is_first
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that a fit can't go on from: it is of another model, or of another kind of
+    """A fit can't be resumed from a checkpoint, which is of another model, or of another kind of
     run."""
 
 
@@ -79,7 +79,7 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SavedStates:
-    """What a fit goes on from: a pytree of `state`, `best` and `losses`."""
+    """The contents of a checkpoint: a pytree of `state`, `best` and `losses`, and static fields."""
 
     state: Any
     best: Any
@@ -87,7 +87,7 @@ class SavedStates:
     losses: np.ndarray
     step: int
     position: Position
-    run: dict[str, Any]  # what must not change: the number of items, the key, the loss and the data
+    run: dict[str, Any]  # mustn't change: the number of items, the key, the loss and the data
 
 
 jtu.register_dataclass(
@@ -162,9 +162,9 @@ class Folder:
         placed: Placement,
         identity: Callable[[], dict[str, Any]],
     ) -> tuple[SavedStates, set[str]]:
-        """What the fit goes on from: the last checkpoint that can be read (the first process reads
-        it for all), or `fresh`; and whether the loss or the data, as given by `identity`, have
-        changed.
+        """The states from which the fit starts: those of the last checkpoint that can be read (the
+        first process reads it for all), or `fresh`; and whether the loss or the data, as given by
+        `identity`, have changed.
 
         **Raises:** `CheckpointError` where the checkpoint is of another run, where none can be
         read, or where another fit writes to the folder.
@@ -213,9 +213,9 @@ class Folder:
             )
 
     def _newest(self) -> tuple[dict, dict, pathlib.Path] | None:
-        """The last checkpoint that can be read. Later ones, which are damaged, are set aside; but
-        only if one can be read, as otherwise the fault may be the file system's, or this
-        version's."""
+        """The last checkpoint that can be read. Later ones are damaged, and are set aside; but only
+        if some checkpoint can be read, as otherwise the fault may be that of the file system, or of
+        this version."""
         steps = sorted(self._manager.all_steps(), reverse=True)
         damaged: dict[int, Exception] = {}
         for step in steps:
@@ -331,8 +331,8 @@ def _restored(
 
 
 def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[str]:
-    """Which of the loss, the data and the optimiser differ from those of the checkpoint, as far as
-    that can be known."""
+    """Which of the loss, the data and the optimiser are known to differ from those of the
+    checkpoint."""
     changed = {}
     for what, one in (("loss", "a loss"), ("optimizer", "an optimizer")):
         before, now = there.get(what, {}), here[what]
@@ -357,7 +357,7 @@ def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[
 def _is_damage(error: Exception) -> bool:
     """Whether an error says that the checkpoint on the disk is damaged, and not only that reading
     failed."""
-    # TensorStore has one class for all errors; the texts of those of the operating system say so.
+    # TensorStore has one class for all errors; only the text tells errors of the operating system.
     if isinstance(error, FileNotFoundError):
         return True
     return not isinstance(error, OSError | MemoryError) and not any(

@@ -19,7 +19,7 @@ from .measured import as_numbers, check_finite
 
 
 def _on_support(shape: Callable) -> Callable:
-    """The kernel that is `shape(r)` for r up to 1, and zero beyond."""
+    """A kernel with compact support: `shape(r)` for r up to 1, and zero beyond."""
     return lambda r: jnp.where(r <= 1, shape(jnp.minimum(r, 1)), 0)
 
 
@@ -127,7 +127,7 @@ def collocate_data(
         n = ts.shape[0]
         bandwidth = n ** (-1 / 5) * n ** (-3 / 35) * math.log(n) ** (-1 / 16)
     bandwidth = _as_bandwidth(bandwidth)
-    # Counted from the first time, times of any calendar are represented accurately.
+    # (Counted from the first time, even times with a large offset are represented accurately.)
     ts, at, start = ts - ts[0], at - ts[0], ts[0]
     precision = np.promote_types(ts.dtype, jnp.finfo(data.dtype).dtype)
     precision = jax.dtypes.canonicalize_dtype(precision)
@@ -162,9 +162,9 @@ def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
 
 
 def _inverse_norm(w: Any, q: Any, leading: Any) -> tuple:
-    """One over the sum of `w q^2`, and whether that sum is accurate enough to divide by: half of
-    the digits have to be left after `q` was made orthogonal from its `leading` term, and a tenth of
-    the sum where weights of both signs cancel."""
+    """One over the sum of `w q^2`, and whether that sum is accurate enough to divide by: after the
+    orthogonalisation of `q` from its `leading` term, half of the digits have to be left, and where
+    weights of both signs cancel, a tenth of the sum."""
     norm, uncancelled = jnp.sum(w * q**2), jnp.sum(jnp.abs(w) * q**2)
     digits = math.sqrt(jnp.finfo(norm.dtype).eps)
     ok = uncancelled > digits * jnp.sum(jnp.abs(w) * leading**2)

@@ -1,4 +1,5 @@
-"""`ensembleode train`. Its imports are inside of the function, so that `--help` is quick."""
+"""The command `ensembleode train`. Its imports are inside of the function, so that `--help` is
+quick."""
 
 import os
 import sys
@@ -113,7 +114,7 @@ def train(
 
 
 def _rescue(output: str, error: BaseException) -> None:
-    """Write what a fit had found when an error ended it."""
+    """Write the best parameters that a fit had found when an error ended it."""
     from .processes import is_first
 
     result = getattr(error, "result", None)

@@ -98,19 +98,19 @@ class Batches:
         self._source, self._placed = source, placed
         self.once = iter(source) is source
         self._room = 0
-        # Batches that were taken for `identity`, and are still to be used; with the rest of the
+        # The batches that were taken for `identity` and are still to be used, and the rest of the
         # iterator.
         self._begun: tuple[list, Iterator] | None = None
 
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
-        """Pass after pass from this position on; a single pass if the iterable can't be
-        repeated."""
+        """The batches from this position on, pass after pass; of a single pass if the iterable
+        can't be repeated."""
         start = begin.pieces
         while True:
             some = False
             source = self._source if self._begun is None else itertools.chain(*self._begun)
             self._begun = None
-            # A batch is taken before the next one is asked for, which may be in the same memory.
+            # (A batch is copied before the next one is asked for, which may reuse its memory.)
             for piece, last in _with_last(map(self._piece, source)):
                 some = True
                 if start > 0:
@@ -176,8 +176,7 @@ def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:
 
 
 class BatchesAhead:
-    """An iterator over the same batches, of which the next ones are already on their way to the
-    devices."""
+    """An iterator over batches that moves the next ones to the devices in advance."""
 
     def __init__(self, pieces: Iterator[Piece]):
         self._ready: queue.Queue = queue.Queue(2)
@@ -265,7 +264,7 @@ def _piece(
 
 
 def _gives_batches(x: Any) -> bool:
-    """Whether an object is an iterable of batches: lists are, tuples are pytrees."""
+    """Whether an object is an iterable of batches, such as a list; a tuple is a pytree."""
     is_one = isinstance(x, tuple | dict | str) or _is_array(x) or _has_columns(x)
     return isinstance(x, Iterable) and not is_one
 
@@ -297,7 +296,7 @@ def _array(name: str, x: Any) -> Any:
         raise TypeError(
             f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
         )
-    # Indices of pandas and xarray may be labels, and other libraries have dtypes of their own.
+    # (Indices of pandas and xarray may be labels, and other libraries have their own dtypes.)
     labelled = hasattr(type(x), "iloc") or hasattr(type(x), "coords")
     if labelled or isinstance(x, jax.Array) or not isinstance(x.dtype, np.dtype):
         x = np.asarray(x)
@@ -351,7 +350,7 @@ def _copied(tree: Any) -> Any:
 
 
 def _with_last(source: Iterable) -> Iterator[tuple[Any, bool]]:
-    """Each element, and whether it is the last."""
+    """The elements, each with whether it is the last one."""
     end = object()
     for item, following in itertools.pairwise(itertools.chain(source, [end])):
         yield item, following is end

@@ -1,4 +1,4 @@
-"""Signals that tell a process to end while a fit runs."""
+"""Handlers of the signals that tell a process to end while a fit runs."""
 
 import contextlib
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-# Held while a file is written that is to be complete.
+# Held while a file is written, so that the process doesn't end before the file is complete.
 writing = threading.Lock()
 
 
@@ -40,14 +40,14 @@ def sigterm_raises() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Within this block, Ctrl-C and SIGTERM are held back until its end, so that what it writes is
-    complete."""
+    """Within this block, Ctrl-C and SIGTERM are held back until its end, so that files that are
+    written in it are complete."""
     came: list[tuple] = []
     handlers = {}
     if _is_main():
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
-            if callable(handler):  # other handlers do nothing in Python
+            if callable(handler):  # other handlers call nothing in Python
                 handlers[number] = handler
                 signal.signal(number, lambda *given: came.append(given))
     try:

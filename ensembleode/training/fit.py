@@ -296,7 +296,7 @@ def _with_arrays(params: Any) -> Any:
 
 
 def _advice(folder: Folder | None) -> str:
-    """What to do where another process is gone."""
+    """A sentence that says what to do where another process is gone."""
     if folder is None:
         return "start it again (with checkpoint= it would go on from there)"
     return "start it again, and it goes on from its last checkpoint, with any number of processes"
@@ -304,7 +304,7 @@ def _advice(folder: Folder | None) -> str:
 
 @dataclasses.dataclass
 class _Loop:
-    """The steps of a fit."""
+    """The loop over the steps of a fit."""
 
     step: UpdateStep
     source: Any
@@ -325,7 +325,7 @@ class _Loop:
 
     @property
     def steps(self) -> int | None:
-        """The number of steps that there will be, as far as it is known."""
+        """The number of steps of the fit; None if it isn't known."""
         each = None if self.source is None else self.source.steps
         return self.maxiters or (each and each * self.epochs)
 
@@ -421,13 +421,13 @@ class _Loop:
             error.add_note(f"ensembleode: the parameters can't be had: {e}")
 
     def with_changes(self, begin: SavedStates, changed: set[str]) -> SavedStates:
-        """What to go on from if the loss or the data have changed: the best parameters aren't known
-        yet."""
+        """The states to go on from if the loss or the data have changed: without the best
+        parameters, which aren't known any more."""
         if changed <= {"optimizer"}:
             return begin
         state = begin.state
         if known := optax.tree.get_all_with_path(state.optimizer, "value"):
-            # A line search kept the value of the previous loss.
+            # (A line search has kept the value of the previous loss.)
             nan = self._placed.everywhere(np.full_like(known[0][1], np.nan))
             state = state._replace(optimizer=optax.tree.set(state.optimizer, value=nan))
         position = Position(begin.position.epoch) if "data" in changed else begin.position

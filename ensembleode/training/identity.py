@@ -1,5 +1,5 @@
-"""The identity of a fit, which is that of its loss, its data and its optimiser, so that no other
-fit goes on from its checkpoints."""
+"""The identity of a fit: digests of its loss, its data and its optimiser. No fit is resumed from
+the checkpoints of another one."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ _BYTES = 2**20
 
 
 def of_loss(step: UpdateStep, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
-    """The identity of the loss: its trace for one device, and the versions that traced it. Parts
+    """The identity of the loss: its trace for one device, and the versions of the libraries. Parts
     that can't be identified are None. Of the batch `rows`, only shapes and dtypes matter."""
     traced = None
     with contextlib.suppress(NotKnownError):
@@ -32,10 +32,10 @@ def of_loss(step: UpdateStep, params: Any, rows: Any, key: Any) -> dict[str, str
 
 
 def of_optimizer(optimizer: Any, params: Any) -> dict[str, Any]:
-    """The identity of an optimiser: the trace of its update, whatever its numbers are (None if it
-    can't be identified), and digests of the numbers in the state that it begins with, which says
-    which of those in a later state the user has changed."""
-    state = optimizer.init(jax.tree.map(jnp.zeros_like, params))  # whatever the parameters are
+    """The identity of an optimiser: the trace of its update without its numbers (None if it can't
+    be identified), and digests of the numbers in its initial state, which tell later which of these
+    the user has changed."""
+    state = optimizer.init(jax.tree.map(jnp.zeros_like, params))  # independent of the parameters
 
     def updated(params, state, gradient, value):
         if not hasattr(optimizer, "update"):  # Levenberg-Marquardt

@@ -1,8 +1,8 @@
 """How this process was launched: alone, or as one of several that run the same script.
 
-A launcher tells each process by environment variables how many there are and which one it is. Where
-the first process can be reached, only some say. What they leave open is worked out here in the same
-way in each process, from what identifies the job.
+A launcher tells each process by environment variables how many there are and which one it is. Only
+some launchers also tell the address of the first process. Otherwise each process derives the same
+address from variables that identify the job.
 """
 
 import os
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 
 ADDRESS, PORT = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
-# The first is named after an argument of `jax.distributed.initialize`; some set the other.
+# Both are in use for the number of processes; the first is named after an argument of
+# `jax.distributed.initialize`.
 COUNTS, NUMBER = ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"), "JAX_PROCESS_ID"
 _HERE = "127.0.0.1"
 
@@ -22,7 +23,7 @@ _HERE = "127.0.0.1"
 class Launch(NamedTuple):
     """One process of several."""
 
-    by: str  # what launched it; "JAX" for the variables of that name, and for arguments
+    by: str  # the launcher; "JAX" for the variables of that name, and for arguments
     processes: int
     process: int  # the number of this one, from 0
     host: str  # with `port`: where process 0 can be reached
@@ -147,14 +148,15 @@ def _by_mpich(environ: Mapping[str, str], address: str | None) -> Launch | None:
     processes = _number(environ, size)
     process = _rank(environ, rank, size, processes)
     if environ.get("SLURM_STEP_NUM_TASKS") == environ[size]:
-        return None  # they are those of srun, which knows the address
+        return None  # the variables are those of srun, which knows the address
     if environ.get("MPI_LOCALNRANKS") != environ[size] and not address:
         raise ValueError(_several_nodes("mpiexec", "mpiexec -genv"))
     return Launch("MPICH", processes, process, _HERE, _port(f"mpiexec {_proxy()}"))
 
 
 def _by_slurm(environ: Mapping[str, str], address: str | None) -> Launch | None:
-    # Those of the step: in a job for eight tasks, SLURM_NTASKS is 8 for a script that runs alone.
+    # The variables of the job step: in a job for eight tasks, SLURM_NTASKS is 8 even for a script
+    # that runs alone.
     size = "SLURM_STEP_NUM_TASKS"
     if not environ.get(size) or (processes := _number(environ, size)) == 1:
         return None
@@ -182,7 +184,8 @@ def _several_nodes(launcher: str, option: str) -> str:
 
 
 def _proxy() -> int:
-    """The process that MPICH has on each node to launch processes; scripts may be in between."""
+    """The ancestor of this process by which MPICH launches processes on a node; scripts may be in
+    between."""
     pid = os.getppid()
     while pid > 1 and (stat := pathlib.Path(f"/proc/{pid}/stat")).exists():
         if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("hydra"):

@@ -93,12 +93,12 @@ class _TriedStep(NamedTuple):
 
 
 _NAME = "LevenbergMarquardt"
-# How often a step tries; the damping grows 2, 4, 8, ... times from one try to the next.
+# The most tries of a step; the damping grows by the factors 2, 4, 8, ... from one try to the next.
 _TRIES = 8
-# How many numbers of a Jacobian a device has at a time.
+# The most numbers of a Jacobian that a device holds at a time.
 _ENTRIES = 2**22
-# How many matrices [parameter, parameter] a step has at a time: sums, J^T J as it is and scaled,
-# with damping, and its factor.
+# The number of matrices [parameter, parameter] that a step holds at a time: partial sums, J^T J,
+# the same scaled, with damping, and factorised.
 _MATRICES = 5
 
 
@@ -137,15 +137,16 @@ class LeastSquaresStep(UpdateStep):
         def attempt(tried):
             damping = tried.damping
             damped = matrix + damping * jnp.eye(len(scale), dtype=matrix.dtype)
-            # (To make symmetric what is would take longer than to factorise it.)
+            # (The matrix is symmetric; to symmetrise it would take longer than to factorise it.)
             factor = jax.lax.linalg.cholesky(damped, symmetrize_input=False)
             change = -jax.scipy.linalg.cho_solve((factor, True), gradient)
             trial = flat + (change / scale).astype(flat.dtype)
             foretold = change @ (damping * change - gradient)
             gain = (loss - self._loss(unravel(trial), batch, key)) / foretold
-            accepted = gain > 0  # (NaN is not)
+            accepted = gain > 0  # (false for NaN)
             less = damping * jnp.maximum(1 / 3, 1 - (2 * gain - 1) ** 3)
-            # What is less than eps is lost in rounding, and with more than 1 / eps nothing changes.
+            # A damping below eps is lost in rounding, and above 1 / eps the parameters don't
+            # change.
             return _TriedStep(
                 jnp.where(accepted, trial, flat),
                 jnp.clip(jnp.where(accepted, less, tried.growth * damping), eps, 1 / eps),
@@ -259,8 +260,8 @@ def _linearised(residuals: Callable, params: Any, forward: bool) -> tuple[Any, A
 
 
 def _is_tall(residuals: int, params: Any) -> bool:
-    """Whether forward mode takes less time: a column takes it about half as long as a row takes
-    reverse mode."""
+    """Whether forward mode takes less time than reverse mode: a column of `J` in forward mode takes
+    about half as long as a row in reverse mode."""
     return _count(params) <= 2 * residuals
 
 

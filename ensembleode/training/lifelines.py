@@ -1,14 +1,15 @@
-"""The connections by which processes that train together learn of one another's end.
+"""Connections between processes that train together, by which each learns when another one ends.
 
-JAX's own service for this ends a process from C++ (SIGABRT) as soon as another is gone. So its
-client gets no chance to notice: it connects to a port of its own process, where the bytes are
-passed on, and which stays open whatever happens.
+JAX's own service for this ends a process from C++ (SIGABRT) as soon as another is gone. To prevent
+that, JAX's client connects to a port of its own process, which passes the bytes on, and stays open
+whatever happens.
 
-Process 0 has one *door* for connections of two kinds. Each process has a lifeline there for as long
-as it lives, which the operating system closes however the process ends; and what JAX's clients send
-is passed on to JAX's service. A lifeline has lines of JSON: each process says about itself what the
-others need, and all get that of all once they are complete; after that, `{word: process}` says that
-a process is ready to end (`bye`), has ended and isn't needed (`left`), or was lost (`lost`).
+Process 0 has one *door*, a port for connections of two kinds. Connections of JAX's clients are
+passed on to JAX's service. The others are lifelines: each process has one for as long as it lives,
+and the operating system closes it however the process ends. Messages on a lifeline are lines of
+JSON. First each process sends what the others need to know about it, and all get the whole list
+when it is complete. After that, `{word: process}` says that a process is ready to end (`bye`), has
+ended and isn't needed (`left`), or was lost (`lost`).
 """
 
 import asyncio
@@ -22,12 +23,12 @@ from typing import Any
 
 
 _LIFELINE, _SERVICE = b"ensembleode lifeline\n", b"ensembleode service\n"
-_LIMIT = 2**26  # bytes of a line
+_LIMIT = 2**26  # the most bytes of a line
 
 
 class Door:
-    """The door of process 0, for the lifelines of so many `processes`. JAX's `service` listens on
-    this port of this computer; `patience`: see `Lifeline`."""
+    """The door of process 0, for the lifelines of all `processes`, a number. JAX's service listens
+    on the port `service` of this computer; `patience`: see `Lifeline`."""
 
     def __init__(self, processes: int, service: int, patience: float):
         self._processes, self._service, self._patience = processes, service, patience
@@ -46,7 +47,7 @@ class Door:
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         kind = await _line(reader)
         if kind == _SERVICE:
-            # (JAX opens it when all have come.)
+            # (JAX opens it when all processes have joined.)
             there, to = await _connected("127.0.0.1", self._service, time.monotonic() + 60)
             await asyncio.gather(_passed_on(reader, to), _passed_on(there, writer))
         elif kind == _LIFELINE and (about := await _line(reader)):
@@ -81,8 +82,8 @@ class Lifeline:
     """The lifeline of this process, and the port at which its client of JAX connects.
 
     **Arguments:** `hear`: called with each word and the number of the process that it is about;
-    `patience`: the number of seconds for which another computer may not answer. (What is closed by
-    its system, as where a process is killed, is heard of at once.)
+    `patience`: the number of seconds for which another computer may not answer. (If a process is
+    killed, its operating system closes the connection, which is noticed at once.)
     """
 
     def __init__(self, hear: Callable[[str, int], None], patience: float):
@@ -106,23 +107,26 @@ class Lifeline:
         return service
 
     def join(self, host: str, port: int, about: dict, within: float) -> list[dict]:
-        """What all processes say about themselves, in their order, once they are complete.
+        """Send `about` this process to the others. Returns what all processes sent, in their order,
+        when it is complete.
 
-        **Raises:** `TimeoutError` where they aren't in time; `ConnectionError` where one is lost,
-        or where there is one already with this number; `OSError` where process 0 can't be reached.
+        **Raises:** `TimeoutError` where some haven't joined in time; `ConnectionError` where one is
+        lost, or where another one has this number already; `OSError` where process 0 can't be
+        reached.
         """
         return self._wait(self._join(host, port, about, time.monotonic() + within))
 
     def relay(self, host: str, port: int) -> int:
-        """The port on this computer whose connections go to JAX's service through the door."""
+        """Open a port on this computer whose connections go to JAX's service through the door;
+        returns it."""
         return self._wait(self._relay(host, port))
 
     def say(self, word: str) -> None:
-        """Tell the others; a process that says `left` or `done` may end then."""
+        """Send a word to the others. After `left` or `done`, a process may end."""
         self._wait(self._say(word))
 
     def close(self) -> None:
-        """Close all that is open, as the end of the process does."""
+        """Close all connections, as the end of the process does."""
         if self._loop.is_closed():
             return
         self._wait(self._close())
@@ -170,7 +174,7 @@ class Lifeline:
         return server.sockets[0].getsockname()[1]
 
     async def _say(self, word: str) -> None:
-        with contextlib.suppress(OSError):  # process 0 is lost, which is heard of
+        with contextlib.suppress(OSError):  # process 0 is lost, which its lifeline tells
             self._writer.write(_encoded(word))
             await self._writer.drain()
 
@@ -211,7 +215,7 @@ async def _passed_on(
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
-    """The next line; empty where the other end is closed, in whatever way."""
+    """The next line; empty where the other end was closed, in whatever way."""
     try:
         return await reader.readline()
     except OSError:
@@ -223,7 +227,8 @@ def _encoded(message: Any) -> bytes:
 
 
 def _kept_alive(writer: asyncio.StreamWriter, patience: float) -> None:
-    """Let the system ask the other computer for signs of life, and close where there are none."""
+    """Let the system probe the other computer (TCP keep-alive), and close the connection without an
+    answer."""
     of = writer.get_extra_info("socket")
     of.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every = max(1, round(patience / 4))

@@ -1,4 +1,4 @@
-"""Checks of the arrays of measured data that are fitted to."""
+"""Checks of arrays of measured data."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The number of items that a device can compute with at a time."""
+"""The size of microbatches: the number of items that a device can compute with at a time."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from ..ground.logs import logger
 from .step import TrainingState, UpdateStep
 
 
-# The part of the free memory that a step may take.
+# The fraction of the free memory that a step may take.
 SHARE = 0.8
 
 

@@ -45,7 +45,7 @@ class Placement:
         return -(-n // self.size) * self.size
 
     def here(self, n: int) -> slice:
-        """Which of `n` rows belong to this process."""
+        """The slice of `n` rows that belongs to this process."""
         if self.mesh is None:
             return slice(0, n)
         each = n // jax.process_count()
@@ -82,7 +82,8 @@ class Placement:
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
 
     def home(self, tree: Any) -> Any:
-        """Arrays that were everywhere, placed so that they can be used with arrays elsewhere."""
+        """Arrays that every device had, placed so that they can be used with arrays on other
+        devices."""
         return (
             tree if self.mesh is None else jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
         )
@@ -115,8 +116,8 @@ def _all_reduced(tree: Any) -> Any:
 
 
 def on_their_devices(fn: Callable[P, T]) -> Callable[P, T]:
-    """`fn` with the keywords `devices` and `ensemblealg`. Where these are on the CPU although JAX
-    computes on an accelerator, JAX computes on the CPU meanwhile."""
+    """A decorator of `fn`, which has the keywords `devices` and `ensemblealg`. If these name CPU
+    devices although JAX computes on an accelerator, JAX computes on the CPU during the call."""
 
     @functools.wraps(fn)
     def computing(*args: P.args, **options: P.kwargs) -> T:
@@ -144,7 +145,7 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
     named = isinstance(devices, list | tuple)
     if jax.process_count() == 1 and len(chosen) == 1 and not named:
         return Placement()
-    # Equally many devices of each process, in the same places.
+    # The same number of devices of each process, at the same places.
     client = chosen[0].client
     there = client.local_devices()
     places = [there.index(d) for d in chosen]

@@ -103,7 +103,7 @@ def _incomplete(coordinator: Any, processes: Any, process: Any) -> ValueError:
 
 
 class _LaunchedProcesses:
-    """This process among those that it was launched with."""
+    """This process, one of several that were launched together."""
 
     def __init__(self, launch: launches.Launch, patience: int):
         self._launch, self._patience, self._pid = launch, patience, os.getpid()
@@ -128,7 +128,8 @@ class _LaunchedProcesses:
         self._initialize(here)
 
     def _join(self) -> list[dict]:
-        """What the processes on this computer say about themselves, in their order."""
+        """Join the others. Returns what the processes on this computer say about themselves, in
+        their order."""
         launch, line = self._launch, self._line
         about = {
             "process": launch.process,
@@ -171,7 +172,7 @@ class _LaunchedProcesses:
         alike = [x["process"] for x in here if x["cores"] == here[place]["cores"]]
         cpu_devices.share(alike.index(launch.process), len(alike))
         port = self._service or self._line.relay(launch.host, launch.port)
-        # As JAX does under the launchers that it knows: each has one GPU.
+        # As JAX does under the launchers that it knows: each process has one GPU.
         by_launcher = launch.by != "JAX" and len(here) > 1
         local = [place] if by_launcher and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
         _bypass_proxies()
@@ -199,7 +200,7 @@ class _LaunchedProcesses:
     #
 
     def _hear(self, word: str, process: int) -> None:
-        """Called by the lifeline, in its thread."""
+        """Note a message about another process. The lifeline calls this in its own thread."""
         with self._change:
             if word in self._heard:
                 self._heard[word].add(process)
@@ -209,7 +210,7 @@ class _LaunchedProcesses:
                 self._after(0.0 if self._is_over() else _GRACE, self._end_unless_told)
             stuck = self._needs_others
             if word in ("bye", "left") and process != self._launch.process and stuck is not None:
-                # By then all others would have computed what this one waits for.
+                # By then, all others would have finished the computation that this one waits for.
                 wait = _GRACE if word == "left" else self._patience
                 self._after(wait, self._end_if_stuck, process, stuck)
             self._change.notify_all()
@@ -246,10 +247,11 @@ class _LaunchedProcesses:
         """The exception to raise where another process is gone, without which this one can't
         compute; None where all are there.
 
-        **Arguments:** `error`: one of a computation that needs all.
+        **Arguments:** `error`: the error of a computation that needs all processes, if there was
+        one.
         """
         with self._change:
-            if error is not None:  # which may come before the word
+            if error is not None:  # which may come before the word `lost`
                 self._change.wait_for(lambda: self._loss or self._gone(), _GRACE)
             if self._loss is None and (gone := self._gone()):
                 self._loss = f"process {min(gone)} has ended"
@@ -278,7 +280,7 @@ class _LaunchedProcesses:
 
     @contextlib.contextmanager
     def advised(self, advice: str) -> Iterator[None]:
-        """Within this block, say what to do where a process is lost."""
+        """Within this block, the message about a lost process has this `advice`."""
         before, self._advice = self._advice, advice
         try:
             yield
@@ -293,8 +295,8 @@ class _LaunchedProcesses:
     #
 
     def _end(self) -> None:
-        """When Python ends: together with the others, or by the status for a loss. JAX would wait
-        for them, and end this process from C++ where one is gone."""
+        """Called when Python ends: end together with the others, or with the status for a loss. JAX
+        would wait for the others, and end this process from C++ where one is gone."""
         if os.getpid() != self._pid:
             return  # (a fork)
         if self._loss is not None:
@@ -326,7 +328,7 @@ class _LaunchedProcesses:
         os._exit(code)
 
     def _say(self, word: str) -> None:
-        """Say it, and wait until the others are told."""
+        """Send a word to the others, and wait until process 0 has passed it on."""
         self._line.say(word)
         with self._change:
             self._change.wait_for(
@@ -334,7 +336,7 @@ class _LaunchedProcesses:
             )
 
     def _own_code(self) -> int | None:
-        """The exit status of this process where an exception has ended it, as far as that can be
+        """The exit status of this process if an exception has ended it, as far as that can be
         known."""
         last = getattr(sys, "last_value", None)  # which Python has printed
         if last is not None:
@@ -345,7 +347,7 @@ class _LaunchedProcesses:
         return code if isinstance(code, int) else 1
 
     def _end_lost(self) -> None:
-        """End this process, whatever its main thread does; but no file that is half written."""
+        """End this process, whatever its main thread does, except while it writes a file."""
         with _once:
             writing.acquire(timeout=self._patience)
             self._line.say("left")
@@ -387,7 +389,7 @@ _together: _LaunchedProcesses | None = None
 
 
 def _flush() -> None:
-    """Write out what Python still holds."""
+    """Flush Python's output streams."""
 
     def flush():
         for stream in (sys.stdout, sys.stderr):
@@ -398,7 +400,7 @@ def _flush() -> None:
     if threading.current_thread() is threading.main_thread():
         flush()
         return
-    # The main thread may be in the middle of writing, for ever.
+    # (The main thread may be blocked for ever while it writes.)
     thread = threading.Thread(target=flush, daemon=True)
     try:
         thread.start()
@@ -414,7 +416,7 @@ def is_first() -> bool:
 
 
 def from_first(value: bytes) -> bytes:
-    """The value that the first process passes."""
+    """The `value` of the first process, in all processes."""
     if jax.process_count() == 1:
         return value
     from jax.experimental import multihost_utils

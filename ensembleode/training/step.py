@@ -43,7 +43,7 @@ class UpdateStep:
     optimizer: Any
     placement: Placement
     has_data: bool
-    repeats: bool  # whether all steps have the same loss, so that what a line search found holds
+    repeats: bool  # whether all steps have the same loss, so that a line search's values stay valid
     microbatch: int | None = None  # how many rows a device computes with at a time; None for all
     dtype: Any = None  # that of the loss
 
@@ -76,7 +76,7 @@ class UpdateStep:
     def _compiled_for(self, state: TrainingState, both: Callable) -> tuple[Any, Any]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
         value, gradient = (x[0][1] if len(x) == 1 else None for x in found)
-        if not self.repeats or value is None or gradient is None:  # (which need not be kept)
+        if not self.repeats or value is None or gradient is None:  # (which needn't be there)
             return both(state.params)
         known = value.astype(self.dtype), gradient
         return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
@@ -101,8 +101,8 @@ class UpdateStep:
         return self.loss(eqx.combine(params, self.static))
 
     def mean(self, part: Callable, zeros: Any, params: Any, batch: PaddedBatch, key: Any) -> Any:
-        """The mean over the items, of which `part(params, rows, place, count, key)` gives the sums
-        over those among some rows, like `zeros`."""
+        """The mean over the items. `part(params, rows, place, count, key)` returns the sums over
+        the items among some rows, in the structure of `zeros`."""
 
         def sums(shared, split):
             params, count, key = shared
@@ -128,13 +128,13 @@ class UpdateStep:
         return losses
 
     def returned(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
-        """What the loss function returns for these rows."""
+        """The return value of the loss function for these rows."""
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
         return self.loss(eqx.combine(params, self.static), rows, keys)
 
 
 def _in_parts(part: Callable, zeros: Any, split: tuple[Any, Any], size: int | None) -> Any:
-    """The sum of `part` over parts of rows and their places, of `size` rows each."""
+    """The sum of `part` over pieces of the rows and their places, of `size` rows each."""
 
     def add(total, inputs):
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, part(inputs)), None
@@ -145,7 +145,7 @@ def _in_parts(part: Callable, zeros: Any, split: tuple[Any, Any], size: int | No
         return add(zeros, split)[0]
     missing = -n % size
     rows = jax.tree.map(lambda x: _extended(x, missing), rows)
-    # Rows that only fill a place are placed after the last item.
+    # (Padding rows get places after the last item.)
     place = jnp.concatenate([place, jnp.full(missing, jnp.iinfo(place.dtype).max)])
     split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, place))
     return jax.lax.scan(add, zeros, split)[0]
@@ -214,11 +214,12 @@ def _extended(x: Any, missing: int) -> Any:
 
 
 def _with_gradient(both: Callable) -> Callable:
-    """The value as a function that line searches can differentiate."""
+    """The value as a function that line searches can differentiate, from `both`, which returns the
+    value and the gradient."""
 
     def forwards(params):
         value, gradient = both(params)
-        # Of the dtype of Python's numbers: a search may transpose its derivative with 1.0.
+        # (In the dtype of Python's numbers: a line search may transpose its derivative with 1.0.)
         return value.astype(jnp.result_type(float)), gradient
 
     @jax.custom_vjp
