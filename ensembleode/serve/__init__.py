@@ -4,13 +4,13 @@
 - `solving.py`: a problem as compiled functions of padded arrays.
 - `batcher.py`: from requests to batches and back; `lines.py`: the items that wait, and the next
     batch.
-- `wire.py`: from bodies to numbers and back; `queries.py`: requests within their limits, and their
-    answers; `calls.py`: the calls of the API.
+- `wire.py`: from the bodies of requests to arrays and back; `queries.py`: requests, checked against
+    limits, and their answers; `calls.py`: requests and answers of HTTP.
 - `service.py`: the state that the endpoints share; `app.py`: the endpoints; `process.py`,
     `protocol.py`: the process, and HTTP.
 - `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: their specification;
     `through_batcher.py`: how they are solved.
-- `metrics.py`, `tokens.py`: what is counted, and who is let in.
+- `metrics.py`: metrics for Prometheus; `tokens.py`: who may send requests.
 - `client/`: the clients, the handles of jobs, and solves inside of JAX's transformations;
     `exchange.py`: requests and answers, for both sides.
 - `page/`: the page at `/`.

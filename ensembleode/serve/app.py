@@ -150,7 +150,8 @@ def create_app(
 
 
 class App(FastAPI):
-    """An app with endpoints that take a `Call`; these need neither FastAPI nor an ASGI server."""
+    """An app, some of whose endpoints take a `Call`, so that they need neither FastAPI nor an ASGI
+    server."""
 
     def __init__(self, service: Service, cors: Sequence[str], **options: Any):
         super().__init__(**options)
@@ -182,7 +183,7 @@ class App(FastAPI):
 
 def _route_class(service: Service, cors: Sequence[str]) -> type[APIRoute]:
     class Route(APIRoute):
-        """A route whose answers go through the service."""
+        """A route whose answers the service sends."""
 
         def get_route_handler(self) -> Callable:
             handle = super().get_route_handler()

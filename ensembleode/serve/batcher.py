@@ -52,7 +52,7 @@ class BatchFailed(Exception):
 
 @dataclasses.dataclass(eq=False)
 class BatchHungError(Exception):
-    """A batch of the problem doesn't return: that of the item (`mine`), or another."""
+    """A batch of the problem doesn't return: the item's own (`mine`) or another one."""
 
     problem: Any
     mine: bool
@@ -68,7 +68,7 @@ class Slice(NamedTuple):
 
 class ItemResult(NamedTuple):
     """The results of an item, part by part in order; the seconds that it waited for its first
-    batch, and the seconds that its batches took."""
+    batch; and the seconds that its batches took."""
 
     results: list[Any]
     wait: float
@@ -103,9 +103,10 @@ class Batcher:
     - `most(line)`: the largest size of a batch of that line; by default `max_batch`.
     - `max_wait`: for how many seconds the first item of a batch waits for others at the most.
     - `queue`: how many trajectories may wait.
-    - `share`: how many trajectories of an item are certain to be in a batch.
+    - `share`: how many trajectories of each item go into a batch before its remaining places are
+        filled.
     - `coalesce`: whether items share batches.
-    - `limit`: the seconds after which a run is given up, and others refused until it returns.
+    - `limit`: the seconds after which a run is given up; its problem is refused until it returns.
     - `observe(line, count, items, seconds)`: called for each batch.
     """
 

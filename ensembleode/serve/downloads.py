@@ -1,4 +1,5 @@
-"""The results of an ensemble in a store as a stream of pieces, of which few are in memory."""
+"""Downloads: the results in a store as a stream of pieces, only few of which are in memory at a
+time."""
 
 import io
 import struct
@@ -43,7 +44,8 @@ class ArrayRows:
 
 
 def in_msgpack(content: Mapping[str, Any]) -> Iterator[bytes]:
-    """The same bytes as `wire.encoded` makes of arrays."""
+    """The contents in MessagePack: the same bytes that `wire.encoded` makes from arrays in
+    memory."""
     packer = msgpack.Packer()
     yield packer.pack_map_header(len(content))
     for name, x in content.items():

@@ -1,5 +1,5 @@
-"""The specification of an ensemble of a job: from the body of a request to the kept specification,
-and from that to a `prob_func`."""
+"""The specification of a job's ensemble: made from the body of a request, kept on disk, and turned
+into a `prob_func`."""
 
 import hashlib
 import json

@@ -1,6 +1,6 @@
 """The exchange between clients and a service: requests, answers, errors, and when to try again.
 
-Nothing here waits or opens connections, so both the blocking and the asynchronous client use it.
+Nothing here waits or opens connections, so it serves the blocking and the asynchronous client.
 Bodies are MessagePack, in which an array is a dtype, a shape and its bytes.
 """
 
@@ -116,8 +116,8 @@ def _unpacked(x: dict) -> Any:
 
 class Gradients(NamedTuple):
     """The gradients of a remote solve: `u0` in the shape of the request's, `p` as the vector of its
-    numbers (summed over the trajectories that share them), and the return codes. (A solver's have
-    all an axis of trajectories.)"""
+    numbers (summed over the trajectories that share them), and the return codes. (From a
+    `BatchSolver`, all of them have an axis of trajectories.)"""
 
     u0: Any
     p: Any

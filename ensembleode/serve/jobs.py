@@ -227,7 +227,8 @@ class Jobs:
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
-        """A request waits a little for the folder, which another process may have (503)."""
+        """A context that waits a little for the folder, which another process may have; after that,
+        the request is refused (503)."""
         self._tried.wait(_PATIENCE)
         with self._lock:
             if not self._opened.is_set():
@@ -351,7 +352,7 @@ class Jobs:
         self._tried.set()
 
     def _take_turn(self, id: str) -> None:
-        """Run a job; however it ends, later jobs have their turns."""
+        """Run a job; however it ends, later jobs run after it."""
         try:
             self._run(id)
         except BaseException as e:

@@ -1,9 +1,10 @@
 """The items that wait to be run, and which of them make up the next batch.
 
-Items of one line can be run together. A batch is due when a line has enough items for a full batch,
-when its first item has waited long enough, or when no new item has come for a while. The lines of a
-problem take turns, and so do problems. Within a batch every item has a share, and only the rest
-goes to items that want more. So a large item is split, and other items don't have to wait for it.
+A line has the items that can be run together. A batch is due when a line has enough items for a
+full batch, when its first item has waited long enough, or when no new item has come for a while.
+The lines of a problem take turns, and so do problems. Every item of a batch gets up to a fixed
+share; the rest goes to items with more trajectories. So a large item is split, and other items
+don't have to wait for it.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ class _Exchange(Call):
         return self
 
     def set(self) -> None:
-        """Called when the connection is lost."""
+        """Note that the connection is lost; uvicorn calls this."""
         if self.disconnected:
             self.leave()
 

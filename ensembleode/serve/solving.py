@@ -1,4 +1,4 @@
-"""A problem as compiled functions of padded arrays.
+"""Solvers of registered problems: compiled functions of padded arrays.
 
 The program for a request depends on the kind of request: solve or vjp, own or registered
 parameters, few saved times or many. Requests with the same program share a batch, whatever their

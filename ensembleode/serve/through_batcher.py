@@ -75,8 +75,8 @@ class RunningJob:
 
 
 class ThroughBatcher(EnsembleAlgorithm):
-    """Trajectories solved by a service, beside its requests, with the same programs and the same
-    bits."""
+    """An ensemble algorithm by which a service solves trajectories beside its requests, with the
+    same programs and the same bits."""
 
     current: RunningJob = eqx.field(static=True)
 

@@ -10,12 +10,12 @@ VARIABLE = "ENSEMBLEODE_TOKENS"
 
 
 class TokensError(ValueError):
-    """There are no tokens where there should be some."""
+    """There are no tokens where some were expected."""
 
 
 class Tokens:
-    """The tokens that are let in. They are compared as digests, and all of them every time, so that
-    the time this takes reveals nothing."""
+    """The valid tokens. A token is compared with all of them, as digests, so that the time that
+    this takes reveals nothing."""
 
     def __init__(self, tokens: Iterable[str]):
         self._digests = [_digest(x) for x in tokens]

@@ -1,5 +1,5 @@
-"""From bodies to numbers and back: JSON and MessagePack. Wrong bodies are refused with the path of
-the field at fault.
+"""From the bodies of requests and answers (JSON or MessagePack) to arrays and back. Malformed
+bodies are refused, with the path of the field at fault.
 
 In MessagePack, an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
 """

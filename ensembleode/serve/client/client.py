@@ -1,4 +1,4 @@
-"""The clients of a service, which solve on it."""
+"""The clients of a service: they send it requests to solve."""
 
 import asyncio
 import time

@@ -1,8 +1,8 @@
 """Solves on a service from within JAX: under `jit`, `vmap` and `grad`.
 
 The request is a primitive that calls the host. Under `vmap`, it is one request for more
-trajectories; its gradient is a request of its own. Arguments that are not traced when the program
-is made go into the request as they are, in the precision in which they were given.
+trajectories; its gradient is a request of its own. Arguments that are known when the program is
+traced go into the request as they are, in their own precision.
 """
 
 import dataclasses
@@ -52,7 +52,8 @@ class RequestField:
     times: int = 1  # how often the numbers in `fixed` are repeated, for the same trajectories again
 
     def numbers(self, operands: Any) -> np.ndarray:
-        """The numbers for the request: the next of the operands, unless they are fixed."""
+        """The numbers of this field for the request: the next one of the operands, unless they are
+        fixed."""
         if self.fixed is None:
             return next(operands)
         array = self.fixed.value
@@ -61,7 +62,7 @@ class RequestField:
 
 @dataclasses.dataclass(frozen=True)
 class RemoteCall:
-    """A request, to be made when its operands are known."""
+    """The static part of a request, which is made when its operands are known."""
 
     service: Any  # the object that makes requests; compared by identity
     problem: str
