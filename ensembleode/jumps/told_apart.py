@@ -1,5 +1,5 @@
-"""Separates the jumps of a field at one known time that come from several comparisons, such as `t <
-p.off` and `t > p.on`: each jump moves with its own time.
+"""Separates the jumps of a field at one known time that come from several comparisons, such as
+`t < p.off` and `t > p.on`: each jump moves with its own time.
 
 The values of the field before and after all of these jumps don't say how much of the change is due
 to which time. So the comparisons are taken in the order in which the field makes them. Each keeps

@@ -1,5 +1,5 @@
 """Checks of what the functions of a problem read: that no index is past the end of an array, and
-that new parameters are read at all."""
+that parameters that `prob_func` adds are read at all."""
 
 import difflib
 import functools

@@ -151,8 +151,8 @@ def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
 
 @functools.lru_cache(maxsize=256)
 def with_integrand(field: Program, integrand: Program, extension: Extension) -> Program:
-    """The field of the user's state followed by the integrals of `integrand`: a program `(consts,
-    u, p, t)` of vectors. The integrand's constants follow those of the field."""
+    """The field of the user's state followed by the integrals of `integrand`: a program
+    `(consts, u, p, t)` of vectors. The integrand's constants follow those of the field."""
     more = structs_of(integrand.jaxpr.constvars)
 
     def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:

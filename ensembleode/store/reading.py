@@ -22,8 +22,8 @@ FORMAT = 4
 # A store of format 2 has neither events nor initial states and parameters. Before format 4, the
 # attributes and the arrays that all trajectories share have no checksums.
 _READ = (2, 3, FORMAT)
-# The array whose attributes are the store's: xarray replaces those of the group when it adds a
-# variable.
+# The file with the store's attributes, of an array: xarray replaces those of the group when it adds
+# a variable.
 ATTRIBUTES = "digest/zarr.json"
 _NAME = "ensembleode"
 

@@ -110,7 +110,8 @@ class Batches:
             some = False
             source = self._source if self._begun is None else itertools.chain(*self._begun)
             self._begun = None
-            # (A batch is copied before the next one is asked for, which may reuse its memory.)
+            # (A batch is on its devices before the next one is asked for, which may reuse its
+            # memory.)
             for piece, last in _with_last(map(self._piece, source)):
                 some = True
                 if start > 0:

@@ -173,7 +173,7 @@ class _Forwarding:
 
 
 def _is_moved(expr: ir.Expr) -> bool:
-    """Whether this only loads a number, or negates a loaded one."""
+    """Whether this is a loaded number or a constant, possibly negated."""
     match expr:
         case ir.Op("neg", (x,)):
             return _is_moved(x)

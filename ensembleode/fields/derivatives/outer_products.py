@@ -37,8 +37,8 @@ class MatrixPlaces(NamedTuple):
 
 class OuterProductTerm(NamedTuple):
     """A summand of the cotangents: `to[i, j] += sum_c left[i, c] * right[c, j]`, where `rows`,
-    `columns` and `inner` are the numbers of `i`, `j` and `c`. Without `right` it is `to[i, 0] +=
-    left[i, 0]`.
+    `columns` and `inner` are the numbers of `i`, `j` and `c`. Without `right` it is
+    `to[i, 0] += left[i, 0]`.
 
     - `to`: places among all the parameters that were taken out, one after the other.
     - `left`, `right`: places among the numbers that the program returns instead.

@@ -64,8 +64,8 @@ class _DependentArray:
 
 def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
     """The places where the Jacobian of a program with respect to its state may be nonzero, for any
-    constants of the program or for these `consts`: `[component of the result, component of the
-    state]`, booleans."""
+    constants of the program or for these `consts`:
+    `[component of the result, component of the state]`, booleans."""
     jaxpr = program.jaxpr
     avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
     values = [_DependentArray(_nothing(a.shape)) for a in avals]
