@@ -32,7 +32,8 @@ _STEPS = 4096  # the largest number of steps of each
 _POINTS = 32  # the points in the second half of the steps at which the Jacobian is computed
 _LARGEST = 64  # the largest state of which all eigenvalues are computed
 _ITERATIONS = 40  # the number of iterations of the power method, for larger states
-# The part of the real stability boundary; steps that accuracy bounds stay well below it.
+# The fraction of the real stability boundary above which stability bounds the steps; where accuracy
+# bounds them, they stay well below.
 _AT_THE_EDGE = 0.5
 _STABILITY_STEPS = 50  # the number of steps after which growth shows
 

@@ -48,7 +48,8 @@ def _looked_at(n: int) -> np.ndarray:
 
 
 def _past_end(program: Program, consts: Sequence, *of_index: Any) -> PastEnd | None:
-    """**Arguments:** `of_index`: the number of trajectories, and of inputs before the index."""
+    """**Arguments:** `of_index`: for a function of an index, the number of trajectories, and how
+    many inputs come before the index."""
     if any(is_integral(jnp.result_type(x)) for x in consts):
         return _found_past_end(program, consts, *of_index)
     return _known_without_integers(program, *of_index)

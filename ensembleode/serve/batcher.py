@@ -76,15 +76,15 @@ class ItemResult(NamedTuple):
 
 
 class _Runner:
-    """A thread that calls a function with each of the arguments that it is given, until one is
-    None. It is a daemon, as a call that never returns must not keep the process from ending. If
-    such a call returns after all, the thread goes on."""
+    """A thread that calls a function with each of the arguments that are put into the queue
+    `given`, until one is None. It is a daemon, so that a call that never returns doesn't keep the
+    process from ending. If a call that was given up returns after all, the thread goes on."""
 
     def __init__(self, call: Callable[..., Any], name: str):
         self.began = math.inf  # when the present call began
-        self.parts: list[Part] = []  # the items of that
+        self.parts: list[Part] = []  # the parts of items in that call
         self.hangs = False  # whether the present call has been given up
-        self.timer: asyncio.TimerHandle | None = None  # for checking whether to give it up
+        self.timer: asyncio.TimerHandle | None = None  # for checking whether the call is over time
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)

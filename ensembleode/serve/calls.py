@@ -1,6 +1,7 @@
-"""A request and its answer, and the answers to errors.
+"""Requests, their answers, and the answers to errors.
 
-A small request is solved in ten microseconds; making Starlette's objects for it takes longer.
+These classes are small, since a small request is solved in ten microseconds, and Starlette's
+objects for it would take longer.
 """
 
 import asyncio
@@ -28,10 +29,10 @@ _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 # The time in seconds for a body to arrive.
 BODY_SECONDS = 60.0
-# The size in bytes up to which a body holds up nothing else.
+# The size in bytes up to which a body is so small that reading it doesn't delay other requests.
 LARGE = 2**16
-# The bytes of all larger bodies, and of those of one token; and of all answers, from when they are
-# asked for until the client has read them.
+# The most bytes of all larger bodies together, and of those of one token; and likewise of answers,
+# from the request until the client has read them.
 BODIES = (2**28, 2**26)
 ANSWERS = (2**28, 2**27)
 
@@ -41,12 +42,12 @@ class Call:
     """A request."""
 
     headers: Mapping[bytes, bytes]  # by name, in lower case
-    receive: Any  # that of ASGI; None where a lost connection is noticed otherwise
-    name: str = ""  # that of the problem, if any
+    receive: Any  # the function of ASGI; None where a lost connection is noticed otherwise
+    name: str = ""  # the name of the problem, if any
     count: int | None = None  # the number of trajectories, once it is known
     future: asyncio.Future | None = None  # what the call waits for
     gone: bool = False  # whether the client has disconnected
-    owner: str | None = None  # that of its token ("" where none are needed), once it is known
+    owner: str | None = None  # the token's owner ("" where none are needed), once it is known
 
     def leave(self) -> None:
         """The client has disconnected."""

@@ -64,7 +64,7 @@ def in_msgpack(content: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def in_npz(arrays: Mapping[str, ArrayRows]) -> Iterator[bytes]:
-    """A file as of `numpy.savez`."""
+    """The contents as a file like that of `numpy.savez`."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w") as file:
         for name, x in arrays.items():

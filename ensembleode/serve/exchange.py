@@ -151,7 +151,7 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
 
 
 def _of_ends(events: Events | None, retcode: np.ndarray) -> dict[str, Any]:
-    """What a solution knows of trajectories that an event ended."""
+    """The states and times of trajectories that an event ended, as a solution keeps them."""
     if events is None:
         return {}
     ended = end_by(events.t, events.u_after, events.count, retcode)
@@ -263,7 +263,7 @@ class RetryPolicy:
 
     @property
     def patience(self) -> float:
-        """The seconds to wait in the next attempt."""
+        """The seconds that the next attempt waits for an answer."""
         return max(0.001, min(self.timeout, self.left + _GRACE))
 
     @property
@@ -276,15 +276,17 @@ class RetryPolicy:
         return self.left <= (0.0 if for_success else -_GRACE)
 
     def after_refusal(self, status: int, kind: str, content: bytes, later: str | None) -> float:
-        """The seconds to wait after this answer; raises it where trying again is no use."""
+        """The seconds to pause after this answer, an error; raises the error where trying again is
+        no use."""
         error = refusal(status, kind, content)
-        taken = status in (502, 504)  # possibly: a gateway that got no answer
+        taken = status in (502, 504)  # the service may have the request: a gateway got no answer
         mine = status == 504 and self.deadline is not None
         again = status in (429, 502, 503, 504) and not mine and (self.repeatable or not taken)
         return self._pause(error, again, _seconds(later))
 
     def after_loss(self, error: ServiceError, *, again: bool) -> float:
-        """The seconds to wait after no answer; raises `error` where trying again is no use."""
+        """The seconds to pause where there was no answer; raises `error` where trying again is no
+        use."""
         if self.left <= 0:
             error.code = "deadline"
         return self._pause(error, again, 0.0)

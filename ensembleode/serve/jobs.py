@@ -394,7 +394,7 @@ class Jobs:
                 return  # the service ends, and the job goes on with the next process
             found = self._in_store_if_readable(job)
             if finished and found.get("done") != job["trajectories"]:
-                found = {"done": job["trajectories"]}  # all of them are there even so
+                found = {"done": job["trajectories"]}  # all trajectories are there even so
             status = "done" if status == "running" else status
             self._change(job, status=status, error=None, **found)
 
@@ -493,7 +493,7 @@ def _described_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(job: dict[str, Any]) -> str:
-    """The place of a job in the order in which they were made, whatever the clock said then."""
+    """The place of a job in the order in which jobs were made, whatever the clock said then."""
     return f"{job['number']:012d} {job['created']} {job['id']}"
 
 
@@ -502,7 +502,7 @@ def _is_of(job: dict[str, Any], owner: str) -> bool:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a folder, at once, so that no half-deleted one is mistaken for a job."""
+    """Rename a folder, in one operation, so that a half-deleted one isn't mistaken for a job."""
     trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH}")
     os.replace(path, trash)
     return trash

@@ -73,14 +73,14 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
         _idle_since = math.inf  # when a request was last answered here
         _keeper: asyncio.TimerHandle | None = None
         _is_whole = False  # whether the last request has arrived completely
-        _unread = 0  # bytes received since they last led to something
+        _unread = 0  # bytes received since the last progress of a request
         _patience: asyncio.TimerHandle | None = None  # set while only the client is waited for
         _refused = False
-        _has_headers = False  # whether those of the last request are complete
-        _owner = ""  # that of the last request
+        _has_headers = False  # whether the headers of the last request are complete
+        _owner = ""  # the owner of the last request's token
         _since = 0.0  # when something was last received
         _unwritten = 0  # the bytes that wait to be written
-        _writer: asyncio.TimerHandle | None = None  # set while they do
+        _writer: asyncio.TimerHandle | None = None  # set while bytes wait
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

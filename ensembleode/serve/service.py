@@ -53,8 +53,8 @@ class Service:
         self.hosts = None if hosts is None else frozenset(x.lower().encode() for x in hosts)
         self.drain_seconds = drain_seconds
         self.status = "warming"
-        self.compiled = (0, 0)  # how many programs are compiled, and how many there are
-        self._compiled_at = time.monotonic()  # the last of them
+        self.compiled = (0, 0)  # the number of compiled programs, and of all
+        self._compiled_at = time.monotonic()  # when the last one was compiled
         self.failure: Exception | None = None
         self.on_ready: Callable[[], Any] = lambda: None
         self.on_failure: Callable[[], Any] = lambda: None
@@ -205,7 +205,7 @@ class Service:
         n = len(numbers.u0)
         entry = self.solvers[program.problem].entry
         size = n * entry.answer_bytes(numbers.times.shape[1], program.pulls)
-        # (The answer is counted until it is written.)
+        # (The bytes of the answer are counted until it is written.)
         if not self.answers.has(call, call.owner or "", size):
             raise QueueFull(1.0)
         self.answers.put(call, call.owner or "", size)
@@ -238,7 +238,8 @@ class Service:
             raise RefusedRequest(503, self.status, f"{message}.", headers={"Retry-After": "1"})
 
     def owner(self, call: Call) -> str | None:
-        """The owner of a call's token, "" if none is needed; None for a call that isn't let in."""
+        """The owner of a call's token, "" if none is needed; None for a call without a valid
+        token."""
         return "" if self.tokens is None else self.tokens.owner(call.header(b"authorization"))
 
     async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:

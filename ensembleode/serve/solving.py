@@ -42,7 +42,7 @@ from .registry import RegistryEntry
 
 logger = logging.getLogger("ensembleode.serve")
 
-# The bytes of an array of a batch: of saved states, or of gradients by parameters.
+# The most bytes of an array of a batch, of saved states or of gradients with respect to parameters.
 _BATCH = 2**26
 # The bytes of the states of the smallest batch, and the trajectories that it has.
 _SMALLEST, _FEWEST, _MOST = 2**14, 8, 128
@@ -115,7 +115,7 @@ class BatchSolver:
         few = max(2, len(entry.default_times))
         limit = entry.limits.saveat
         self.rows = sorted({min(limit, -(-few // _ROWS) * _ROWS), limit})
-        # With workers, there is nothing to be compiled in this process.
+        # (If workers solve, there is nothing to be compiled in this process.)
         remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
         with self._computing():
             engine, calls_host = _described(entry)
@@ -123,8 +123,9 @@ class BatchSolver:
             options = compiler_options(platform())
         self._jit = not remote and engine != "julia"
         if self._jit and calls_host and isinstance(self.ensemblealg, EnsembleThreads):
-            # A batch that never returns keeps threads of XLA's pool, which all problems share; it
-            # must not get all of them. Nothing is lost, as Python runs one call at a time anyway.
+            # A batch that never returns keeps threads of XLA's pool, which all problems share, so
+            # it must not get all of them. This costs nothing, as Python runs one call at a time
+            # anyway.
             self.ensemblealg = EnsembleThreads(1)
         self._is_compiled = engine == "compiled"
         self._programs: dict[tuple, ServedSolve] = {}
@@ -219,7 +220,7 @@ class BatchSolver:
         end = np.copysign(np.inf, t1 - t0) if self._is_compiled else t1
         np.copyto(times, end, where=missing)
         if self._is_compiled and size > n:
-            # Trajectories that fill up the batch take no step.
+            # (Trajectories that fill up the batch take no step.)
             numbers.t1[n:] = numbers.t0[n:]
         with self._computing():
             result = self._run(program, numbers)
@@ -244,8 +245,8 @@ class BatchSolver:
         )
 
     def _with_few_arrays(self, pulls: bool, own: bool, leaves, u0, p, times, cotangent) -> Any:
-        """The same function with few arrays: for each array that goes in or out, the interpreter's
-        lock is released and waited for again."""
+        """The same function with few arrays: each array that goes in or out costs a release of the
+        interpreter's lock, and the wait to get it back."""
         t0, t1, times = times[:, 0], times[:, 1], times[:, 2:]
         if pulls:
             return self._vjp(own, leaves, u0, p, t0, t1, times, cotangent)
@@ -313,13 +314,13 @@ def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
 
 
 def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
-    """Arrays `[n, k, ...]` one after the other, in an array of this shape."""
+    """Arrays `[n, k, ...]`, concatenated along their first axis into an array of this shape."""
     first = column[0]
     if first is None:
         return None
     out = np.full(shape, fill, first.dtype)
     start = 0
-    # Most arrays have as many rows as the one before.
+    # (Mostly, an array has as many rows as the one before.)
     for rows, group in itertools.groupby(column, lambda x: x.shape[1]):
         some = np.concatenate([*group])
         out[start : start + len(some), :rows] = some

@@ -20,7 +20,8 @@ from .exchange import BINARY as BINARY, JSON as JSON, packed
 # The dtypes that arrays of requests may have.
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
-# The most lists and objects of a body; each takes a byte or two there, and seventy when read.
+# The most lists and objects of a body; each takes a byte or two in the body, and seventy when
+# parsed.
 _LISTS = 2**20
 # Further limits of MessagePack, for example on the number of elements of a list.
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
@@ -154,7 +155,8 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:
-    """Numbers that NumPy doesn't convert; raises `RefusedRequest` where they aren't numbers."""
+    """An array of numbers that NumPy doesn't convert as they are; raises `RefusedRequest` for other
+    values."""
 
     def shape_of(x: Any, path: str) -> tuple[int, ...]:
         if isinstance(x, list):

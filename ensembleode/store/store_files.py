@@ -138,7 +138,7 @@ class StoreFiles(WrapperStore):
         )
 
     def is_whole(self, batch: int) -> bool:
-        """Whether the batch is there, and all of its files are what was written."""
+        """Whether the batch was written, and all of its files are intact."""
         record = self._record(batch)
         if record is None or record[0]:
             return False
@@ -230,7 +230,7 @@ class StoreFiles(WrapperStore):
             return 0
 
     def has_shared(self) -> bool:
-        """Whether the files of the arrays that all trajectories share are what was written."""
+        """Whether the files of the arrays that all trajectories share are intact."""
         return all(self._sum_of(file) == x for file, x in self.shared.items())
 
     def put_shared(self, files: dict[str, Any]) -> None:

@@ -252,8 +252,8 @@ class StoreWriter:
         }
 
     def _write_shared(self) -> bool:
-        """Write the arrays that all trajectories share, where they are not what was written.
-        Returns whether the attributes have to be written, too."""
+        """Write the arrays that all trajectories share, unless their files are intact. Returns
+        whether the attributes have to be written, too."""
         with self._explained("read"):
             is_there = self._files.has_shared()
         if not (is_there and self._kept["sums"]):

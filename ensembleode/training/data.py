@@ -24,8 +24,8 @@ class Piece:
     """A batch on its devices."""
 
     batch: PaddedBatch | None
-    count: int  # of its items
-    last: bool  # of a pass
+    count: int  # the number of its items
+    last: bool  # whether it is the last batch of a pass
     items: np.ndarray | None = None  # the indices of its items in arrays
 
 

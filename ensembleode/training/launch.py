@@ -25,8 +25,8 @@ class Launch(NamedTuple):
 
     by: str  # the launcher; "JAX" for the variables of that name, and for arguments
     processes: int
-    process: int  # the number of this one, from 0
-    host: str  # with `port`: where process 0 can be reached
+    process: int  # the number of this process, from 0
+    host: str  # the address of process 0, with `port`
     port: int
 
 

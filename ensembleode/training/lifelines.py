@@ -89,8 +89,8 @@ class Lifeline:
     def __init__(self, hear: Callable[[str, int], None], patience: float):
         self._hear, self._patience = hear, patience
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task] = set()  # (which asyncio refers to only weakly)
-        self._open: list[Any] = []  # what is to be closed
+        self._tasks: set[asyncio.Task] = set()  # kept, as asyncio has only weak references
+        self._open: list[Any] = []  # the connections to be closed at the end
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.name = "ensembleode lifeline"
         self._thread.start()

@@ -20,7 +20,7 @@ from .lifelines import Lifeline
 
 
 LOST = 75  # the exit status (EX_TEMPFAIL of sysexits.h: try again)
-_JOINING = 300.0  # seconds for all to come
+_JOINING = 300.0  # seconds for all processes to join
 _GRACE = 5.0  # seconds in which a loss may show as an error of a computation
 
 
@@ -107,15 +107,15 @@ class _LaunchedProcesses:
 
     def __init__(self, launch: launches.Launch, patience: int):
         self._launch, self._patience, self._pid = launch, patience, os.getpid()
-        self._needs_others: Any = None  # an object for the time of a computation of all
-        self._loss: str | None = None  # what became of another process, in words
-        self._is_told = False  # that is, `ProcessLost` has been raised
-        self._exit: SystemExit | None = None  # that has ended a fit
+        self._needs_others: Any = None  # an object during a computation of all
+        self._loss: str | None = None  # a text on what became of another process
+        self._is_told = False  # whether `ProcessLost` has been raised
+        self._exit: SystemExit | None = None  # the exception that has ended a fit
         self._is_done = False
         self._advice = "start it again"
         self._heard: dict[str, set[int]] = {"bye": set(), "left": set(), "done": set()}
         self._change = threading.Condition()
-        self._due: list[tuple[float, Callable, tuple]] = []  # when what is to be done
+        self._due: list[tuple[float, Callable, tuple]] = []  # times, and calls that are due then
         # (No thread can be started once Python has begun to end.)
         threading.Thread(target=self._do_in_time, name="ensembleode watch", daemon=True).start()
         self._line = Lifeline(self._hear, patience)

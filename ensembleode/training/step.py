@@ -38,14 +38,14 @@ class UpdateStep:
     The loss is NaN where it or its gradient isn't finite, so that there is one number to wait for.
     """
 
-    loss: Callable  # of the parameters alone without data; else of the items of a batch
+    loss: Callable  # a function of the parameters alone without data; else also of a batch
     static: Any  # the part of the parameters that isn't trained
     optimizer: Any
     placement: Placement
     has_data: bool
     repeats: bool  # whether all steps have the same loss, so that a line search's values stay valid
     microbatch: int | None = None  # how many rows a device computes with at a time; None for all
-    dtype: Any = None  # that of the loss
+    dtype: Any = None  # the dtype of the loss
 
     @functools.cached_property
     def compiled(self) -> Any:

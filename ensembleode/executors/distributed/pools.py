@@ -146,7 +146,8 @@ class ExecutorPool(Pool):
         self.resize(workers)
 
     def resize(self, workers: int | None) -> None:
-        """Set how many tasks the executor runs at a time, where it doesn't say so itself."""
+        """Set how many tasks the executor runs at a time: `workers`, or what it says itself, or
+        one."""
         executor = self._executor
         counts = (getattr(executor, name, None) for name in ("num_workers", "_max_workers"))
         self._slots = workers or next((n for n in counts if isinstance(n, int) and n), 1)

@@ -41,9 +41,9 @@ class SplitTranspose(NamedTuple):
 
 
 def split(jaxpr: jex.Jaxpr) -> SplitTranspose | None:
-    """Split the program of a transposed field, whose first argument is the cotangent, and whose
-    results are its own and the value of the field. None if a residual isn't real, or none is kept.
-    """
+    """Split the program of a transposed field. Its first argument is the cotangent; its results are
+    those of the transposed field and the value of the field. None if a residual isn't real, or none
+    is kept."""
     inner: Any = inlined(jaxpr)
     result, value = inner.outvars
     cotangent, *given, time = inner.invars

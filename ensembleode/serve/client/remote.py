@@ -48,7 +48,7 @@ class RequestField:
 
     name: str
     own: bool  # whether each trajectory has its own value
-    fixed: Static | None = None  # its numbers; None where they are an operand
+    fixed: Static | None = None  # its numbers; None if they are an operand
     times: int = 1  # how often the numbers in `fixed` are repeated, for the same trajectories again
 
     def numbers(self, operands: Any) -> np.ndarray:
@@ -69,11 +69,11 @@ class RemoteCall:
     deadline: float | None
     fields: tuple[RequestField, ...]
     n: int | None  # the number of trajectories; None for one without an axis
-    state: tuple[int, ...]  # the shape of the state; with the dtype and rows, of the saved states
+    state: tuple[int, ...]  # the shape of the state
     dtype: np.dtype
     rows: int
     own_times: bool  # whether the saved times have the trajectory axis, too
-    tspan: tuple[float, float]  # the registered one
+    tspan: tuple[float, float]  # the registered time span
     gradient: bool = False  # whether it is for a gradient; its last field is then the cotangent
 
     @property
