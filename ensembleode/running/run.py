@@ -59,7 +59,7 @@ class Run(NamedTuple):
     def solve(self, wanted: np.ndarray) -> Outcome:
         """The outcome of these trajectories.
 
-        **Raises:** `UnfinishedBatch`, with what is done, if it is stopped.
+        **Raises:** `UnfinishedBatch`, with the outcome so far, if the run is stopped.
         """
         try:
             outcome = self._once(wanted, 1, self.size)

@@ -26,7 +26,7 @@ from .wire import RefusedRequest
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
 # The seconds between two pieces of a body that was refused.
 _PAUSE = 0.01
-# The bytes of an answer that a client has to read within so many seconds.
+# The bytes of an answer that a client has to read within this many seconds.
 _READ, _READ_SECONDS = 2**16, 20.0
 
 

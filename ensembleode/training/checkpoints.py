@@ -312,7 +312,7 @@ def _restored(
 
     begin = about["run"].get("optimizer", {}).get("begin", {})
     changed = begin.items() - like.run["optimizer"]["begin"].items()
-    renewed = {f"state.{name}" for name, _ in changed}  # by the user: what is given now holds
+    renewed = {f"state.{name}" for name, _ in changed}  # by the user: its values are taken
 
     def value(name, x):
         if name in renewed:

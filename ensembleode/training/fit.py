@@ -317,7 +317,7 @@ class _Loop:
 
     def __post_init__(self):
         self._placed, self._static = self.step.placement, self.step.static
-        self._some_static = bool(jax.tree.leaves(self._static))  # combining takes time
+        self._some_static = bool(jax.tree.leaves(self._static))  # else combining is skipped
         self._order, key = jax.random.split(self.key)
         self.key = self._placed.everywhere(key)
         self._losses: list[float] = []

@@ -196,7 +196,7 @@ class _LaunchedProcesses:
             ) from e
 
     #
-    # What is heard of others
+    # Messages about other processes
     #
 
     def _hear(self, word: str, process: int) -> None:

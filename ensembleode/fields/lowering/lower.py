@@ -75,8 +75,7 @@ def lower(
     - `inputs`: the layout of the parameters.
     - `largest_returned`: the largest number of components that is returned; a larger result is
         stored.
-    - `apart`: whether a function of at most so many (`most`) operations is taken apart into
-        scalars.
+    - `apart`: whether a function of at most `most` operations is taken apart into scalars.
     - `functions`: whether `plain.FUNCTIONS` are written out, as the target has none.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
