@@ -77,8 +77,8 @@ def as_rows(x: Any, axes: Sequence[int]) -> Any:
 
 
 def folded(body: Any, starts: list, rows: list) -> list:
-    """The rows combined by `body`, one after the other. (JAX 0.12 differentiates its own primitive
-    with a wrong initial value.)"""
+    """The rows combined by `body`, one after the other. (The derivative of JAX's own primitive
+    starts from another initial value, in JAX 0.12.)"""
     known = _known_reduction(body)
     if known is not None:
         whole = getattr(lax, known)(rows[0], (0,))

@@ -31,8 +31,9 @@ class _StoredLeaf:
 
 
 class StoredInputs(NamedTuple):
-    """The initial states and parameters as a store keeps them. - `described`: the structure of `u0`
-    and `p` in JSON, with the names of their variables.
+    """The initial states and parameters of trajectories, as a store keeps them.
+
+    - `described`: the structure of `u0` and `p` in JSON, with the names of their variables.
     - `variables`: those of leaves that differ between trajectories; `places`: their indices.
     - `shared`: the arrays that all trajectories share, by name, each with its dimensions.
     - `given`: computes the values; None where they are not known.

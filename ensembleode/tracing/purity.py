@@ -47,7 +47,8 @@ def random_state() -> tuple:
 
 
 def owned(x: Any) -> Any:
-    """A copy of a NumPy array, which only its owner can change; anything else as it is."""
+    """A copy of a NumPy array, which later changes of the array don't reach; anything else as it
+    is."""
     is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0
     return np.array(x) if is_shared else x
 

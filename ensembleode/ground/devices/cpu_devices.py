@@ -80,9 +80,9 @@ def are_chosen() -> bool:
 
 
 def share(place: int = 0, of: int = 1) -> None:
-    """Divide the cores between the processes that use them: this process has the number `place`,
-    from 0, `of` all of them. Each gets equally many cores, at least one, and JAX has as many
-    devices. Nothing is divided where the user has set the number of devices or threads.
+    """Divide the cores between the processes that use them: `of` is the number of processes, and
+    `place`, from 0, that of this one. Each gets equally many cores, at least one, and JAX has as
+    many devices. Nothing is divided where the user has set the number of devices or threads.
 
     **Raises:** `RuntimeError` where JAX has started already.
     """
