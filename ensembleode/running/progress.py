@@ -17,7 +17,7 @@ def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
     from tqdm.auto import tqdm
 
     if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
-        # (By default, tqdm waits for as many counts as came before.)
+        # (By default, tqdm waits for as many counts as came between earlier lines.)
         options |= {"file": _Lines(sys.stderr), "mininterval": _EACH, "miniters": 1, "ncols": 80}
     return tqdm(total=total, initial=done, unit=unit, **options)
 

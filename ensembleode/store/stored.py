@@ -25,8 +25,7 @@ from .kept_given import known_in
 
 
 class StoreError(EnsembleError):
-    """The store can't be used, or can't be used any longer; `solution` reads what it holds, if
-    anything.
+    """The store can't be used, or can't be used any longer; `solution` reads its contents, if any.
 
     - `differs`: for a store of another ensemble, the names of the differences.
     """

@@ -28,7 +28,7 @@ from .processes import from_first, is_first
 
 
 class CheckpointError(ValueError):
-    """A fit can't be resumed from a checkpoint, which is of another model, or of another kind of
+    """A checkpoint that a fit can't go on from: it is of another model, or of another kind of
     run."""
 
 

@@ -58,7 +58,8 @@ def _empty(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArra
 
 
 rule("convert_element_type")(lambda run, eqn, ins: [cast(ins[0], aval_of(eqn).dtype)])
-# (They may be due to the mesh on which the program was traced; here it runs on one device.)
+# Primitives that change no values. (Some place arrays on the mesh of the trace; here the program
+# runs on one device.)
 _SAME_VALUES = """
     copy copy_p device_put optimization_barrier pvary reshard sharding_constraint stop_gradient
 """
