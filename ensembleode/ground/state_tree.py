@@ -134,9 +134,10 @@ def as_state(u0: Any) -> Any:
 def as_parameters(p: Any, dtype: Any) -> Any:
     """Parameters in which lists of nothing but numbers, at any depth, are arrays.
 
-    Such an array has the dtype of NumPy numbers and arrays without axes in the list. If there are
-    none, it is one of integers for integers, and otherwise has the precision `dtype`, that of the
-    state. Tuples, and lists with booleans or anything else in them, stay what they are.
+    Such an array has the dtype of the NumPy numbers, and arrays without axes, in the list. If there
+    are none, a list of integers becomes an array of integers, and any other has the precision
+    `dtype`, that of the state. Tuples, and lists with booleans or anything else in them, stay what
+    they are.
 
     **Raises:** `TypeError` for NumPy arrays of objects, strings or dates.
     """

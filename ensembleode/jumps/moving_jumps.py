@@ -277,9 +277,10 @@ def _split(
 def with_tangents(
     events: TracedCallbacks, field: Program, wide: Program, moved: Sequence[int]
 ) -> TracedCallbacks:
-    """The events of a state with its tangent: conditions look at the state, and jumps move. `field`
-    is that of the state, and `wide` that of the state with its tangent; its constants and
-    parameters are those of `field`, followed by the tangents of those numbered `moved`."""
+    """The events of a state with its tangent: conditions read the state alone, and the times of
+    jumps move. `field` is the field of the state, and `wide` that of the state with its tangent.
+    The constants and parameters of `wide` are those of `field`, followed by the tangents of those
+    numbered `moved`."""
     level = TangentLevel(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
     condition = functools.partial(_of_state, wide, level)
 

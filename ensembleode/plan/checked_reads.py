@@ -74,8 +74,8 @@ def check_new_parameters(
     p: Any, known: Any, is_number: Callable, programs: Iterable[Program]
 ) -> None:
     """**Raises:** `ValueError` for a number in `p` that is not in the `known` parameters of the
-    problem, and that none of its functions reads. These are programs
-    `(u, (*leaves of p, *others), t)`, of the leaves for which `is_number` is true."""
+    problem, and that none of its functions reads. `programs` are these functions,
+    `(u, (*leaves of p, *others), t)`, with the leaves for which `is_number` is true."""
     if p is known:
         return
     before = [jtu.keystr(path) for path, _ in jtu.tree_leaves_with_path(known)]

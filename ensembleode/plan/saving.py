@@ -88,8 +88,8 @@ def grid(
     spacing: Spacing, t0: Any, t1: Any, dtype: np.dtype, rows: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Evenly spaced times, laid out on the host: `[trajectory, rows]`, and `counts [trajectory]`.
-    The first `counts` of the times are to be saved; the others repeat `t1`. Without the trajectory
-    axis when `t0` and `t1` are numbers. By default there are as many `rows` as the longest span
+    The first `counts` of the times are to be saved; the others repeat `t1`. If `t0` and `t1` are
+    numbers, there is no trajectory axis. By default there are as many `rows` as the longest span
     needs. A span of no length has one time, which is both of its ends."""
     t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
     intervals = np.abs(t1 - t0) / spacing.step

@@ -62,8 +62,8 @@ class NotKnownError(Exception):
 
 
 def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
-    """The fingerprint: values by name, where names that begin with # are those of digests. The
-    `store_key` stands for all that the user's functions and classes compute on the host.
+    """The fingerprint: values by name; values whose names begin with # are digests. The `store_key`
+    stands for all that the user's functions and classes compute on the host.
 
     **Raises:** `NotKnownError` where it can't be known what a part computes.
     """

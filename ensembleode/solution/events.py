@@ -94,10 +94,10 @@ def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
 def with_end(
     rows: End, ended: End | None, length: Any, retcode: Any, *, adds: bool
 ) -> tuple[End, Any]:
-    """The saved `rows` of one trajectory, `[time, ...]`, with its end in the last one, unless it
-    has failed; and how many were reached, with the end. `ended` is where an event ended the
-    trajectory: NaN if none did, None if none may. `length` rows were reached before, and `adds`
-    says whether there is one row more for the end."""
+    """The saved `rows` of one trajectory, `[time, ...]`, with its end in the last row, unless it
+    has failed; and how many rows were reached, counting the end. `ended` is the end by an event:
+    NaN if no event ended the trajectory, None if none may. `length` is the number of rows that were
+    reached without the end, and `adds` says whether a row is added for the end."""
     rows, length = jax.tree.map(jnp.asarray, (rows, length))
     if adds:
         rows = jax.tree.map(lambda x: jnp.concatenate([x, x[-1:]]), rows)

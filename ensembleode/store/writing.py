@@ -56,17 +56,16 @@ class StoreWriter:
         store_key: str | None,
         started: float,
     ):
-        """
-        - `outcome`: the abstract outcome of one trajectory.
+        """- `outcome`: the abstract outcome of one trajectory.
         - `times`: the saved times, where all trajectories share them.
         - `description`: everything else that the numbers depend on.
         - `lost`: the trajectories whose workers died, as they become known. Their batches are
             written, and computed again another time.
-        - `store_key`: stands for what the Python functions compute that are called at run time.
+        - `store_key`: stands for the results of Python functions that are called at run time.
         - `started`: the start of the solve, in seconds of `time.perf_counter`.
 
         **Raises:** `StoreError` for a store of another ensemble, or that can't be written to, and
-        for functions of which it can't be known what they compute; `TypeError` for outputs that
+        for functions that can't be identified by what they compute; `TypeError` for outputs that
         can't be stored.
         """
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost

@@ -70,7 +70,7 @@ _WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
 
 def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
     """The operands of an equation, by index, that are literals from which compiled code gains
-    nothing. That excludes zero and the powers of two: a product with one is no operation, a product
+    nothing. Zero and the powers of two stay literals: a product with one is no operation, a product
     with two is a sum, and a quotient by a power of two is a product."""
     if eqn.primitive.name not in _ARITHMETIC or dtype.kind != "f":
         return {}
