@@ -1,4 +1,4 @@
-"""The numbers at which engines change from one way of computing to another."""
+"""Tuned numbers, at which one way to compute gives place to another: see CONTRIBUTING.md."""
 
 # Up to so many components, the state of a column has a variable for each in the code of a step;
 # beyond, it is an array in memory (benchmarks/columns.py).
