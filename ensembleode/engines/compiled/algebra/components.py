@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -160,6 +160,7 @@ class ArrayPlaces:
         return Array(self.b, self.n, self.dtype, lambda _: number)
 
 
+@runtime_checkable
 class StateForm(Protocol):
     """How many components a state has, of which dtype, and whether they are in memory."""
 
