@@ -4,12 +4,12 @@ solve's own method and tolerances.
 The adjoint ODE is `lambda' = -(df/du)^T lambda`, from the last saved time to `t0`. At each saved
 time lambda jumps by the cotangent of the state there. The cotangent of the parameters is the
 integral of `(df/dp)^T lambda` (Chen et al., "Neural ordinary differential equations", NeurIPS 2018,
-appendix B). The state is that of the dense output of the forward steps.
+appendix B). The state comes from the dense output of the forward steps.
 
-Where a problem is stiff, lambda falls off after each jump within a small part of a forward step, so
-the steps back have step-size control of their own: the adjoint of an ensemble is an ensemble again,
-whose field looks up the forward step that a time is in. It is solved from saved time to saved time.
-Step-size control doesn't look at the integrals.
+Where a problem is stiff, lambda decays after each jump within a small part of a forward step, so
+the backward steps have step-size control of their own: the adjoint of an ensemble is an ensemble
+again, whose field looks up the forward step that contains a time. It is solved from each saved time
+to the one before. Step-size control ignores the integrals.
 """
 
 import dataclasses
@@ -35,14 +35,15 @@ from ..derivatives.flow import at_numbers, Flow, numbers_and_time, RecordedSolve
 from . import solves
 
 
-# Trajectories are done in parts, whose forward steps, `maxiters` of them, have about this much
-# room.
+# The adjoint is solved for a part of the trajectories at a time: so many that `maxiters` forward
+# steps of each take about so many bytes.
 _ROOM = 2**29
 # The least number of trajectories of a part, enough for the lanes of a thread or two.
 _LEAST = 32
-# The size of the adjoint, in parts of the relative tolerance, below which it isn't followed.
+# Changes of the adjoint below this fraction of the relative tolerance aren't resolved.
 _BELOW = 1e-2
-# The largest part of the forward steps that a step back passes over: no jump is passed over unseen.
+# A backward step passes over at most one part in so many of the forward steps, so that it doesn't
+# miss an abrupt change.
 _PARTS = 32
 
 
@@ -83,7 +84,7 @@ def pull_back(
 
 
 def _part(plan: Plan) -> int:
-    """How many trajectories are done at a time."""
+    """How many trajectories are solved backwards at a time."""
     nodes = len(inner_nodes(plan.method.value.method.degree))
     numbers = math.prod(plan.state.shape) * (1 + nodes) + 1
     return max(_LEAST, _ROOM // ((plan.maxiters + 1) * numbers * plan.state.dtype.itemsize))

@@ -1,8 +1,8 @@
 """The compiled engine on NVIDIA GPUs, with a thread for each trajectory: the engine of
 EnsembleGPUKernel.
 
-The code is that of a kernel one lane wide, printed as PTX. What differs is where numbers lie (see
-`layout.NumbersOrder`) and the memory that a thread has for itself.
+The code is that of a CPU's kernel with one lane, compiled to PTX. Only the order of numbers in
+memory (see `layout.NumbersOrder`) and a thread's own memory differ.
 """
 
 from typing import Any

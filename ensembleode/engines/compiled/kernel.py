@@ -1,4 +1,4 @@
-"""The kernels: from a `KernelDescription` to LLVM IR."""
+"""Writes the LLVM IR of kernels from a `KernelDescription`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ class KernelFrame:
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
     def heap(self, b: Builder, d: KernelDescription, length: int) -> ThreadHeap | None:
-        """A thread's memory for arrays, whose length is this entry of the sizes; None on a GPU."""
+        """A thread's memory for arrays; its length is this entry of the sizes. None on a GPU."""
         if d.on_gpu:
             return None
 
