@@ -1,8 +1,8 @@
 """The linear equations of a step for large blocks: dense matrices, factorised without row exchanges
 by loops over memory.
 
-The loops work on tiles of a few rows and columns. The numbers of a tile are in registers while
-everything to its left and above it is subtracted from them.
+The loops work on tiles of a few rows and columns. The numbers of a tile stay in registers while the
+products of the tiles to its left with those above it are subtracted from them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class DenseFactors:
     - `components`: those of the block.
     - `entries`: the nonzero entries of J by row and column; or all of them, row by row.
     - `mass`: the nonzero entries of M by row and column.
-    - `sums`: the factors `[row, equation]` of the equations whose sums are the rows; `entries` and
-        right-hand sides are those of the equations. None if they are those of the rows.
+    - `sums`: where the rows are sums of equations, the equations' factors `[row, equation]`;
+        `entries` and right-hand sides are then those of the equations. None where the rows are the
+        equations.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The operations of the small language, lane by lane, with the results that XLA has.
+"""The operations of `fields/ir.py`, lane by lane, with the same results as in XLA.
 
 Nothing traps, whatever the numbers are, because lanes whose results aren't used compute too.
 """
