@@ -378,9 +378,9 @@ def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
 
 
 class _WorkShare(NamedTuple):
-    """How the work of `pull_back` is shared out: among `threads`, with the other `sizes` (see
-    `kernel.TURNS`), the memory of the record and of factors, so many `items` of which a thread gets
-    at `least` some, and so many sums of shared parameters' cotangents."""
+    """How the work of `pull_back` is shared out: the number of `threads`; further `sizes` (see
+    `kernel.TURNS`); the memory of the record and of factors; the number of `items`, of which
+    a thread gets at `least` so many; and the number of sums of shared parameters' cotangents."""
 
     threads: int
     sizes: tuple[int, ...]

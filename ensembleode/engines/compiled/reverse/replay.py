@@ -1,4 +1,4 @@
-"""Pulling cotangents back through the recorded turns of lanes.
+"""Pulls cotangents back through the recorded turns of lanes.
 
 The turns are replayed backwards. The gradient is that of the steps taken, whose sizes are regarded
 as constants: the discrete adjoint.
@@ -43,8 +43,9 @@ class Cotangents(NamedTuple):
     - `happened [trajectory]`, `events`: how many events there were, and the cotangents of their
         rows.
     - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
-        the results, the latter two for the parameters. `shared` is `[block, number]` where its sums
-        are in memory, and `[number, thread]` on a GPU, where the trajectories come last.
+        the results: the cotangents of the initial states, and of own and shared parameters.
+        `shared` is `[block, number]` where its sums are in memory, and `[number, thread]` on a GPU,
+        where the trajectories come last.
     """
 
     rows: ElementPointer
@@ -351,7 +352,8 @@ class Replay:
         calls: EquationCalls,
         theta_of_event: Value | None,
     ) -> None:
-        """Pull back through the rows within the step and its cut, and what only these depend on."""
+        """Pull back through the rows within the step, through the state where an event cut it, and
+        through equations that only these depend on."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
         y, t, h = turn.y, turn.t, turn.h
         direction = b.sign(held.number("t1") - held.number("t0"))
