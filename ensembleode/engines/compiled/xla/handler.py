@@ -1,10 +1,11 @@
 """The handler of a custom call of XLA's typed FFI that calls a function of LLVM IR.
 
 XLA hands a handler one structure, the call frame, with arrays of pointers to buffers. The handler
-here passes on where the data of the buffers is. XLA has no way to forget a handler, so it is given
-trampolines, which stay in memory when the handlers that they jump to are freed. The structures are
-those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later, where newer versions only append
-members. The handler checks that whatever it reads is there; if not, XLA's call fails with an error.
+passes pointers to the buffers' data on to the function. XLA has no way to forget a handler, so it
+is given trampolines, which stay in memory when the handlers that they jump to are freed. The
+structures are those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later, where newer
+versions only append members. The handler checks that all it reads is there; otherwise XLA's call
+fails with an error.
 """
 
 from __future__ import annotations
