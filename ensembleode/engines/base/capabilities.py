@@ -150,7 +150,7 @@ _ADJOINTS = (
 _OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
 
 
-# By the names that the documentation has for them, in its order.
+# The features by their names in the documentation, in its order.
 CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinuities`"
 FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
     "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
@@ -281,8 +281,8 @@ def _norm_in_julia(asked: RequestedSolve) -> str | None:
     return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
 
 
-# OrdinaryDiffEq interpolates within a step of these methods that an event has cut with wrong
-# coefficients. Their estimates of the error are of `M u`, compared with the tolerances of `u`.
+# Where an event has cut a step of these methods, OrdinaryDiffEq interpolates within it with wrong
+# coefficients. Their error estimates are those of `M u`, and are compared with tolerances of `u`.
 _ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
 
 

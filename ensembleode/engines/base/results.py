@@ -160,7 +160,7 @@ def for_one(plan: Plan, lane: TrajectoryNumbers) -> tuple[Plan, TrajectoryNumber
         t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
         program, consts = traced(plan.field, *lane.p)
         if form is not None and form.product is not None:
-            # Both programs have the constants of both.
+            # The field's and the product's programs both get the constants of both.
             product, more = traced(form.product, *lane.p, u0)
             first, last = ([(x.shape, x.dtype) for x in xs] for xs in (consts, more))
             form = form.mapped(lambda _: with_constants_around(product, tuple(first), ()))

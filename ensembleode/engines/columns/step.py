@@ -26,7 +26,7 @@ from ..compiled.steps.layout import LaneNumbers
 
 
 # Further entries of `sizes`: the number of columns that there is room for; and, where there are
-# arrays, the bytes of a thread's.
+# arrays, the bytes of a thread's arrays.
 COLUMNS, ARRAYS = 3, 4
 # The entries of `now`: the time and the signed size of the step.
 T, H = range(2)

@@ -145,11 +145,11 @@ def _of_components(plan: Plan, lanes: TrajectoryNumbers, name: str) -> Any:
 
 
 def _tolerances_of_adjoint(abstol: Any, reltol: Any, adjoint: Any, u: Any) -> tuple[Any, Any]:
-    """The tolerances of the adjoint from a saved time on, for its value there, by those of the
-    forward solve. Components of the adjoint are compared by what a change of the state `u` by its
-    own size changes in the loss, as their units are reciprocal. What is far below the largest such
-    change doesn't count. (A state that passes through zero has the size of the tolerances; for the
-    largest change, of roundings.)"""
+    """The tolerances of the adjoint from a saved time on, from its value there and the tolerances
+    of the forward solve. As the adjoint's units are reciprocal to the state's, its components are
+    compared by the change of the loss when a component of the state `u` changes by its own size.
+    Changes far below the largest one don't count. (A component of the state near zero is taken to
+    have the size of the tolerances; for the largest change, that of their roundings.)"""
     usual = reltol > 0
     floor = jnp.where(usual, abstol / jnp.where(usual, reltol, 1), 1)
     changes, size = jnp.abs(adjoint), jnp.abs(u) + floor
@@ -193,9 +193,9 @@ def _back_numbers(
     plan: Plan, lanes: TrajectoryNumbers, forward: tuple, ends: Any, start: Any, end: Any
 ) -> TrajectoryNumbers:
     """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
-    the constants. Its time is the distance from the start, as late times don't resolve how it falls
-    off; or from zero where `f` jumps at exact times. `ends`: times of forward steps that no step
-    back goes beyond."""
+    the constants. Its time is the distance from `start`, as late times are too coarse to resolve
+    how it decays; where `f` jumps at known times, it is the distance from zero, which keeps these
+    times exact. `ends`: times of forward steps that no backward step passes."""
     direction = forward[0]
     jumps = lanes.d_discontinuities
     origin = start if jumps is None else jnp.zeros_like(start)

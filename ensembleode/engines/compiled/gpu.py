@@ -24,8 +24,8 @@ class GpuEngine(CompiledEngine):
 
 ENGINE = GpuEngine()
 
-# The largest number of constants and parameters of a field. Each is a parameter of the kernels, at
-# eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers take 4,352 bytes of
+# The largest number of constants and parameters of a field. Each is a parameter of the kernels, of
+# eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers accept 4,352 bytes of
 # parameters. (XLA takes any number: `PackKernelArgs` in xla/stream_executor/kernel_args.h.)
 _MOST_ARRAYS = 500
 

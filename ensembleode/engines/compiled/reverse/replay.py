@@ -107,7 +107,7 @@ class Replay:
         self.sums = sums
         n_each = self.problem.returned + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
-        # The start of the step after this one, from which a lane may have made the carry anew.
+        # The start of the next step, where a lane may have computed the carry anew.
         self.begins_anew = bool(self.carry) and self.problem.restarts
         if self.begins_anew:
             self.y2 = places(b, self.problem)
@@ -363,7 +363,7 @@ class Replay:
         others = [eqn for eqn in pulled.trace.eqns if known.isdisjoint(eqn.outvars)]
         made = {v for eqn in others for v in eqn.outvars}
         operands = [x for eqn in others for x in variables_of(eqn.invars) if x not in made]
-        # The results go through memory, as the code that computes them may not run.
+        # These cotangents go through memory, as the code that computes them may not run.
         wanted = dict.fromkeys(x for x in (to_y, *dense, *operands) if pulled.is_active(x))
         sums = {v: places(b, p) for v in wanted}
         for variable in itertools.chain(*sums.values()):

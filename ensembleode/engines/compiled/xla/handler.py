@@ -93,9 +93,9 @@ _UNKNOWN = "the call frame of this XLA is not what ensembleode knows"
 
 def trampolines(count: int) -> str:
     """A module of functions `ptr @trampoline0(ptr frame)` and so on, which XLA is given and which
-    stay in memory. Trampoline `i` jumps to the handler at `@handlers[i]`; without one, its program
-    isn't loaded. `@users[i]` counts the programs that call it while XLA has them loaded; `@id` and
-    `@info` describe the type of that state to XLA."""
+    stay in memory. Trampoline `i` jumps to the handler at `@handlers[i]`; without one, XLA fails to
+    load the program. `@users[i]` counts the loaded programs that call the trampoline. XLA keeps it
+    as a program's state, whose type `@id` and `@info` describe to it."""
     w = InstructionWriter()
     # XLA asks a handler about itself by a frame that has an extension to be filled in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])
