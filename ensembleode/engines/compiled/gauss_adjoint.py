@@ -35,15 +35,15 @@ from ..derivatives.flow import at_numbers, Flow, numbers_and_time, RecordedSolve
 from . import solves
 
 
-# The adjoint is solved for a part of the trajectories at a time: so many that `maxiters` forward
-# steps of each take about so many bytes.
+# The adjoint is solved for a part of the trajectories at a time. The forward steps of a part, up to
+# `maxiters` for each trajectory, take about this many bytes.
 _ROOM = 2**29
 # The least number of trajectories of a part, enough for the lanes of a thread or two.
 _LEAST = 32
 # Changes of the adjoint below this fraction of the relative tolerance aren't resolved.
 _BELOW = 1e-2
-# A backward step passes over at most one part in so many of the forward steps, so that it doesn't
-# miss an abrupt change.
+# The forward steps fall into this many parts. A backward step ends at the latest where a part does,
+# so that it doesn't miss an abrupt change.
 _PARTS = 32
 
 
@@ -92,7 +92,7 @@ def _part(plan: Plan) -> int:
 
 def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -> list:
     """The cotangents of the initial states and of the `wanted` parameters, one for each trajectory,
-    from those of the rows that are `there`, `[trajectory, row]`."""
+    from the `cotangent` of the rows that are `there`, `[trajectory, row]`."""
     plan = flow.plan
     n, dtype, size = len(there), plan.state.dtype, math.prod(plan.state.shape)
     steps = solves.steps(plan, lanes, there.any(1))
@@ -226,9 +226,9 @@ _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop":
 
 @functools.lru_cache(maxsize=256)
 def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tuple[Program, list]:
-    """The field of the adjoint and of the integrals of `wanted` parameters, and its constants. Its
-    parameters: all numbers of the field, the origin of the time, and those of the `forward`
-    solve."""
+    """The field of the adjoint and of the integrals for the `wanted` parameters, and its constants.
+    Its parameters are all numbers of the field, the origin of the time, and the arguments `forward`
+    of `_state_at`."""
     (out,), (numbers, t) = field.out_avals, numbers_and_time(field)
 
     def backwards(y: Any, p: tuple, passed: Any) -> Any:
@@ -248,7 +248,7 @@ def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tupl
 
 def _state_at(direction: Any, rows: Any, times: Any, u: Any, inner: Any, t: Any) -> Any:
     """The state at a time, from the steps of one trajectory (see `solves.Steps`). Where two steps
-    meet, it is that of the earlier one, which ends there."""
+    meet, it is the end of the earlier one."""
 
     def parted(bounds: tuple) -> tuple:
         first, end = bounds

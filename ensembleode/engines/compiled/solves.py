@@ -224,7 +224,7 @@ def _counts(d: KernelDescription, n: int) -> jax.ShapeDtypeStruct:
 
 
 class Steps(NamedTuple):
-    """The steps of trajectories. What was not reached is uninitialised.
+    """The steps of trajectories. Rows that were not reached are uninitialised.
 
     - `t [trajectory, row]`, `u [trajectory, row, component]`: where steps begin and end.
     - `inner [trajectory, row, node, component]`: the inner nodes of the step that ends in a row.
@@ -446,7 +446,7 @@ def _segment_turns(most: int, least: int) -> int:
 
 
 def _checkpoints(most: int, turns: int, back: kernel.PullBackKernel) -> int:
-    """How many checkpoints there is room for: those of all segments, if that is not too many."""
+    """How many checkpoints to make room for: one for each segment, if these are not too many."""
     fitting = min(tuning.MOST_CHECKPOINTS, max(2, tuning.MOST_KEPT // back.checkpoint))
     return min(-(-most // turns) + 1, fitting & -2)
 

@@ -37,7 +37,7 @@ def sizes_of(flow: Flow) -> list[int]:
 
 
 def without_events(flow: Flow) -> Flow:
-    """The flow whose rows are those of saved states alone."""
+    """The flow without rows of events."""
     plan = dataclasses.replace(flow.plan, max_events=0, keeps_end=False)
     return dataclasses.replace(flow, plan=plan)
 

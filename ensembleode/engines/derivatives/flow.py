@@ -179,7 +179,7 @@ def _product_with_tangents(
 def at_numbers(
     program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Any, *more: Any
 ) -> Callable:
-    """A program as a function of the state and of those of its numbers at these places."""
+    """A program as a function of the state and of its numbers at these places."""
     n = len(field.jaxpr.constvars)
 
     def at(state, *chosen):

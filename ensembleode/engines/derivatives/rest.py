@@ -256,7 +256,7 @@ def _root(system: RestEquations, u: Any, given: RestInputs) -> tuple[Any, Any]:
 
     far = jnp.asarray(jnp.inf, u.dtype)
     y, moved, *_ = jax.lax.while_loop(goes_on, step, (u, far, far, np.int32(0)))
-    # The terms of f, as far as they depend on the state, and what is left of their sum.
+    # The sizes of the terms of f that depend on the state, and the size of f, their sum.
     terms = _times(jnp.abs(system.jacobian(y, given)), _scale(y))
     left = jnp.abs(system.rates(y, given, given.t))
     drift = jnp.abs(system.derivative(lambda t: system.rates(u, given, t))(given.t))

@@ -309,6 +309,6 @@ def arithmetic(b: Builder, form: StateForm) -> Arithmetic:
 
 
 def numbers_of(components: Sequence) -> Sequence[Value]:
-    """The components as a field reads them: those of an array from memory."""
+    """The components in the form in which a field reads them: an array's components in memory."""
     first = None if isinstance(components, LoadedNumbers) else next(iter(components), None)
     return LoadedNumbers(first.stored(), first.n) if isinstance(first, Array) else components

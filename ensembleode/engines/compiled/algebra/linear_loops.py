@@ -89,7 +89,7 @@ class DenseFactors:
         return memory
 
     def _summed_up(self, entries: Memory) -> Memory:
-        """The entries of the rows, from those of the equations."""
+        """The entries of the rows, summed up from the entries of the equations."""
         n, of_rows = self.size, Memory.new(self.b, self.dtype, self.size**2, of_lanes=True)
 
         def row(i: Value) -> None:
@@ -208,7 +208,7 @@ class DenseFactors:
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
     def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
-        """An entry of the matrix; `has_one` is that of M, if M is the identity."""
+        """An entry of the matrix. `has_one`: if M is the identity, whether M has a one there."""
         x = self._loaded_entry(self.jacobian, i, j, r, c)
         if self.mass is not None:
             return self.b.mul_add(x, self.minus, self._loaded_entry(self.mass, i, j, r, c))
@@ -255,7 +255,7 @@ class DenseFactors:
         self._load_all(y, x)
 
     def sum_up(self, x: list[Value], *, transposed: bool = False) -> None:
-        """Replace what belongs to the equations, in place, by their sums in the rows.
+        """Replace the equations' numbers, in place, by their sums in the rows.
 
         **Arguments:** `transposed`: whether to multiply with the transposed factors.
         """

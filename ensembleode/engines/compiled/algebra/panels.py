@@ -27,7 +27,7 @@ def suits(b: Builder, term: OuterProductTerm, lanes: int) -> bool:
 
 
 class _LaneVectors(NamedTuple):
-    """Vectors of lanes; that of step `s` and row `i` begins at `s * step + i * other`."""
+    """Vectors of lanes; the one of step `s` and row `i` begins at `s * step + i * other`."""
 
     buffer: ElementPointer
     step: int
@@ -38,7 +38,7 @@ class _LaneVectors(NamedTuple):
 
 
 class Panels:
-    """Writes the code that adds a term to `sums`. Number `i` of call `s`, of so many `calls`, is a
+    """Writes the code that adds a term to `sums`, over all `calls`. Number `i` of call `s` is a
     vector of `unit` lanes that begins at `s * each + i * unit` in `factors`."""
 
     def __init__(

@@ -190,7 +190,7 @@ class CallResults:
 
 
 def _split(terms: Sequence) -> Iterator[Sequence]:
-    """The terms by so many that one function adds up."""
+    """The terms in parts, each of which one function adds up."""
     return (terms[start : start + _TERMS] for start in range(0, len(terms), _TERMS))
 
 

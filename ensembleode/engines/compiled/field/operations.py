@@ -120,7 +120,7 @@ def _div(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
-    """The remainder, with the sign of the first operand; that of an integer by zero is itself."""
+    """The remainder, with the first operand's sign; an integer's remainder by zero is itself."""
     if x.is_real:
         return _rem_of_reals(b, x, y)
     by_zero, unsafe = _unsafe(b, x, y)

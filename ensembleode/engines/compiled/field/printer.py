@@ -232,7 +232,7 @@ class Printer:
         product(b, shape, tile, dtype, x, y, store, varies=varies)
 
     def _rows(self, m: ir.Matrix, at_once: int) -> Rows:
-        """The rows of a matrix, of which a product takes so many at once."""
+        """The rows of a matrix, for a product that takes `at_once` of them at a time."""
         if m.buffer.group == "shared" and strips_pay(self.b, m):
             strips = Strips(m, at_once)
             if (packed := self.numbers.packed(strips)) is not None:

@@ -206,7 +206,7 @@ class LaneEvents:
             variable.set_where(step.accepted, x)
 
     #
-    # What it does
+    # What the event does
     #
 
     def act(self, step: TriedStep) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .events import LaneEvents
 
 
-# A condition is at the root of an event as long as it has moved by at most so many roundings.
+# A condition rests at an event's root as long as it has moved by at most this many roundings.
 _SAME_ROOT = 10
 # The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000

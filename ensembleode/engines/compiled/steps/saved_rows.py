@@ -218,7 +218,7 @@ class SavedRows:
     def save_rows_within(
         self, step: TriedStep, direction: Value, equations: Any, occupied: Variable
     ) -> None:
-        """Save the rows whose times lie in a step; `equations` is that of `Loop`."""
+        """Save the rows whose times lie in a step; for `equations` see `Loop`."""
         b, p = self.b, self.problem
         if self.row is None:
             return

@@ -96,7 +96,7 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """The function that threads run on parts of a kernel's work, with so many pointers."""
+    """The function that threads run on parts of the work of a kernel with `count` pointers."""
     parts = InstructionWriter()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.address('%work', _WORK[which])}")
