@@ -1,4 +1,4 @@
-"""Notices sign changes of the conditions of continuous callbacks in a step, and searches the roots.
+"""Notices sign changes of the conditions of continuous callbacks in a step, and finds the roots.
 
 Source of the search: Ganchovski, Smith, Rackauckas, Tomov, Traykov, "Improvements to the modified
 Anderson-Bjorck (modAB) root-finding algorithm", Algorithms 19:332 (2026).

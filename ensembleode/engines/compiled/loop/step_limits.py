@@ -1,4 +1,4 @@
-"""Shortens steps so that no component is negative at their end, as the last step predicts it.
+"""Shortens steps at whose end a component would be negative, as the last step predicts.
 
 Source: Shampine, Thompson, Kierzenka and Byrne, "Non-negative solutions of ODEs", Applied
 Mathematics and Computation 170 (2005); the rule is that of DiffEqCallbacks' `PositiveDomain`.
