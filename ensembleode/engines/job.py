@@ -1,4 +1,4 @@
-"""From an ensemble to the job of solving it, and the engine for that."""
+"""Makes the job that solves an ensemble, and chooses its engine."""
 
 import dataclasses
 import math
