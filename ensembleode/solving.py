@@ -262,7 +262,8 @@ def solve(
     max_repeats = as_count("max_repeats", max_repeats)
     check_store_key(store_key, store)
     key = key_from(seed, key)
-    how = (batch_size, max_repeats, progress, store, store_key)
+    how: Any = {"batch_size": batch_size, "max_repeats": max_repeats, "progress": progress}
+    how |= {"store": store, "store_key": store_key, "started": started}
     candidates = places(
         ensemblealg, alone=alone, in_julia=engine == "julia" or isinstance(alg, JuliaAlg)
     )
@@ -279,7 +280,7 @@ def solve(
         place.check(executor, job.plan, choice)
         said = [choice.reason, *refusals, executor.how, place.how]
         choice = choice._replace(reason="; ".join(filter(None, said)))
-        return Run(job, ens, place.algorithm, executor, choice, n, *how, started)
+        return Run(job, ens, place.algorithm, executor, choice, n, **how)
 
     def refuse(e: Exception) -> None:
         """Leave out the first candidate, or raise its error if it is the last."""

@@ -1,6 +1,6 @@
 """The engines, which integrate trajectories.
 
-A new engine is a subclass of `engine.Engine` in a module here, with its place in `choice.ENGINES`.
+A new engine is a subclass of `base.engine.Engine` in a folder here, listed in `choice.ENGINES`.
 """
 
 from .base.engine import Engine as Engine

@@ -1,4 +1,4 @@
-"""The choice of the engine: the one that is asked for, or the first one that can run the solve."""
+"""The choice of the engine: the one that is named, or the first one that can run the solve."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from .base.engine import Engine
 
 # In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, diffrax.ENGINE, julia.ENGINE)
-# The methods of diffrax that take the place of implicit ones that can't be compiled, by order.
+# The methods of diffrax that replace implicit ones that can't be compiled, by their order.
 _INSTEAD = {2: Kvaerno3(), 4: Kvaerno4()}
 
 

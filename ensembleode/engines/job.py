@@ -1,4 +1,4 @@
-"""From an ensemble to the job of solving it, and the engine for that."""
+"""Makes the job that solves an ensemble, and chooses its engine."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from ..plan.plan import Plan
 from ..problem.problem import EnsembleProblem
 from ..running.every_event import first_room, with_room_of_trace
 from ..running.every_step import bounded
-from ..running.job import Job, may_rerun, with_output
+from ..running.job import Job, JobArguments, may_rerun, with_output
 from ..running.reductions import sum_reduction
 from ..solution.solution import EngineChoice
 from ..tracing.program import is_tracer
@@ -79,8 +79,8 @@ def job_for(
     say_if_too_tight(adaptive, state.dtype, every.shared)
     say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
-    remake = (job_for, (ens, options, key, n, engine, alg))
-    job = Job(plan, every, key, traced, remake, ens.output_func)
+    arguments = JobArguments(ens, options, key, n, engine, alg)
+    job = Job(plan, every, key, traced, job_for, arguments, ens.output_func)
     # Where every step is saved, the number of times is known only later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice
 

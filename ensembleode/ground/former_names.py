@@ -4,6 +4,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -57,3 +58,16 @@ class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def find_former_modules() -> None:
     """Let `import` find modules under their former names. Present modules take precedence."""
     sys.meta_path.append(FormerModules())
+
+
+def names_of(module: str, names: Sequence[str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a folder that was a module with these names. They are in this `module`
+    of the folder now."""
+    package, _, _ = module.rpartition(".")
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(module), name)
+
+    return get

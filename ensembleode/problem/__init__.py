@@ -1,14 +1,8 @@
 """What users describe: problems, ensembles and their algorithms, callbacks, options."""
 
-import importlib
-from typing import Any
+from ..ground.former_names import names_of
 
 
-# Earlier versions had these classes in a module of this name, and pickled them so.
+# (As earlier versions pickled them.)
 _PICKLED = ("EnsembleContext", "EnsembleProblem", "ODEProblem", "remake", "_Rows")
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PICKLED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(".problem", __name__), name)
+__getattr__ = names_of(f"{__name__}.problem", _PICKLED)

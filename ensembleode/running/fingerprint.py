@@ -125,7 +125,7 @@ def _numbers(plan: Plan, shared: TrajectoryNumbers) -> dict[str, tuple]:
 def _prob_func_trace(job: Job) -> Any:
     """The trace of `prob_func` over an index and a repeat. If it can't be traced, the numbers that
     it returned in the first run, with the function itself where there may be reruns."""
-    every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
+    every, given = job.trajectories, job.arguments
 
     def made(indices, repeat):
         lanes = every.made(indices, repeat)
@@ -133,7 +133,8 @@ def _prob_func_trace(job: Job) -> Any:
 
     if every.repeatable:
         return trace(made, integers(np.arange(2)), integers(1), rules=True)
-    return made(integers(np.arange(n)), 1), ens.prob_func if may_rerun(job.plan) else None
+    prob_func = given.ens.prob_func if may_rerun(job.plan) else None
+    return made(integers(np.arange(given.n or 1)), 1), prob_func
 
 
 def text_of(value: Any, host: bool = True) -> bytes:

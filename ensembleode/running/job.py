@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,7 +35,8 @@ class Job:
 
     - `key`: the PRNG key from which the keys of the trajectories are derived.
     - `traced`: whether this runs inside of `jit`, `grad` or `vmap`.
-    - `remake`: a function and its arguments, by which another process makes this job again.
+    - `make`, `arguments`: a function by which another process makes this job again, and its
+        arguments.
     - `output_func`: the user's function. Once the number of saved times is known it is traced, and
         the trace is in the plan; `output_consts` are the arrays that it closes over.
     - `report`: called with the return codes of trajectories that are done; None where there is no
@@ -49,7 +50,8 @@ class Job:
     trajectories: Trajectories
     key: Any
     traced: bool
-    remake: tuple[Callable, tuple]
+    make: Callable
+    arguments: "JobArguments"
     output_func: Callable | None = None
     output_consts: tuple = ()
     report: Callable[[Any], Any] | None = None
@@ -59,6 +61,18 @@ class Job:
     def replan(self, **changes: Any) -> "Job":
         """The job with these fields of its plan changed."""
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
+
+
+class JobArguments(NamedTuple):
+    """What a job is made from: an ensemble, the options of its solve, the PRNG key, the number of
+    trajectories (None for a single problem), and the `engine` and `alg` that were asked for."""
+
+    ens: Any
+    options: dict[str, Any]
+    key: Any
+    n: int | None
+    engine: str
+    alg: Any
 
 
 class UnfinishedBatch(Exception):

@@ -1,9 +1,9 @@
 """What engines and ensemble algorithms can't do, as one table.
 
-`FEATURES` are what a solve may ask for, and `LACKS` says where something of it isn't there: in
-which engine, with which ensemble algorithm, in which mode. What isn't listed is there. Refusals,
-the choice of an engine (`choice.py`) and the table of the documentation (`docs/hooks.py`) are made
-from it. Fields and callbacks are read by the engines themselves (`Engine.unreadable`).
+`FEATURES` lists what a solve may ask for, and `LACKS` lists the features that are missing: in which
+engine, with which ensemble algorithm, in which mode. What isn't listed is supported. Refusals, the
+choice of an engine (`choice.py`) and the documentation's table (`docs/hooks.py`) are made from it.
+The engines themselves decide which fields and callbacks they can run (`Engine.unreadable`).
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ _ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
 
 
 class RequestedSolve(NamedTuple):
-    """What a solve asks for: the solver `alg` for the trajectories `every`, with their options, by
-    `ensemblealg` (None for a single problem, and where any will do)."""
+    """What a solve asks for: the solver `alg`, the trajectories `every` with their options, and the
+    ensemble algorithm (None for a single problem, and where any will do)."""
 
     alg: Any
     every: Trajectories
@@ -50,7 +50,7 @@ class RequestedSolve(NamedTuple):
         return self.every.options[name]
 
     def by(self, *sensealgs: str) -> bool:
-        """Whether it is differentiated by one of these adjoints."""
+        """Whether the solve is differentiated by one of these adjoints."""
         return type(self.option("sensealg")).__name__ in sensealgs
 
     @property
@@ -68,7 +68,7 @@ class RequestedSolve(NamedTuple):
         return next((x.option for x in rows), "")
 
     def first_own(self, *shared: str) -> str:
-        """The first option, but for these kinds, that differs between trajectories."""
+        """The first option of other kinds than these that differs between trajectories."""
         rows = but("state", "parameters", "constants", "flag", *shared)
         return next((x.option for x in rows if getattr(self.every.batched, x.name)), "")
 
@@ -82,16 +82,16 @@ class RequestedSolve(NamedTuple):
 
 
 class Lack(NamedTuple):
-    """Something that isn't there.
+    """A feature that is missing.
 
     - `feature`: the name of the feature.
-    - `why`: the reason, with what to do instead: a sentence, or a function of what is asked that
-        returns one, or None where this is not what is asked.
-    - `engines`: where it isn't there; all of them where the ensemble algorithm is the reason.
-    - `algorithms`: with which ensemble algorithms; None for all.
-    - `by`: with which adjoint; None for all.
-    - `derivatives`: whether it is only the derivatives that aren't there.
-    - `words`: how the table of the documentation says it, if not as "no".
+    - `why`: the reason, with what to do instead: a sentence, or a function of the requested solve
+        that returns one, or None where the solve doesn't ask for the feature.
+    - `engines`: the engines that lack it; all of them where the ensemble algorithm is the reason.
+    - `algorithms`: the ensemble algorithms with which it is missing; None for all.
+    - `by`: the adjoint with which it is missing; None for all.
+    - `derivatives`: whether only the derivatives are missing.
+    - `words`: what the documentation's table says in place of "no".
     """
 
     feature: str
@@ -103,7 +103,7 @@ class Lack(NamedTuple):
     words: str = ""
 
     def reason(self, asked: RequestedSolve) -> str | None:
-        """Why this can't be done; None where it can, or isn't asked for."""
+        """Why the feature can't be had; None where it can, or isn't asked for."""
         if self.algorithms is not None and not isinstance(asked.ensemblealg, self.algorithms):
             return None
         if (self.by and not asked.by(self.by)) or not FEATURES[self.feature](asked):
@@ -112,8 +112,8 @@ class Lack(NamedTuple):
 
 
 def lacking(engine: str, asked: RequestedSolve, *, placed: bool = False) -> str | None:
-    """Why this engine can't run a solve, as far as that doesn't depend on what is in its functions;
-    None when it can. `placed`: look for what the ensemble algorithm is the reason for."""
+    """Why this engine can't run a solve, whatever the solve's functions compute; None when it can.
+    `placed`: look only for reasons that lie in the ensemble algorithm."""
     mine = (x for x in LACKS if not x.derivatives and engine in x.engines)
     reasons = (x.reason(asked) for x in mine if (x.algorithms is not None) == placed)
     return next(filter(None, reasons), None)
@@ -150,7 +150,7 @@ _ADJOINTS = (
 _OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
 
 
-# By the names that the documentation has for them, in its order.
+# The features by their names in the documentation, in its order.
 CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinuities`"
 FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
     "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
@@ -193,7 +193,7 @@ def _of_other_engines(name: str, more: str = "") -> Callable[[RequestedSolve], s
 
 
 def is_imex(alg: Any) -> bool:
-    """Whether it is a method of diffrax that takes a stiff and another part of an equation."""
+    """Whether this is a method of diffrax for equations with a stiff and a nonstiff part."""
     import diffrax
 
     of_two_parts = diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3
@@ -281,8 +281,8 @@ def _norm_in_julia(asked: RequestedSolve) -> str | None:
     return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
 
 
-# OrdinaryDiffEq interpolates within a step of these methods that an event has cut with wrong
-# coefficients. Their estimates of the error are of `M u`, compared with the tolerances of `u`.
+# Where an event has cut a step of these methods, OrdinaryDiffEq interpolates within it with wrong
+# coefficients. Their error estimates are those of `M u`, and are compared with tolerances of `u`.
 _ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
 
 

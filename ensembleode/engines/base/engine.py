@@ -17,22 +17,22 @@ class Engine(abc.ABC):
     - `name`: the name that `engine=` takes.
     - `default_sensealg`: the name of the adjoint that is used without `sensealg`.
     - `shares_work`: whether the trajectories of a batch, however many, are taken in turn by
-        `plan.threads` threads of the CPU, so that it needs no devices for that.
+        `plan.threads` threads of the CPU, so that sharing work needs no further devices.
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
     - `closed`: whether all its solves are this library's own primitives, which are closed under
-        differentiation (see `derivatives.py`).
+        differentiation (see `derivatives/primitives.py`).
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
         then another number compiles nothing, and the bits are the same.
 
     The primitives are made of these functions:
 
-    - `rows(plan, lanes, mask)`: returns a list with the saved states (where only ends are saved,
-        the last state), `[trajectory, row, *state]`; and, where there is room for events, with
-        their rows (see `results.rows_of_events`). Those of trajectories that fail are arbitrary.
+    - `rows(plan, lanes, mask)`: returns a list of the saved states (where only ends are saved, the
+        last state), `[trajectory, row, *state]`; and, where there is room for events, of their rows
+        (see `results.rows_of_events`). The rows of trajectories that fail are arbitrary.
     - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
         the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
         cotangent for each trajectory, or one for each group where all trajectories share a
-        parameter. Those of trajectories that failed are arbitrary.
+        parameter. The cotangents of trajectories that failed are arbitrary.
     - `push(flow, lanes, known, v)`: returns the tangents of the rows. An engine without it solves
         the field with tangents.
     """
@@ -107,7 +107,7 @@ class Engine(abc.ABC):
         only where they have their own times). Those that the mask excludes need not be solved."""
 
     def width(self, state: Any, n: int) -> int:
-        """How many of `n` trajectories with such a state stay together on a device."""
+        """How many neighbouring trajectories, of `n` with such a state, stay on the same device."""
         return 1
 
     def is_stoppable(self) -> bool:
@@ -117,7 +117,8 @@ class Engine(abc.ABC):
 
     def interpolant(self, method: Static) -> Any:
         """How the solution within a saved step is computed: the method that makes the step again;
-        or the number of nodes of `Result.inner`; or None for the cubic polynomial of both ends."""
+        the number of nodes of `Result.inner`; or None for the cubic polynomial that the states and
+        slopes at both ends define."""
         ours = getattr(method.value, "method", None)
         # A method that remembers earlier steps can't make a step again from the state alone.
         return None if ours is None or ours.remembers else ours

@@ -1,5 +1,4 @@
-"""From the outcome of one of this library's own time loops to the `Result` of one trajectory or
-many."""
+"""Makes the `Result` of one trajectory or many from what a time loop of this library returns."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -43,8 +42,9 @@ class LoopResult(NamedTuple):
 
 
 def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
-    """The result for these numbers, NaN in rows that were not reached; it has times only where each
-    trajectory has its own. Overflow of saved states, or a missed time to save, is no success."""
+    """The result for these numbers. Rows that were not reached are NaN; `t` is there only where
+    each trajectory has its own times. A trajectory whose saved states overflow, or that misses a
+    time to save, is no success."""
     saving, codes = plan.saving, left.codes
     method = plan.method.value.method
     success = reached_end(codes)
@@ -102,8 +102,8 @@ def end_times(lanes: TrajectoryNumbers, ended: End | None, n: int) -> Any:
 
 def rows_of_events(events: RecordedEvents | None, ended: End | None) -> Any:
     """The rows `[trajectory, row, *state]` of events, three for each of the `Plan.event_slots`: the
-    state before it, the state after it, and its time as the first component of a row that is
-    otherwise zero. Of the event that ended a trajectory the first one isn't kept."""
+    state before the event, the state after it, and its time as the first component of a row that is
+    otherwise zero. The state before the event that ended a trajectory isn't kept."""
     parts = []
     if ended is not None:
         parts.append([jnp.zeros_like(ended.u[:, None]), ended.u[:, None], ended.t[:, None]])
@@ -117,7 +117,7 @@ def rows_of_events(events: RecordedEvents | None, ended: End | None) -> Any:
 
 
 def events_in(plan: Plan, rows: Any) -> tuple[dict[str, Any], End | None]:
-    """What these rows have of `RecordedEvents`, by the names of its fields; and the `End`."""
+    """The fields of `RecordedEvents` that these rows hold, by name; and the `End`."""
     before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
     t, first = time.reshape(*time.shape[:2], -1)[..., 0], int(plan.keeps_end)
     ended = End(t[:, 0], after[:, 0]) if plan.keeps_end else None
@@ -160,7 +160,7 @@ def for_one(plan: Plan, lane: TrajectoryNumbers) -> tuple[Plan, TrajectoryNumber
         t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
         program, consts = traced(plan.field, *lane.p)
         if form is not None and form.product is not None:
-            # Both programs have the constants of both.
+            # The field's and the product's programs both get the constants of both.
             product, more = traced(form.product, *lane.p, u0)
             first, last = ([(x.shape, x.dtype) for x in xs] for xs in (consts, more))
             form = form.mapped(lambda _: with_constants_around(product, tuple(first), ()))

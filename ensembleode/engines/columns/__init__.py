@@ -1,9 +1,9 @@
-"""`EnsembleColumns` by compiled code: the columns of a matrix, with one time and one step size for
-all.
+"""`EnsembleColumns` in compiled code: the trajectories are the columns of a matrix, and share the
+time and the step size.
 
-- `loop.py`: the time loop. `stops.py`: its position among the known times.
-- `solves.py`: the columns from start to end, whose steps are calls of `compiled/column_step.py`;
-    and their derivatives.
+- `step.py`: the kernel that tries a step. `loop.py`: the time loop. `stops.py`: its position among
+    the known times.
+- `solves.py`: solves from start to end, and their derivatives.
 """
 
 from .solves import solve as solve

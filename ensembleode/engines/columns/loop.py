@@ -1,4 +1,4 @@
-"""A time loop whose state is one matrix: what it decides, apart from the steps themselves."""
+"""The decisions of a time loop whose state is one matrix: step sizes, acceptance, and the end."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,9 +21,9 @@ from .stops import arrive, begin, ColumnStops, may_jump
 
 
 class ColumnState(NamedTuple):
-    """The variables of the loop; `h` is the size of the next step, positive, and `code` is `GOING`
-    as long as the loop goes on. What a fixed step, or a solve without known times, lacks is
-    None."""
+    """The variables of the loop. `h` is the size of the next step, positive; `code` is `GOING` as
+    long as the loop goes on. A variable that a fixed step, or a solve without known times, doesn't
+    need is None."""
 
     t: Float[Array, ""]
     h: Float[Array, ""]
@@ -191,8 +191,8 @@ def code_of(
     y: tuple,
     probe: Callable[[ColumnTrial], tuple],
 ) -> Any:
-    """The return code of a loop that has ended or was stopped, in the state `y`. It may take
-    another turn to find out, after which `probe` returns the state."""
+    """The return code of a loop that has ended or was stopped, in the state `y`. To find it out may
+    take another turn: `probe` makes a trial step and returns the state after it."""
     code, tol = jnp.where(state.is_active, verdicts.STOPPED, state.code), _tolerances_of(numbers)
     if not plan.method.value.adaptive:
         return code

@@ -1,11 +1,11 @@
-"""The columns of a matrix from start to end, and their derivatives.
+"""Solves of the columns of a matrix from start to end, and their derivatives.
 
-The state stays in a kernel's memory: each attempt of a step is a call of `compiled.column_step`,
+The state stays in a kernel's memory: each attempt of a step is a call of the kernel of `step.py`,
 which threads share. The norm of the error is summed up here, over the columns in their order, so it
 doesn't depend on the threads.
 
-The derivatives are those of the accepted steps, held constant. They are known times of a solve of
-the trajectories one by one with a step of the whole span, by the compiled engine.
+For derivatives, the compiled engine solves the trajectories one by one again, with the accepted
+steps held constant: their ends are the known times of a solve whose fixed step is the whole span.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ def _with_steps(plan: Plan, lanes: TrajectoryNumbers, ends: Any) -> tuple[Plan, 
 
 
 class _Turn(NamedTuple):
-    """What changes from turn to turn (see `column_step.stepping`): `half` is the half of `both`
-    that holds the columns, `row` the next row to save; `ends` are those of the accepted steps."""
+    """What changes from turn to turn. `half` is the half of `both` that holds the columns (see
+    `step.stepping`), `row` the next row to save, and `ends` the ends of the accepted steps."""
 
     state: ColumnState
     both: Any
@@ -127,7 +127,7 @@ class _ColumnSteps:
         return (self.one.field(self.numbers.consts, y[0], self.numbers.p, t),)
 
     def first(self) -> _Turn:
-        """What there is at the start."""
+        """The turn's variables at the start."""
         d, saving, numbers = self.d, self.plan.saving, self.numbers
         y = (jnp.asarray(numbers.u0),)
         state, carry = loop.start(self.one, self.field, numbers, y)
@@ -144,16 +144,17 @@ class _ColumnSteps:
         return _Turn(state, both, rows, jnp.zeros((), jnp.int32), row, ends)
 
     def _carried(self, y: tuple, carry: Any) -> Any:
-        """The matrix and the method's carry as a half of `both` has them."""
+        """The matrix and the method's carry in the form of a half of `both`."""
         return jnp.concatenate([self._padded(x) for x in (*y, *jax.tree.leaves(carry))])
 
     def _padded(self, x: Any) -> Any:
-        """A matrix `[*state, column]` as `[component, column]`, with copies of the last behind."""
+        """A matrix `[*state, column]` as `[component, column]`, filled up with copies of the last
+        column."""
         x = x.reshape(self.d.size, self.n)
         return jnp.pad(x, ((0, 0), (0, self.room - self.n)), mode="edge")
 
     def _matrix(self, x: Any) -> Any:
-        """`[..., component, column]` as `[..., *state, column]`, without the room."""
+        """`[..., component, column]` as `[..., *state, column]`, without the copies at the end."""
         return x[..., : self.n].reshape(*x.shape[:-2], *self.plan.state.shape, self.n)
 
     def _state(self, both: Any, half: Any) -> tuple:
@@ -201,7 +202,7 @@ class _ColumnSteps:
         return jax.lax.cond(jumps, anew, lambda: both)
 
     def _last_row(self, turn: _Turn, t2: Any) -> Any:
-        """The row behind those that lie in a step to `t2`."""
+        """The number of the first row after those that lie in a step to `t2`."""
         mode, numbers, rows = self.plan.saving.mode, self.numbers, self.saved_rows
         if mode == "ends":
             return turn.row
@@ -215,7 +216,7 @@ class _ColumnSteps:
         return jax.lax.while_loop(due, lambda row: row + 1, turn.row)
 
     def _quality(self, measures: Any) -> Any:
-        """What decides on a step (see `loop.decide`)."""
+        """The quality of a step, in the form that `loop.decide` wants."""
         d, measures = self.d, measures[:, : self.n]
         if not d.adaptive:
             return jnp.sum(measures) == 0
@@ -225,7 +226,7 @@ class _ColumnSteps:
         return jnp.max(jnp.sum(measures, axis=1)) / (self.n * d.size)
 
     def left(self, turn: _Turn) -> LoopResult:
-        """What the loop leaves, with an axis of one trajectory."""
+        """The outcome of the loop, with an axis of one trajectory."""
         saving, state, (y,) = self.plan.saving, turn.state, self._state(turn.both, turn.half)
 
         def probe(trial: ColumnTrial) -> tuple:
@@ -245,6 +246,6 @@ class _ColumnSteps:
         return LoopResult(u[None], t, count[None], *counts, restarts)
 
     def _of_rows(self, t: Any) -> Any:
-        """The first times, as many as there is room for rows."""
+        """The first times, one for each row that there is room for."""
         missing = self.saved_rows - len(t)
         return jnp.pad(t, (0, max(0, missing)), constant_values=jnp.nan)[: self.saved_rows]

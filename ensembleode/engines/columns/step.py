@@ -1,9 +1,9 @@
 """The kernel that tries one step for all columns of a matrix, with the same time and step size.
 
-Numbers of columns lie side by side: `[number, column]`, with as many columns as fill whole vectors
-of lanes. Each vector of columns is stepped while its stages are in registers, or in a thread's own
-memory where a state is an array (see `components.py`). So all that all columns have in memory is
-what a step begins with and what it leaves.
+The numbers of neighbouring columns lie side by side: `[number, column]`, with as many columns as
+fill whole vectors of lanes. One vector of columns is stepped at a time, with its stages in
+registers, or in a thread's own memory where a state is an array (see `algebra/components.py`). So
+the memory that all columns share has only what a step begins with and what it returns.
 """
 
 import functools
@@ -26,12 +26,12 @@ from ..compiled.steps.layout import LaneNumbers
 
 
 # Further entries of `sizes`: the number of columns that there is room for; and, where there are
-# arrays, the bytes of a thread's.
+# arrays, the bytes of a thread's arrays.
 COLUMNS, ARRAYS = 3, 4
 # The entries of `now`: the time and the signed size of the step.
 T, H = range(2)
 # The entries of `places`: the half of `both` that holds the columns, the first row in the step, and
-# the row behind the last.
+# the first row after it.
 HALF, FIRST, END = range(3)
 
 
@@ -52,7 +52,7 @@ def operations(d: KernelDescription) -> int:
 
 
 def measures(d: KernelDescription) -> int:
-    """How many numbers a step leaves of each column for the decision on it."""
+    """How many measures of each column a step returns, by which it is accepted or rejected."""
     return len(d.method.tableau.errors) if d.adaptive else 1  # type: ignore[union-attr]
 
 

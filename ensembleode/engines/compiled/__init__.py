@@ -1,17 +1,17 @@
 """The compiled engine: a solve as one loop of machine code.
 
-The whole solve of many trajectories is one function, generated as LLVM IR around the field and
-called from JAX's programs without a copy. Every lane has its own step size, acceptance, end and
-return code, and takes the next trajectory when it has finished one.
+The whole solve of many trajectories is one function, a kernel, which is generated as LLVM IR around
+the field and called from JAX's programs without copies of arrays. Every lane has its own step size,
+acceptance, end and return code, and takes the next trajectory when it has finished one.
 
 From the bottom up:
 
-- `llvm/`: LLVM IR from Python, machine code from that. `xla/`: a function of it as an operation of
+- `llvm/`: LLVM IR and machine code from Python. `xla/`: a function in LLVM IR as an operation of
     JAX. `algebra/`: products, linear equations and sums in memory.
 - `field/`: the vector field as instructions. `steps/`: what a kernel computes. `loop/`: the time
-    loop and its events. `reverse/`: its reverse mode.
-- `kernel.py`: all this as kernels. `solves.py`: these as functions of arrays. `gauss_adjoint.py`:
-    the adjoint ODE. `gpu.py`: the same by the threads of NVIDIA GPUs.
+    loop and its events. `reverse/`: reverse mode of the time loop.
+- `kernel.py`: the kernels, made of these parts. `solves.py`: the kernels as functions of arrays.
+    `gauss_adjoint.py`: the adjoint ODE. `gpu.py`: the engine on NVIDIA GPUs.
 """
 
 import functools
@@ -56,7 +56,7 @@ def _entries(field: Program) -> int:
 
 
 def lines(method: Any, field: Program) -> int:
-    """About how many lines of LLVM's language the step of an implicit method has for this field."""
+    """About how many lines of LLVM IR the step of an implicit method has for this field."""
     size = math.prod(field.out_avals[0].shape)
     parts = (method.nonstiff, method.stiff) if isinstance(method, Switching) else (method,)
     stages = sum(part.stages for part in parts)
@@ -193,7 +193,7 @@ class CompiledEngine(Engine):
         return True
 
     def width(self, state: Any, n: int) -> int:
-        """How many trajectories stay together: of many, some neighbours in memory."""
+        """How many neighbouring trajectories stay on the same device."""
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
 
 

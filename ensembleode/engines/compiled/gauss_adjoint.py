@@ -4,12 +4,12 @@ solve's own method and tolerances.
 The adjoint ODE is `lambda' = -(df/du)^T lambda`, from the last saved time to `t0`. At each saved
 time lambda jumps by the cotangent of the state there. The cotangent of the parameters is the
 integral of `(df/dp)^T lambda` (Chen et al., "Neural ordinary differential equations", NeurIPS 2018,
-appendix B). The state is that of the dense output of the forward steps.
+appendix B). The state comes from the dense output of the forward steps.
 
-Where a problem is stiff, lambda falls off after each jump within a small part of a forward step, so
-the steps back have step-size control of their own: the adjoint of an ensemble is an ensemble again,
-whose field looks up the forward step that a time is in. It is solved from saved time to saved time.
-Step-size control doesn't look at the integrals.
+Where a problem is stiff, lambda decays after each jump within a small part of a forward step, so
+the backward steps have step-size control of their own: the adjoint of an ensemble is an ensemble
+again, whose field looks up the forward step that contains a time. It is solved from each saved time
+to the one before. Step-size control ignores the integrals.
 """
 
 import dataclasses
@@ -35,14 +35,15 @@ from ..derivatives.flow import at_numbers, Flow, numbers_and_time, RecordedSolve
 from . import solves
 
 
-# Trajectories are done in parts, whose forward steps, `maxiters` of them, have about this much
-# room.
+# The adjoint is solved for a part of the trajectories at a time. The forward steps of a part, up to
+# `maxiters` for each trajectory, take about this many bytes.
 _ROOM = 2**29
 # The least number of trajectories of a part, enough for the lanes of a thread or two.
 _LEAST = 32
-# The size of the adjoint, in parts of the relative tolerance, below which it isn't followed.
+# Changes of the adjoint below this fraction of the relative tolerance aren't resolved.
 _BELOW = 1e-2
-# The largest part of the forward steps that a step back passes over: no jump is passed over unseen.
+# The forward steps fall into this many parts. A backward step ends at the latest where a part does,
+# so that it doesn't miss an abrupt change.
 _PARTS = 32
 
 
@@ -83,7 +84,7 @@ def pull_back(
 
 
 def _part(plan: Plan) -> int:
-    """How many trajectories are done at a time."""
+    """How many trajectories are solved backwards at a time."""
     nodes = len(inner_nodes(plan.method.value.method.degree))
     numbers = math.prod(plan.state.shape) * (1 + nodes) + 1
     return max(_LEAST, _ROOM // ((plan.maxiters + 1) * numbers * plan.state.dtype.itemsize))
@@ -91,7 +92,7 @@ def _part(plan: Plan) -> int:
 
 def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -> list:
     """The cotangents of the initial states and of the `wanted` parameters, one for each trajectory,
-    from those of the rows that are `there`, `[trajectory, row]`."""
+    from the `cotangent` of the rows that are `there`, `[trajectory, row]`."""
     plan = flow.plan
     n, dtype, size = len(there), plan.state.dtype, math.prod(plan.state.shape)
     steps = solves.steps(plan, lanes, there.any(1))
@@ -144,11 +145,11 @@ def _of_components(plan: Plan, lanes: TrajectoryNumbers, name: str) -> Any:
 
 
 def _tolerances_of_adjoint(abstol: Any, reltol: Any, adjoint: Any, u: Any) -> tuple[Any, Any]:
-    """The tolerances of the adjoint from a saved time on, for its value there, by those of the
-    forward solve. Components of the adjoint are compared by what a change of the state `u` by its
-    own size changes in the loss, as their units are reciprocal. What is far below the largest such
-    change doesn't count. (A state that passes through zero has the size of the tolerances; for the
-    largest change, of roundings.)"""
+    """The tolerances of the adjoint from a saved time on, from its value there and the tolerances
+    of the forward solve. As the adjoint's units are reciprocal to the state's, its components are
+    compared by the change of the loss when a component of the state `u` changes by its own size.
+    Changes far below the largest one don't count. (A component of the state near zero is taken to
+    have the size of the tolerances; for the largest change, that of their roundings.)"""
     usual = reltol > 0
     floor = jnp.where(usual, abstol / jnp.where(usual, reltol, 1), 1)
     changes, size = jnp.abs(adjoint), jnp.abs(u) + floor
@@ -192,9 +193,9 @@ def _back_numbers(
     plan: Plan, lanes: TrajectoryNumbers, forward: tuple, ends: Any, start: Any, end: Any
 ) -> TrajectoryNumbers:
     """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
-    the constants. Its time is the distance from the start, as late times don't resolve how it falls
-    off; or from zero where `f` jumps at exact times. `ends`: times of forward steps that no step
-    back goes beyond."""
+    the constants. Its time is the distance from `start`, as late times are too coarse to resolve
+    how it decays; where `f` jumps at known times, it is the distance from zero, which keeps these
+    times exact. `ends`: times of forward steps that no backward step passes."""
     direction = forward[0]
     jumps = lanes.d_discontinuities
     origin = start if jumps is None else jnp.zeros_like(start)
@@ -225,9 +226,9 @@ _NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop":
 
 @functools.lru_cache(maxsize=256)
 def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tuple[Program, list]:
-    """The field of the adjoint and of the integrals of `wanted` parameters, and its constants. Its
-    parameters: all numbers of the field, the origin of the time, and those of the `forward`
-    solve."""
+    """The field of the adjoint and of the integrals for the `wanted` parameters, and its constants.
+    Its parameters are all numbers of the field, the origin of the time, and the arguments `forward`
+    of `_state_at`."""
     (out,), (numbers, t) = field.out_avals, numbers_and_time(field)
 
     def backwards(y: Any, p: tuple, passed: Any) -> Any:
@@ -247,7 +248,7 @@ def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tupl
 
 def _state_at(direction: Any, rows: Any, times: Any, u: Any, inner: Any, t: Any) -> Any:
     """The state at a time, from the steps of one trajectory (see `solves.Steps`). Where two steps
-    meet, it is that of the earlier one, which ends there."""
+    meet, it is the end of the earlier one."""
 
     def parted(bounds: tuple) -> tuple:
         first, end = bounds

@@ -1,8 +1,8 @@
 """The compiled engine on NVIDIA GPUs, with a thread for each trajectory: the engine of
 EnsembleGPUKernel.
 
-The code is that of a kernel one lane wide, printed as PTX. What differs is where numbers lie (see
-`layout.NumbersOrder`) and the memory that a thread has for itself.
+The code is that of a CPU's kernel with one lane, compiled to PTX. Only the order of numbers in
+memory (see `layout.NumbersOrder`) and a thread's own memory differ.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ class GpuEngine(CompiledEngine):
 
 ENGINE = GpuEngine()
 
-# The largest number of constants and parameters of a field. Each is a parameter of the kernels, at
-# eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers take 4,352 bytes of
+# The largest number of constants and parameters of a field. Each is a parameter of the kernels, of
+# eight bytes, beside a dozen others; before PTX 8.1, NVIDIA's assemblers accept 4,352 bytes of
 # parameters. (XLA takes any number: `PackKernelArgs` in xla/stream_executor/kernel_args.h.)
 _MOST_ARRAYS = 500
 

@@ -1,4 +1,4 @@
-"""The kernels: from a `KernelDescription` to LLVM IR."""
+"""Writes the LLVM IR of kernels from a `KernelDescription`."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -34,11 +34,11 @@ from .steps.saved_rows import EventRows, KernelOutputs
 
 # The entries of `sizes`, the first operand of every kernel.
 N, ROWS, MAXITERS = range(3)
-# A further entry of the `sizes` of `solve`, where there are arrays: the bytes of a thread's.
+# A further entry of the `sizes` of `solve`, where there are arrays: the bytes of a thread's arrays.
 ARRAYS = 3
 # The results of `pull_back`.
 _GRADIENTS = ("u0", "own", "shared")
-# The dtypes of operands and results that don't have the state's.
+# The dtypes of those operands and results that don't have the state's dtype.
 _INTEGERS = ("out_counts", "out_marks", "events", "reached", "happened", "places")
 _DTYPES = {"kept": np.dtype(np.int8), **dict.fromkeys(_INTEGERS, I32)}
 
@@ -107,7 +107,7 @@ class KernelFrame:
             name: ElementPointer(b, f"%{name}", _DTYPES.get(name, d.dtype)) for name in names
         }
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
-        # What is known of the rows of events, in the buffer of this name.
+        # The rows of events, which are in the buffer of this name.
         self.events = None
         for name in self.others.keys() & {"out_events", "of_events"}:
             known = ElementPointer(b, "%room", I32)
@@ -118,7 +118,7 @@ class KernelFrame:
         self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
     def heap(self, b: Builder, d: KernelDescription, length: int) -> ThreadHeap | None:
-        """A thread's memory for arrays, whose length is this entry of the sizes; None on a GPU."""
+        """A thread's memory for arrays; its length is this entry of the sizes. None on a GPU."""
         if d.on_gpu:
             return None
 
@@ -198,9 +198,9 @@ TURNS, GROUP, CHECKPOINTS, THREADS = 3, 4, 5, 6
 
 
 class PullBackKernel(NamedTuple):
-    """The kernel `pull_back`: its IR, the bytes of a checkpoint, how many `factors` of a thread's
-    `ParameterSums` are in memory, and the bytes of a thread's memory for arrays, the last
-    result."""
+    """The kernel `pull_back`: its IR, the bytes of a checkpoint, how many numbers the memory
+    `factors` of a thread's `ParameterSums` has, and the bytes of a thread's memory for arrays,
+    which is the kernel's last result."""
 
     text: str
     checkpoint: int

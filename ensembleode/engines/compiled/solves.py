@@ -93,8 +93,8 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
 
 
 def _in_memory(plan: Plan) -> bool:
-    """Whether a state is an array in memory: it is large, and neither callbacks, implicit methods,
-    step-size control nor a GPU ask for single components."""
+    """Whether a state is an array in memory: it is large, and nothing needs single components, as
+    callbacks, implicit methods, step-size control of a part of the state, and GPUs do."""
     size, is_explicit = math.prod(plan.state.shape), _is_explicit(plan)
     whole = is_explicit and plan.events is None and plan.controlled == size
     return whole and not plan.engine.on_gpu and size >= description.least_in_memory()
@@ -120,9 +120,9 @@ def _has_products(field: Program) -> bool:
 def width_of(
     size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool, reused: bool
 ) -> int:
-    """The number of lanes: those of several vectors, as many as leave registers free for the state.
+    """The number of lanes: those of several vectors, where registers are left for the state then.
     `crowded`: whether there are many numbers besides the state, as with adaptive steps or products;
-    `reused`: whether a weight should be loaded for two vectors at least."""
+    `reused`: whether each load of a weight should serve at least two vectors."""
     most = min(4, here.registers // 8) if crowded else 4
     fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
     vectors = max(fitting, default=2 if reused else 1)
@@ -224,7 +224,7 @@ def _counts(d: KernelDescription, n: int) -> jax.ShapeDtypeStruct:
 
 
 class Steps(NamedTuple):
-    """The steps of trajectories. What was not reached is uninitialised.
+    """The steps of trajectories. Rows that were not reached are uninitialised.
 
     - `t [trajectory, row]`, `u [trajectory, row, component]`: where steps begin and end.
     - `inner [trajectory, row, node, component]`: the inner nodes of the step that ends in a row.
@@ -378,9 +378,9 @@ def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
 
 
 class _WorkShare(NamedTuple):
-    """How the work of `pull_back` is shared out: among `threads`, with the other `sizes` (see
-    `kernel.TURNS`), the memory of the record and of factors, so many `items` of which a thread gets
-    at `least` some, and so many sums of shared parameters' cotangents."""
+    """How the work of `pull_back` is shared out: the number of `threads`; further `sizes` (see
+    `kernel.TURNS`); the memory of the record and of factors; the number of `items`, of which
+    a thread gets at `least` so many; and the number of sums of shared parameters' cotangents."""
 
     threads: int
     sizes: tuple[int, ...]
@@ -400,14 +400,14 @@ def _record_on_cpu(
     group = min(together, d.width * (of_lane if d.controller else tuning.GROUP_OF_FIXED_STEPS))
     turn = d.recorded * d.width
     of_turn = turn * d.dtype.itemsize
-    # The turns of a group are at most those of a lane's trajectories.
+    # A group has at most as many turns as the trajectories of one lane have together.
     most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, tuning.SEGMENT_BYTES // of_turn)
     least = min(tuning.LEAST_TURNS * of_turn, tuning.LARGEST_SEGMENTS // 2)
     turns = min(turns, max(2, max(tuning.LARGEST_SEGMENTS // threads, least) // of_turn))
     checkpoints = _checkpoints(most, turns, back)
     events = (group + 1) * EVENT_CELLS * d.width
-    # (The last turn passes an evaluation on, to its place in a turn after it.)
+    # (The last turn also passes an evaluation on, for which the turn after it has the place.)
     passed_on = (d.of_step + d.evaluation) * d.width if d.passes_on else 0
     lengths = turns * turn + passed_on, events, checkpoints * back.checkpoint
     sizes = turns, group, checkpoints, *lengths
@@ -446,7 +446,7 @@ def _segment_turns(most: int, least: int) -> int:
 
 
 def _checkpoints(most: int, turns: int, back: kernel.PullBackKernel) -> int:
-    """How many checkpoints there is room for: those of all segments, if that is not too many."""
+    """How many checkpoints to make room for: one for each segment, if these are not too many."""
     fitting = min(tuning.MOST_CHECKPOINTS, max(2, tuning.MOST_KEPT // back.checkpoint))
     return min(-(-most // turns) + 1, fitting & -2)
 

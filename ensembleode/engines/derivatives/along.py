@@ -1,5 +1,5 @@
-"""The rate at which saved states change with their times: `f` along the solution, of which
-derivatives with respect to times consist."""
+"""Derivatives of saved states with respect to times: `f` along the solution, times the tangents of
+the times."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def sizes_of(flow: Flow) -> list[int]:
 
 
 def without_events(flow: Flow) -> Flow:
-    """The flow whose rows are those of saved states alone."""
+    """The flow without rows of events."""
     plan = dataclasses.replace(flow.plan, max_events=0, keeps_end=False)
     return dataclasses.replace(flow, plan=plan)
 
@@ -74,9 +74,9 @@ def each_t0(flow: Flow, x: Any) -> Any:
 
 
 def fit_for(ok: Any) -> Callable[..., Any]:
-    """`fit(x, is_own)`, by which numbers are fit to compute with for all trajectories: the numbers
-    of trajectories that failed, which may be infinite, are replaced by those of one that succeeded.
-    If none succeeded, the result doesn't depend on anything."""
+    """`fit(x, is_own)`, which makes numbers fit to compute with for all trajectories: it replaces
+    those of trajectories that failed, which may be infinite, by those of one that succeeded. If
+    none succeeded, its result depends on nothing that is differentiated."""
     some, any_ = jnp.argmax(ok), jnp.any(ok)
 
     def fit(x: Any, is_own: bool = True) -> Any:
@@ -98,7 +98,7 @@ def _rates(flow: Flow, lanes: TrajectoryNumbers, ok: Any, u: Any, t: Any) -> Any
 
 
 def start_rate(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve) -> Any:
-    """`f` at the initial states; behind a jump there."""
+    """`f` at the initial states; where `f` jumps at `t0`, just after the jump."""
     t0 = _beside(flow, lanes, each_t0(flow, lanes.t0)[:, None], 1)
     return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0)[:, 0]
 
@@ -129,8 +129,8 @@ def moving_times(flow: Flow, dlanes: TrajectoryNumbers) -> Any:
 
 
 def row_rates(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, rows: Any) -> Any:
-    """`f` at those saved states whose times may move, `[trajectory, time, *state]`; before a jump
-    there, except at the start. Zero where a state wasn't reached."""
+    """`f` at those saved states whose times may move, `[trajectory, time, *state]`; where `f` jumps
+    at such a time, just before the jump, except at the start. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
         there, t = _is_saved(flow, known), numbers_of_each(lanes.saveat, plan.batched.saveat, n)

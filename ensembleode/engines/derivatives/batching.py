@@ -1,4 +1,4 @@
-"""The batching rule of the four primitives: a mapped axis makes more trajectories."""
+"""The batching rule of the four primitives: a mapped axis becomes more trajectories."""
 
 import functools
 from collections.abc import Sequence
@@ -39,6 +39,6 @@ def batch(prim: Any, operands, axes, *, flow):
     if prim in (pull_p, bend_p):
         for i, (was, now) in enumerate(zip(flow.own, wide.own, strict=True), start=1):
             if now and not was:
-                # Shared within each entry of the mapped axis only: summed up in each group.
+                # Only trajectories of one entry of the mapped axis share it: sums for each group.
                 found[i] = found[i].reshape(size, flow.groups, -1, *found[i].shape[2:]).sum(2)
     return split_like(found, given, axes), [0] * len(found)

@@ -96,7 +96,7 @@ def _with_moving_jumps(
 def _solve_dot(
     flow: Flow, dlanes: TrajectoryNumbers, rows: Any, lanes: TrajectoryNumbers, known: RecordedSolve
 ) -> list:
-    """The tangents of the results of `solve`, None for zero; `rows()` returns the first result."""
+    """The tangents of the results of `solve`, None for zero; `rows()` returns the saved states."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     outs: list = [None] * len(sizes_of(flow))
     if moving is not None:
@@ -109,7 +109,7 @@ def _solve_dot(
 
 
 def _asked(flow: Flow, c: Sequence) -> tuple[Flow, list]:
-    """The flow and its cotangents, without the rows of events where their cotangent is zero."""
+    """The flow and the cotangents, without the rows of events if their cotangent is zero."""
     if len(c) > 1 and is_zero(c[1]):
         flow, c = without_events(flow), c[:1]
     return flow, list(map(ad.instantiate_zeros, c))
@@ -191,7 +191,7 @@ def of_groups(
 
 
 def _ungrouped(flow: Flow, x: Any) -> Any:
-    """Numbers `[group, ...]` for each trajectory; of a single group, those that all share."""
+    """Numbers `[group, ...]` as numbers of each trajectory; with a single group, as shared ones."""
     return x[0] if flow.groups == 1 else jnp.repeat(x, flow.n // flow.groups, axis=0)
 
 
@@ -300,7 +300,7 @@ def _to_tangents(
     like: Flow,
 ) -> list:
     """Cotangents of `v`, the tangents of `like`: one for each trajectory, or their sum. None for
-    those that are known, and those of parameters without a tangent aren't computed at all."""
+    tangents that are known; cotangents of parameters without a tangent aren't computed at all."""
     v0, *rest = map(ad.is_undefined_primal, v)
     are_asked = iter(rest)
     asked = {
@@ -395,7 +395,8 @@ def differentiable(plan: Plan, lanes: TrajectoryNumbers, ok: Any, result: Result
         result = result._replace(events=events, ended=ended)
     if saving.mode == "times" or not saving.start:
         return result._replace(u=rows)
-    # A state saved as the start is u0, wherever t0 is; one at a time of saveat moves with that.
+    # The state saved at the start is u0, whatever t0 is; a state saved at a time of `saveat` moves
+    # with that time.
     start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
     rows = rows if saving.mode == "ends" else rows[:, 1:]
     return result._replace(u=jnp.concatenate([start, rows], axis=1))

@@ -1,5 +1,5 @@
-"""A solution as a function of its numbers, and the same with tangents. The primitives of
-`derivatives.py` are defined by these, whichever engine computes them."""
+"""A solve as a function of its numbers, and the solve of the field with tangents. The primitives of
+`primitives.py` are defined by these, whichever engine computes them."""
 
 import dataclasses
 import functools
@@ -24,9 +24,9 @@ from ..base.results import numbers_of_each
 
 
 class RecordedSolve(NamedTuple):
-    """What the solve has found out, with the trajectories along the first axis: whether each
-    succeeded; how many times of each were `reached`, or would have been with more rows; with
-    callbacks, how many events `happened` that are kept, and whether each `ended` by one."""
+    """What is known from the solve, with the trajectories along the first axis: whether each
+    succeeded (`ok`); how many saved times it `reached`, or would have with more rows; with
+    callbacks, how many kept events `happened`, and whether an event `ended` it."""
 
     ok: Bool[Array, " lane"]
     reached: Int[Array, " lane"]
@@ -179,7 +179,7 @@ def _product_with_tangents(
 def at_numbers(
     program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Any, *more: Any
 ) -> Callable:
-    """A program as a function of the state and of those of its numbers at these places."""
+    """A program as a function of the state and of its numbers at these places."""
     n = len(field.jaxpr.constvars)
 
     def at(state, *chosen):
@@ -212,8 +212,9 @@ _NO_TANGENT = (
 
 
 def augmented(flow: Flow, lanes: TrajectoryNumbers, v: Sequence) -> tuple[Flow, TrajectoryNumbers]:
-    """The flow JF and its numbers, which are those of F and their tangents. Of these, JF wants the
-    cotangents that F does: the cotangent of a tangent isn't needed, as `bend` is linear in it."""
+    """The flow JF and its numbers, which are those of F and their tangents. JF computes the
+    cotangents of the same numbers as F: the cotangent of a tangent isn't needed, as `bend` is
+    linear in it."""
     v0, *tangents = v
     plan = flow.plan
     flags = zip(inexact_of(plan.field), flow.moved, strict=True)

@@ -11,8 +11,8 @@ the field F extended by a tangent:
 `pull` and `bend` compute their results for the initial state and for the parameters that are
 wanted (see `flow.Flow`), so that what JAX knows to be constant costs nothing on the way back.
 
-The saved states are a list, and so are `c` and `w`: where there is room for events, the rows of
-these come second.
+The saved states are a list, and so are `c` and `w`: where there is room for events, the second item
+has the rows of events.
 
 The primitives are linear in the operands after the `;`. They are closed: the derivative of each is
 one of them, for F or for JF, and so is each transpose (the transpose of `bend` with respect to v is
@@ -23,8 +23,8 @@ no JF, as JAX transposes its `push` to a `pull` before that.
 Steps are regarded as constants. They are chosen by the components of F's own state alone, which JF
 computes by the same operations, so the steps are the same (unless the user's derivative rule of a
 function computes its value differently). The solution is always that of F. Derivatives with respect
-to times are those of the solution of the ODE, along the field: S moves by f when its times move,
-and by -DS f when `t0` does.
+to times are those of the solution of the ODE, along the field: S has the derivative f with respect
+to its times, and -DS f with respect to `t0`.
 
 Only trajectories that succeeded, and rows that were reached, have derivatives; those of others are
 zero.
@@ -114,14 +114,14 @@ def numbers_avals(flow: Flow) -> list:
 
 
 def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
-    """A primitive with the operands `lanes` and `known`, followed by its own."""
+    """A primitive with the operands `lanes` and `known`, followed by the primitive's own."""
     prim: Any = jex.Primitive(f"ensembleode_{name}")
     prim.multiple_results = True
 
     def run(*operands, flow):
         return fn(flow, *unpack(flow, operands))
 
-    prim.opened = run  # see `compiled.call.kernels_in`
+    prim.opened = run  # see `kernels_in` of compiled/xla/call.py
     eagerly = jit_recent(lambda flow, *operands: prim.bind(*operands, flow=flow))
     prim.def_impl(jax.disable_jit(False)(lambda *operands, flow: eagerly(flow, *operands)))
     prim.def_abstract_eval(lambda *avals, flow: results_of(results(flow), avals))

@@ -1,4 +1,4 @@
-"""How saved states move with time, which derivatives with respect to times need."""
+"""The rates `du/dt` of saved states, which derivatives with respect to times need."""
 
 from typing import Any
 

@@ -1,10 +1,9 @@
 """States at rest: Newton's method from where a solve came to rest, and implicit derivatives.
 
-At rest, `f(y, p) = 0`. Where the Jacobian `J` is singular, rows `w` with `w J = 0` are quantities
-that the flow conserves, and `w M (y - u) = 0`, with the mass matrix `M` and the state `u` at the
-end of the solve, takes the place of the equations that are missing. So the derivative of `y` is
-that of the root, by the implicit function theorem, and depends on the initial state through what is
-conserved.
+At rest, `f(y, p) = 0`. Where the Jacobian `J` is singular, a row `w` with `w J = 0` stands for a
+quantity that the ODE conserves. Such quantities give the missing equations, `w M (y - u) = 0`, with
+the mass matrix `M` and the state `u` at the end of the solve. The derivative of the root `y` comes
+from the implicit function theorem, and depends on the initial state through what is conserved.
 
 Matrices are inverted here by elementwise operations: LAPACK's threads wait for ever where several
 devices of a CPU call them.
@@ -88,7 +87,7 @@ def _came_to_rest(plan: Plan, result: Result) -> Any:
 
 
 def _put(mask: Any, rows: Any, end: Any) -> Any:
-    """Rows `[trajectory, row, *state]` with the end of its trajectory where the mask is true."""
+    """Rows `[trajectory, row, *state]`; where the mask is true, a row is its trajectory's `end`."""
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (end.ndim - 1)), end[:, None], rows)
 
 
@@ -121,8 +120,9 @@ def _(system: "RestEquations", primals: Sequence, tangents: Sequence) -> tuple:
 
 
 class RestInputs(NamedTuple):
-    """What the equations of a trajectory depend on besides the state `y`: the `others` behind it,
-    the constants and parameters of the field, the time, and the `span` from `t0` to it."""
+    """What the equations of a trajectory depend on besides the components `y` that come to rest:
+    the `others`, which follow these in the state; the constants and parameters of the field; the
+    time; and the `span` from `t0` to that time."""
 
     others: Any
     numbers: tuple
@@ -132,7 +132,7 @@ class RestInputs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RestEquations:
-    """The equations of a state at rest, of which the first `size` components come to rest."""
+    """The equations of a state whose first `size` components come to rest."""
 
     field: Program
     shape: tuple[int, ...]
@@ -145,7 +145,7 @@ class RestEquations:
         return TrajectoryNumbers(consts=lanes.consts, p=lanes.p, t0=lanes.t0)
 
     def roots(self, came: Any, u: Any, t: Any, lanes: TrajectoryNumbers) -> tuple[Any, Any]:
-        """The states at rest near `u`, where they were found, and whether; the others keep `u`."""
+        """The states at rest near `u`, or `u` where none was found; and whether one was found."""
         fit, numbers = fit_for(came), lanes.parameters
         own = self.batched.parameters
         numbers = tuple(map(fit, numbers, own))
@@ -192,11 +192,12 @@ class RestEquations:
 
 class Linear(NamedTuple):
     """The equations at a state `y`, divided by the sizes of their rows: `weights f(y) +
-    left weights M (y - u) = 0`, where `f` has no equations for what is conserved.
+    left weights M (y - u) = 0`. The second term fills the rows whose equations in `f` depend on
+    those of the other rows.
 
-    - `left`: a left null vector of `weights J` in each row that no equation is left for; zero in
-        the others. `regular`: the inverse that it is made of.
-    - `inverse`: of the equations' matrix, for changes of `y` in units of its `scale`.
+    - `left`: in each row that is filled, a left null vector of `weights J`; zero in the
+        other rows. `regular`: the inverse from which it is computed.
+    - `inverse`: that of the equations' matrix, for changes of `y` in units of `scale`.
     """
 
     inverse: Any
@@ -226,8 +227,8 @@ def _linear(system: RestEquations, y: Any, given: RestInputs) -> Linear:
 
 
 def _scale(y: Any) -> Any:
-    """The sizes of components; one that is tiny beside others counts as larger than it is, so that
-    a direction in which nothing moves is found although its components vanish."""
+    """The sizes of components. One that is tiny beside others counts as larger than it is, so that
+    a null direction of the Jacobian is found even where the components along it vanish."""
     size = jnp.abs(y)
     largest = jnp.max(size)
     floor = jnp.where(largest > 0, largest, 1) * jnp.sqrt(jnp.finfo(y.dtype).eps)
@@ -255,7 +256,7 @@ def _root(system: RestEquations, u: Any, given: RestInputs) -> tuple[Any, Any]:
 
     far = jnp.asarray(jnp.inf, u.dtype)
     y, moved, *_ = jax.lax.while_loop(goes_on, step, (u, far, far, np.int32(0)))
-    # The terms of f, as far as they depend on the state, and what is left of their sum.
+    # The sizes of the terms of f that depend on the state, and the size of f, their sum.
     terms = _times(jnp.abs(system.jacobian(y, given)), _scale(y))
     left = jnp.abs(system.rates(y, given, given.t))
     drift = jnp.abs(system.derivative(lambda t: system.rates(u, given, t))(given.t))
@@ -287,7 +288,7 @@ def _(system: RestEquations, primals: Sequence, tangents: Sequence) -> tuple:
 
 
 def _derivative_along(system: RestEquations, fn: Callable, at: Sequence, tangents: Sequence) -> Any:
-    """The derivative of `fn` along tangents, also by derivatives backwards alone."""
+    """The derivative of `fn` along tangents, even where `fn` has reverse mode alone."""
     places = [i for i, x in enumerate(at) if is_inexact(x)]
 
     def of_inexact(*chosen):
@@ -311,9 +312,8 @@ def _times(a: Any, b: Any) -> Any:
 
 
 def _eliminated(matrix: Any, least: Any) -> tuple[Any, Any]:
-    """The inverse of a matrix by Gauss-Jordan elimination with complete pivoting, and its border:
-    where no pivot is larger than `least`, one was put in place of it there, as if it had been added
-    to the matrix."""
+    """The inverse of `matrix + border`, by Gauss-Jordan elimination with complete pivoting, and the
+    border: it has a one at each place where no pivot larger than `least` was left."""
     n = len(matrix)
     places = jnp.arange(n)
 

@@ -2,8 +2,8 @@
 
 - `solving.py`: solving by diffrax. It is imported when this engine is first used, because importing
     diffrax takes a third as long as importing everything else.
-- `control.py`: this library's step-size controllers and norms within diffrax, and the end of a
-    trajectory that can't go on.
+- `control.py`: this library's step-size controllers and norms within diffrax, and the end of
+    trajectories that can't go on.
 - `within_steps.py`: the solution within saved steps.
 - `explicit.py`: this library's explicit methods that diffrax doesn't have.
 - `gradients.py`: derivatives of any order, where no adjoint is asked for.

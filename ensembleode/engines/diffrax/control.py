@@ -1,5 +1,5 @@
-"""Step control within diffrax, which always integrates forwards in time: this library's step-size
-controllers and norms, and the end of a trajectory that can't go on, with any controller."""
+"""Step-size control within diffrax: this library's controllers and norms; and, with any controller,
+the end of trajectories that can't go on. diffrax always integrates forwards in time."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ def _sizes(components: Components) -> Components:
 
 
 class ErrorEstimates(NamedTuple):
-    """Several estimates of a step's error, each like the state, of which the largest counts."""
+    """Several estimates of a step's error, each with the state's shape; the largest one counts."""
 
     each: tuple
 
@@ -64,7 +64,7 @@ def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
-    """One of this library's controllers."""
+    """One of this library's step-size controllers as a controller of diffrax."""
 
     controller: AbstractController = eqx.field(static=True)
     own_norm: AbstractNorm = eqx.field(static=True)
@@ -84,7 +84,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 
             def field(y, t):
                 k = func(terms, t, jtu.tree_unflatten(structure, list(y)), args)
-                # (Of an equation in two parts, each has its own.)
+                # (Each part of an equation in two parts has its own derivative.)
                 parts = [k] if jtu.tree_structure(k) == structure else k
                 return tuple(map(sum, zip(*map(jtu.tree_leaves, parts), strict=True)))
 
@@ -129,7 +129,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 
 
 class FixedSteps(diffrax.AbstractStepSizeController):
-    """Fixed steps to known times, which are laid out anew from each of these."""
+    """Fixed steps that end on the known times; after each of these they are laid out anew."""
 
     tstops: Any  # the known times, `[time]`; None for none
     jumps: Any  # those at which `f` jumps, `[time]`; None for none
@@ -138,12 +138,12 @@ class FixedSteps(diffrax.AbstractStepSizeController):
         return jax.tree.map(lambda x: x * direction, self)
 
     def _beside(self, direction: int) -> Any:
-        """The times just after or before the jumps, with which they move."""
+        """The times just after or before the jumps, with the tangents of the jumps' times."""
         fixed = jax.lax.stop_gradient(self.jumps)
         return self.jumps + (time.next_time(ARRAYS, fixed, direction) - fixed)
 
     def _end(self, t: Any, anchor: Any, number: Any, end: Any, dt: Any) -> tuple[Any, Any]:
-        """The end of a step from `t`, and that of the stretch of time, from `anchor`."""
+        """The end of a step from `t`, and the end of the stretch of time from `anchor` on."""
         tables = [] if self.tstops is None else [self.tstops]
         if self.jumps is not None:
             # (A step ends before a jump.)
@@ -181,7 +181,7 @@ class ControlledComponents:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "ControlledComponents | None":
-        """Those of a solve; None where they are all."""
+        """The controlled components of a solve; None where all are controlled."""
         whole = shape = plan.state.shape
         if math.prod(whole) == plan.controlled:
             return None
@@ -229,9 +229,9 @@ STOPPED: Any = diffrax.RESULTS.event_occurred
 
 
 class Controller(diffrax.AbstractAdaptiveStepSizeController):
-    """Any step-size controller, with a return code when the trajectory can't go on.
+    """Any step-size controller, which ends a trajectory that can't go on with a return code.
 
-    It is always of diffrax's adaptive kind, as implicit solvers look there for their tolerances,
+    It always has the class of diffrax's adaptive controllers, from which implicit solvers read
     `rtol`, `atol` and `norm`. `controlled`: the components that it looks at; None for all.
     """
 
@@ -352,7 +352,8 @@ def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
 
 
 def _parted(times: Any) -> Any:
-    """The times in order, those at neighbouring numbers as one: no step has room between them."""
+    """The times in order. Times that are neighbouring numbers, without room for a step between
+    them, become one."""
     gaps = jnp.abs(jnp.diff(times)) > _ROOM * jnp.finfo(times.dtype).eps * jnp.abs(times[1:])
     first = jnp.where(gaps, jnp.arange(1, len(times)), 0)
     return times[jax.lax.cummax(jnp.append(jnp.zeros(1, first.dtype), first))]

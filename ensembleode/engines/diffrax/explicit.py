@@ -37,7 +37,7 @@ class Explicit(diffrax.AbstractSolver):
 
     method: Method = eqx.field(static=True)
     # Whether states within steps are asked for, for which some methods evaluate `f` further times;
-    # and at which times alone, in the direction of time (None for all).
+    # and the only times where they are, in the direction of time (None for all times).
     is_dense: bool = eqx.field(static=True, default=False)
     times: Any = None
 
@@ -140,8 +140,8 @@ def _equations(terms: Any, like: Any, args: Any) -> Equations:
 
 
 def _in_direction(terms: Any, t: Any, y: Any, args: Any) -> Any:
-    """The derivative of the state by the time of diffrax, which goes forwards: where time goes
-    backwards, it has changed the sign of time, and the terms' `contr` has that sign."""
+    """The derivative of the state with respect to the time of diffrax, which goes forwards. Where
+    time goes backwards, diffrax has changed its sign, and the terms' `contr` has that sign."""
     sign = terms.contr(jnp.zeros_like(t), jnp.ones_like(t))
     return terms.vf_prod(t, y, args, sign)
 

@@ -1,8 +1,8 @@
 """Derivatives of any order of solves by diffrax, where no adjoint is asked for: the solves are the
-primitives of `engines/derivatives/primitives.py`, of which this module has the kernels.
+primitives of `engines/derivatives/primitives.py`, and this module computes these.
 
-Forwards, the loop of diffrax is differentiated as it is; backwards, it is the one that keeps
-checkpoints. Both have the derivatives of the numerical solution with its steps held constant.
+In forward mode, diffrax's ordinary loop is differentiated, in reverse mode its loop that keeps
+checkpoints. Both give the derivatives of the numerical solution with its steps held constant.
 """
 
 from collections.abc import Callable, Sequence

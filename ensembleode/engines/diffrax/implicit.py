@@ -1,14 +1,14 @@
 """The implicit methods of the diffrax engine: diagonally implicit, with an explicit first stage.
 
-The steps are those of diffrax (`AbstractESDIRK`), which doesn't report how often it iterates. Added
-are that count, and criteria for ending the iteration for a stage or giving it up. These are the
-criteria of section IV.8 of Hairer and Wanner, "Solving Ordinary Differential Equations II" (2nd
-ed., 1996), where the change of an iterate is measured as a change of the state, in units of the
-tolerances. The convergence rate (theta there) is not kept from step to step, so there are at least
-two iterations, unless the first one changes next to nothing.
+The steps are those of diffrax (`AbstractESDIRK`), which doesn't report how often it iterates. This
+module counts the iterations, and has criteria of its own for ending the iteration for a stage or
+giving it up: those of section IV.8 of Hairer and Wanner, "Solving Ordinary Differential Equations
+II" (2nd ed., 1996), where the change of an iterate is measured as a change of the state, in units
+of the tolerances. The convergence rate (theta there) is not kept from step to step, so there are at
+least two iterations, unless the first one changes next to nothing.
 
 diffrax 0.7.2 with optimistix 0.1.0 measures changes of `f`, or of `h f`, as if they were changes of
-the state, and gives up after two iterations, even where all that is left to change is rounding. Its
+the state, and gives up after two iterations, even where only rounding is left to change. Its
 KenCarp methods also have an explicit half, so that their first stage is no longer the last stage of
 the step before. Its implicit Euler method ends the trajectory where the iteration fails.
 """
@@ -49,8 +49,8 @@ def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
 
 
 def before_jumps(solver: diffrax.AbstractSolver, jumps: Any) -> diffrax.AbstractSolver:
-    """A diffrax solver that evaluates `f` on this side of jumps, at these times in the direction of
-    time; the solver itself, if its stages are within its steps."""
+    """A diffrax solver of which no stage is after a jump of `f` that its step doesn't pass; the
+    solver itself, if its stages are within its steps. `jumps`: times in the direction of time."""
     stages = getattr(getattr(solver, "tableau", None), "c", None)
     is_within = stages is None or np.max(stages, initial=0.0) <= 1
     return solver if is_within else _SolverBeforeJumps(solver, jax.lax.stop_gradient(jumps))
@@ -86,8 +86,8 @@ class _StateUnits(optimistix.AbstractRootFinder):
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
     def _reached(self, f: Any) -> Any:
-        """By components, the larger of the magnitudes of the state at the start of the step and at
-        the stage."""
+        """For each component, the larger of its magnitudes at the start of the step and at the
+        stage."""
         return jtu.tree_map(
             lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
         )
@@ -306,7 +306,7 @@ def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
 
 
 def _root(f: Any, inputs: Any) -> Any:
-    """`f`, a root of the residual, with the derivatives that it has by the inputs."""
+    """`f`, a root of the residual, with its implicit derivatives with respect to the inputs."""
     return optimistix.ImplicitAdjoint().apply(
         _derivative_given, _at_root, (f, inputs), frozenset()
     )[0]
@@ -339,7 +339,7 @@ class Kvaerno5(CountingESDIRK, diffrax.Kvaerno5):
     pass
 
 
-# Of the KenCarp methods, the implicit half is used for all of `f`.
+# The KenCarp methods' implicit half is used for all of `f`.
 
 
 class KenCarp3(CountingESDIRK):
@@ -426,10 +426,10 @@ class _RetriedSolver(_WrappedSolver):
 
 
 class _SolverBeforeJumps(_WrappedSolver):
-    """A solver no stage of which is behind a jump of `f` that its step doesn't reach.
+    """A solver of which no stage is after a jump of `f` that its step doesn't pass.
 
-    The stage is at the last time before the jump instead, so this step has a lower order, which its
-    error tells.
+    Such a stage is at the last time before the jump instead. This lowers the order of the step, and
+    the error estimate shows it.
     """
 
     jumps: Any
@@ -441,7 +441,7 @@ class _SolverBeforeJumps(_WrappedSolver):
 
 
 class _ClampedTerm(diffrax.AbstractTerm):
-    """A term at its time, or at this one, if that is sooner."""
+    """A term that is evaluated at its time, or at a given time if that is earlier."""
 
     term: Any
     last: Any

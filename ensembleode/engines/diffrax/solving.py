@@ -1,9 +1,8 @@
 """Solving by diffrax: any of its solvers, step-size controllers and adjoints.
 
-This is the reference that other engines are tested against. It adds to `diffrax.diffeqsolve`: a
-step-size controller that stops a trajectory with a return code when it becomes infinite or NaN, or
-when its step underflows; NaN in the rows that a trajectory did not get to; and it has no host
-callback.
+This is the reference that other engines are tested against. In addition to `diffrax.diffeqsolve`,
+a trajectory stops with a return code when it becomes infinite or NaN, or when its step underflows,
+and rows that it didn't reach are NaN. Checks of diffrax's by host callbacks are avoided.
 """
 
 import dataclasses
@@ -123,8 +122,8 @@ def _orders(alg: Any, solver: Any) -> tuple[int, int]:
 
 
 def closes(plan: Plan) -> bool:
-    """See [`Engine.closes`][ensembleode.engines.base.engine.Engine.closes]. It is so without an
-    adjoint that is asked for, where nothing but the saved states and times has derivatives."""
+    """See [`Engine.closes`][ensembleode.engines.base.engine.Engine.closes]. True where no adjoint
+    is asked for, and nothing but the saved states and times has derivatives."""
     is_kept = plan.saving.mode == "steps" and keeps(plan)
     field: Any = getattr(plan.field, "field", plan.field)  # of the columns of a matrix
     return plan.method.value.by_default and not is_kept and not effects_of(field)
@@ -301,8 +300,9 @@ def _integrate(
 
 
 def _with_moving_jumps(events: TracedCallbacks, lane: TrajectoryNumbers) -> TrajectoryNumbers:
-    """The numbers with the derivatives of the times at which `f` jumps, which are the last
-    parameter then (see `core.moving_discontinuities`): the steps that end there move with them.
+    """The numbers, in which the times at which `f` jumps have their derivatives, so that steps that
+    end there move with them. These times are then the last parameter (see
+    `jumps/moving_discontinuities.py`).
 
     **Raises:** `NotImplementedError` for the field with tangents, which jump there themselves.
     """
@@ -348,7 +348,7 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
     )
 
 
-# The methods that are diffrax's own; it has no other explicit ones of ours.
+# The explicit methods of this library that diffrax has, too.
 _NAMES = "Bosh3 Dopri5 Dopri8 Euler Heun Midpoint Ralston Tsit5"
 _THEIRS = {getattr(solvers, name): getattr(diffrax, name)() for name in _NAMES.split()}
 
@@ -375,8 +375,8 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
 
 
 class _SaveTimes(diffrax.AbstractAdjoint):
-    """An adjoint that saves at given times, which are put in place after `diffeqsolve` has checked
-    those of its own: it checks traced times by a host callback."""
+    """An adjoint that saves at given times. They replace the times that `diffeqsolve` was given
+    after it has checked these, as it checks traced times by a host callback."""
 
     inner: diffrax.AbstractAdjoint
     ts: Any
@@ -441,7 +441,7 @@ def _result(plan: Plan, lane: TrajectoryNumbers, sol: Any) -> Result:
     retcode = jnp.where(jnp.any(overflow), unstable, retcode)
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
     u = jnp.where(rows, ys, jnp.nan)
-    # What failed has no derivatives.
+    # Failed trajectories have no derivatives.
     u = jnp.where(reached_end(retcode), u, jax.lax.stop_gradient(u))
     has_inner = saving.mode == "steps" and keeps(plan)
     inner = within_steps(plan, sol, reached) if has_inner else None

@@ -1,5 +1,5 @@
-"""The solution within saved steps: from steps that are made again one by one, or from states at
-nodes that are kept."""
+"""The solution within saved steps, from steps that are computed again one by one, or from states at
+nodes that the solve keeps."""
 
 import dataclasses
 from typing import Any

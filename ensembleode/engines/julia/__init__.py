@@ -6,9 +6,9 @@ ensemble algorithms run the ensembles, in this process or in a separate one.
 - `fields.py`: the vector field and its derivatives in Julia; `source.py` prints them.
 - `callbacks.py`: conditions and affects in Julia, and the events that Julia returns.
 - `methods.py`: the names of solvers and ensemble algorithms in Julia.
-- `numbers.py`: trajectories as arrays, and results from arrays.
+- `numbers.py`: the arrays of a request, and results from the arrays that come back.
 - `requests.py`, `session.py`: requests to Julia, and the Julia that answers them.
-- `solving.py`: a solve as a request.
+- `solving.py`: solving by requests.
 - `ensembles.py`: the executor.
 - `gradients.py`: forward sensitivities and continuous adjoints.
 - `environment.py`, `installing.py`: where Julia is, and how it is installed.
@@ -74,13 +74,13 @@ class JuliaEngine(Engine):
         ours = getattr(alg, "method", None)
         if isinstance(controller, AbstractController) and ours is not None and ours.is_implicit:
             controller = controller.for_implicit()
-        # A method that is known by its name only may need the derivatives.
+        # A method of which only the name is known may need the derivatives.
         implicit, stages = alg.implicit or known_by_name, alg.stages or 8
         how = (methods.description(alg), adaptive, implicit, stages, chosen, controller)
         return Static(PlacedJuliaMethod(*how, options["internalnorm"], method=ours))
 
     def reads_form(self, method: Static) -> bool:
-        """Whether the method needs derivatives of `f`. It may, if it is known by its name only."""
+        """Whether the method may need derivatives of `f`, as it may if only its name is known."""
         return method.value.implicit
 
     def versions(self, method: Static) -> dict[str, str]:

@@ -1,10 +1,10 @@
-"""Which Julia runs the engine: finding it and checking it.
+"""Finds the Julia that runs the engine, and checks it.
 
 Nothing here starts Julia inside of Python, downloads anything or changes a project; `installing.py`
 does that. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and
 `PYTHON_JULIACALL_PROJECT` name an executable and a project, otherwise juliapkg has installed both.
-Of juliapkg, only its last resolution is read (a new one needs the internet and a lock), and `check`
-says whether that is still good enough.
+Of juliapkg, only the last resolution is read (a new one needs the internet and a lock); `check`
+finds out whether it still meets the requirements.
 
 The project holds the dependencies of EnsembleODE, our own Julia package. EnsembleODE itself comes
 with this Python package, and is loaded from `package_root` (see `loading`), so that the versions of
@@ -80,7 +80,7 @@ class JuliaError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class JuliaInstallation:
-    """An executable, the project to run it with, and who named them."""
+    """An executable, the project to run it with, and the tool or variables that name them."""
 
     executable: str
     project: str
@@ -89,8 +89,8 @@ class JuliaInstallation:
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """The versions of Julia and, by name, of the packages that it would load in a project, without
-    those that are missing."""
+    """The version of Julia and, by name, those of the packages that it would load in a project;
+    packages that are missing are left out."""
 
     julia: str
     packages: dict[str, str]

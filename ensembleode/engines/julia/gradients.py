@@ -1,8 +1,8 @@
 """Derivatives of solves in Julia: forward sensitivities, and continuous adjoints.
 
-JAX derives their right-hand sides, which are translated like any field and solved by the same
-method and ensemble algorithm, to the same tolerances. So the derivatives are accurate to the
-tolerances; they are not the exact derivatives of the steps taken.
+JAX derives the right-hand sides of their ODEs, which are translated like any field. The method, the
+ensemble algorithm and the tolerances are those of the solve. So the derivatives are accurate to
+the tolerances; they are not the exact derivatives of the steps taken.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Installing the Julia that runs the engine, and the packages that it needs.
+"""Installs the Julia that runs the engine, and the packages that it needs.
 
-What the package manager downloads or changes, it downloads and changes here alone.
+Only this module has the package manager download or change anything.
 """
 
 import subprocess

@@ -1,4 +1,4 @@
-"""Trajectories as the arrays of a request, and results from the arrays that come back."""
+"""The numbers of trajectories as arrays of a request, and results from the arrays that return."""
 
 import math
 from collections.abc import Sequence

@@ -100,7 +100,7 @@ class DistributedExecutor(Executor):
         numbers = numbers_of(
             lanes, job.plan.batched, indices, integers(repeat), job.key, job.output_consts
         )
-        pickle = functools.partial(pickled, remake=job.remake)
+        pickle = functools.partial(pickled, make=job.make, arguments=job.arguments)
         numbers = jax.tree.map(jnp.asarray, numbers)
         form = form_of(kind, job.plan, numbers)
         return FormRequest(self.pool, self.threads, form, indices.shape[0], pickle), numbers, costs

@@ -21,7 +21,7 @@ from ...engines.compiled.xla.call import kernels_in, safety_checks
 from ...ground.devices.placement import on_cpu
 from ...ground.keys import as_before
 from ...running.interrupts import looking_at
-from ...running.job import with_output
+from ...running.job import JobArguments, with_output
 from ...tracing.program import is_tracer
 from .forms import Form, form_of, raw_struct, RootForm, SentArrays
 from .worker import ExportedProgram, PickledProgram, ShippedProgram
@@ -125,21 +125,19 @@ def exported(program: ChunkProgram) -> ShippedProgram | None:
     )
 
 
-def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> ShippedProgram:
-    """The problem that a program comes from, to be traced again on the worker; `remake` is a
-    function that makes the job, and its arguments. Raises `ValueError` for functions that close
-    over traced values."""
+def pickled(program: ChunkProgram, make: Callable, arguments: JobArguments) -> ShippedProgram:
+    """The problem that a program comes from, to be traced again on the worker; `make(*arguments)`
+    makes its job. Raises `ValueError` for functions that close over traced values."""
     import cloudpickle
 
-    fn, args = remake
     bare = dataclasses.replace(program, form=program.form.on(None))
     of = program.form.base.plan
     names = "saving", "maxiters", "inner", "max_events", "last_event"
     plan = {name: getattr(of, name) for name in names}
     looks = of.batched.stop is not None
     try:
-        make = functools.partial(_remade, fn, _without_numbers(args), plan, looks, bare)
-        content = cloudpickle.dumps(make)
+        fn = functools.partial(_remade, make, _without_numbers(arguments), plan, looks, bare)
+        content = cloudpickle.dumps(fn)
     except Exception as e:
         raise ValueError(
             "f, prob_func or output_func calls the host, so they are sent to the workers pickled, "
@@ -150,14 +148,14 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> ShippedPro
     return ShippedProgram(hashlib.sha256(content).hexdigest(), PickledProgram(content, count))
 
 
-def _without_numbers(args: tuple) -> tuple:
-    """The arguments of the function that remakes a job, with blanks in place of numbers. Numbers
-    that change from solve to solve are sent separately, so that they don't make another program."""
-    ens, options, key, *rest = args
+def _without_numbers(arguments: JobArguments) -> JobArguments:
+    """The arguments with blanks in place of numbers. Numbers that change from solve to solve are
+    sent separately, so that they don't make another program."""
+    ens = arguments.ens
     numbers = jax.tree.map(lambda x: _blank(x) if eqx.is_array(x) else x, (ens.prob.u0, ens.prob.p))
     ens = eqx.tree_at(lambda e: (e.prob.u0, e.prob.p), ens, numbers, is_leaf=lambda x: x is None)
-    args = (ens, options, _blank(key), *rest)
-    return jax.tree.map(lambda x: _blank(x) if is_tracer(x) else x, args)
+    arguments = arguments._replace(ens=ens, key=_blank(arguments.key))
+    return jax.tree.map(lambda x: _blank(x) if is_tracer(x) else x, arguments)
 
 
 def _blank(x: Any) -> Any:
@@ -167,11 +165,11 @@ def _blank(x: Any) -> Any:
 
 
 def _remade(
-    fn: Callable, args: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
+    make: Callable, arguments: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
 ) -> Callable:
     """On the worker: the function of a program; `looks` says whether it reads a flag that stops
     it."""
-    job, _ = fn(*args)
+    job, _ = make(*arguments)
     if looks:
         job = looking_at(job, None)
     # (How many steps and events there is room for was known only to the maker of the plan.)

@@ -1,10 +1,10 @@
-"""The components of a large state: one value for all of them, which a loop over them computes.
+"""States as values of a kernel: a large state is one array, which a loop over components computes.
 
-A small state is a tuple with a value for each component, and all arithmetic on it is written out. A
-large one is a tuple of a single `Array`, an expression in the components. It is written as a loop
-where the components are needed in memory, or one by one. So the code of a step doesn't grow with
-the state. The operations on a component, and their order, are the same both ways. (But their last
-digits may differ, as LLVM may join other products and sums to one operation, which rounds once.)
+A small state is a tuple with a value for each component, and all arithmetic on it is unrolled. A
+large state is a tuple of a single `Array`, an expression for any of its components, which becomes a
+loop where the components are needed in memory, or one by one. So the code of a step doesn't grow
+with the state. Both forms compute a component by the same operations in the same order. (The last
+digits may still differ, as LLVM may fuse other products with sums.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from .reading import LoadedNumbers, Memory
 
 
 class ComponentTurn:
-    """A turn of a loop over components: its number, and the values of the arrays there."""
+    """A turn of a loop over components: its number, and the arrays' components of that number."""
 
     def __init__(self, index: Value):
         self.index = index
@@ -47,9 +47,9 @@ def _unary(op: Callable) -> Callable[[Array], Array]:
 
 
 class Array:
-    """`n` components, as an expression: `component(turn)` writes that of one turn of a loop. The
-    operators act component by component, also with numbers. An array that reads memory has to be
-    used before that memory changes."""
+    """`n` components, as an expression: `component(turn)` writes the component of one turn of a
+    loop. The operators act component by component, also with numbers. An array that reads memory
+    has to be used before that memory changes."""
 
     def __init__(
         self, b: Builder, n: int, dtype: np.dtype, component: Callable[[ComponentTurn], Value]
@@ -142,7 +142,7 @@ class ArrayPlaces:
         self.set(0)
 
     def get(self) -> Array:
-        """The array that is here, to be used before another one is."""
+        """The array in these places, to be used before another one is stored in them."""
         return StoredArray(self.memory, self.n)
 
     def set(self, x: Any) -> None:
@@ -160,6 +160,7 @@ class ArrayPlaces:
         return Array(self.b, self.n, self.dtype, lambda _: number)
 
 
+@runtime_checkable
 class StateForm(Protocol):
     """How many components a state has, of which dtype, and whether they are in memory."""
 
@@ -221,7 +222,7 @@ def each_place(variables: Sequence, body: Callable[[Any, Any], None]) -> None:
 
 
 def changed(variables: Sequence, new: Callable[[Any, Callable[[], Value]], Value]) -> list[Any]:
-    """A state whose component `c` is `new(c, get)`, where `get()` is that of the variables."""
+    """A state whose component `c` is `new(c, get)`; `get()` reads component `c` of `variables`."""
     if variables and isinstance(variables[0], ArrayPlaces):
         (x,) = variables
         return [
@@ -309,6 +310,6 @@ def arithmetic(b: Builder, form: StateForm) -> Arithmetic:
 
 
 def numbers_of(components: Sequence) -> Sequence[Value]:
-    """The components as a field reads them: those of an array from memory."""
+    """The components in the form in which a field reads them: an array's components in memory."""
     first = None if isinstance(components, LoadedNumbers) else next(iter(components), None)
     return LoadedNumbers(first.stored(), first.n) if isinstance(first, Array) else components

@@ -1,11 +1,11 @@
 """The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
 matrix `M`.
 
-The order of the pivots is the same in all lanes. Instead of exchanging rows, the first solution
-with a matrix's factors is put back into the equations. If these are not fulfilled, because small
-pivots made the factors too large, the solution becomes NaN, and the step is rejected.
+The order of the pivots is the same in all lanes, and no rows are exchanged. Instead, the first
+solution with a matrix's factors is put back into the equations. If it doesn't fulfil them, because
+small pivots made the factors too large, the solution becomes NaN, and the step is rejected.
 
-Where the elimination plans sums of equations, so that no pivot vanishes, each of these is first
+Where the elimination's plan sums up equations, so that no pivot vanishes, each equation is first
 divided by its largest entry in algebraic columns, so that none is lost in another's rounding.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
@@ -62,8 +62,8 @@ class Factors:
 
 
 class LinearEquations:
-    """Factorises matrices, and solves equations, as an elimination plans it: operation by
-    operation, or by loops for large blocks. `pattern` has the places of the Jacobian's entries,
+    """Factorises matrices and solves equations by the plan of an elimination: in unrolled
+    operations, or by loops for large blocks. `pattern` has the places of the Jacobian's entries,
     `mass` the entries of the mass matrix (by default of the identity)."""
 
     def __init__(
@@ -81,8 +81,8 @@ class LinearEquations:
         self.by_loops = {x for x in plan.blocks if _is_by_loops(x, rows)}
         self.sums = {block: _taken_out(rows, block.components) for block in self.by_loops}
         self.rows = None if plan.rows is None else rows
-        # For each place of the matrix: the numbers and factors of the Jacobian's entries whose sum
-        # stands there; and the entry of the mass matrix.
+        # For each place of the matrix: the Jacobian's entries whose weighted sum stands there, by
+        # number and factor; and the entry of the mass matrix.
         stands_in = rows_by_equation(rows)
         self.terms: dict[Place, list[tuple[int, float]]] = {}
         for k, (equation, j) in enumerate(pattern):

@@ -1,8 +1,8 @@
 """The linear equations of a step for large blocks: dense matrices, factorised without row exchanges
 by loops over memory.
 
-The loops work on tiles of a few rows and columns. The numbers of a tile are in registers while
-everything to its left and above it is subtracted from them.
+The loops work on tiles of a few rows and columns. The numbers of a tile stay in registers while the
+products of the tiles to its left with those above it are subtracted from them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class DenseFactors:
     - `components`: those of the block.
     - `entries`: the nonzero entries of J by row and column; or all of them, row by row.
     - `mass`: the nonzero entries of M by row and column.
-    - `sums`: the factors `[row, equation]` of the equations whose sums are the rows; `entries` and
-        right-hand sides are those of the equations. None if they are those of the rows.
+    - `sums`: where the rows are sums of equations, the equations' factors `[row, equation]`;
+        `entries` and right-hand sides are then those of the equations. None where the rows are the
+        equations.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class DenseFactors:
         return memory
 
     def _summed_up(self, entries: Memory) -> Memory:
-        """The entries of the rows, from those of the equations."""
+        """The entries of the rows, summed up from the entries of the equations."""
         n, of_rows = self.size, Memory.new(self.b, self.dtype, self.size**2, of_lanes=True)
 
         def row(i: Value) -> None:
@@ -207,7 +208,7 @@ class DenseFactors:
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
     def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
-        """An entry of the matrix; `has_one` is that of M, if M is the identity."""
+        """An entry of the matrix. `has_one`: if M is the identity, whether M has a one there."""
         x = self._loaded_entry(self.jacobian, i, j, r, c)
         if self.mass is not None:
             return self.b.mul_add(x, self.minus, self._loaded_entry(self.mass, i, j, r, c))
@@ -254,7 +255,7 @@ class DenseFactors:
         self._load_all(y, x)
 
     def sum_up(self, x: list[Value], *, transposed: bool = False) -> None:
-        """Replace what belongs to the equations, in place, by their sums in the rows.
+        """Replace the equations' numbers, in place, by their sums in the rows.
 
         **Arguments:** `transposed`: whether to multiply with the transposed factors.
         """

@@ -1,10 +1,10 @@
 """Sums of products over a long inner length, one panel of columns after the other.
 
-What is to be added up is `to[i, j] += sum_s left[i, s] * right[s, j]`, and each number of `left`
-and `right` is a vector whose entries are further terms `s`. The columns of a panel are transposed,
-so that a vector holds neighbouring columns; then it is a product like any other (see Goto and van
-de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008): the sums stay in registers, and
-the panel in the nearest cache.
+The sums are `to[i, j] += sum_s left[i, s] * right[s, j]`, where each number of `left` and `right`
+is a vector of lanes, whose entries are further terms `s`. A panel is some columns of `right`,
+transposed so that a vector holds neighbouring columns. With it, the sums are an ordinary product of
+matrices (see Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008): they
+stay in registers, and the panel in the nearest cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def suits(b: Builder, term: OuterProductTerm, lanes: int) -> bool:
 
 
 class _LaneVectors(NamedTuple):
-    """Vectors of lanes; that of step `s` and row `i` begins at `s * step + i * other`."""
+    """Vectors of lanes; the one of step `s` and row `i` begins at `s * step + i * other`."""
 
     buffer: ElementPointer
     step: int
@@ -38,7 +38,7 @@ class _LaneVectors(NamedTuple):
 
 
 class Panels:
-    """Writes the code that adds a term to `sums`. Number `i` of call `s`, of so many `calls`, is a
+    """Writes the code that adds a term to `sums`, over all `calls`. Number `i` of call `s` is a
     vector of `unit` lanes that begins at `s * each + i * unit` in `factors`."""
 
     def __init__(

@@ -1,12 +1,12 @@
 """The sums of the cotangents of many parameters, in memory.
 
-A call of a transposed field stores the factors of outer products (see `fields.outer_products`).
-They are collected over many calls and then multiplied as blocked products, whose inner length is
-calls times lanes: each number of the sums is read and written once in a long while. The sums of
-parameters that each trajectory has for itself have a number for each lane; their inner length is
-the number of calls. Their bits don't depend on the other lanes, with whose ends the times change at
-which products are added up: all that is added to a sum comes call by call, and what else goes to
-the same parameter has a sum of its own, in another layer.
+A call of a transposed field stores the factors of outer products (see
+`fields/derivatives/outer_products.py`). The factors are collected over many calls and then
+multiplied as blocked products, whose inner length is calls times lanes, so that each sum is seldom
+read and written. For a trajectory's own parameters, each lane has sums of its own, and the inner
+length is the number of calls. Other lanes' ends decide after which calls these products are added
+up. The bits don't depend on that, as each sum grows call by call: a second term for the same
+parameter goes to another sum, in another layer.
 """
 
 import functools
@@ -46,8 +46,8 @@ class ParameterSums:
     - `memory`: memory for the sums of lanes and for the factors; after the code of all calls has
         been written, `length` says how many numbers it has to have.
     - `sums [block, number]`: the sums of blocks of trajectories.
-    - `own`, `shared`: how many numbers are summed up for each lane, and for each block. The former
-        come first among the numbers that terms go to.
+    - `own`, `shared`: how many sums there are for each lane, and for each block. In the numbering
+        that terms refer to, those for each lane come first.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class CallResults:
 
 
 def _split(terms: Sequence) -> Iterator[Sequence]:
-    """The terms by so many that one function adds up."""
+    """The terms in parts, each of which one function adds up."""
     return (terms[start : start + _TERMS] for start in range(0, len(terms), _TERMS))
 
 
@@ -224,8 +224,8 @@ def _overlap(x: OuterProductTerm, y: OuterProductTerm) -> bool:
 
 
 class _Sums:
-    """Writes the code that adds up terms of the collected results of calls, in sums of each lane's
-    own if `is_own`. The lanes fall into `parts` of as many as the builder has."""
+    """Writes the code that adds terms of the collected results of calls to sums, which each lane
+    has for itself if `is_own`. The lanes fall into `parts`, each of the builder's width."""
 
     def __init__(self, b: Builder, collection: CallResults, *, is_own: bool):
         self.b, self.is_own, dtype = b, is_own, collection.dtype
@@ -235,7 +235,7 @@ class _Sums:
         self.parts = max(1, collection.b.lanes) // max(1, b.lanes)
 
     def panels(self, term: OuterProductTerm) -> Panels | None:
-        """What adds up a term with its columns transposed; None where that is not worth it."""
+        """The `Panels` of a term; None where transposing its columns is not worth it."""
         b, term = self.b, term.side_by_side()
         if not suits(b, term, current().lanes(self.sums.dtype)):
             return None

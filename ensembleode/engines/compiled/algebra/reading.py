@@ -1,4 +1,4 @@
-"""Where a field's numbers come from: registers, or memory."""
+"""The sources that a field reads its numbers from: registers, or memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .products import Strips
 
 class Memory:
     """Numbers in memory, from `buffer` on. With `of_lanes`, each number has an entry for each lane,
-    side by side. With `offsets`, each lane has its numbers in a place of its own, which begins at
-    its offset, one number every `stride` elements. Otherwise all lanes share the numbers."""
+    side by side. With `offsets`, each lane's numbers begin at the lane's offset and lie `stride`
+    elements apart. Otherwise all lanes share the numbers."""
 
     def __init__(
         self,
@@ -101,16 +101,16 @@ class OperandReader(abc.ABC):
         """The number with this index."""
 
     def read(self, buffer: ir.Buffer, index: int) -> Value:
-        """The number with this index, which is one of those of an array."""
+        """The number with this index in its group, which belongs to the array `buffer`."""
         return self.load(buffer.group, buffer.dtype, index)
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        """The memory of a group, for computed indices from `start` to below `end`, all of one
-        array; None where these numbers are in registers."""
+        """The memory of a group, for indices that are computed at run time. They are from `start`
+        to below `end`, the indices of one array. None where its numbers are in registers."""
         return None
 
     def packed(self, strips: Strips) -> ElementPointer | None:
-        """Weights that all lanes share, packed; None where nobody keeps them."""
+        """Weights that all lanes share, packed as strips; None where no packed copy is kept."""
         return None
 
 

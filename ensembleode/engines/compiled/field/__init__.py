@@ -1,1 +1,1 @@
-"""The vector field in a kernel: its lowered form, printed as instructions for lanes."""
+"""The vector field in a kernel: it is lowered, and printed as instructions for all lanes."""

@@ -1,4 +1,4 @@
-"""Fields in compiled code: lowered, and evaluated in place or as functions of their own."""
+"""Fields in compiled code: lowering them, and evaluating them in place or by separate functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def evaluate(
 def evaluate_with_parts(
     b: Builder, fn: ir.Function, numbers: OperandReader, t: Value, mask: Value | None = None
 ) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
-    """The results of `evaluate` for a function of expressions, and a function of these."""
+    """The results of `evaluate` for a function whose body is expressions alone; and a function that
+    returns the value of each expression in it."""
     printer = Printer(b, fn, numbers, t, mask)
     return printer.results(), printer.expr
 
@@ -68,9 +69,9 @@ def evaluate_apart(
     mask: Value | None = None,
     result: Memory | None = None,
 ) -> LoadedNumbers:
-    """`evaluate` in a function of its own in the module, written once under this name, which all
-    numbers from the same kind of places share. `result`: memory of lanes for the result, by default
-    the caller's own."""
+    """`evaluate` by a separate function of the module, which is written once under this name for
+    all callers whose numbers come from the same kinds of places. `result`: memory of lanes for the
+    result, by default the caller's own."""
     written = _APART.setdefault(b.module, {})
     if name not in written:
         written[name] = _SeparateFunction(b, fn, name, numbers, t, mask)

@@ -1,4 +1,4 @@
-"""The operations of the small language, lane by lane, with the results that XLA has.
+"""The operations of `fields/ir.py`, lane by lane, with the same results as in XLA.
 
 Nothing traps, whatever the numbers are, because lanes whose results aren't used compute too.
 """
@@ -120,7 +120,7 @@ def _div(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
-    """The remainder, with the sign of the first operand; that of an integer by zero is itself."""
+    """The remainder, with the first operand's sign; an integer's remainder by zero is itself."""
     if x.is_real:
         return _rem_of_reals(b, x, y)
     by_zero, unsafe = _unsafe(b, x, y)

@@ -1,4 +1,4 @@
-"""A lowered function as instructions: the printer of `fields.ir` to LLVM IR, for lanes.
+"""Prints a lowered function (`fields/ir.py`) as LLVM IR, for all lanes at once.
 
 A number that differs between lanes is a value with an entry for each lane; a number that all lanes
 share is a scalar (see `uniformity.py`). Where lanes take different branches, all lanes run every
@@ -23,8 +23,8 @@ from .uniformity import Region, Uniformity
 
 
 class Printer:
-    """Writes a function, which reads `numbers` and the time `t`, at the place where the builder is,
-    for the lanes of the mask; `stored` puts its result into `result`."""
+    """Writes the instructions of a function at the builder's position, for the lanes of the mask.
+    The function reads `numbers` and the time `t`; `stored` puts its result into `result`."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class Printer:
         product(b, shape, tile, dtype, x, y, store, varies=varies)
 
     def _rows(self, m: ir.Matrix, at_once: int) -> Rows:
-        """The rows of a matrix, of which a product takes so many at once."""
+        """The rows of a matrix, for a product that takes `at_once` of them at a time."""
         if m.buffer.group == "shared" and strips_pay(self.b, m):
             strips = Strips(m, at_once)
             if (packed := self.numbers.packed(strips)) is not None:

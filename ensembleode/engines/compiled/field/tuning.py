@@ -1,19 +1,14 @@
-"""Tuned numbers of this folder: where one way to compute gives place to another.
-
-Where a benchmark sets a number, the comment names it: on two cores of a Xeon with AVX-512, in
-November 2026. The others follow from registers, caches and the time that compiling takes.
-`tests/test_thresholds.py` tries both sides.
-"""
+"""Tuned numbers, at which one way to compute gives place to another: see CONTRIBUTING.md."""
 
 # Loops of at most as many simple operations are unrolled.
 WRITTEN_OUT = 128
-# The turns of longer loops that are written one behind the other, which hide each other's latency,
-# with 32 vector registers and for turns of at most this cost.
+# Longer loops are unrolled by this many turns, which hide each other's latency, where there are 32
+# vector registers and a turn costs at most this.
 TURNS_AT_ONCE, LONGEST_TURN = 4, 64
 # Where lanes take different branches, branches of at most this cost are all run without a test.
 CHEAP = 32
 
-# A field with more expensive functions, such as sines, is not taken apart into scalars.
+# A field with more expensive functions (such as sines) than this isn't taken apart into scalars.
 MOST_DEAR = 24
 # A long program is taken apart into at most as many operations on scalars for each equation.
 MOST_SCALARS = 2

@@ -1,5 +1,5 @@
-"""Which numbers of a field are the same in all lanes, and become scalars, and which of its branches
-are, and become jumps.
+"""Finds the numbers of a field that are the same in all lanes, which become scalars, and the
+branches that all lanes take together, which become jumps.
 
 A branch or a loop that lanes take differently is a region. All lanes compute in it, and variables
 from outside are written under a mask. A variable that is declared in the region isn't read

@@ -1,7 +1,7 @@
-"""LLVM IR from Python, and machine code from that. Nothing here knows of differential equations.
+"""LLVM IR and machine code from Python. Nothing here knows of differential equations.
 
 - `builder.py`, `values.py`, `branches.py`, `heap.py`, `module.py`: writing functions, lane by lane.
-    `writer.py`: the same for code around a kernel.
+    `writer.py`: writing the code around a kernel.
 - `functions/`: elementary functions.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, which is kept on disk.
 """

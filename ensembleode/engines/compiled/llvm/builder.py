@@ -1,4 +1,4 @@
-"""LLVM IR from Python: functions with loops, branches and arithmetic.
+"""Writes LLVM IR from Python: functions with loops, branches and arithmetic.
 
 A `Builder` writes the instructions of one function of a module (`module.py`); their results are the
 values of `values.py`. A module one lane wide has only scalars (for a thread of a GPU, or for a
@@ -51,11 +51,11 @@ class Builder(PlainArithmetic):
         self.module, self.lanes = module, module.lanes
         self.lines: list[str] = []
         self.allocas: list[str] = []
-        # What is run before all else.
+        # The instructions at the start of the function.
         self.first: list[str] = []
         self._count = 0
         self._fuses = True
-        # Where arrays are that the stack may be too small for; None: all are on the stack.
+        # The memory for arrays that the stack may be too small for; None: all are on the stack.
         self.heap: Heap | None = None
         # The results available for reuse in this block, and in the enclosing blocks before it.
         self._scopes: list[dict[Any, Any]] = [{}]
@@ -78,7 +78,8 @@ class Builder(PlainArithmetic):
         return value
 
     def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
-        """The result of an instruction that depends on its operands alone; written once."""
+        """The result of an instruction that depends on its operands alone. In a block and its inner
+        blocks, such an instruction is written once."""
         return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
 
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:

@@ -1,6 +1,6 @@
-"""LLVM IR to machine code: to be called here, or to be looked at for other machines.
+"""Compiles LLVM IR: to machine code that this process calls, or to assembly for any machine.
 
-One lock is around all work of LLVM.
+A lock makes sure that only one thread uses LLVM at a time.
 """
 
 from __future__ import annotations

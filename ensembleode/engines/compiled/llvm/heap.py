@@ -1,4 +1,4 @@
-"""Memory for the arrays of a function, in place of its stack, which may be too small for them."""
+"""Memory for the arrays of a function for which its stack may be too small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_ON_STACK = 2**16
 
 
 class Heap(abc.ABC):
-    """Where a function has those of its arrays that are not on its stack."""
+    """The memory for those arrays of a function that are not on its stack."""
 
     def __init__(self, b: Builder):
         self._b, self._on_stack = b, 0
@@ -47,7 +47,7 @@ class Heap(abc.ABC):
         """A pointer to so many bytes, which nothing else in the function uses."""
 
     def lent(self, name: str, sizes: Sequence[int]) -> list[str]:
-        """The pointers that are passed to the function of this name, to so many bytes each."""
+        """The pointers, to so many bytes each, that are passed to the function of this name."""
         if name not in self._lent:
             self._lent[name] = [self.place(size) for size in sizes]
         return self._lent[name]
@@ -71,10 +71,10 @@ class LentHeap(Heap):
 
 
 class ThreadHeap(Heap):
-    """A thread's part of a buffer of bytes, of which arrays take `size` as a kernel is written;
-    `part` returns the bytes from its start on, and those from its end on. Where arrays are
-    `by_blocks`, all arrays of lanes are here, from the start on, in the place of those of earlier
-    blocks."""
+    """A thread's part of a buffer of bytes. `size` is how many bytes its arrays take, known once
+    the kernel is written; `part` returns pointers to the start and to the end of the part.
+    With `by_blocks`, all arrays of lanes are here: they begin at the start, and take the place of
+    arrays whose block has ended."""
 
     def __init__(
         self,

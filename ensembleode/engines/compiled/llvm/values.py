@@ -1,8 +1,7 @@
-"""Values of LLVM IR with operators; and variables and memory. A `Builder` writes their
-instructions.
+"""Values of LLVM IR with operators, variables, and memory. A `Builder` writes the instructions.
 
 A value is a scalar, or a vector with an entry for each lane. Operations act lane by lane, so the
-bits of a lane don't depend on how many lanes there are.
+bits of a lane's results don't depend on how many lanes there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LLVM IR for code around a kernel, instruction by instruction."""
+"""Writes LLVM IR for the code around a kernel, instruction by instruction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The time loop of a kernel, and the events in it.
+"""The time loop of a kernel, with its events.
 
 - `loop.py`, `turn.py`: the loop, and one turn of it. `queue.py`: which trajectory a lane takes
     next. `switch.py`, `parking.py`: methods that switch. `step_limits.py`: shortened steps.
-- `callback_functions.py`, `quiet.py`, `balls.py`, `root_finding.py`, `events.py`: the functions of
-    callbacks, where a condition can't cross zero, where it does, and what is done there.
+- `callback_functions.py`: conditions and affects. `quiet.py`, `balls.py`: steps in which no
+    condition crosses zero. `root_finding.py`: where one does. `events.py`: what happens there.
 """

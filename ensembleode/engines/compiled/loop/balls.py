@@ -1,10 +1,10 @@
-"""Ball arithmetic: bounds on how much the numbers of a function differ from their values at one
-point, while the state and the time stay in balls around that point.
+"""Ball arithmetic: bounds on how far the results of a function are from their values at one point,
+while the state and the time stay in balls around that point.
 
-A ball has a centre, which is the number computed at the point, and a radius. It contains every
-number that is computed, with rounding, anywhere in the balls of the inputs, and not only the exact
-one. So the radii of the inputs are at least `ROUNDINGS` rounding errors of their centres. Each
-operation uses up one rounding error, and products and quotients add more to the radius.
+A ball has a centre, which is the number computed at the point, and a radius. It contains not only
+the exact results but all results that are computed, with rounding, at points in the balls of the
+inputs. To allow for this, the radii of the inputs are at least `ROUNDINGS` rounding errors of their
+centres: each operation uses up one of these, and products and quotients add more to the radius.
 
 Sources: Rump, "Fast and parallel interval arithmetic", BIT 39 (1999); van der Hoeven, "Ball
 arithmetic" (2009).
@@ -62,9 +62,9 @@ class _Traits(NamedTuple):
 
 
 def bounded(fn: ir.Function) -> tuple[tuple[int, ...], ir.Function]:
-    """The numbers of the results of a function that can have finite radii, and a function of these
-    results only. They depend on no loops and branches, and every operation on the state or the time
-    has a rule. They are taken in their order as long as the function of them is short."""
+    """The numbers of those results of a function that can have finite radii, and the function of
+    these results alone. They depend on no loops or branches, and every operation on the state or
+    the time has a rule. They are taken in order, as long as the function of them stays short."""
     assigned = {s.var.name for s in statements(fn.body) if isinstance(s, ir.Assign)}
     lets = [s for s in fn.body if isinstance(s, ir.Let) and s.var.name not in assigned]
     found = {"t": _Traits(True, True)}
@@ -114,9 +114,9 @@ def balls(
     of_state: Callable[[int], Value],
     of_time: Callable[[], Value],
 ) -> list[Ball]:
-    """The balls of the results of a function that `bounded` returns. `centre` returns the value of
-    an expression in it; `of_state` and `of_time`, the radii of components of the state and of the
-    time."""
+    """The balls of the results of a function that `bounded` returned. `centre(x)` is the value of
+    its expression `x` at the centre, `of_state(c)` the radius of component `c` of the state, and
+    `of_time()` that of the time."""
     radii: dict[str, Value | None] = {}
     # The radius of a compared number must be infinite where the number may overflow.
     compares = any(x.dtype == BOOL for x in every_part(fn))

@@ -4,8 +4,8 @@ After a step has been accepted, the conditions of the continuous callbacks are c
 OrdinaryDiffEq: their signs at the end of the step are compared with those at its start, and if
 these are the same, points within the step are checked as well. If a condition has changed its sign,
 its root is searched (`root_finding.py`), down to neighbouring floating-point numbers. The step is
-cut at the earliest root (`locate`), and that event acts. Then the discrete callbacks are asked
-(`act`). Everything that only lanes with an event need is behind a branch.
+cut at the earliest root (`locate`), and the callbacks with that root act; then the discrete
+callbacks do whose conditions hold (`act`). What only lanes with an event need is behind a branch.
 
 Source: OrdinaryDiffEq's DiffEqBase (`callbacks.jl`).
 """
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 def moved_numbers(events: TracedCallbacks) -> int:
-    """How many numbers represent the time of an event with its tangents, where discrete callbacks
-    may move with that time; zero for a state without tangents."""
+    """How many numbers are kept of the time of an event: the time and its tangents, where discrete
+    callbacks may move with it; zero for a state without tangents."""
     levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
     return 2**levels if levels and follow(events) else 0
 
@@ -59,7 +59,7 @@ def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
 
 
 class LaneEvents:
-    """The variables that lanes have for events, and what is done with them."""
+    """The variables that lanes have for events, and the operations on them."""
 
     def __init__(self, loop: Loop, events: TracedCallbacks, functions: CallbackFunctions):
         self.loop, self.b, self.events, self.functions = loop, loop.b, events, functions
@@ -206,7 +206,7 @@ class LaneEvents:
             variable.set_where(step.accepted, x)
 
     #
-    # What it does
+    # What the event does
     #
 
     def act(self, step: TriedStep) -> None:
@@ -335,7 +335,7 @@ class LaneEvents:
         marks: Sequence[Variable],
         rows: Sequence[Sequence[Value]],
     ) -> None:
-        """Write an event of the lanes in the mask: see `core.events.EVENT_ROWS`."""
+        """Write an event of the lanes in the mask: see `plan.events.EVENT_ROWS`."""
         b, loop, outputs = self.b, self.loop, self.loop.outputs
         event = b.cast(self.count.get(), I64)
         self.count.set_where(mask, self.count.get() + 1)
@@ -405,7 +405,7 @@ def saves_after(x: TracedContinuous | TracedDiscrete, saving: Saving) -> bool:
 def marks_of(
     events: TracedCallbacks, marks: Sequence
 ) -> Iterator[tuple[TracedContinuous | TracedDiscrete, Sequence]]:
-    """The callbacks, each with its marks among those of all."""
+    """The callbacks, each with its own part of the `marks` of all callbacks."""
     start = 0
     for x in events.callbacks:
         length = x.length if isinstance(x, TracedContinuous) else 1

@@ -40,8 +40,8 @@ class Loop:
 
     **Arguments:**
 
-    - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
-        lanes that count.
+    - `equations(held, mask)`: returns the equations of the trajectories in `held`; only results in
+        the lanes of the mask are used.
     - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
     - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
         `Default`. None where nothing can stop the solve.
@@ -270,7 +270,7 @@ class Loop:
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
     def now(self, x: Any) -> Any:
-        """A method or a controller, in the mode that the lanes have now."""
+        """A method or a controller; one that switches, for the method that the lanes have now."""
         return x if self.switch is None else x.in_mode(self.switch.now())
 
     def bounds(self, held: LaneNumbers) -> StepBounds:
@@ -308,7 +308,7 @@ class Loop:
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
         if p.mass is not None:
-            # (OrdinaryDiffEq's, whatever the mass matrix.)
+            # (OrdinaryDiffEq's choice, whatever the mass matrix.)
             return carry, b.minimum(abs(span), 1e-6 * unit_of_time(self.xp, span))
 
         def norm(xp: Any, values: tuple) -> Value:
@@ -449,7 +449,8 @@ class Loop:
     #
 
     def conclude(self, ended: Value, step: TriedStep, verdict: Verdict) -> Value:
-        """Decide the codes of these lanes; returns those that take no further turn to find out."""
+        """Decide the return codes of the lanes `ended`. Returns those whose code is decided now,
+        without a further turn to find it out."""
         b, p = self.b, self.problem
         if self.outputs is None:
             return ended

@@ -1,9 +1,9 @@
-"""Trajectories that wait for their method. All lanes step with the same one of two methods, and a
-trajectory that switches to the other method gives up its lane until the lanes switch, too.
+"""Trajectories that wait for their method. With a method that switches between two, all lanes step
+with the same one, and a trajectory that switches gives up its lane until the lanes switch, too.
 
 So the trajectories of either method take no longer than in an ensemble of their own. If both
-methods had lanes in the same turn, every lane would pay for two steps. The numbers of a trajectory
-don't depend on which others are in the lanes.
+methods had lanes in the same turn, every lane would take the time of two steps. The results of a
+trajectory don't depend on which others are in the lanes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Parking:
         b = self.b
         self.room = tuning.WAITING * b.lanes
         self._waiting = [b.variable(I64, 0, of_lanes=False) for _ in range(2)]
-        # The lanes whose trajectories have switched and are still to be moved, and for how many
-        # turns such lanes have been idle in all.
+        # The lanes whose trajectories have switched and are still to be moved out; and the number
+        # of turns that such lanes have been idle, summed over the lanes.
         self._switched = b.variable(BOOL, False)
         self._idle = b.variable(I64, 0, of_lanes=False)
         self._places: list[tuple[Variable, ElementPointer]] = []
@@ -151,7 +151,7 @@ class Parking:
             variable.set(buffer.gather(slots.get(), found.get(), variable.get()))
         loop.occupied.set(loop.occupied.get() | found.get())
         if loop.happening is not None:
-            # What came back may rest at the root of an event.
+            # A trajectory that came back may rest at the root of an event.
             loop.happening.recent.set(True)
 
     def leave(self, stopped: Value) -> None:

@@ -1,7 +1,7 @@
 """The order in which the lanes of a time loop take trajectories.
 
-The first steps of the next trajectories are computed for as many of them at once as there are
-lanes, and are kept in a pool until lanes are free.
+Before trajectories begin, the method's carry and the size of the first step are computed for as
+many of them at once as there are lanes, and kept in memory until lanes are free.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ class Queue(NamedTuple):
 
 
 class PreparedStarts:
-    """The number of the next trajectory of a queue, and the prepared first steps up to number
-    `end`. `first_step(held, y, t, mask)` returns the method's carry, of `n_carried` numbers, for a
-    step from the state `y` at `t`, and the size of that step. Lanes that begin together need no
-    preparation."""
+    """The number of the next trajectory of a queue; and, for the trajectories from there up to
+    number `end`, what they start with. `first_step(held, y, t, mask)` computes that: the method's
+    carry, of `n_carried` numbers, for a step from the state `y` at `t`, and the size of that step.
+    Lanes that begin together need no preparation."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Steps in which no condition can change its sign, recognised without evaluating conditions within.
+"""Recognises quiet steps, in which no condition can cross zero, without evaluating conditions at
+points within the step.
 
 The states within a step are in a box around its end (`solvers/reach.py`), and the conditions are in
-balls around their values there (`balls.py`). If no ball contains zero, then all points that would
-be looked at have the signs of the end, and so has the start. The computation at these points would
-be rounded, so the box has a margin: the answer is the same as that of looking, bit for bit.
+balls around their values there (`balls.py`). If no ball contains zero, the conditions have the same
+signs at the start, at the end and at all points within the step where they would be evaluated.
+These evaluations would be rounded, so the box has a margin: the result is the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 class QuietTest:
     """Recognises steps without events. `within`: how far states within a step are from its end;
-    None where nothing is foreseen of any callback that looks there."""
+    None where no condition that is evaluated within steps has bounds."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class QuietTest:
         within: Reach | None,
     ):
         self._loop, self._events, self._functions, self._within = loop, events, functions, within
-        # The numbers of the conditions that have to be looked at within every step.
+        # The numbers of the conditions that have to be evaluated within every step.
         self.unforeseen = frozenset(
             k
             for i, x, places in events.slices()
@@ -48,7 +49,8 @@ class QuietTest:
 
     @staticmethod
     def make(loop: Loop, events: TracedCallbacks, functions: CallbackFunctions) -> QuietTest | None:
-        """None where every condition has to be looked at within every step, or there are none."""
+        """A test of these events; None where every condition has to be evaluated within every step,
+        or there are none."""
         looked = [x for x in events.continuous if x.interp_points > 2]
         within, p = None, loop.problem
         if any(functions.bounded(x.conditions) for x in looked):
@@ -65,7 +67,7 @@ class QuietTest:
         return looks_at_ends or bool(self.unforeseen)
 
     def _bounded(self, x: TracedContinuous) -> tuple[int, ...]:
-        """The components of the conditions of which something is foreseen."""
+        """The components of a callback's condition that have bounds."""
         return () if self._within is None else self._functions.bounded(x.conditions)
 
     def look(self, step: TriedStep, low: Sequence[Value]) -> tuple[list[Value], Value]:

@@ -1,5 +1,4 @@
-"""Sign changes of the conditions of continuous callbacks within a step: how they are noticed, and
-how the root is searched.
+"""Notices sign changes of the conditions of continuous callbacks in a step, and finds the roots.
 
 Source of the search: Ganchovski, Smith, Rackauckas, Tomov, Traykov, "Improvements to the modified
 Anderson-Bjorck (modAB) root-finding algorithm", Algorithms 19:332 (2026).
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from .events import LaneEvents
 
 
-# A condition is at the root of an event as long as it has moved by at most so many roundings.
+# A condition rests at an event's root as long as it has moved by at most this many roundings.
 _SAME_ROOT = 10
 # The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000
@@ -136,8 +135,8 @@ class Search:
             b.if_(b.any(_either(wanted)), do)
 
     def _put_at_end(self, known: Value, end: list[Value]) -> None:
-        """In the lanes `known`, whose step ends at a known time: conditions that cross zero there
-        to rounding, also those that do so only after the step, are zero at its end."""
+        """In the lanes `known`, whose step ends at a known time, set to zero the values at the end
+        of those conditions that cross zero there to rounding, even if just after the step."""
         step = self.step
         later, radii = self._just_after(step.attempt.y2, step.t2, end, known)
         for i, x, places in self._slices:
@@ -153,8 +152,8 @@ class Search:
         self, y: tuple, t: Value, values: list[Value], mask: Value
     ) -> tuple[list[Value], list[Value]]:
         """The conditions a little after `t`, where they have the `values`; and how far from zero
-        each of them is zero to rounding there: as far as it moves in the time `_reach`, and with
-        as many roundings of the state, where that is bounded (infinitely far at a jump)."""
+        each of them counts as zero to rounding: as far as it moves within the time `_reach` and
+        with as many roundings of the state, where that has a bound (infinitely far at a jump)."""
         b, on = self.b, self.on
         ahead = self.step.h * REACH_OF_STEP
         u = self.state_at(t + ahead)
@@ -280,7 +279,7 @@ class Search:
         if on.radii:
             for radius, act in zip(on.radii, acts, strict=True):
                 radius.set_where(act.get(), 0)
-            # Nothing is known yet of signs after the time up to which was looked.
+            # Signs after `top`, up to which the conditions were evaluated, are not known yet.
             ahead = at + step.h * REACH_OF_STEP
             beyond = [direction * (ahead - x.get()) > 0.0 for x in self.top]
             count = sum((b.cast(x, I32) for x in fires), b.constant(0, I32))
@@ -308,9 +307,8 @@ class Search:
         acts: list[Variable],
         lanes: Value,
     ) -> None:
-        """In these lanes, add to the conditions that act at the event those whose root is there to
-        rounding; `beyond`: for each callback, whether its signs after the event are not known
-        yet."""
+        """In these lanes, let all conditions act at the event whose root is there to rounding.
+        `beyond`: for each callback, whether its signs after the event are not known yet."""
         b, on, reach = self.b, self.on, self._reach(at)
         later, radii = self._just_after(y, at, values, lanes)
         for i, x, places in self._slices:

@@ -1,5 +1,4 @@
-"""Steps that are shortened by what the last step predicts, so that no component is negative at
-their end.
+"""Shortens steps at whose end a component would be negative, as the last step predicts.
 
 Source: Shampine, Thompson, Kierzenka and Byrne, "Non-negative solutions of ODEs", Applied
 Mathematics and Computation 170 (2005); the rule is that of DiffEqCallbacks' `PositiveDomain`.
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# The part of the step found that is taken.
+# The fraction of the size found that the next step takes.
 _SAFETY = 0.9
 
 
 def hold(loop: Loop, step: TriedStep, here: Value, tolerance: tuple, scalefactor: float) -> None:
     """Shorten the next step of the lanes `here`, which are at the end of this step, until this
-    step's interpolant at the end of the next is above minus `tolerance` in every component with a
-    tolerance.
+    step's interpolant, extrapolated to the end of the next step, is above minus `tolerance` in
+    every component with a tolerance.
 
     A component that is below that already is ignored, since no step is short enough for it.
     """

@@ -19,7 +19,7 @@ class MethodSwitch:
     """Which of two methods makes the next attempt, or made the last one. If results are saved and
     there are several lanes, all lanes step with the same method, and the trajectories that need the
     other one wait in `parking`. `stiff` counts a trajectory's attempts by the Rosenbrock method,
-    `switches` how often it switched."""
+    `switches` its changes of method."""
 
     def __init__(self, loop: Loop):
         method = loop.problem.method
@@ -31,7 +31,7 @@ class MethodSwitch:
         self._count = b.variable(I32, 0)
         self.stiff, self.switches = b.variable(I32, 0), b.variable(I32, 0)
         self.parking = Parking(loop, self.is_stiff) if parks else None
-        # In code that is for one of the methods: which one.
+        # While code for one of the methods is written: whether that is the Rosenbrock method.
         self._known: Value | None = None
 
     def now(self) -> Value:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def attempt(
     loop: Loop, make_equations: Callable[[LaneNumbers, Value], Equations]
 ) -> tuple[TriedStep, Value]:
-    """The step that the known times allow; and the lanes where time can't resolve a fixed one."""
+    """Try a step, which ends at the next known time at the latest. Returns the step, and the lanes
+    where time can't resolve a fixed step."""
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)

@@ -1,1 +1,1 @@
-"""Reverse mode of the time loop: turns are recorded, and replayed backwards."""
+"""Reverse mode of the time loop: its turns are recorded, and replayed backwards."""

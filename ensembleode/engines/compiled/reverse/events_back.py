@@ -1,9 +1,9 @@
-"""Reverse mode of events: back through what acted at the end of a recorded step.
+"""Reverse mode of events: cotangents go back through the callbacks that acted at a step's end.
 
-The state at the end of the step is computed again, from the step and the record of what acted. Then
-cotangents go back through the discrete callbacks, the last first, and through the continuous one,
-each by the transpose of a jump whose time moves (see `core.moving`). The result is the cotangent of
-the state at which the step was cut or ended.
+The states at the end of the step are computed again, from the step and the record of the callbacks
+that acted. Then cotangents go back through the discrete callbacks, the last first, and through the
+continuous one, each by the transpose of a jump whose time moves (see `jumps/moving.py`). The result
+is the cotangent of the state at which the step was cut or ended.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class EventsBack:
     """The variables that lanes have for events on the way back.
 
     - `count`, `at_end`: how many events of the trajectory are left, and whether none has been
-        passed.
-    - `to_start`: the cotangent of the state at the start of the step, due to jumps that read it.
-    - `to_before`: that of the state at the event, due to jumps whose time is found from it.
-    - `to_time`: that of the time of a callback, due to others that move with it.
+        passed yet.
+    - `to_start`: the cotangent of the state at the start of the step, from jumps that read it.
+    - `to_before`: the cotangent of the state at the event, from jumps whose time depends on it.
+    - `to_time`: the cotangent of the time of a callback, from other callbacks that move with it.
     - `cut`: the lanes whose step was cut, where the adjoint is the cotangent of the state there.
     """
 
@@ -74,7 +74,7 @@ class EventsBack:
         self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
 
     def load(self, mask: Value, count: Value) -> None:
-        """Start on the way back, in the lanes of the mask, from behind so many events."""
+        """Start the way back of trajectories with `count` events, in the lanes of the mask."""
         self.count.set_where(mask, count)
         self.at_end.set_where(mask, self.cotangents.ends.ne(0))
 

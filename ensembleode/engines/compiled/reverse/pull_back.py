@@ -1,12 +1,12 @@
-"""Pulling cotangents back through trajectories: record and replay, group by group.
+"""Pulls cotangents back through trajectories, group by group, by recording and replaying turns.
 
-The trajectories of a group are solved again, and every turn of the lanes is recorded: where it
-began, and how long the step was (zero where it was rejected). Then the turns are replayed
-backwards. A long record is kept in segments: only where each began is kept on the way forwards, and
-each is solved again before it is replayed. When there is no room for more such checkpoints, every
-other one is dropped: from then on, some segments are solved again on the way to another (see
-Stumm and Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci. Comput. 32, 2010,
-who drop checkpoints as steps go on, too).
+The trajectories of a group are solved again, and every turn of the lanes is recorded: the state
+where it began, and the size of the step (zero where it was rejected). Then the turns are replayed
+backwards. A long record consists of segments: on the way forwards only a checkpoint at the start of
+each is kept, from which the segment is solved again before it is replayed. When there is no room
+for more checkpoints, every other one is dropped. From then on, some segments are also solved again
+to reach later ones (see Stumm and Walther, "New algorithms for optimal online checkpointing", SIAM
+J. Sci. Comput. 32, 2010, who also drop checkpoints as steps go on).
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ def pull_back(
 
 
 class SegmentCheckpoints:
-    """Where segments begin, of which those whose number is a multiple of the spacing are kept. The
-    spacing, a power of two, is doubled when there is no room for another one."""
+    """The checkpoints at the starts of segments. Those of segments whose number is a multiple of
+    the spacing are kept. The spacing, a power of two, is doubled when there is no more room."""
 
     def __init__(self, record: Record):
         self.b, self._record, self._room = record.b, record, record.work.checkpoints
         self._count, self._spacing = (record.b.variable(I64, x, of_lanes=False) for x in (0, 1))
 
     def keep(self, segment: Value) -> None:
-        """Keep where this segment begins, if it is one of those."""
+        """Keep the checkpoint of this segment, if its number is a multiple of the spacing."""
         b, count, spacing = self.b, self._count, self._spacing
 
         def thin() -> None:
@@ -128,7 +128,7 @@ class SegmentCheckpoints:
         b.if_((segment & (spacing.get() - 1)).eq(0), one)
 
     def restore(self, segment: Value) -> Value:
-        """Go back to the last checkpoint up to this segment; returns where that begins."""
+        """Go back to the last checkpoint up to this segment; returns the number of its segment."""
         number = self.b.binary("udiv", segment, self._spacing.get())
         self._record.restore(number)
         return number * self._spacing.get()

@@ -22,8 +22,8 @@ from ..steps.saved_rows import TriedStep
 
 
 class Blocks(NamedTuple):
-    """The blocks of trajectories that are summed up one by one: the trajectories fall into sets of
-    so many, and each set into blocks of `size`, the last of which may be smaller."""
+    """The blocks of trajectories, each with gradient sums of its own: the trajectories fall into
+    sets of equal size, and each set into blocks of `size`, the last of which may be smaller."""
 
     set: Value
     size: Value
@@ -39,11 +39,12 @@ class Blocks(NamedTuple):
 class PullBackWork(NamedTuple):
     """The trajectories that are pulled back through, and the memory for that.
 
-    - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
-    - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns and so many
+    - `first`, `end`: the range of trajectories, taken in groups of `group` that begin `stride`
+        apart.
+    - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns and for
         `checkpoints`, an even number unless there are never more.
     - `factors`, `blocks`: where the sums of shared parameters are in memory, memory for factors,
-        and the blocks that have a sum each; `first` and `end` are then numbers of blocks.
+        and the blocks, each with a sum; `first` and `end` are then numbers of blocks.
     - `thread`, `threads`: on a GPU, the number of the thread, and how many threads interleave their
         elements in that memory.
     """
@@ -67,7 +68,7 @@ class RecordedTurn(NamedTuple):
     """A recorded step: the state `y`, the method's carry, the time and the size (zero if the step
     was rejected).
 
-    - `t2`: the step's end (see `Description.records_end`).
+    - `t2`: the step's end (see `KernelDescription.records_end`).
     - `marks`: the marks of the callbacks that acted at the end.
     - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
     - `stages`, `residuals`: the derivatives at its stages, and the field's residuals there, if
@@ -86,9 +87,9 @@ class RecordedTurn(NamedTuple):
 
 
 class Record:
-    """Memory for turns, for events (in which lanes begin a trajectory), and for checkpoints. Turns
-    and events consist of cells, which have an entry for each lane. `alone`: whether a group is a
-    single trajectory; `keeping`: see `equations.keeping_in`."""
+    """Memory for turns, for events (here: that lanes begin a trajectory), and for checkpoints.
+    Turns and events consist of cells, which have an entry for each lane. `alone`: whether a group
+    is a single trajectory; `keeping`: see `equations.keeping_in`."""
 
     def __init__(
         self, loop: Loop, work: PullBackWork, *, alone: bool, keeping: Callable | None = None
@@ -158,7 +159,7 @@ class Record:
     #
 
     def _evaluation_of(self, turn: Value, i: int) -> Memory:
-        """The memory for an evaluation; number -1 is one that the turn before has passed on."""
+        """The memory for evaluation `i` of a turn; -1 is the one passed on by the turn before."""
         p = self.loop.problem
         if p.passes_on:
             turn, i = (turn + 1, 0) if i == p.evaluations - 1 else (turn, i + 1)
@@ -271,7 +272,8 @@ class Record:
         self.b.for_(n // self.width, one)
 
     def _places(self, number: Value, kept: Sequence, first: int = 0) -> list[tuple[Any, str]]:
-        """Each of what is kept, from number `first` on, with a pointer into a checkpoint."""
+        """The variables or arrays `kept`, from number `first` on, each with its pointer into a
+        checkpoint."""
         starts = itertools.accumulate(self._units(), initial=0)
         pairs = zip(kept, itertools.islice(starts, first, None), strict=False)
         return [(x, self._pointer(number, at)) for x, at in pairs]

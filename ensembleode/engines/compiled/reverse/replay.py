@@ -1,4 +1,4 @@
-"""Pulling cotangents back through the recorded turns of lanes.
+"""Pulls cotangents back through the recorded turns of lanes.
 
 The turns are replayed backwards. The gradient is that of the steps taken, whose sizes are regarded
 as constants: the discrete adjoint.
@@ -43,8 +43,9 @@ class Cotangents(NamedTuple):
     - `happened [trajectory]`, `events`: how many events there were, and the cotangents of their
         rows.
     - `u0 [trajectory, component]`, `own [trajectory, number]` and `shared [trajectory, number]`:
-        the results, the latter two for the parameters. `shared` is `[block, number]` where its sums
-        are in memory, and `[number, thread]` on a GPU, where the trajectories come last.
+        the results: the cotangents of the initial states, and of own and shared parameters.
+        `shared` is `[block, number]` where its sums are in memory, and `[number, thread]` on a GPU,
+        where the trajectories come last.
     """
 
     rows: ElementPointer
@@ -106,7 +107,7 @@ class Replay:
         self.sums = sums
         n_each = self.problem.returned + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
-        # The start of the step after this one, from which a lane may have made the carry anew.
+        # The start of the next step, where a lane may have computed the carry anew.
         self.begins_anew = bool(self.carry) and self.problem.restarts
         if self.begins_anew:
             self.y2 = places(b, self.problem)
@@ -351,7 +352,8 @@ class Replay:
         calls: EquationCalls,
         theta_of_event: Value | None,
     ) -> None:
-        """Pull back through the rows within the step and its cut, and what only these depend on."""
+        """Pull back through the rows within the step, through the state where an event cut it, and
+        through equations that only these depend on."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
         y, t, h = turn.y, turn.t, turn.h
         direction = b.sign(held.number("t1") - held.number("t0"))
@@ -361,7 +363,7 @@ class Replay:
         others = [eqn for eqn in pulled.trace.eqns if known.isdisjoint(eqn.outvars)]
         made = {v for eqn in others for v in eqn.outvars}
         operands = [x for eqn in others for x in variables_of(eqn.invars) if x not in made]
-        # The results go through memory, as the code that computes them may not run.
+        # These cotangents go through memory, as the code that computes them may not run.
         wanted = dict.fromkeys(x for x in (to_y, *dense, *operands) if pulled.is_active(x))
         sums = {v: places(b, p) for v in wanted}
         for variable in itertools.chain(*sums.values()):

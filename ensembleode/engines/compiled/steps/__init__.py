@@ -1,1 +1,1 @@
-"""What a kernel computes: its description, and the equations, steps and rows written from it."""
+"""The description of a kernel, and the equations, steps and saved rows that are written from it."""

@@ -44,8 +44,8 @@ class KernelDescription:
     - `own_times`: whether each trajectory has its own times to save.
     - `events`: the callbacks, whose programs have no constants; None without callbacks.
     - `form`: what implicit methods need besides the field; None where they need nothing.
-    - `in_memory`: whether a state is an array in memory (see `components.py`).
-    - `inner`: whether the states at inner nodes of every step are saved (see `dense.inner_nodes`).
+    - `in_memory`: whether a state is an array in memory (see `algebra/components.py`).
+    - `inner`: whether states at inner nodes of steps are saved (`solution.dense.inner_nodes`).
     - `wanted`: the numbers of the field's constants and parameters whose cotangents are computed.
     - `has_fma`, `has_range`: whether the machine has these operations (see `machine.Machine`).
     - `on_gpu`: whether the kernel is for the threads of a GPU; see `kernel.KernelFrame`.
@@ -89,7 +89,7 @@ class KernelDescription:
 
     @property
     def values(self) -> int:
-        """How many values a state is in the code: one array, or one for each component."""
+        """How many values represent a state in the code: one array, or one for each component."""
         return 1 if self.in_memory else self.size
 
     @property
@@ -99,7 +99,7 @@ class KernelDescription:
 
     @property
     def of_step(self) -> int:
-        """How many numbers of a recorded step are not of its evaluations: see
+        """How many numbers a recorded step has besides its evaluations: see
         `record.RecordedTurn`."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
@@ -144,7 +144,7 @@ class KernelDescription:
 
     @property
     def own_in_memory(self) -> bool:
-        """Whether those of each trajectory's own parameters are summed up in memory, too."""
+        """Whether the cotangents of own parameters are summed up in memory, too."""
         own, _ = _own_and_shared(self, inexact_of(self.field))
         return not self.on_gpu and size_of(self, own) > tuning.MOST_OWN_VARIABLES
 

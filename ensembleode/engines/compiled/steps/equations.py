@@ -1,5 +1,5 @@
-"""The equations of a kernel, written from the problem's field: the field and its derivatives, their
-transposes, and the linear equations of implicit methods."""
+"""Writes the equations of a kernel: the field and its derivatives, their transposes, and the linear
+equations of implicit methods."""
 
 import dataclasses
 import functools
@@ -244,7 +244,7 @@ def calls_in(
     def called(
         jaxpr: jex.Jaxpr, groups: Sequence[str], name: str, what: str, states: int
     ) -> Callable[[FieldNumbers, Value, Value], tuple]:
-        """The function that a program is, whose first results are so many states."""
+        """The function that a program computes; its first `states` results are states."""
         inputs = with_groups(d.layout.inputs, *groups)
         return pulled_by(b, d, sums, jaxpr, inputs, name, what, states * d.size + d.returned)
 
@@ -314,9 +314,9 @@ def pulled_by(
     what: str,
     kept: int,
 ) -> Callable[[FieldNumbers, Value, Value], tuple]:
-    """The function of numbers, the time and the mask that a program is whose results, after the
-    first `kept`, are cotangents of parameters. With `sums`, these are added there, and only the
-    first are returned.
+    """The function of numbers, the time and the mask that computes a transposed program. The
+    program's results after the first `kept` are cotangents of parameters. With `sums`, these are
+    added there, and only the first `kept` are returned.
 
     **Raises:** `ValueError` that says `what` can't be translated.
     """

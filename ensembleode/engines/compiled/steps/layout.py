@@ -1,8 +1,8 @@
-"""The numbers of trajectories: where a kernel finds them, and which of them its lanes hold.
+"""The numbers of trajectories: where a kernel reads them, and which of them its lanes hold.
 
-Every leaf of `TrajectoryNumbers` is an operand of the kernel without a copy: `[trajectory, ...]`
-where each trajectory has its own, or the leaf itself where all share it. On a GPU the trajectories
-come last.
+Every leaf of `TrajectoryNumbers` is passed to the kernel as an operand, without a copy:
+`[trajectory, ...]` where each trajectory has its own, or the leaf itself where all share it. On a
+GPU the trajectories come last.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class NumbersLayout(NamedTuple):
 
 
 class NumbersOrder(NamedTuple):
-    """The order in which the numbers of trajectories lie in an array: the numbers of each
-    trajectory side by side; or with `n`, of so many trajectories in all, the trajectories last, so
-    that neighbouring threads of a GPU access neighbouring elements."""
+    """The order in which the numbers of trajectories lie in an array. Without `n`, the numbers of
+    each trajectory lie side by side; with it, the trajectories, `n` in all, come last, so that
+    neighbouring threads of a GPU access neighbouring elements."""
 
     n: Value | None = None
 

@@ -18,9 +18,9 @@ class EventRows(NamedTuple):
     """The rows of events, or their cotangents, `[slot * EVENT_ROWS, trajectory, component]`; on a
     GPU the trajectories come last.
 
-    - `room`: how many events of a trajectory the record has room for, from slot `ends` on.
-    - `last`: the number of events of which the next one ends its trajectory.
-    - `ends`: 1 if slot 0 has the last event so far, recorded or not; else 0.
+    - `room`: how many events of a trajectory can be kept, from slot `ends` on.
+    - `last`: the number of events after which one more ends its trajectory.
+    - `ends`: 1 if slot 0 has the last event so far, even one beyond `room`; else 0.
     """
 
     buffer: ElementPointer
@@ -218,7 +218,7 @@ class SavedRows:
     def save_rows_within(
         self, step: TriedStep, direction: Value, equations: Any, occupied: Variable
     ) -> None:
-        """Save the rows whose times lie in a step; `equations` is that of `Loop`."""
+        """Save the rows whose times lie in a step; for `equations` see `Loop`."""
         b, p = self.b, self.problem
         if self.row is None:
             return

@@ -1,9 +1,9 @@
-"""The pull-back of a method's step, traced by JAX and written backwards through a builder.
+"""The pull-back of a method's step: JAX traces the step, and a builder writes it backwards.
 
-In the trace, the state is an array whose size doesn't depend on that of the actual state, and a
-call of the equations stays a call. On the way back, each equation adds to the cotangents of its
-operands by JAX's rules, and each call by the transposed field, which needs only the state and the
-time. Forward values are written where they are first needed.
+In the trace, the state is an array of a size that doesn't depend on the actual state's, and a call
+of the vector field stays a call. On the way back, each equation of the trace adds to the cotangents
+of its operands: by JAX's rules, or for a call by the transposed field, which needs only the state
+and the time. Instructions that compute forward values are written where these are first needed.
 
 Times, sizes and weights of a step have no cotangents: they are regarded as constants.
 """
@@ -74,8 +74,8 @@ _WITH_MASS = dataclasses.replace(_EQUATIONS, mass=lambda y: tuple(_MASS.bind(*y)
 
 
 class TracedMethod(NamedTuple):
-    """A part of a method as equations; `inputs` and `outputs` are trees of variables. `stages` has
-    the variables of an explicit method's stages, which may not be among those of the equations."""
+    """A part of a method as equations of a jaxpr; `inputs` and `outputs` are trees of variables.
+    `stages` has the variables of an explicit method's stages, which no equation need have."""
 
     eqns: list
     inputs: Any
@@ -170,7 +170,7 @@ class OuterProducts(NamedTuple):
 
 class EquationCalls(NamedTuple):
     """The equations of some trajectories and their transposes, as functions of values, in the lanes
-    that count.
+    of a mask.
 
     - `forwards`: the vector field, its derivative along a tangent, and the operations of implicit
         methods.
@@ -180,10 +180,10 @@ class EquationCalls(NamedTuple):
 
     For implicit methods:
 
-    - `linearise(y, t, cotangents)`: returns the same, from the cotangents of the Jacobian's entries
-        and of the derivative with respect to time; either is None if it has no cotangent.
+    - `linearise(y, t, cotangents)`: returns the same as `f`, from the cotangents of the Jacobian's
+        entries and of the derivative with respect to time; None for one that has no cotangent.
     - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
-    - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian; or
+    - `outer(w, x)`: returns the products `w_i x_j` in the places of the Jacobian's entries; or
         `OuterProducts`, which `linearise` takes as well.
     - `mass(cotangent)`: returns its product with the transposed mass matrix.
     """
@@ -206,7 +206,7 @@ class PulledCotangents:
 
     **Arguments:**
 
-    - `size`: how many values a state is (see `Description.values`).
+    - `size`: how many values represent a state (see `KernelDescription.values`).
     - `inputs`: for each leaf of the trace's inputs a list of values, or a function that returns
         such a list.
     """

@@ -1,5 +1,5 @@
-"""The position of each lane among its known times, `tstops` and `d_discontinuities`: for each of
-these sorted tables in memory, the row that comes next."""
+"""The position of each lane among its known times, `tstops` and `d_discontinuities`: the next row
+of each of these sorted tables in memory."""
 
 import numpy as np
 

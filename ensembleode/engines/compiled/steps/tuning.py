@@ -1,9 +1,4 @@
-"""Tuned numbers of this folder: where one way to compute gives place to another.
-
-Where a benchmark sets a number, the comment names it: on two cores of a Xeon with AVX-512, in
-November 2026. The others follow from registers, caches and the time that compiling takes.
-`tests/test_thresholds.py` tries both sides.
-"""
+"""Tuned numbers, at which one way to compute gives place to another: see CONTRIBUTING.md."""
 
 # Sums of cotangents of more parameters than this are in memory, fewer in variables of the lanes.
 MOST_VARIABLES = 48

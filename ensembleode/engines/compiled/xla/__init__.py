@@ -1,6 +1,7 @@
 """Machine code as an operation of JAX, on CPUs and on GPUs.
 
-- `handler.py`, `sharing.py`: a function of LLVM IR as a custom call; its work, shared by threads.
-    `call.py`: that as an operation. `stopping.py`: the flag that stops it.
-- `entry.py`, `launch.py`, `ptxas.py`: a function as a GPU's kernel, its launch, what it takes.
+- `handler.py`: a function in LLVM IR as a custom call. `sharing.py`: threads that share its work.
+    `call.py`: the custom call as an operation. `stopping.py`: the flag that stops a solve.
+- `entry.py`, `launch.py`: a function as a GPU's kernel, and its launch. `ptxas.py`: the registers
+    and the memory that it takes.
 """

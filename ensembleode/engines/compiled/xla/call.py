@@ -1,4 +1,4 @@
-"""A kernel, which is a function of LLVM IR, as an operation inside a JAX program on the CPU.
+"""A kernel, which is a function in LLVM IR, as an operation inside a JAX program on the CPU.
 
 Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation like any other: it
 reads its operands and writes its results in place. It has no derivative and no batching rule; the
@@ -223,8 +223,8 @@ def _host() -> Machine | None:
 
 
 def kernels_in(jaxpr: Any) -> tuple[NativeKernel, ...]:
-    """The kernels that a program calls at any depth, each once; also those of primitives that are
-    traced when they are lowered, by their attribute `opened`."""
+    """The kernels that a program calls at any depth, each once. They include the kernels of
+    primitives that are traced only when they are lowered, which their attribute `opened` traces."""
     found: list[NativeKernel] = []
     for eqn in equations(jaxpr):
         if eqn.primitive is _call_p:
@@ -290,7 +290,7 @@ mlir.register_lowering(_call_p, _lower, platform="cpu")
 
 
 def _on_host(*operands, kernel, avals, in_place):
-    """The kernel's results, in a program for an accelerator, which calls the host for them."""
+    """The kernel's results, in a program for an accelerator: the host runs the kernel."""
 
     def called(*operands):
         # (Whatever the precision of the thread that this is called in, the operands keep theirs.)

@@ -1,8 +1,8 @@
-"""A function of LLVM IR as a GPU's kernel, which can be launched.
+"""A function in LLVM IR as a GPU's kernel, which can be launched.
 
 The function is internal to its module. It takes the number of its thread, the number of threads,
-and pointers. The entry, which is appended to the module, gets the first two from the GPU and
-annotates the pointers as NVPTX wants them.
+and pointers. The entry, a function that is appended to the module and calls it, gets the two
+numbers from the GPU and annotates the pointers as NVPTX wants them.
 """
 
 from __future__ import annotations

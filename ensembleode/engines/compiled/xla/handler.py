@@ -1,10 +1,11 @@
 """The handler of a custom call of XLA's typed FFI that calls a function of LLVM IR.
 
 XLA hands a handler one structure, the call frame, with arrays of pointers to buffers. The handler
-here passes on where the data of the buffers is. XLA has no way to forget a handler, so it is given
-trampolines, which stay in memory when the handlers that they jump to are freed. The structures are
-those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later, where newer versions only append
-members. The handler checks that whatever it reads is there; if not, XLA's call fails with an error.
+passes pointers to the buffers' data on to the function. XLA has no way to forget a handler, so it
+is given trampolines, which stay in memory when the handlers that they jump to are freed. The
+structures are those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later, where newer
+versions only append members. The handler checks that all it reads is there; otherwise XLA's call
+fails with an error.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ _UNKNOWN = "the call frame of this XLA is not what ensembleode knows"
 
 def trampolines(count: int) -> str:
     """A module of functions `ptr @trampoline0(ptr frame)` and so on, which XLA is given and which
-    stay in memory. Trampoline `i` jumps to the handler at `@handlers[i]`; without one, its program
-    isn't loaded. `@users[i]` counts the programs that call it while XLA has them loaded; `@id` and
-    `@info` describe the type of that state to XLA."""
+    stay in memory. Trampoline `i` jumps to the handler at `@handlers[i]`; without one, XLA fails to
+    load the program. `@users[i]` counts the loaded programs that call the trampoline. XLA keeps it
+    as a program's state, whose type `@id` and `@info` describe to it."""
     w = InstructionWriter()
     # XLA asks a handler about itself by a frame that has an extension to be filled in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])

@@ -27,9 +27,9 @@ class PtxasError(RuntimeError):
 
 
 class Usage(NamedTuple):
-    """What one thread of a kernel takes: 32-bit registers, and bytes of memory. `stack` is its
-    frame in local memory, for spilled registers and arrays; the bytes that instructions for
-    spilling move are those of each instruction once."""
+    """What one thread of a kernel takes: 32-bit registers, and bytes of memory. `stack` is the size
+    of its frame in local memory, for spilled registers and arrays. The bytes of spilling are those
+    that the spilling instructions move when each is executed once."""
 
     registers: int
     spill_stores: int

@@ -1,9 +1,9 @@
-"""Work that threads share: a kernel that does a range of items, called until all are done.
+"""Threads that share work: they call a kernel, each time for a range of items, until all are done.
 
 The calling thread, and those threads of XLA that are idle, take parts in turn, large ones first and
-smaller ones later. A thread that comes late finds nothing left, and nobody waits for it. So calls
-that share XLA's threads don't wait for each other, and nothing depends on a thread that never
-comes. The state that the threads share is on the heap, and the last of them frees it.
+smaller ones later. A thread that comes late finds nothing left, and no other thread waits for it.
+So calls that share XLA's threads don't wait for each other, nor for a thread that never comes. The
+state that the threads share is on the heap, and the last of them frees it.
 
 The structures are those of `xla/ffi/api/c_api.h`; see `handler.py`.
 """
@@ -96,7 +96,7 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """The function that threads run on parts of a kernel's work, with so many pointers."""
+    """The function that threads run on parts of the work of a kernel with `count` pointers."""
     parts = InstructionWriter()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.address('%work', _WORK[which])}")

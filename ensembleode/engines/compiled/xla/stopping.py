@@ -25,8 +25,8 @@ define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr
 
 
 def stopped(stop: Any, turn: Any) -> Any:
-    """Whether the flag at this address, `Lane.stop`, is set, for all trajectories that are mapped
-    over; `turn` is a value that changes as the loop goes on."""
+    """Whether the flag at this address, `TrajectoryNumbers.stop`, is set, for all trajectories that
+    are mapped over; `turn` is a value that changes from turn to turn of the loop."""
     ask = jax.custom_batching.custom_vmap(_stopped)
 
     @ask.def_vmap

@@ -1,9 +1,9 @@
-"""Elementary functions in IR, inlined where they are used.
+"""Elementary functions in LLVM IR, inlined where they are used.
 
-`FUNCTIONS` has them by the names of JAX's primitives, for float32 and float64. Their error is at
-most two units in the last place, unless the docstring of a function says otherwise. They call no
-function of the C library, so they also run on a GPU, and have the same bits at any width of
-vectors.
+`FUNCTIONS` maps the names of JAX's primitives to these functions, for float32 and float64. Their
+error is at most two units in the last place, unless a function's docstring says otherwise. They
+call no function of the C library, so they also run on a GPU, and their results have the same bits
+at any width of vectors.
 """
 
 from __future__ import annotations

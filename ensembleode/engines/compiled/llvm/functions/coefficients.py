@@ -1,7 +1,7 @@
 """Coefficients of polynomials, constant term first, for double and single precision.
 
-Each polynomial, and the one quotient of two, interpolates its function at the Chebyshev points of
-an interval.
+Each polynomial, and the one quotient of polynomials, interpolates its function at the Chebyshev
+points of an interval.
 `tests/engines/compiled/fits.py` computes them with 60 digits, and lists the functions and the
 intervals.
 """

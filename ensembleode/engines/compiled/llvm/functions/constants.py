@@ -1,4 +1,4 @@
-"""Numbers in more digits than any format has, as fractions of powers of two.
+"""Constants with more digits than any format has, as fractions over powers of two.
 
 They are written by `tests/engines/compiled/fits.py`.
 """

@@ -1,8 +1,8 @@
 """The logarithm of the gamma function, and its derivatives.
 
-Small arguments are moved to the interval from 3/2 to 5/2 by factors; large ones are computed by
-Stirling's series, and negative ones are reflected. Sums that cancel are computed with pairs, and
-single precision in double.
+Small arguments are moved to the interval from 3/2 to 5/2 by the recurrence, large ones take
+Stirling's series, and negative ones are reflected. Sums that cancel are computed with `pairs.py`;
+single precision is computed in double.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def log10(b: Builder, x: Value) -> Value:
 
 
 def log_of_sum(b: Builder, x: Value, tail: Value, more: Value | float = 0.0) -> Value:
-    """log(x + tail) + more log 2, for positive normal x. Where x is one, the tail may be
-    all by which the sum differs from one.
+    """log(x + tail) + more log 2, for positive normal x. The tail counts even where x is one, so
+    that the result is log(1 + tail).
     """
     fmt = format_of(x)
     high, low = ln2_parts(fmt)

@@ -1,4 +1,4 @@
-"""Numbers as sums of a head and a tail, which have twice the digits.
+"""Numbers with twice the digits of a format, as pairs: sums of a head and a tail.
 
 The sums and products are exact, by Knuth ("The Art of Computer Programming", volume 2, 4.2.2) and
 Dekker ("A floating-point technique for extending the available precision", 1971).
