@@ -63,15 +63,21 @@ def test_pickled_solutions(folder):
 
 @pytest.mark.parametrize("name", old_files.STORES)
 def test_store(folder, name):
-    """It is read; and solved again, it is the same ensemble, of which nothing is computed again."""
+    """It is read; and solved again, it is the same ensemble, of which nothing is computed again.
+    (But for other versions of JAX, whose numbers may differ.)"""
     path = folder / f"{name}.zarr"
+    found = np.asarray(eo.open_ensemble(path).u)
+    if name == "Tsit5":
+        same(found, old_files.solutions()["saved"].u)
     chunks = {x: x.stat().st_mtime_ns for x in path.glob("*/c/**/*") if x.is_file()}
     assert len(chunks) > 10
-    found = old_files.stored(name, path)
+    try:
+        again = old_files.stored(name, path)
+    except eo.StoreError as e:
+        assert e.differs == ("versions",)
+    else:
+        same(np.asarray(again.u), found)
     assert chunks == {x: x.stat().st_mtime_ns for x in path.glob("*/c/**/*") if x.is_file()}
-    same(np.asarray(eo.open_ensemble(path).u), np.asarray(found.u))
-    if name == "Tsit5":
-        same(np.asarray(found.u), old_files.solutions()["saved"].u)
 
 
 def test_checkpoints(folder):
