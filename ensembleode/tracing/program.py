@@ -102,6 +102,9 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         # An inner jit of the user's closed over arrays: inlining it turns these into inputs.
         inline = functools.partial(evaluated, closed, instead=inlined)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
+    if any(map(_reduces, closed.jaxpr.eqns)):
+        reduce = functools.partial(evaluated, closed, instead=_reduced)
+        closed = jax.make_jaxpr(lambda *a: reduce(*jtu.tree_leaves(a)))(*args)
     # Constants have no values, since a program would keep the values alive.
     jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
     return program_of(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts)
@@ -265,6 +268,34 @@ def inlined(eqn: Any, ins: Sequence) -> list | None:
         return None
     inner = eqn.params["jaxpr"]
     return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
+
+
+# By the name of an operation, the number that changes nothing.
+_NEUTRAL = {"add": 0, "mul": 1, "max": -np.inf, "min": np.inf}
+
+
+def _reduces(eqn: Any) -> bool:
+    if eqn.primitive.name == "jit":
+        return any(map(_reduces, eqn.params["jaxpr"].jaxpr.eqns))
+    return eqn.primitive.name == "reduce"
+
+
+def _reduced(eqn: Any, ins: Sequence) -> list | None:
+    """For `evaluated`: a sum, product, maximum or minimum that begins with an initial value
+    (`lax.reduce`), with that value taken in afterwards. JAX's derivative forgets an initial value
+    other than the neutral one."""
+    if not _reduces(eqn):
+        return None
+    if eqn.primitive.name == "jit":
+        return evaluated(eqn.params["jaxpr"], *ins, instead=_reduced)
+    inner = eqn.params["jaxpr"]
+    operations = getattr(inner, "jaxpr", inner).eqns
+    name = operations[0].primitive.name if len(operations) == 1 else ""
+    x, start = ins if len(ins) == 2 else (None, None)
+    if name not in _NEUTRAL or x is None or not is_inexact(x):
+        return None
+    operation, neutral = getattr(jax.lax, name), np.array(_NEUTRAL[name], x.dtype)
+    return [operation(start, jax.lax.reduce(x, neutral, operation, eqn.params["dimensions"]))]
 
 
 #

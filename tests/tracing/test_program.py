@@ -615,3 +615,29 @@ def test_static_of_diffrax_objects():
 def test_static_with_a_tracer_raises():
     with pytest.raises(TypeError, match="holds a traced value; it must be made of Python numbers"):
         jax.jit(lambda rtol: Static(diffrax.PIDController(rtol=rtol, atol=1e-6)))(1e-3)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    ("op", "start", "by_hand"),
+    [
+        (jax.lax.add, 5.0, lambda x: 5.0 + jnp.sum(x, axis=1)),
+        (jax.lax.mul, 3.0, lambda x: 3.0 * jnp.prod(x, axis=1)),
+        (jax.lax.max, 0.4, lambda x: jnp.maximum(0.4, jnp.max(x, axis=1))),
+        (jax.lax.min, 0.4, lambda x: jnp.minimum(0.4, jnp.min(x, axis=1))),
+    ],
+)
+def test_reductions_from_an_initial_value(op, start, by_hand, jitted):
+    """They have their derivatives, of which JAX forgets the initial value."""
+
+    def reduced(x):
+        return jax.lax.reduce(x**2, start, op, (1,))
+
+    program, consts = trace(jax.jit(reduced) if jitted else reduced, jnp.ones((2, 3)))
+    x = jnp.array([[0.3, 0.5, 0.2], [0.9, 0.7, 1.1]])
+    for found, expected in zip(
+        jax.jvp(lambda x: program(consts, x), (x,), (jnp.cos(x),)),
+        jax.jvp(lambda x: by_hand(x**2), (x,), (jnp.cos(x),)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
