@@ -17,6 +17,8 @@ import optax
 import ensembleode as eo
 
 
+# Of JAX and of this library, which wrote them.
+VERSIONS = ("0.10.2", "0.1.0")
 SAVED = np.linspace(0.0, 3.0, 7)
 
 

@@ -71,12 +71,11 @@ def test_store(folder, name):
         same(found, old_files.solutions()["saved"].u)
     chunks = {x: x.stat().st_mtime_ns for x in path.glob("*/c/**/*") if x.is_file()}
     assert len(chunks) > 10
-    try:
-        again = old_files.stored(name, path)
-    except eo.StoreError as e:
-        assert e.differs == ("versions",)
+    if old_files.VERSIONS == (jax.__version__, eo.__version__):
+        same(np.asarray(old_files.stored(name, path).u), found)
     else:
-        same(np.asarray(again.u), found)
+        with pytest.raises(eo.StoreError, match="which differs in versions "):
+            old_files.stored(name, path)
     assert chunks == {x: x.stat().st_mtime_ns for x in path.glob("*/c/**/*") if x.is_file()}
 
 
