@@ -71,7 +71,7 @@ def test_store(folder, name):
         same(found, old_files.solutions()["saved"].u)
     chunks = {x: x.stat().st_mtime_ns for x in path.glob("*/c/**/*") if x.is_file()}
     assert len(chunks) > 10
-    if old_files.VERSIONS == (jax.__version__, eo.__version__):
+    if (jax.__version__, eo.__version__) == old_files.VERSIONS:
         same(np.asarray(old_files.stored(name, path).u), found)
     else:
         with pytest.raises(eo.StoreError, match="which differs in versions "):
