@@ -367,7 +367,7 @@ class EnsembleSolution(_Solution):
         is_cut = is_known and (own_times or was_ended(retcode))
         if is_cut and self.saved is not None and not self.saved.has_own_times:
             saved_t, values = cut((t, values), int(length), int(length))
-        if (may_lack and not is_known) or was_ended(retcode):
+        if (is_known and was_ended(retcode)) or (may_lack and not is_known):
             rows, count = with_end(rows, ended, length, retcode, adds=self._adds_end)
         if is_cut:
             rows = cut(rows, int(length), int(count))

@@ -227,11 +227,11 @@ def test_small_matrices_need_no_memory():
         assert apart.is_scalar
 
 
-@pytest.mark.parametrize("name", ["_MOST_ROWS", "_MOST_SORTED"])
+@pytest.mark.parametrize("name", ["MOST_ROWS", "MOST_SORTED"])
 def test_what_is_chosen_or_moved(monkeypatch, name):
     """On both sides of the numbers that decide on it."""
     for most in (3, 2):
-        monkeypatch.setattr(choices, name, most)
+        monkeypatch.setattr(choices.tuning, name, most)
         apart, _ = agree(
             lambda u, p, t: OF_MATRICES["transposed"](p) + u, reals(3), square(3), rtol=1e-9
         )
