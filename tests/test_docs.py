@@ -190,7 +190,7 @@ def run_examples(modules, directory):
 def test_examples_in_docstrings(tmp_path):
     paths = [path for path in (ROOT / "ensembleode").rglob("*.py") if ">>> " in path.read_text()]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    assert "ensembleode.problem" in names
+    assert "ensembleode.problem.problem" in names
     run_examples([name.removesuffix(".__init__") for name in names], tmp_path)
 
 
