@@ -48,7 +48,7 @@ def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     if not any(map(_has_complex, equations(jaxpr))):
         return jaxpr
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
-    if any(_is_complex(v.aval) for v in (*binders, *jaxpr.outvars)):
+    if any(is_complex(v.aval) for v in (*binders, *jaxpr.outvars)):
         return jaxpr
     try:
         with jax.numpy_dtype_promotion("standard"):
@@ -57,12 +57,12 @@ def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
         return jaxpr
 
 
-def _is_complex(aval: Any) -> bool:
+def is_complex(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.complexfloating)
 
 
 def _has_complex(eqn: Any) -> bool:
-    return any(_is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    return any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
 def _known_parts(x: Any) -> Any:
@@ -109,7 +109,7 @@ def _run(jaxpr: Any, *ins: Any) -> list:
 
 def _real_dtype(eqn: Any) -> Any:
     aval = eqn.outvars[0].aval
-    return np.finfo(aval.dtype).dtype if _is_complex(aval) else aval.dtype
+    return np.finfo(aval.dtype).dtype if is_complex(aval) else aval.dtype
 
 
 def _complex(eqn: Any, x: Any, y: Any) -> ComplexParts:
@@ -119,7 +119,7 @@ def _complex(eqn: Any, x: Any, y: Any) -> ComplexParts:
 
 def _converted(eqn: Any, x: Any) -> Any:
     dtype = _real_dtype(eqn)
-    if not _is_complex(eqn.outvars[0].aval):
+    if not is_complex(eqn.outvars[0].aval):
         return lax.convert_element_type(x.real, dtype)
     if isinstance(x, ComplexParts):
         return ComplexParts(*(lax.convert_element_type(part, dtype) for part in x))

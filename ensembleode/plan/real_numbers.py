@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..fields import parameters_of
-from ..fields.complex_numbers import ComplexParts
+from ..fields.complex_numbers import ComplexParts, is_complex
 from ..tracing.program import Program, program_of, with_constants
 from .events import CallbackProgram, Jump, TracedContinuous, TracedDiscrete
 from .trajectory_numbers import Trajectories, TrajectoryNumbers
@@ -23,7 +22,7 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
     events, n = traj.events, len(traj.field.jaxpr.constvars)
     read = parameters_of(traj.field)
     avals = {"consts": read[:n], "p": read[n:], "callback_consts": events.consts if events else []}
-    are_complex = {name: [*map(_is_complex, each)] for name, each in avals.items()}
+    are_complex = {name: [*map(is_complex, each)] for name, each in avals.items()}
     if not any(map(any, are_complex.values())):
         return traj
 
@@ -68,30 +67,26 @@ def _parts(x: Any) -> tuple:
     return (None, None) if x is None else (x.real, x.imag)
 
 
-def _is_complex(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.complexfloating)
-
-
 @functools.lru_cache(maxsize=256)
 def _of_real_numbers(program: Program) -> Program:
     """The program `(consts, u, p, t)` with two real numbers in the place of each complex one in
     `consts` and `p`."""
     constants, (u, *inputs) = program.jaxpr.constvars, program.jaxpr.invars
     avals: list[Any] = [v.aval for v in (*constants, *inputs)]
-    if not any(map(_is_complex, avals)):
+    if not any(map(is_complex, avals)):
         return program
 
     def joined(u: Any, *flat: Any) -> Any:
         given = iter(flat)
         values = [
-            jax.lax.complex(next(given), next(given)) if _is_complex(x) else next(given)
+            jax.lax.complex(next(given), next(given)) if is_complex(x) else next(given)
             for x in avals
         ]
         consts, values = values[: len(constants)], values[len(constants) :]
         return jax.tree.leaves(program(consts, u, *values))
 
     parts = [
-        [jax.ShapeDtypeStruct(x.shape, np.finfo(x.dtype).dtype)] * 2 if _is_complex(x) else [x]
+        [jax.ShapeDtypeStruct(x.shape, np.finfo(x.dtype).dtype)] * 2 if is_complex(x) else [x]
         for x in avals
     ]
     state: Any = u.aval
