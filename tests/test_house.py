@@ -150,7 +150,8 @@ VAGUE = {"one", "at", "of", "along", "within", "over", "each"}
 
 
 def test_a_name_is_one_class():
-    names = [node.name for node in classes()]
+    """With an underscore before it or without."""
+    names = [node.name.lstrip("_") for node in classes()]
     assert len(names) > 400
     assert {x for x in names if names.count(x) > 1} == TWINS
 

@@ -119,7 +119,7 @@ def _solved(linear: Callable, right: Any) -> Any:
     return jnp.linalg.solve(jax.jacfwd(linear)(right), right)
 
 
-class _Search(NamedTuple):
+class _NewtonSearch(NamedTuple):
     """The state of Newton's method: the iterate `z`, the largest residual there, the number of
     steps so far, and whether the last step made the residual smaller."""
 
@@ -135,10 +135,10 @@ def _newton(equations: Callable, z: Any, *, abstol: float, derivative: Callable)
     def distance(z: Any) -> Any:
         return jnp.max(jnp.abs(equations(z)))
 
-    def goes_on(now: _Search) -> Any:
+    def goes_on(now: _NewtonSearch) -> Any:
         return now.nearer & (now.distance > abstol) & (now.steps < _MOST_STEPS)
 
-    def step(now: _Search) -> _Search:
+    def step(now: _NewtonSearch) -> _NewtonSearch:
         change = jnp.linalg.solve(derivative(equations)(now.z), equations(now.z))
         tries = now.z[None] - jnp.asarray(shares, change.dtype)[:, None] * change[None]
         found = jax.vmap(distance)(tries)
@@ -146,7 +146,7 @@ def _newton(equations: Callable, z: Any, *, abstol: float, derivative: Callable)
         best = jnp.argmin(found)
         nearer = found[best] < now.distance
         z = jnp.where(nearer, tries[best], now.z)
-        return _Search(z, jnp.where(nearer, found[best], now.distance), now.steps + 1, nearer)
+        return _NewtonSearch(z, jnp.where(nearer, found[best], now.distance), now.steps + 1, nearer)
 
-    first = _Search(z, distance(z), jnp.zeros((), np.int32), jnp.ones((), bool))
+    first = _NewtonSearch(z, distance(z), jnp.zeros((), np.int32), jnp.ones((), bool))
     return jax.lax.while_loop(goes_on, step, first).z

@@ -154,7 +154,7 @@ def estimate(
     if items_per_job is not None:
         items_per_job = whole_number(items_per_job, "items_per_job")
     check_fleet(fleet)
-    run = _Run(items, iterations, items_per_job)
+    run = _PlannedRun(items, iterations, items_per_job)
     run_hours, parts, jobs = _planned(run, fleet)
     shares = [
         Share(
@@ -181,13 +181,13 @@ def estimate(
     )
 
 
-class _Run(NamedTuple):
+class _PlannedRun(NamedTuple):
     items: int
     iterations: int
     items_per_job: int | None
 
 
-def _planned(run: _Run, fleet: Sequence[Kind]) -> tuple[float, list[int], list[int] | None]:
+def _planned(run: _PlannedRun, fleet: Sequence[Kind]) -> tuple[float, list[int], list[int] | None]:
     """The run time in hours, the items of each kind, and the jobs of each kind."""
     # In exact fractions, since the numbers of items and jobs must not depend on rounding.
     items, iterations, items_per_job = run
@@ -250,7 +250,7 @@ def _rounded(parts: Sequence[Fraction]) -> list[int]:
     return down
 
 
-def _assumptions(run: _Run, fleet: Sequence[Kind], run_hours: float) -> list[Assumption]:
+def _assumptions(run: _PlannedRun, fleet: Sequence[Kind], run_hours: float) -> list[Assumption]:
     found = []
 
     def suppose(what: str, fleet: Sequence[Kind] = fleet, **numbers: Any) -> None:

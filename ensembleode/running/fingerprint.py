@@ -46,6 +46,7 @@ _LITERAL = re.compile(rb"(?<=[ (])(-?[\d.][\w.+-]*|-?inf|nan|True|False)(?=:\w+\
 _NAMES = {
     "ControlledComponents": "Controlled",
     "CountingESDIRK": "Method",
+    "_DiffraxMethod": "_Method",
     "JuliaMethod": "Description",
     "PlacedJuliaMethod": "Method",
     "PlannedSolver": "Solver",

@@ -250,7 +250,7 @@ def fit(
         repeats=source is None or (source.repeats and not takes_key),
         microbatch=size,
     )
-    loop = _Loop(step, source, key, epochs, maxiters, callback, microbatch == "auto", started)
+    loop = _FitLoop(step, source, key, epochs, maxiters, callback, microbatch == "auto", started)
     begin = loop.beginning(trained)
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = Checkpoints(checkpoint)
@@ -303,7 +303,7 @@ def _advice(folder: Folder | None) -> str:
 
 
 @dataclasses.dataclass
-class _Loop:
+class _FitLoop:
     """The loop over the steps of a fit."""
 
     step: UpdateStep

@@ -82,7 +82,7 @@ class Damping(NamedTuple):
     damping: Any
 
 
-class _TriedStep(NamedTuple):
+class _DampedStep(NamedTuple):
     """The parameters and the damping after `count` tries of a step."""
 
     params: Any
@@ -147,7 +147,7 @@ class LeastSquaresStep(UpdateStep):
             less = damping * jnp.maximum(1 / 3, 1 - (2 * gain - 1) ** 3)
             # A damping below eps is lost in rounding, and above 1 / eps the parameters don't
             # change.
-            return _TriedStep(
+            return _DampedStep(
                 jnp.where(accepted, trial, flat),
                 jnp.clip(jnp.where(accepted, less, tried.growth * damping), eps, 1 / eps),
                 2 * tried.growth,
@@ -158,7 +158,7 @@ class LeastSquaresStep(UpdateStep):
         def goes_on(tried):
             return finite & ~tried.accepted & (tried.count < _TRIES)
 
-        begin = _TriedStep(
+        begin = _DampedStep(
             flat, state.optimizer.damping, jnp.full_like(loss, 2), 0, jnp.array(False)
         )
         found = jax.lax.while_loop(goes_on, attempt, begin)

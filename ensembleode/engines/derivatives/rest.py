@@ -190,7 +190,7 @@ class RestEquations:
         return jax.jvp(lambda y: self.rates(y, given, given.t), (y,), (direction,))[1]
 
 
-class Linear(NamedTuple):
+class LinearisedEquations(NamedTuple):
     """The equations at a state `y`, divided by the sizes of their rows: `weights f(y) +
     left weights M (y - u) = 0`. The second term fills the rows whose equations in `f` depend on
     those of the other rows.
@@ -207,7 +207,7 @@ class Linear(NamedTuple):
     scale: Any
 
 
-def _linear(system: RestEquations, y: Any, given: RestInputs) -> Linear:
+def _linear(system: RestEquations, y: Any, given: RestInputs) -> LinearisedEquations:
     constant = jax.lax.stop_gradient
     scale = constant(_scale(y))
     matrix = system.jacobian(y, given) * scale[None]
@@ -223,7 +223,7 @@ def _linear(system: RestEquations, y: Any, given: RestInputs) -> Linear:
     kept = _times(left, weights[:, None] * system.massive(jnp.diag(scale)))
     size = constant(jnp.max(jnp.abs(kept), axis=1, keepdims=True))
     size = jnp.where(size > 0, size, 1)
-    return Linear(_inverse(matrix + kept / size), left / size, regular, weights, scale)
+    return LinearisedEquations(_inverse(matrix + kept / size), left / size, regular, weights, scale)
 
 
 def _scale(y: Any) -> Any:

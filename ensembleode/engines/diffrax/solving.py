@@ -41,7 +41,7 @@ from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_ste
 _OF_MATRICES = ("njac", "nw", "nsolve")
 
 
-class _Method(eqx.Module):
+class _DiffraxMethod(eqx.Module):
     """A diffrax solver with the static properties of its steps."""
 
     solver: diffrax.AbstractSolver
@@ -107,7 +107,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     is_made_again = type(alg) in AS_OURS or (made_here and not alg.method.remembers)
     again = alg.method if is_made_again else None
     steps = solver, controller, norm, order, adjoint, adaptive, imex, stages, fsal
-    return Static(_Method(*steps, direction, by_default, again))
+    return Static(_DiffraxMethod(*steps, direction, by_default, again))
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def integrate(plan: Plan, lane: TrajectoryNumbers) -> Result:
 
 
 def _integrated(plan: Plan, lane: TrajectoryNumbers) -> Result:
-    method: _Method = plan.method.value
+    method: _DiffraxMethod = plan.method.value
     if isinstance(method.adjoint, diffrax.BacksolveAdjoint):
         t0, t1 = (sensitivity.constant(jnp.asarray(x), _BY_TIMES) for x in (lane.t0, lane.t1))
         lane = lane._replace(t0=t0, t1=t1)
@@ -196,7 +196,7 @@ def _timed(plan: Plan, lanes: TrajectoryNumbers, result: Result) -> Result:
 
 def counts(method: Static) -> tuple[str, ...]:
     """The names of the counts of its results."""
-    value: _Method = method.value
+    value: _DiffraxMethod = method.value
     of_f = () if value.stages is None else ("nf",)
     of_matrices = _OF_MATRICES if isinstance(value.solver, implicit.CountingESDIRK) else ()
     return "naccept", "nreject", *of_f, *of_matrices
@@ -250,7 +250,7 @@ def _integrate(
     plan: Plan, lane: TrajectoryNumbers, adjoint: diffrax.AbstractAdjoint | None = None
 ) -> Result:
     _check_derivatives(plan)
-    method: _Method = plan.method.value
+    method: _DiffraxMethod = plan.method.value
     if plan.events is not None:
         lane = _with_moving_jumps(plan.events, lane)
     field = _Field(plan.field, len(lane.consts))
@@ -407,7 +407,7 @@ _CODES = (
 
 
 def _result(plan: Plan, lane: TrajectoryNumbers, sol: Any) -> Result:
-    method: _Method = plan.method.value
+    method: _DiffraxMethod = plan.method.value
     saving = plan.saving
     retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)
     for result, code in _CODES:

@@ -76,7 +76,7 @@ def julia_source(fn: ir.Function, role: Role = "f") -> JuliaDefinition:
 def _body(fn: ir.Function, role: Role) -> Iterator[str]:
     if any(b.group == "forward" for b in buffers_of(fn)):
         yield "forward = p.forward(t)"
-    printer = _Printer([dtype for dtype, _ in fn.work])
+    printer = _JuliaPrinter([dtype for dtype, _ in fn.work])
     if fn.work:
         names = [f"work{i + 1}" for i in range(len(fn.work))]
         if role == "part":
@@ -105,7 +105,7 @@ def _indented(lines: Iterable[str]) -> Iterator[str]:
     return (f"    {line}" for line in lines)
 
 
-class _Printer:
+class _JuliaPrinter:
     def __init__(self, work: Sequence[np.dtype]):
         self.work = list(work)
 
