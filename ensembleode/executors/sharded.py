@@ -28,7 +28,8 @@ from ..problem.ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThre
 from ..running.executor import Executor
 from ..running.interrupts import finished
 from ..running.job import compiler_options, finish_lanes, Job, solve_lanes
-from ..tracing.program import being_staged, equations
+from ..tracing.evaluation import equations
+from ..tracing.program import being_staged
 from .on_devices import AXIS, is_on_one_device, on_each_device
 from .places import brought_here
 

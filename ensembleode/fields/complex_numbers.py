@@ -11,8 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
-from ..tracing.program import equations, is_jaxpr, params_of
-from ..tracing.written_numbers import bound_again
+from ..tracing.evaluation import bound_again, equations, is_jaxpr, params_of
 from .combining import as_rows
 from .equations import bind, called, interpreted, rewritten
 from .fourier import is_short, transformed

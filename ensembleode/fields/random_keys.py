@@ -16,7 +16,8 @@ import numpy as np
 from jax.extend import source_info_util
 
 from ..ground.keys import is_key, raw
-from ..tracing.program import equations, is_jaxpr, params_of, structs_of
+from ..tracing.evaluation import equations, is_jaxpr, params_of
+from ..tracing.program import structs_of
 from .equations import bind, called, interpreted, of_each, rewritten
 
 

@@ -9,7 +9,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..tracing.program import equations
+from ..tracing.evaluation import equations
 from . import tuning
 from .choices import by_choice, CHOICES
 from .equations import bind, branch_here, called, interpreted, rewritten

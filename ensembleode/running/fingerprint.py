@@ -26,15 +26,8 @@ from ..plan.plan import Plan
 from ..plan.trajectory_numbers import TrajectoryNumbers
 from ..problem.number_table import NUMBERS
 from ..problem.options import time_dtype_of
-from ..tracing.program import (
-    custom_rules,
-    equations,
-    is_jaxpr,
-    params_of,
-    Program,
-    RULE_PARAMS,
-    trace,
-)
+from ..tracing.evaluation import equations, is_jaxpr, params_of
+from ..tracing.program import custom_rules, Program, RULE_PARAMS, trace
 from .job import integers, Job, may_rerun
 
 

@@ -35,7 +35,8 @@ from ..solution.events import Events
 from ..solution.solution import EnsembleSolution
 from ..solution.stats import COUNTS
 from ..solving import solve
-from ..tracing.program import equations, is_tracer
+from ..tracing.evaluation import equations
+from ..tracing.program import is_tracer
 from .exchange import Gradients, with_room
 from .registry import RegistryEntry
 

@@ -23,7 +23,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.extend import source_info_util
+
+from .evaluation import closes_over_arrays, equations, evaluated, inlined, is_jaxpr, params_of
+from .reductions import reduced, reduces
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
@@ -98,12 +100,12 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
     closed, out_shape = jax.make_jaxpr(called, return_shape=True)(*args)
     if failed:
         raise failed.pop()  # so that no reference cycle keeps the error's objects alive
-    if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
+    if any(map(closes_over_arrays, closed.jaxpr.eqns)):
         # An inner jit of the user's closed over arrays: inlining it turns these into inputs.
         inline = functools.partial(evaluated, closed, instead=inlined)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
-    if any(map(_reduces, closed.jaxpr.eqns)):
-        reduce = functools.partial(evaluated, closed, instead=_reduced)
+    if reduces(closed):
+        reduce = functools.partial(evaluated, closed, instead=reduced)
         closed = jax.make_jaxpr(lambda *a: reduce(*jtu.tree_leaves(a)))(*args)
     # Constants have no values, since a program would keep the values alive.
     jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
@@ -231,73 +233,6 @@ _CALLS = ("jit", "remat2", "checkpoint", "custom_jvp_call")
 #
 
 
-def _nested_consts(eqn) -> bool:
-    if eqn.primitive.name != "jit":
-        return False
-    inner = eqn.params["jaxpr"]
-    return bool(inner.consts) or any(_nested_consts(e) for e in inner.jaxpr.eqns)
-
-
-def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) -> list:
-    """Evaluate a jaxpr (closed or not) equation by equation. An equation is bound as it is, unless
-    `instead(eqn, ins)` returns outputs for it."""
-    consts = consts or getattr(jaxpr, "consts", ())
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(atom):
-        return atom.val if isinstance(atom, jex.Literal) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        with source_info_util.user_context(eqn.source_info.traceback):
-            outs = instead(eqn, [read(x) for x in eqn.invars])
-        if outs is not None:
-            env.update(zip(eqn.outvars, outs, strict=True))
-            continue
-        ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
-        outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
-        alone = jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=[eqn])
-        env.update(zip(outs, jax.core.eval_jaxpr(alone, [], *map(read, ins)), strict=True))
-    return [read(v) for v in jaxpr.outvars]
-
-
-def inlined(eqn: Any, ins: Sequence) -> list | None:
-    """For `evaluated`: the outputs of an inner jit that closed over arrays; None for other
-    equations."""
-    if not _nested_consts(eqn):
-        return None
-    inner = eqn.params["jaxpr"]
-    return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
-
-
-# By the name of an operation, the number that changes nothing.
-_NEUTRAL = {"add": 0, "mul": 1, "max": -np.inf, "min": np.inf}
-
-
-def _reduces(eqn: Any) -> bool:
-    if eqn.primitive.name == "jit":
-        return any(map(_reduces, eqn.params["jaxpr"].jaxpr.eqns))
-    return eqn.primitive.name == "reduce"
-
-
-def _reduced(eqn: Any, ins: Sequence) -> list | None:
-    """For `evaluated`: a sum, product, maximum or minimum that begins with an initial value
-    (`lax.reduce`), with that value taken in afterwards. JAX's derivative forgets an initial value
-    other than the neutral one."""
-    if not _reduces(eqn):
-        return None
-    if eqn.primitive.name == "jit":
-        return evaluated(eqn.params["jaxpr"], *ins, instead=_reduced)
-    inner = eqn.params["jaxpr"]
-    operations = getattr(inner, "jaxpr", inner).eqns
-    name = operations[0].primitive.name if len(operations) == 1 else ""
-    x, start = ins if len(ins) == 2 else (None, None)
-    if name not in _NEUTRAL or x is None or not is_inexact(x):
-        return None
-    operation, neutral = getattr(jax.lax, name), np.array(_NEUTRAL[name], x.dtype)
-    return [operation(start, jax.lax.reduce(x, neutral, operation, eqn.params["dimensions"]))]
-
-
 #
 # Equality
 #
@@ -394,37 +329,6 @@ def _array_key(value: Any) -> tuple:
 def custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
     """The equations that call functions with their own derivative rules, at any depth."""
     return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in _CUSTOM_RULES)
-
-
-def equations(jaxpr: Any) -> Iterator:
-    """The equations of a jaxpr (closed or not) at any depth, each before the equations inside
-    it."""
-    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        yield eqn
-        for inner in filter(is_jaxpr, params_of(eqn)):
-            yield from equations(inner)
-
-
-def params_of(eqn: Any) -> list:
-    """The parameters of an equation, in which jaxprs (closed or not) are leaves."""
-    return jtu.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
-
-
-def scan_parts(eqn: Any) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are carried. Arrays that are scanned
-    over, or stacked, have one more axis outside than inside."""
-
-    def same(outside: Any, inside: Any) -> int:
-        pairs = zip(outside, inside, strict=True)
-        return sum(len(o.aval.shape) == len(i.aval.shape) for o, i in pairs)
-
-    body = eqn.params["jaxpr"].jaxpr
-    n_carry = same(eqn.outvars, body.outvars)
-    return same(eqn.invars, body.invars) - n_carry, n_carry
-
-
-def is_jaxpr(x: Any) -> bool:
-    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
 
 
 def tangents_of(eqn: Any) -> jex.ClosedJaxpr:

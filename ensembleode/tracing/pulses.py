@@ -8,7 +8,8 @@ from typing import Any
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from .program import evaluated, is_jaxpr, params_of, Program
+from .evaluation import evaluated, is_jaxpr, params_of
+from .program import Program
 
 
 _COMPARISONS = ("lt", "le", "gt", "ge")

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .program import is_jaxpr, is_tracer, Program
+from .evaluation import is_jaxpr
+from .program import is_tracer, Program
 
 
 _known_by_code: weakref.WeakSet = weakref.WeakSet()

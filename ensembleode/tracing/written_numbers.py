@@ -8,7 +8,6 @@ once.
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from .program import evaluated, is_jaxpr, params_of, Program, program_of, scan_parts, with_constants
+from .evaluation import bound_again, evaluated, is_jaxpr, params_of, WITHIN
+from .program import Program, program_of, with_constants
 
 
 @functools.lru_cache(maxsize=256)
@@ -65,7 +65,6 @@ def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
 
 _MOST_APART = 32  # literals that become operands
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
-_WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
 
 
 def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
@@ -89,49 +88,9 @@ def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
 
 def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
     """The literals inside of the jaxprs that an equation calls, repeats or chooses from."""
-    if eqn.primitive.name not in _WITHIN:
+    if eqn.primitive.name not in WITHIN:
         return {}
     if eqn.primitive.name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
         return {}  # (of a mapped loop, which only JAX can write)
     found = (_written(inner, dtype) for inner in filter(is_jaxpr, params_of(eqn)))
     return functools.reduce(operator.or_, found, {})
-
-
-def bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
-    """The results of a call, a loop or a branch, with `run(jaxpr, *args)` in place of the jaxprs in
-    it."""
-    params = eqn.params
-
-    def arrays(xs: Sequence) -> list:
-        return jax.tree.map(jnp.asarray, list(xs))
-
-    def within(name: str) -> Callable:
-        return functools.partial(run, params[name])
-
-    match eqn.primitive.name:
-        case "jit":
-            return within("jaxpr")(*ins)
-        case "scan":
-            n_consts, n_carry = scan_parts(eqn)
-            consts, ins = ins[:n_consts], ins[n_consts:]
-
-            def body(carry: Sequence, xs: Sequence) -> tuple[Sequence, Sequence]:
-                outs = within("jaxpr")(*consts, *carry, *xs)
-                return outs[:n_carry], outs[n_carry:]
-
-            how = {name: params[name] for name in ("length", "reverse", "unroll")}
-            carry, stacked = jax.lax.scan(body, arrays(ins[:n_carry]), arrays(ins[n_carry:]), **how)
-            return *carry, *stacked
-        case "while":
-            first = params["cond_nconsts"]
-            last = first + params["body_nconsts"]
-            return jax.lax.while_loop(
-                lambda carry: within("cond_jaxpr")(*ins[:first], *carry)[0],
-                lambda carry: within("body_jaxpr")(*ins[first:last], *carry),
-                arrays(ins[last:]),
-            )
-        case "cond":
-            branches = [functools.partial(run, branch) for branch in params["branches"]]
-            return jax.lax.switch(ins[0], branches, *arrays(ins[1:]))
-    how = {name: params[name] for name in ("prevent_cse", "policy")}
-    return jax.checkpoint(within("jaxpr"), **how)(*ins)

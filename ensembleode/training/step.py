@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from ..tracing.program import equations
+from ..tracing.evaluation import equations
 from .parallel import Placement
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.derivatives.primitives import pull_p
-from ensembleode.tracing.program import equations
+from ensembleode.tracing.evaluation import equations
 
 from ..marks import slow_unless
 from .compiled.test_networks import network, states, weights

@@ -9,7 +9,7 @@ from jax import lax
 import ensembleode as eo
 from ensembleode.fields.complex_numbers import without_complex
 from ensembleode.fields.fourier import is_short
-from ensembleode.tracing.program import equations
+from ensembleode.tracing.evaluation import equations
 
 from ..marks import slow_unless
 

@@ -617,7 +617,17 @@ def test_static_with_a_tracer_raises():
         jax.jit(lambda rtol: Static(diffrax.PIDController(rtol=rtol, atol=1e-6)))(1e-3)
 
 
-@pytest.mark.parametrize("jitted", [False, True])
+AROUND = {
+    "nothing": lambda f: f,
+    "jit": jax.jit,
+    "scan": lambda f: lambda x: jax.lax.scan(lambda _, x: (0, f(x)), 0, x[None])[1][0],
+    "cond": lambda f: lambda x: jax.lax.cond(x[0, 0] > 0, f, lambda x: x[:, 0], x),
+    "checkpoint": jax.checkpoint,
+    "jit in scan": lambda f: AROUND["scan"](jax.jit(f)),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize(
     ("op", "start", "by_hand"),
     [
@@ -627,13 +637,13 @@ def test_static_with_a_tracer_raises():
         (jax.lax.min, 0.4, lambda x: jnp.minimum(0.4, jnp.min(x, axis=1))),
     ],
 )
-def test_reductions_from_an_initial_value(op, start, by_hand, jitted):
+def test_reductions_from_an_initial_value(op, start, by_hand, around):
     """They have their derivatives, of which JAX forgets the initial value."""
 
     def reduced(x):
         return jax.lax.reduce(x**2, start, op, (1,))
 
-    program, consts = trace(jax.jit(reduced) if jitted else reduced, jnp.ones((2, 3)))
+    program, consts = trace(AROUND[around](reduced), jnp.ones((2, 3)))
     x = jnp.array([[0.3, 0.5, 0.2], [0.9, 0.7, 1.1]])
     for found, expected in zip(
         jax.jvp(lambda x: program(consts, x), (x,), (jnp.cos(x),)),

@@ -24,7 +24,8 @@ from ...solution.dense import inner_nodes
 from ...solution.events import End
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.switching import StepCounts
-from ...tracing.program import equations, Program
+from ...tracing.evaluation import equations
+from ...tracing.program import Program
 from ..base.results import events_in, LoopResult, result_of
 from ..derivatives.flow import Flow, own_and_shared, RecordedSolve, widened
 from . import kernel, tuning

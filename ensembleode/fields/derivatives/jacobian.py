@@ -21,7 +21,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ...tracing.program import equations, Program, program_of, structs_of
+from ...tracing.evaluation import equations
+from ...tracing.program import Program, program_of, structs_of
 from .. import tuning
 from ..equations import bind, reader
 from ..scalarise import scalarise

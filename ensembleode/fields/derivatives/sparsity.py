@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ...tracing.program import is_inexact, Program, scan_parts, tangents_of
+from ...tracing.evaluation import scan_parts
+from ...tracing.program import is_inexact, Program, tangents_of
 from .. import tuning
 from ..combining import REDUCTIONS
 from ..equations import ELEMENTWISE, interpreted

@@ -8,7 +8,8 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ...tracing.program import equations, Program, substituted
+from ...tracing.evaluation import equations
+from ...tracing.program import Program, substituted
 from ..staging import parameters_of, staged
 from .jacobian import Jacobian, state_and_time, tangent_at
 from .residuals import split, SplitTranspose

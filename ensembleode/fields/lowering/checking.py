@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.extend import source_info_util
 
-from ...tracing.program import is_jaxpr
+from ...tracing.evaluation import is_jaxpr
 from ..equations import called, used
 from ..plain import FUNCTIONS, RULES as WRITTEN_OUT
 from .errors import UntranslatableError

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...tracing.program import scan_parts
+from ...tracing.evaluation import scan_parts
 from ..ir import Assign, Buffer, Const, Expr, Index, Load, Op, Switch, Var, While
 from .movement import picked
 from .passing import Lowering, rule

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ...tracing.program import scan_parts
+from ...tracing.evaluation import scan_parts
 from .interpreter import cost, Interpreter, mapped, rule
 from .values import is_constant, Scalars
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jax import lax
 
-from ...tracing.program import is_jaxpr, params_of
+from ...tracing.evaluation import is_jaxpr, params_of
 from ..equations import bind, called, opened, reader, registers
 from . import scalars
 from .values import from_constant, Scalars

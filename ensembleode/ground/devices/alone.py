@@ -18,15 +18,8 @@ import jax.tree_util as jtu
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ...tracing.program import (
-    evaluated,
-    is_inexact,
-    Program,
-    program_of,
-    substituted,
-    trace,
-    with_constants,
-)
+from ...tracing.evaluation import evaluated
+from ...tracing.program import is_inexact, Program, program_of, substituted, trace, with_constants
 from ..recent import jit_recent
 from .given_device import for_one_device
 

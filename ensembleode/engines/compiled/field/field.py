@@ -12,7 +12,7 @@ import numpy as np
 
 from ....fields import Inputs, ir, lower as lower_for, walking
 from ....fields.derivatives.forwarding import forwarded
-from ....tracing.program import equations
+from ....tracing.evaluation import equations
 from ..algebra.products import Strips
 from ..algebra.reading import copied, LoadedNumbers, Memory, OperandReader
 from ..llvm.builder import Builder, ElementPointer, I64, Value

@@ -33,7 +33,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ....ground.devices.placement import on_cpu
 from ....ground.recent import jit_recent
-from ....tracing.program import equations
+from ....tracing.evaluation import equations
 from ..llvm.compiler import available, Code, compiled, CompileError, define
 from ..llvm.machine import chosen, host, Machine
 from .handler import handler, handler_name, trampoline_name, trampolines
