@@ -1,8 +1,6 @@
 """The names that modules and classes had in earlier versions, so that their pickles can be read."""
 
 import importlib
-import importlib.abc
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -32,7 +30,8 @@ _MODULES = {
 _NAMES = {"Aside": "HiddenObject", "Kept": "KeptNodes", "Known": "KnownInputs"}
 
 
-class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+# (No subclass of `importlib.abc`, whose import takes as long as all of the package's.)
+class FormerModules:
     """Finds and loads modules under their former names: they have the names of the present
     modules."""
 
@@ -40,7 +39,8 @@ class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         package, _, module = name.partition(".")
         if package != _PACKAGE or module not in _MODULES:
             return None
-        return importlib.util.spec_from_loader(name, self, is_package=module == "core")
+        loader: Any = self
+        return ModuleSpec(name, loader, is_package=module == "core")
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
@@ -57,7 +57,8 @@ class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def find_former_modules() -> None:
     """Let `import` find modules under their former names. Present modules take precedence."""
-    sys.meta_path.append(FormerModules())
+    finder: Any = FormerModules()
+    sys.meta_path.append(finder)
 
 
 def names_of(module: str, names: Sequence[str]) -> Callable[[str], Any]:
