@@ -75,8 +75,9 @@ def on_host(monkeypatch):
 
 def pytest_collection_modifyitems(items):
     """Of the conformance suite, what is run every time; elsewhere, workers are tested in
-    tests/executors, or by tests marked slow. Files that wait for other processes go first, as they
-    would be waited for at the end, and then those with the most tests."""
+    tests/executors, or by tests marked slow; and of `quick_cases(n)`, the first n. Files that wait
+    for other processes go first, as they would be waited for at the end, and then those with the
+    most tests."""
     from .test_conformance import is_slow
 
     of_file = collections.Counter(item.path for item in items)
@@ -84,6 +85,14 @@ def pytest_collection_modifyitems(items):
     items.sort(
         key=lambda item: (waits.isdisjoint(vars(item.module)), -of_file[item.path], item.path)
     )
+    cases = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("quick_cases")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        cases[item.path, item.originalname] += 1
+        if cases[item.path, item.originalname] > mark.args[0]:
+            item.add_marker(pytest.mark.slow)
     for item in items:
         if "name" not in (given := getattr(getattr(item, "callspec", None), "params", {})):
             continue

@@ -9,7 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from .turns import turned
+from .turns import drawn, turned
 
 
 @settings(max_examples=50)
@@ -22,6 +22,30 @@ def test_a_few_turns_run_all(n, first, part):
         assert sorted(order) == list(range(n))
         seen.update(order[: each + 1], order[n // 2 : n // 2 + each + 1])
     assert len(seen) == n
+
+
+class Item:
+    path = originalname = "test"
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def get_closest_marker(self, name):
+        assert name == "drawn"
+        return self.mark
+
+
+@pytest.mark.parametrize(("n", "total"), [(3, 9), (4, 10), (12, 10)])
+def test_cases_drawn_at_random_are_for_all_turns_together(n, total):
+    mark = pytest.mark.drawn(n).mark
+    others, cases = [Item(None) for _ in range(5)], [Item(mark) for _ in range(total)]
+    seen = []
+    for turn in range(-(-total // n)):
+        found = drawn(others + cases, turn)
+        assert found[:5] == others
+        assert len(found) == 5 + min(n, total)
+        seen += found[5:]
+    assert set(seen) == set(cases)
 
 
 SUITE = """

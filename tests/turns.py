@@ -3,7 +3,9 @@
     python -m pytest -p tests.turns --turn N --until SECONDS ...
 
 The tests run in the order of their files, from a place on that moves with the number N of the turn,
-and none is begun after this time (of `time.time()`). The last lines say how many were left.
+and none is begun after this time (of `time.time()`). The last lines say how many were left. Of a
+test whose cases are drawn at random, `@pytest.mark.drawn(n)`, each turn runs n others: all would
+take many times what all other tests take.
 """
 
 import time
@@ -29,10 +31,27 @@ def turned(items, turn):
     return items[first:] + items[:first]
 
 
+def drawn(items, turn):
+    """The items without those drawn cases that are of other turns."""
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("drawn"):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    others = set()
+    for of_test in cases.values():
+        (n,) = of_test[0].get_closest_marker("drawn").args
+        first = turn * n % len(of_test)
+        others.update((of_test[first:] + of_test[:first])[n:])
+    return [item for item in items if item not in others]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    turn, until = config.getoption("--turn"), config.getoption("--until")
+    if until < float("inf"):
+        items[:] = drawn(items, turn)
     order = sorted(items, key=lambda item: item.path)  # (Stable: a file's tests keep theirs.)
-    items[:] = turned(order, config.getoption("--turn"))
+    items[:] = turned(order, turn)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -79,20 +79,28 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SavedStates:
-    """The contents of a checkpoint: a pytree of `state`, `best` and `losses`, and static fields."""
+    """The contents of a checkpoint: a pytree of `state`, `best`, `losses` (`[step]`) and
+    `validations` (`[validation, (step, loss)]`), and static fields."""
 
     state: Any
     best: Any
     best_loss: float
     losses: np.ndarray
+    validations: np.ndarray
     step: int
     position: Position
     run: dict[str, Any]  # mustn't change: the number of items, the key, the loss and the data
 
 
 jtu.register_dataclass(
-    SavedStates, ["state", "best", "losses"], ["best_loss", "step", "position", "run"]
+    SavedStates,
+    ["state", "best", "losses", "validations"],
+    ["best_loss", "step", "position", "run"],
 )
+
+
+# Those whose shape changes from step to step.
+_GROWING = ("losses", "validations")
 
 
 class Folder:
@@ -300,7 +308,7 @@ def _restored(
     here = {name: _shape(x.shape, x.dtype) for name, x in structs.items()}
     for name in {**here, **before}:
         then, now = before.get(name), here.get(name)
-        if then == now or name == "losses":
+        if then == now or name in _GROWING:
             continue
         if then is None:
             what = f"it has no {name}, which is {now} here"
@@ -315,10 +323,10 @@ def _restored(
     renewed = {f"state.{name}" for name, _ in changed}  # by the user: its values are taken
 
     def value(name, x):
-        if name in renewed:
+        if name in renewed or name not in there:  # (Older checkpoints have no validations.)
             return x
         found = arrays.get(name, np.zeros(there[name]["shape"], there[name]["dtype"]))
-        return found if name == "losses" else as_before(x, found)
+        return found if name in _GROWING else as_before(x, found)
 
     *counts, total = about["position"]
     return dataclasses.replace(

@@ -34,7 +34,7 @@ class Arrays:
     items."""
 
     def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
-        self._leaves, self._structure = _arrays(tree, _gives_batches)
+        self._leaves, self._structure = _arrays(tree, gives_batches)
         self.items = _length_of(self._leaves)
         self._in_memory = all(type(x) is np.ndarray for _, x in self._leaves)
         if self._in_memory:
@@ -53,6 +53,11 @@ class Arrays:
         yield from self._pass(self._order(begin.epoch, key), begin.items)
         for epoch in itertools.count(begin.epoch + 1):
             yield from self._pass(self._order(epoch, key))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+        return [name for name, _ in self._leaves]
 
     def identity(self) -> dict[str, str]:
         """A digest of each array by its name, by which the data are recognised."""
@@ -123,6 +128,13 @@ class Batches:
             if self.once:
                 return
 
+    def in_order(self) -> Iterator[Piece]:
+        """The batches of one pass."""
+        for piece in self.batches(Position(), None):
+            yield piece
+            if piece.last:
+                return
+
     def identity(self) -> dict[str, str]:
         """A digest of all batches of a list; for other iterables, of the first two."""
         return {
@@ -164,7 +176,7 @@ def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> 
     or not numeric."""
     if isinstance(data, list) and not data:
         raise ValueError("data is empty.")
-    if not _gives_batches(data):
+    if not gives_batches(data):
         return Arrays(data, size, placed, shuffle)
     if size is not None:
         raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
@@ -264,7 +276,7 @@ def _piece(
     return Piece(PaddedBatch(rows, place, placed.everywhere(np.int32(count))), count, last, items)
 
 
-def _gives_batches(x: Any) -> bool:
+def gives_batches(x: Any) -> bool:
     """Whether an object is an iterable of batches, such as a list; a tuple is a pytree."""
     is_one = isinstance(x, tuple | dict | str) or _is_array(x) or _has_columns(x)
     return isinstance(x, Iterable) and not is_one

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,91 +20,15 @@ from ..running.progress import bar
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, SavedStates
 from .data import BatchesAhead, Piece, source_of
 from .ending import sigterm_raises, Terminated
+from .fit_result import FitResult, FitState
 from .identity import of_loss, of_optimizer
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
 from .log import Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import on_their_devices, Placement, placement
 from .processes import from_first, is_first, needed, peers
-from .step import checked, traced, TrainingState, UpdateStep
-
-
-class FitState(NamedTuple):
-    """The state of a fit, as its callback gets it.
-
-    - `step`: the number of steps done, including this one; `epoch`: the number of passes over the
-        data.
-    - `loss`: the loss of this step's batch, before the step; `params`: the parameters that it is
-        the loss of.
-    - `items`: the number of items of the batch (0 without data); `elapsed`: the seconds so far.
-    """
-
-    step: int
-    epoch: int
-    loss: float
-    params: Any
-    items: int
-    elapsed: float
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """The result of a fit.
-
-    - `params`: the parameters after the last step.
-    - `best`: the parameters with the lowest loss. If each step has all data, it is the lowest of
-        all steps; otherwise it is the lowest mean over a pass, with the parameters at the end of
-        that pass.
-    - `best_loss`: that loss (infinite before the first pass is done).
-    - `losses`: `[step]`, the loss of each step's batch, before the step.
-    - `steps`, `epochs`: how many are done.
-    - `stopped`: why the fit ended: `"done"`, `"callback"`, `"nonfinite"` (`params` are then the
-        last ones with a finite loss), `"interrupted"` (Ctrl-C), `"exhausted"` (the data came to an
-        end), or `"failed"` (this is the `result` attribute of an exception).
-    - `message`: the same in a sentence.
-    - `elapsed`: seconds, without those before a restart.
-    """
-
-    params: Any
-    best: Any
-    best_loss: float
-    losses: np.ndarray
-    steps: int
-    epochs: int
-    stopped: Literal["done", "callback", "nonfinite", "interrupted", "exhausted", "failed"]
-    message: str
-    elapsed: float
-
-    def __repr__(self) -> str:
-        shapes = eqx.tree_pformat(self.params, short_arrays=True, width=60).splitlines()
-        lost = "" if not len(self.losses) else f"{self.losses[0]:.4g} to {self.losses[-1]:.4g}, "
-        return (
-            f"FitResult: {self.stopped} after {self.steps} steps, {self.epochs} epochs\n"
-            f"  why      {self.message}\n"
-            f"  loss     {lost}best {self.best_loss:.4g}\n"
-            f"  params   {shapes[0]}{' ...' if len(shapes) > 1 else ''}\n"
-            f"  elapsed  {self.elapsed:.3g} s"
-        )
-
-    def plot(self, ax: Any = None, **style: Any) -> Any:
-        """Plot the loss of each step on a logarithmic axis, with matplotlib (the extra `plot`).
-
-        **Arguments:**
-
-        - `ax`: the axes to draw on, by default new ones.
-        - `style`: options of the line, such as `color=` or `label=`.
-
-        **Returns:** the axes.
-        """
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            _, ax = plt.subplots(layout="constrained")
-        ax.plot(np.arange(len(self.losses)), self.losses, **style)
-        if (self.losses > 0).all():
-            ax.set_yscale("log")
-        ax.set(xlabel="step", ylabel="loss")
-        return ax
+from .step import checked, StepReport, traced, TrainingState, UpdateStep
+from .validation import Validation, validation_of
 
 
 @on_their_devices
@@ -124,6 +48,9 @@ def fit(
     microbatch: int | str | None = None,
     shuffle: bool = True,
     key: Any = None,
+    validation: Any = None,
+    validate_every: int | None = None,
+    patience: int | None = None,
     callback: Callable[[FitState], Any] | None = None,
     checkpoint: Checkpoints | str | os.PathLike | None = None,
     resume: bool = True,
@@ -168,6 +95,13 @@ def fit(
         less memory and gives the same gradient. `"auto"` finds the largest that fits.
     - `shuffle`: whether each pass over arrays is in another order.
     - `key`: the PRNG key of the fit, by default `jax.random.key(0)`.
+    - `validation`: data like `data` that the fit isn't trained with, whose mean loss tells which
+        parameters are the best; or a function `validation(params)` that returns such a number. Each
+        validation has the same keys.
+    - `validate_every`: the number of steps between two validations, by default those of a pass over
+        the data. There is one more at the end of the fit.
+    - `patience`: the fit ends when so many validations in succession were not lower than the lowest
+        before them.
     - `callback`: called after each step with a [`FitState`][ensembleode.FitState] (in the first
         process); if it returns true, the fit stops.
     - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints]; needs the extra
@@ -175,7 +109,8 @@ def fit(
         number of devices; with the same number, it ends with the same bits. A checkpoint of another
         loss, of other data, or of another optimiser, is refused.
     - `resume`: False starts from the beginning, and removes the checkpoints that are there.
-    - `log`: a file to which a line of JSON is added for each step.
+    - `log`: a file to which a line of JSON is added for each step; of comma-separated values, if
+        its name ends in `.csv`.
     - `progress`: show a progress bar.
 
     **Returns:** a [`FitResult`][ensembleode.FitResult]. A loss or gradient that isn't finite stops
@@ -240,6 +175,7 @@ def fit(
             f"data can be gone over once only, and epochs={epochs}: give maxiters=, or an iterable "
             "that can begin anew, such as a list."
         )
+    validated = validation_of(validation, source, placed, validate_every, patience)
     call, takes_key = checked(loss, source is not None)
     step = (LeastSquaresStep if least_squares else UpdateStep)(
         call,
@@ -250,7 +186,9 @@ def fit(
         repeats=source is None or (source.repeats and not takes_key),
         microbatch=size,
     )
-    loop = _FitLoop(step, source, key, epochs, maxiters, callback, microbatch == "auto", started)
+    loop = _FitLoop(
+        step, source, key, epochs, maxiters, validated, callback, microbatch == "auto", started
+    )
     begin = loop.beginning(trained)
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = Checkpoints(checkpoint)
@@ -267,6 +205,9 @@ def fit(
                     return {**of, "loss": {"run_key": run_key}, "data": data}
                 if source is not None:
                     rows, data = source.example(), source.identity()
+                    if validated is not None:
+                        of_validation = validated.identity().items()
+                        data |= {f"validation {name}": x for name, x in of_validation}
                 return {**of, "loss": of_loss(step, trained, rows, key), "data": data}
 
             with peers(_advice(folder)):
@@ -311,6 +252,7 @@ class _FitLoop:
     key: Any
     epochs: Any
     maxiters: int | None
+    validation: Validation | None
     callback: Callable | None
     automatic: bool  # whether the microbatch is to be found
     started: float
@@ -321,6 +263,8 @@ class _FitLoop:
         self._order, key = jax.random.split(self.key)
         self.key = self._placed.everywhere(key)
         self._losses: list[float] = []
+        # (A key that no step has.)
+        self._validation_key = jax.random.fold_in(self.key, np.uint32(2**32 - 1))
         self._number: Any = None  # the number of the step, on the devices
 
     @property
@@ -334,7 +278,8 @@ class _FitLoop:
         state = self._placed.everywhere(TrainingState(trained, optimizer))
         items = None if self.source is None else self.source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
-        return SavedStates(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
+        none = np.zeros(0), np.zeros((0, 2))
+        return SavedStates(state, state.params, np.inf, *none, 0, Position(), run)
 
     def _is_done(self, now: SavedStates) -> bool:
         if self.maxiters is not None:
@@ -348,22 +293,30 @@ class _FitLoop:
         try:
             with sigterm_raises(), peers(_advice(folder)), self._pieces(begin.position) as pieces:
                 while not self._is_done(now):
+                    if self._why_no_more(now):
+                        stopped = "patience"
+                        break
                     began = time.perf_counter()
                     piece = next(pieces, None)
                     if piece is None:
                         stopped = "exhausted"
                         break
-                    state, loss = self._stepped(now, piece)
-                    if not math.isfinite(loss):
+                    state, report = self._stepped(now, piece)
+                    if not math.isfinite(report.loss):
                         stopped = "nonfinite"
                         break
-                    good, now = now.state.params, self._after(now, piece, state, loss)
+                    good, now = now.state.params, self._after(now, piece, state, report.loss)
                     seconds = time.perf_counter() - began
-                    lines.write(now.step, now.position.epoch, loss, seconds, piece.count)
+                    if self.validation is not None and (
+                        self.validation.is_due(now.step, piece.last) or self._is_done(now)
+                    ):
+                        now = self._validated(now)
+                    told = self._told(now, piece, report, good)
+                    lines.write(told, seconds)
                     if not shown.disable:
-                        shown.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+                        shown.set_postfix_str(_postfix(told), refresh=False)
                         shown.update()
-                    if self._wants_stop(now, piece, loss, good):
+                    if self._wants_stop(told):
                         stopped = "callback"
                         break
                     if folder is not None and folder.due(now.step):
@@ -396,6 +349,8 @@ class _FitLoop:
             stopped,
             message,
             time.perf_counter() - self.started,
+            now.validations[:, 1],
+            now.validations[:, 0].astype(int),
         )
 
     def _save(self, now: SavedStates, folder: Folder, lines: Log) -> None:
@@ -432,7 +387,12 @@ class _FitLoop:
             state = state._replace(optimizer=optax.tree.set(state.optimizer, value=nan))
         position = Position(begin.position.epoch) if "data" in changed else begin.position
         return dataclasses.replace(
-            begin, state=state, best=state.params, best_loss=np.inf, position=position
+            begin,
+            state=state,
+            best=state.params,
+            best_loss=np.inf,
+            validations=begin.validations[:0],
+            position=position,
         )
 
     def _pieces(self, position: Position) -> Any:
@@ -441,7 +401,7 @@ class _FitLoop:
         pieces = self.source.batches(position, self._order)
         return contextlib.closing(pieces if self.source.repeats else BatchesAhead(pieces))
 
-    def _stepped(self, now: SavedStates, piece: Piece) -> tuple[TrainingState, float]:
+    def _stepped(self, now: SavedStates, piece: Piece) -> tuple[TrainingState, StepReport]:
         state = now.state
         if self.step.dtype is None:
             dtype, mesh = traced(self.step, state.params, piece.batch, self.key)
@@ -453,10 +413,10 @@ class _FitLoop:
             try:
                 compiled = self.step.compiled
                 with needed():
-                    new, number, loss = compiled(state, piece.batch, self.key, self._number)
-                    loss = float(loss)
+                    new, number, report = compiled(state, piece.batch, self.key, self._number)
+                    report = StepReport(*map(float, report))
                 self._number = number
-                return new, loss
+                return new, report
             except jax.errors.JaxRuntimeError as e:
                 if not out_of_memory(e) or piece.batch is None:
                     raise
@@ -472,13 +432,30 @@ class _FitLoop:
         epoch, pieces, items, total = now.position
         pieces, items, total = pieces + 1, items + piece.count, total + loss * piece.count
         best, best_loss = now.best, now.best_loss
-        if self.source is None or self.source.repeats:
+        if self.validation is not None:
+            pass
+        elif self.source is None or self.source.repeats:
             if loss < best_loss:
                 best, best_loss = now.state.params, loss
         elif piece.last and total / items < best_loss:
             best, best_loss = state.params, total / items
         position = Position(epoch + 1) if piece.last else Position(epoch, pieces, items, total)
-        return SavedStates(state, best, best_loss, now.losses, now.step + 1, position, now.run)
+        return dataclasses.replace(
+            now, state=state, best=best, best_loss=best_loss, step=now.step + 1, position=position
+        )
+
+    def _validated(self, now: SavedStates) -> SavedStates:
+        assert self.validation is not None
+        params = now.state.params
+        with needed():
+            loss = self.validation.loss(self.step, params, self._whole_params, self._validation_key)
+        validations = np.concatenate([now.validations, [[now.step, loss]]])
+        if not loss < now.best_loss:
+            return dataclasses.replace(now, validations=validations)
+        return dataclasses.replace(now, validations=validations, best=params, best_loss=loss)
+
+    def _why_no_more(self, now: SavedStates) -> str:
+        return "" if self.validation is None else self.validation.why_no_more(now.validations)
 
     def _with_losses(self, now: SavedStates) -> SavedStates:
         return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
@@ -494,6 +471,8 @@ class _FitLoop:
                 f"The loss, or its gradient, {where} is not finite{self._culprits(now, piece)}. "
                 "The parameters are the last with a finite one."
             )
+        if stopped == "patience":
+            return self._why_no_more(now)
         why = {"callback": "Stopped by the callback", "exhausted": "The data came to an end"}
         return f"{why.get(stopped, stopped.capitalize())} after {now.step} steps."
 
@@ -512,16 +491,37 @@ class _FitLoop:
         which = "" if piece.items is None else f", first that of item {piece.items[bad[0]]}"
         return f" (the loss of {len(bad)} of {piece.count} items{which})"
 
-    def _wants_stop(self, now: SavedStates, piece: Piece, loss: float, params: Any) -> bool:
+    def _told(self, now: SavedStates, piece: Piece, report: StepReport, params: Any) -> FitState:
+        """What a callback and the log are told of a step. (The parameters are on their devices.)"""
+        elapsed = time.perf_counter() - self.started
+        step, last = now.validations[-1] if len(now.validations) else (0, math.nan)
+        return FitState(
+            now.step,
+            now.position.epoch,
+            report.loss,
+            params,
+            piece.count,
+            elapsed,
+            report.gradient_norm,
+            report.learning_rate,
+            float(last),
+            bool(step == now.step),
+        )
+
+    def _wants_stop(self, told: FitState) -> bool:
         if self.callback is None:
             return False
         stop = False
         if is_first():
-            elapsed = time.perf_counter() - self.started
-            epoch, whole = now.position.epoch, self._whole_params(params)
-            state = FitState(now.step, epoch, loss, whole, piece.count, elapsed)
-            stop = bool(self.callback(state))
+            stop = bool(self.callback(told._replace(params=self._whole_params(told.params))))
         return from_first(bytes([stop])) == b"\x01"
+
+
+def _postfix(told: FitState) -> str:
+    """The text behind the progress bar."""
+    loss = f"loss {told.loss:.4g}"
+    known = not math.isnan(told.validation_loss)
+    return f"{loss}, validation {told.validation_loss:.4g}" if known else loss
 
 
 def _refuse_without_data(placed: Placement, **given: Any) -> None:

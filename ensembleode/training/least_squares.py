@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from .microbatch import free_bytes, SHARE
-from .step import check_real, PaddedBatch, TrainingState, UpdateStep
+from .step import check_real, PaddedBatch, StepReport, TrainingState, UpdateStep
 
 
 class LevenbergMarquardt(eqx.Module):
@@ -125,12 +125,14 @@ class LeastSquaresStep(UpdateStep):
 
     def _step(
         self, state: TrainingState, batch: Any, key: Any, number: Any
-    ) -> tuple[TrainingState, Any, Any]:
+    ) -> tuple[TrainingState, Any, StepReport]:
         key = jax.random.fold_in(key, number)
         flat, unravel = ravel_pytree(state.params)
         sums = loss, gradient, matrix = self._normal_equations(state.params, batch, key)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in sums]))
         scale = _scale(jnp.diagonal(matrix), self.optimizer.floor)
+        # (That of the sum of squares is 2 J^T r.)
+        norm = 2 * jnp.linalg.norm(gradient)
         gradient, matrix = gradient / scale, matrix / jnp.outer(scale, scale)
         eps = jnp.finfo(matrix.dtype).eps
 
@@ -163,7 +165,8 @@ class LeastSquaresStep(UpdateStep):
         )
         found = jax.lax.while_loop(goes_on, attempt, begin)
         new = TrainingState(unravel(found.params), Damping(found.damping))
-        return new, number + 1, jnp.where(finite, loss, jnp.nan)
+        report = StepReport(jnp.where(finite, loss, jnp.nan), norm, jnp.asarray(jnp.nan))
+        return new, number + 1, report
 
     def losses(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
         return jnp.sum(self._residuals(params, rows, place, key) ** 2, axis=1)

@@ -1,19 +1,38 @@
 """The log of a running fit: a file with a line for each step."""
 
 import contextlib
+import csv
 import errno
+import io
 import json
+import math
 import os
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ..ground.files import naming, written_whole
+from .fit_result import FitState
 from .processes import is_first
 
 
+_COLUMNS: tuple[str, ...] = (
+    "step",
+    "epoch",
+    "loss",
+    "validation_loss",
+    "gradient_norm",
+    "learning_rate",
+    "seconds",
+    "items",
+    "items_per_second",
+)
+
+
 class Log(contextlib.AbstractContextManager):
-    """A file of JSON lines, to which lines are appended.
+    """A file of JSON lines, or of comma-separated values where its name ends in `.csv`, to which
+    lines are appended.
 
     A run that goes on from step `begin` first removes its own lines of later steps, which will be
     written again. The lines of other runs stay.
@@ -24,26 +43,40 @@ class Log(contextlib.AbstractContextManager):
         if path is None or not is_first():
             return
         self._path = place = pathlib.Path(path)
+        self._text_of, step_in = (_row, _step_in_row) if place.suffix == ".csv" else (_json, _step)
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
             lines = place.read_text().splitlines(keepends=True)
             there = len(lines)
-            while lines and not _is_done(lines[-1], begin):
+            while lines and not _is_done(lines[-1], begin, step_in):
                 lines.pop()
             if len(lines) != there:
                 with written_whole(place, "w") as file:
                     file.writelines(lines)
-        self._file = open(place, "a")  # noqa: SIM115
+        self._file = open(place, "a", newline="")  # noqa: SIM115
         self._flushed = 0.0
+        if place.suffix == ".csv" and not self._file.tell():
+            self._file.write(",".join(_COLUMNS) + "\n")
 
-    def write(self, step: int, epoch: int, loss: float, seconds: float, items: int) -> None:
+    def write(self, told: FitState, seconds: float) -> None:
+        """Add the line of a step, which took so many seconds (without its validation)."""
         if self._file is None:
             return
-        line: dict[str, Any] = {"step": step, "epoch": epoch, "loss": loss, "seconds": seconds}
-        if items:
-            line |= {"items": items, "items_per_second": items / seconds}
+        line: dict[str, Any] = {
+            "step": told.step,
+            "epoch": told.epoch,
+            "loss": told.loss,
+            "gradient_norm": told.gradient_norm,
+        }
+        if not math.isnan(told.learning_rate):
+            line["learning_rate"] = told.learning_rate
+        if told.validated:
+            line["validation_loss"] = told.validation_loss
+        line["seconds"] = seconds
+        if told.items:
+            line |= {"items": told.items, "items_per_second": told.items / seconds}
         try:
-            self._file.write(json.dumps(line) + "\n")
+            self._file.write(self._text_of(line))
             if time.monotonic() - self._flushed > 1:
                 self._file.flush()
                 self._flushed = time.monotonic()
@@ -72,10 +105,31 @@ class Log(contextlib.AbstractContextManager):
             error.add_note(f"ensembleode: the last lines of the log are lost: {e}")
 
 
-def _is_done(line: str, step: int) -> bool:
+def _json(line: dict[str, Any]) -> str:
+    # (JSON has no NaN.)
+    finite = {name: x if math.isfinite(x) else None for name, x in line.items()}
+    return json.dumps(finite) + "\n"
+
+
+def _row(line: dict[str, Any]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, _COLUMNS, lineterminator="\n").writerow(line)
+    return text.getvalue()
+
+
+def _step(line: str) -> Any:
+    return json.loads(line)["step"]
+
+
+def _step_in_row(line: str) -> int:
+    first = next(csv.reader([line]))[0]
+    return 0 if first == _COLUMNS[0] else int(first)
+
+
+def _is_done(line: str, step: int, step_in: Callable) -> bool:
     """Whether a line is complete, and not of a later step."""
     try:
-        done = json.loads(line)["step"]
+        done = step_in(line)
     except (ValueError, KeyError, TypeError):
         return False
     # A run that begins anew has no lines to remove.

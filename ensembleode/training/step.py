@@ -32,11 +32,24 @@ class TrainingState(NamedTuple):
     optimizer: Any
 
 
+class StepReport(NamedTuple):
+    """What is told of a step, as numbers on the devices.
+
+    - `loss`: the loss before the step, NaN where it or its gradient isn't finite, so that there is
+        one number to look at.
+    - `gradient_norm`: the Euclidean norm of its gradient.
+    - `learning_rate`: that of this step; NaN where the optimiser's state has none.
+    """
+
+    loss: Any
+    gradient_norm: Any
+    learning_rate: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class UpdateStep:
-    """`compiled(state, batch, key, number)` returns the next state, the next number, and the loss.
-    The loss is NaN where it or its gradient isn't finite, so that there is one number to wait for.
-    """
+    """`compiled(state, batch, key, number)` returns the next state, the next number, and a
+    `StepReport`."""
 
     loss: Callable  # a function of the parameters alone without data; else also of a batch
     static: Any  # the part of the parameters that isn't trained
@@ -51,9 +64,21 @@ class UpdateStep:
     def compiled(self) -> Any:
         return jax.jit(self._step)
 
+    @functools.cached_property
+    def mean_loss(self) -> Any:
+        """`mean_loss(params, batch, key)`: the mean loss of the items of a batch."""
+
+        def part(params, rows, place, count, key):
+            return self.summed_losses(rows, place, count, key, params)
+
+        def mean(params, batch, key):
+            return self.mean(part, jnp.zeros((), self.dtype), params, batch, key)
+
+        return jax.jit(mean)
+
     def _step(
         self, state: TrainingState, batch: Any, key: Any, number: Any
-    ) -> tuple[TrainingState, Any, Any]:
+    ) -> tuple[TrainingState, Any, StepReport]:
         key = jax.random.fold_in(key, number)
         both = functools.partial(self.value_and_gradient, batch=batch, key=key)
         value, gradient = self._compiled_for(state, both)
@@ -71,7 +96,9 @@ class UpdateStep:
         new = TrainingState(optax.apply_updates(state.params, updates), optimizer)
         # Dtypes stay the same, whatever the optimiser mixes in, so that a step compiles only once.
         new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
-        return new, number + 1, jnp.where(finite, value, jnp.nan)
+        loss = jnp.where(finite, value, jnp.nan)
+        report = StepReport(loss, optax.tree.norm(gradient), learning_rate_in(optimizer))
+        return new, number + 1, report
 
     def _compiled_for(self, state: TrainingState, both: Callable) -> tuple[Any, Any]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
@@ -131,6 +158,14 @@ class UpdateStep:
         """The return value of the loss function for these rows."""
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
         return self.loss(eqx.combine(params, self.static), rows, keys)
+
+
+def learning_rate_in(optimizer: Any) -> Any:
+    """The learning rate in the state of an optimiser; NaN where there is none, or are several."""
+    found = [x for _, x in optax.tree.get_all_with_path(optimizer, "learning_rate")]
+    # (That of a schedule may be there, too.)
+    rates = [x for x in found if isinstance(x, jax.Array) and not x.shape]
+    return jnp.asarray(rates[0], float) if len(rates) == 1 else jnp.asarray(jnp.nan)
 
 
 def _in_parts(part: Callable, zeros: Any, split: tuple[Any, Any], size: int | None) -> Any:
