@@ -137,11 +137,17 @@ from .training.checkpoints import (
     Checkpoints as Checkpoints,
 )
 from .training.collocation import collocate_data as collocate_data
-from .training.fit import fit as fit, FitResult as FitResult, FitState as FitState
+from .training.fit import fit as fit
+from .training.fit_result import FitResult as FitResult, FitState as FitState
 from .training.least_squares import LevenbergMarquardt as LevenbergMarquardt
 from .training.multiple_shooting import multiple_shooting as multiple_shooting
 from .training.predict import predict as predict
 from .training.processes import (
     initialize as initialize,
     ProcessLost as ProcessLost,
+)
+from .training.trackers import (
+    MLflowLog as MLflowLog,
+    TensorBoardLog as TensorBoardLog,
+    WandbLog as WandbLog,
 )

@@ -72,21 +72,22 @@ class Position(NamedTuple):
     items of the next pass, whose losses add up to `total`."""
 
     epoch: int = 0
-    pieces: int = 0
+    batches: int = 0
     items: int = 0
     total: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class SavedStates:
-    """The contents of a checkpoint: a pytree of `state`, `best`, `losses` (`[step]`) and
-    `validations` (`[validation, (step, loss)]`), and static fields."""
+    """The contents of a checkpoint: a pytree of `state`, `best`, `losses` (`[step]`), `validations`
+    (`[validation, (step, loss)]`) and `callback_state`, and static fields."""
 
     state: Any
     best: Any
     best_loss: float
     losses: np.ndarray
     validations: np.ndarray
+    callback_state: Any
     step: int
     position: Position
     run: dict[str, Any]  # mustn't change: the number of items, the key, the loss and the data
@@ -94,7 +95,7 @@ class SavedStates:
 
 jtu.register_dataclass(
     SavedStates,
-    ["state", "best", "losses", "validations"],
+    ["state", "best", "losses", "validations", "callback_state"],
     ["best_loss", "step", "position", "run"],
 )
 
@@ -316,7 +317,8 @@ def _restored(
             what = f"it has {name}, which there is not here"
         else:
             what = f"its {name} is {then}, and {now} here"
-        raise CheckpointError(f"{path} is of another model or optimiser: {what}.")
+        of = "callback" if name.startswith("callback_state") else "model or optimiser"
+        raise CheckpointError(f"{path} is of another {of}: {what}.")
 
     begin = about["run"].get("optimizer", {}).get("begin", {})
     changed = begin.items() - like.run["optimizer"]["begin"].items()

@@ -27,19 +27,28 @@ class Piece:
     count: int  # the number of its items
     last: bool  # whether it is the last batch of a pass
     items: np.ndarray | None = None  # the indices of its items in arrays
+    batches: int = 1  # the number of batches that it was made of
 
 
 class Arrays:
     """A pytree of arrays `[item, ...]` (in memory, memory-mapped, or Zarr's), in batches of `size`
-    items."""
+    items, of which as many in succession are one piece as are accumulated."""
 
-    def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
+    def __init__(
+        self,
+        tree: Any,
+        size: int | None,
+        placed: Placement,
+        shuffle: bool,
+        accumulated: int = 1,
+    ):
         self._leaves, self._structure = _arrays(tree, gives_batches)
         self.items = _length_of(self._leaves)
         self._in_memory = all(type(x) is np.ndarray for _, x in self._leaves)
         if self._in_memory:
             check_finite(self._leaves, None)
-        self.size = self.items if size is None else min(size, self.items)
+        self.items_of_batch = self.items if size is None else min(size, self.items)
+        self.size = min(self.items_of_batch * accumulated, self.items)
         self.steps = -(-self.items // self.size)
         self.repeats = self.steps == 1
         self._placed, self._shuffle = placed, shuffle and not self.repeats
@@ -94,13 +103,14 @@ class Arrays:
 
 
 class Batches:
-    """An iterable of batches, each of which is a pytree of arrays `[item, ...]`."""
+    """An iterable of batches, each of which is a pytree of arrays `[item, ...]`; as many in
+    succession are one piece as are accumulated."""
 
     repeats = False
     items = steps = None
 
-    def __init__(self, source: Iterable, placed: Placement):
-        self._source, self._placed = source, placed
+    def __init__(self, source: Iterable, placed: Placement, accumulated: int = 1):
+        self._source, self._placed, self._accumulated = source, placed, accumulated
         self.once = iter(source) is source
         self._room = 0
         # The batches that were taken for `identity` and are still to be used, and the rest of the
@@ -110,23 +120,29 @@ class Batches:
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
         """The batches from this position on, pass after pass; of a single pass if the iterable
         can't be repeated."""
-        start = begin.pieces
+        start = begin.batches
         while True:
-            some = False
             source = self._source if self._begun is None else itertools.chain(*self._begun)
             self._begun = None
             # (A batch is on its devices before the next one is asked for, which may reuse its
             # memory.)
-            for piece, last in _with_last(map(self._piece, source)):
+            pieces = map(self._piece, self._together(itertools.islice(source, start, None)))
+            some = start > 0
+            for piece, last in _with_last(pieces):
                 some = True
-                if start > 0:
-                    start -= 1
-                else:
-                    yield dataclasses.replace(piece, last=last)
+                yield dataclasses.replace(piece, last=last)
             if not some:
                 raise ValueError(_NO_BATCH)
             if self.once:
                 return
+            start = 0
+
+    def _together(self, source: Iterator) -> Iterator[list]:
+        """The batches in lists of those that are accumulated."""
+        if self._accumulated == 1:
+            return ([batch] for batch in source)
+        copies = map(_copied, source)
+        return iter(lambda: list(itertools.islice(copies, self._accumulated)), [])
 
     def in_order(self) -> Iterator[Piece]:
         """The batches of one pass."""
@@ -150,6 +166,11 @@ class Batches:
         leaves, structure = _arrays(known[0])
         return jtu.tree_unflatten(structure, [_struct(_length_of(leaves), x) for _, x in leaves])
 
+    @property
+    def items_of_batch(self) -> int:
+        """The number of items of the first batch."""
+        return jtu.tree_leaves(self.example())[0].shape[0]
+
     def _known_size(self) -> list:
         if isinstance(self._source, list):
             return self._source
@@ -158,29 +179,37 @@ class Batches:
             self._begun = list(map(_copied, itertools.islice(source, 2))), source
         return self._begun[0]
 
-    def _piece(self, tree: Any) -> Piece:
+    def _piece(self, trees: list) -> Piece:
+        tree = trees[0] if len(trees) == 1 else jax.tree.map(_joined, *trees)
         leaves, structure = _arrays(tree)
         count = _length_of(leaves)
         self._room = max(self._room, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
         check_finite(leaves, None)
         rows = jtu.tree_unflatten(structure, [_taken_rows(x, mine) for _, x in leaves])
-        return _piece(rows, count, self._room, False, self._placed)
+        piece = _piece(rows, count, self._room, False, self._placed)
+        return dataclasses.replace(piece, batches=len(trees))
+
+
+def _joined(*batches: np.ndarray) -> np.ndarray:
+    return np.concatenate(batches)
 
 
 _NO_BATCH = "data is empty: it gave no batch."
 
 
-def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
-    """The source of batches for some data. **Raises:** `ValueError` for data that is empty, ragged
-    or not numeric."""
+def source_of(
+    data: Any, size: int | None, placed: Placement, shuffle: bool, accumulated: int = 1
+) -> Arrays | Batches:
+    """The source of batches for some data, of which so many are accumulated. **Raises:**
+    `ValueError` for data that is empty, ragged or not numeric."""
     if isinstance(data, list) and not data:
         raise ValueError("data is empty.")
     if not gives_batches(data):
-        return Arrays(data, size, placed, shuffle)
+        return Arrays(data, size, placed, shuffle, accumulated)
     if size is not None:
         raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
-    return Batches(data, placed)
+    return Batches(data, placed, accumulated)
 
 
 def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:
@@ -228,15 +257,17 @@ class BatchesAhead:
 
 
 def check_finite(leaves: list, rows: np.ndarray | None) -> None:
-    """Check that arrays are finite. Times `[item, time]` may end in inf, and the data at such
-    times, `[item, time, ...]`, may be NaN.
+    """Check that arrays are finite. Times `[item, time]` may end in inf; and where numbers of an
+    array `[item, time, ...]` are NaN, these are missing observations.
 
     **Raises:** `ValueError` where other entries are not finite.
     """
     some = [(name, x) for name, x in leaves if np.issubdtype(x.dtype, np.inexact)]
     some = [(name, x, wrong) for name, x in some if (wrong := ~np.isfinite(x)).any()]
     late = [wrong for _, x, wrong in some if x.ndim == 2 and _ends_in_infinity(x, wrong)]
-    for name, _, wrong in some:
+    for name, x, wrong in some:
+        if x.ndim > 1:
+            wrong = np.isinf(x)
         for rest in late:
             if wrong.shape[:2] == rest.shape:
                 wrong = wrong & ~rest.reshape(*rest.shape, *(1,) * (wrong.ndim - 2))
@@ -246,8 +277,8 @@ def check_finite(leaves: list, rows: np.ndarray | None) -> None:
         where = f"item {first if rows is None else rows[first]}"
         raise ValueError(
             f"data holds NaN or infinity: {name}, first in {where}. Leave such items out, or "
-            "replace the values and give the loss a mask of them. (Times [item, time] may end in "
-            "inf, and what belongs to these be NaN.)"
+            "replace the values and give the loss a mask of them. (In arrays [item, time, ...], "
+            "NaN is a missing observation, and times [item, time] may end in inf.)"
         )
 
 
@@ -307,7 +338,8 @@ def _array(name: str, x: Any) -> Any:
         )
     if not _is_array(x) or not x.shape:
         raise TypeError(
-            f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
+            f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}. "
+            "(An iterable gives batches of items, as grain's and Hugging Face's batch(32) do.)"
         )
     # (Indices of pandas and xarray may be labels, and other libraries have their own dtypes.)
     labelled = hasattr(type(x), "iloc") or hasattr(type(x), "coords")

@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import optax
 
@@ -46,15 +47,17 @@ def fit(
     dist: bool = False,
     scaling: str = "strong",
     microbatch: int | str | None = None,
+    accumulate: int = 1,
     shuffle: bool = True,
     key: Any = None,
     validation: Any = None,
     validate_every: int | None = None,
     patience: int | None = None,
-    callback: Callable[[FitState], Any] | None = None,
+    callback: Callable | None = None,
+    callback_state: Any = None,
     checkpoint: Checkpoints | str | os.PathLike | None = None,
     resume: bool = True,
-    log: str | os.PathLike | None = None,
+    log: Any = None,
     progress: bool = True,
 ) -> FitResult:
     """Minimise the mean of a loss over the items of some data, on one device or many.
@@ -93,6 +96,9 @@ def fit(
         that many.
     - `microbatch`: the number of items that a device computes with at a time; a smaller one takes
         less memory and gives the same gradient. `"auto"` finds the largest that fits.
+    - `accumulate`: the number of batches in succession of which each step has the mean gradient
+        over all of their items, as of one batch that is as large; a device computes with the items
+        of one of them at a time. (The last step of a pass may have fewer.)
     - `shuffle`: whether each pass over arrays is in another order.
     - `key`: the PRNG key of the fit, by default `jax.random.key(0)`.
     - `validation`: data like `data` that the fit isn't trained with, whose mean loss tells which
@@ -104,13 +110,19 @@ def fit(
         before them.
     - `callback`: called after each step with a [`FitState`][ensembleode.FitState] (in the first
         process); if it returns true, the fit stops.
+    - `callback_state`: a pytree of arrays or numbers that the callback is given, too, and returns
+        anew: `callback(state, own) -> (stop, own)`. Checkpoints hold it, and the result has the
+        last one.
     - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints]; needs the extra
         `train`. A run that was interrupted goes on from its last checkpoint, even with another
         number of devices; with the same number, it ends with the same bits. A checkpoint of another
         loss, of other data, or of another optimiser, is refused.
     - `resume`: False starts from the beginning, and removes the checkpoints that are there.
-    - `log`: a file to which a line of JSON is added for each step; of comma-separated values, if
-        its name ends in `.csv`.
+    - `log`: a file to which a line of JSON is added for each step, or of comma-separated values, if
+        its name ends in `.csv`; or a function such as
+        [`TensorBoardLog`][ensembleode.TensorBoardLog], [`WandbLog`][ensembleode.WandbLog] or
+        [`MLflowLog`][ensembleode.MLflowLog], which is called with the `FitState` of each step; or a
+        list of these.
     - `progress`: show a progress bar.
 
     **Returns:** a [`FitResult`][ensembleode.FitResult]. A loss or gradient that isn't finite stops
@@ -144,6 +156,7 @@ def fit(
     for name, value in (("epochs", epochs), ("maxiters", maxiters), ("batch_size", batch_size)):
         if value is not None:
             check_count(name, value)
+    check_count("accumulate", accumulate)
     size = None if microbatch in (None, "auto") else check_count("microbatch", microbatch)
     if scaling not in ("strong", "weak"):
         raise ValueError(f"scaling must be 'strong' or 'weak', got {scaling!r}.")
@@ -155,7 +168,8 @@ def fit(
         )
     placed = placement(devices, ensemblealg, dist)
     if data is None:
-        _refuse_without_data(placed, epochs=epochs, batch_size=batch_size, microbatch=microbatch)
+        of_data = {"epochs": epochs, "batch_size": batch_size, "microbatch": microbatch}
+        _refuse_without_data(placed, **of_data, accumulate=None if accumulate == 1 else accumulate)
     if scaling == "weak":
         if batch_size is None:
             raise ValueError("scaling='weak' wants batch_size=, the items of each device.")
@@ -169,7 +183,11 @@ def fit(
         )
     if least_squares:
         check_params(trained, placed.first)
-    source = None if data is None else source_of(data, batch_size, placed, shuffle)
+    source = None
+    if data is not None:
+        source = source_of(data, batch_size, placed, shuffle, accumulate)
+        if accumulate > 1 and microbatch is None:
+            size = -(-source.items_of_batch // placed.size)
     if source is not None and epochs is not None and epochs > 1 and getattr(source, "once", False):
         raise ValueError(
             f"data can be gone over once only, and epochs={epochs}: give maxiters=, or an iterable "
@@ -187,7 +205,16 @@ def fit(
         microbatch=size,
     )
     loop = _FitLoop(
-        step, source, key, epochs, maxiters, validated, callback, microbatch == "auto", started
+        step,
+        source,
+        key,
+        epochs,
+        maxiters,
+        validated,
+        callback,
+        callback_state,
+        microbatch == "auto",
+        started,
     )
     begin = loop.beginning(trained)
     if isinstance(checkpoint, str | os.PathLike):
@@ -254,6 +281,7 @@ class _FitLoop:
     maxiters: int | None
     validation: Validation | None
     callback: Callable | None
+    callback_state: Any  # the first one; None for a callback without
     automatic: bool  # whether the microbatch is to be found
     started: float
 
@@ -278,8 +306,17 @@ class _FitLoop:
         state = self._placed.everywhere(TrainingState(trained, optimizer))
         items = None if self.source is None else self.source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
-        none = np.zeros(0), np.zeros((0, 2))
-        return SavedStates(state, state.params, np.inf, *none, 0, Position(), run)
+        return SavedStates(
+            state,
+            best=state.params,
+            best_loss=np.inf,
+            losses=np.zeros(0),
+            validations=np.zeros((0, 2)),
+            callback_state=jax.tree.map(np.asarray, self.callback_state),
+            step=0,
+            position=Position(),
+            run=run,
+        )
 
     def _is_done(self, now: SavedStates) -> bool:
         if self.maxiters is not None:
@@ -311,12 +348,15 @@ class _FitLoop:
                         self.validation.is_due(now.step, piece.last) or self._is_done(now)
                     ):
                         now = self._validated(now)
-                    told = self._told(now, piece, report, good)
+                    has_readers = self.callback is not None or lines.functions
+                    whole = self._whole_params(good) if has_readers else None
+                    told = self._told(now, piece, report, whole)
                     lines.write(told, seconds)
                     if not shown.disable:
                         shown.set_postfix_str(_postfix(told), refresh=False)
                         shown.update()
-                    if self._wants_stop(told):
+                    now, stop = self._called_back(now, told)
+                    if stop:
                         stopped = "callback"
                         break
                     if folder is not None and folder.due(now.step):
@@ -351,6 +391,7 @@ class _FitLoop:
             time.perf_counter() - self.started,
             now.validations[:, 1],
             now.validations[:, 0].astype(int),
+            now.callback_state,
         )
 
     def _save(self, now: SavedStates, folder: Folder, lines: Log) -> None:
@@ -429,8 +470,9 @@ class _FitLoop:
         self, now: SavedStates, piece: Piece, state: TrainingState, loss: float
     ) -> SavedStates:
         self._losses.append(loss)
-        epoch, pieces, items, total = now.position
-        pieces, items, total = pieces + 1, items + piece.count, total + loss * piece.count
+        epoch, batches, items, total = now.position
+        batches, items = batches + piece.batches, items + piece.count
+        total += loss * piece.count
         best, best_loss = now.best, now.best_loss
         if self.validation is not None:
             pass
@@ -439,7 +481,7 @@ class _FitLoop:
                 best, best_loss = now.state.params, loss
         elif piece.last and total / items < best_loss:
             best, best_loss = state.params, total / items
-        position = Position(epoch + 1) if piece.last else Position(epoch, pieces, items, total)
+        position = Position(epoch + 1) if piece.last else Position(epoch, batches, items, total)
         return dataclasses.replace(
             now, state=state, best=best, best_loss=best_loss, step=now.step + 1, position=position
         )
@@ -486,13 +528,20 @@ class _FitLoop:
         )
         values = jax.jit(losses)((now.state.params, key), (piece.batch.rows, piece.batch.place))
         bad = np.flatnonzero(~np.isfinite(values[: piece.count]))
+        leaves = jtu.tree_leaves_with_path(piece.batch.rows)
+        some = [
+            jtu.keystr(path) or "the data"
+            for path, x in leaves
+            if jnp.issubdtype(x.dtype, jnp.inexact) and jnp.isnan(x).any()
+        ]
+        missing = f"; {', '.join(some)} has missing observations (NaN): {_REMEDY}" if some else ""
         if not len(bad):
-            return " (though the loss of each item is)"
+            return f" (though the loss of each item is{missing})"
         which = "" if piece.items is None else f", first that of item {piece.items[bad[0]]}"
-        return f" (the loss of {len(bad)} of {piece.count} items{which})"
+        return f" (the loss of {len(bad)} of {piece.count} items{which}{missing})"
 
     def _told(self, now: SavedStates, piece: Piece, report: StepReport, params: Any) -> FitState:
-        """What a callback and the log are told of a step. (The parameters are on their devices.)"""
+        """What a callback and the log are told of a step."""
         elapsed = time.perf_counter() - self.started
         step, last = now.validations[-1] if len(now.validations) else (0, math.nan)
         return FitState(
@@ -508,13 +557,46 @@ class _FitLoop:
             bool(step == now.step),
         )
 
-    def _wants_stop(self, told: FitState) -> bool:
+    def _called_back(self, now: SavedStates, told: FitState) -> tuple[SavedStates, bool]:
+        """The states with what the callback keeps, and whether it wants the fit to stop."""
         if self.callback is None:
-            return False
+            return now, False
         stop = False
         if is_first():
-            stop = bool(self.callback(told._replace(params=self._whole_params(told.params))))
-        return from_first(bytes([stop])) == b"\x01"
+            if self.callback_state is None:
+                stop = bool(self.callback(told))
+            else:
+                stop, own = _stop_and_state(self.callback(told, now.callback_state))
+                own = _checked_state(now.callback_state, own)
+                now = dataclasses.replace(now, callback_state=own)
+        return now, from_first(bytes([stop])) == b"\x01"
+
+
+def _stop_and_state(returned: Any) -> tuple[bool, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            "with callback_state=, callback(state, own) must return (stop, own); it returned "
+            f"{returned!r}."
+        )
+    return bool(returned[0]), returned[1]
+
+
+def _checked_state(before: Any, after: Any) -> Any:
+    """What a callback keeps, in arrays like those before."""
+    arrays = jax.tree.map(np.asarray, after)
+    was, is_now = (jax.tree.map(lambda x: x.shape, tree) for tree in (before, arrays))
+    if was != is_now:
+        raise TypeError(
+            "callback(state, own) must return an own like callback_state, with arrays of the "
+            f"shapes {was}; it returned {is_now}."
+        )
+    return jax.tree.map(lambda old, x: x.astype(old.dtype, casting="same_kind"), before, arrays)
+
+
+_REMEDY = (
+    "replace them before anything is computed with them, as in error = jnp.where(jnp.isnan(y), "
+    "0.0, model - jnp.nan_to_num(y))"
+)
 
 
 def _postfix(told: FitState) -> str:

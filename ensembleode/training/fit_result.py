@@ -1,6 +1,7 @@
 """The result of a fit, and its state after each step."""
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -33,6 +34,16 @@ class FitState(NamedTuple):
     validation_loss: float
     validated: bool
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The numbers of this step by their names, without those that it doesn't have."""
+        found = {"epoch": self.epoch, "loss": self.loss, "gradient_norm": self.gradient_norm}
+        if not math.isnan(self.learning_rate):
+            found["learning_rate"] = self.learning_rate
+        if self.validated:
+            found["validation_loss"] = self.validation_loss
+        return found
+
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
@@ -53,6 +64,7 @@ class FitResult:
     - `elapsed`: seconds, without those before a restart.
     - `validation_losses`: `[validation]`, and `validation_steps`: `[validation]`, after how many
         steps each was computed.
+    - `callback_state`: the last one that the callback returned (in the first process).
     """
 
     params: Any
@@ -68,6 +80,7 @@ class FitResult:
     elapsed: float
     validation_losses: np.ndarray
     validation_steps: np.ndarray
+    callback_state: Any
 
     def __repr__(self) -> str:
         shapes = eqx.tree_pformat(self.params, short_arrays=True, width=60).splitlines()

@@ -1,4 +1,5 @@
-"""The log of a running fit: a file with a line for each step."""
+"""The log of a running fit: files with a line for each step, and functions that are called after
+it."""
 
 import contextlib
 import csv
@@ -31,6 +32,45 @@ _COLUMNS: tuple[str, ...] = (
 
 
 class Log(contextlib.AbstractContextManager):
+    """The files and functions that were given as `log=` for a run that goes on from step `begin`.
+
+    **Raises:** `TypeError` for anything else.
+    """
+
+    def __init__(self, given: Any, begin: int):
+        several = given if isinstance(given, list | tuple) else [given]
+        several = [x for x in several if x is not None] if is_first() else []
+        for x in several:
+            if not callable(x) and not isinstance(x, str | os.PathLike):
+                raise TypeError(
+                    "log must be the path of a file, or a function of a FitState, or a list of "
+                    f"these; got {x!r}."
+                )
+        self.functions = [x for x in several if callable(x)]
+        self._files: list[LogFile] = []
+        for x in several:
+            if not callable(x):
+                self._files.append(LogFile(x, begin))
+
+    def write(self, told: FitState, seconds: float) -> None:
+        """Tell of a step, which took so many seconds (without its validation)."""
+        for file in self._files:
+            file.write(told, seconds)
+        for function in self.functions:
+            function(told)
+
+    def flush(self) -> None:
+        """Put the lines so far on the disk."""
+        for file in self._files:
+            file.flush()
+
+    def __exit__(self, kind, error, traceback):
+        with contextlib.ExitStack() as stack:
+            for file in self._files:
+                stack.push(file)
+
+
+class LogFile(contextlib.AbstractContextManager):
     """A file of JSON lines, or of comma-separated values where its name ends in `.csv`, to which
     lines are appended.
 
@@ -38,10 +78,7 @@ class Log(contextlib.AbstractContextManager):
     written again. The lines of other runs stay.
     """
 
-    def __init__(self, path: str | os.PathLike | None, begin: int):
-        self._file = None
-        if path is None or not is_first():
-            return
+    def __init__(self, path: str | os.PathLike, begin: int):
         self._path = place = pathlib.Path(path)
         self._text_of, step_in = (_row, _step_in_row) if place.suffix == ".csv" else (_json, _step)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -59,19 +96,7 @@ class Log(contextlib.AbstractContextManager):
             self._file.write(",".join(_COLUMNS) + "\n")
 
     def write(self, told: FitState, seconds: float) -> None:
-        """Add the line of a step, which took so many seconds (without its validation)."""
-        if self._file is None:
-            return
-        line: dict[str, Any] = {
-            "step": told.step,
-            "epoch": told.epoch,
-            "loss": told.loss,
-            "gradient_norm": told.gradient_norm,
-        }
-        if not math.isnan(told.learning_rate):
-            line["learning_rate"] = told.learning_rate
-        if told.validated:
-            line["validation_loss"] = told.validation_loss
+        line: dict[str, Any] = {"step": told.step, **told.numbers}
         line["seconds"] = seconds
         if told.items:
             line |= {"items": told.items, "items_per_second": told.items / seconds}
@@ -84,9 +109,6 @@ class Log(contextlib.AbstractContextManager):
             raise naming(e, self._path) from e
 
     def flush(self) -> None:
-        """Put the lines so far on the disk."""
-        if self._file is None:
-            return
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -95,8 +117,6 @@ class Log(contextlib.AbstractContextManager):
                 raise naming(e, self._path) from e
 
     def __exit__(self, kind, error, traceback):
-        if self._file is None:
-            return
         try:
             self._file.close()
         except OSError as e:

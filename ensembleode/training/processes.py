@@ -170,13 +170,13 @@ class _LaunchedProcesses:
         launch = self._launch
         place = [x["process"] for x in here].index(launch.process)
         alike = [x["process"] for x in here if x["cores"] == here[place]["cores"]]
-        cpu_devices.share(alike.index(launch.process), len(alike))
         port = self._service or self._line.relay(launch.host, launch.port)
         # As JAX does under the launchers that it knows: each process has one GPU.
         by_launcher = launch.by != "JAX" and len(here) > 1
         local = [place] if by_launcher and "JAX_LOCAL_DEVICE_IDS" not in os.environ else None
         _bypass_proxies()
         try:
+            cpu_devices.share(alike.index(launch.process), len(alike))
             with _left_to_end_by_sigterm():
                 jax.distributed.initialize(
                     f"127.0.0.1:{port}",

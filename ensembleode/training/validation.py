@@ -93,7 +93,7 @@ def validation_of(
             "validation must be a function here, validation(params) -> number, as this fit has no "
             "data."
         )
-    size = training.size if isinstance(training, Arrays) else None
+    size = training.items_of_batch if isinstance(training, Arrays) else None
     source = source_of(given, None if gives_batches(given) else size, placed, shuffle=False)
     if isinstance(source, Batches):
         if source.once:

@@ -695,18 +695,44 @@ def test_series_of_several_lengths():
     np.testing.assert_allclose(result.params, 2.0, rtol=1e-3)
 
 
+def rows_of_grain(data):
+    grain = pytest.importorskip("grain")
+    rows = [{"x": x, "y": y} for x, y in zip(data["x"], data["y"], strict=True)]
+    return grain.MapDataset.source(rows)
+
+
+def rows_of_datasets(data):
+    return pytest.importorskip("datasets").Dataset.from_dict(data).with_format("numpy")
+
+
+@pytest.mark.parametrize("of", [rows_of_grain, rows_of_datasets])
+def test_data_sets_of_others(of):
+    """Their batches are like those of a list; their rows are refused."""
+    data = {name: x.astype(np.float32) for name, x in line().items()}
+    batches = [{k: x[i : i + 4] for k, x in data.items()} for i in range(0, 10, 4)]
+    rows = of(data)
+    expected = fit_line(data=batches, maxiters=7)
+    for accumulate in (1, 2):
+        found = fit_line(data=rows.batch(4), maxiters=7, accumulate=accumulate)
+        if accumulate == 1:
+            np.testing.assert_array_equal(found.losses, expected.losses)
+        else:
+            assert found.epochs == 3
+    with pytest.raises(TypeError, match=r"gives batches of items, as .*batch\(32\)"):
+        fit_line(data=rows)
+
+
 @pytest.mark.parametrize(
     ("name", "at", "value"),
     [
-        ("u", (2, 1), np.nan),
-        ("each", (0, 1, 1), np.nan),
+        ("u", (2, 0), np.inf),
+        ("each", (0, 1, 1), -np.inf),
         ("t", (0, 0), np.inf),
-        ("t", (0, 1), np.nan),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("size", [None, 1])
-def test_what_is_missing_elsewhere_is_refused(name, at, value, size, tmp_path):
+def test_what_is_infinite_elsewhere_is_refused(name, at, value, size, tmp_path):
     data = series()
     data[name][at] = value
     if size is not None:  # read as it is needed
