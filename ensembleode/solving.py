@@ -101,6 +101,7 @@ def solve(
     dt: Any = None,
     dtmin: Any = None,
     dtmax: Any = None,
+    max_norm: Any = None,
     tstops: Any = None,
     d_discontinuities: Any = None,
     adaptive: bool | None = None,
@@ -171,6 +172,9 @@ def solve(
         to find out whether the problem is stiff, which the log then says.
     - `dtmin`, `dtmax`: bounds of adaptive step sizes. A trajectory that needs shorter steps than
         `dtmin` ends with `ReturnCode.DtLessThanMin`.
+    - `max_norm`: a trajectory ends with `ReturnCode.Diverged` where the norm of its state, by
+        `internalnorm` and without tolerances, exceeds this after a step (and the events at its
+        end). It keeps what it saved until the end of that step. By default there is no limit.
     - `tstops`: known times at which steps end exactly, any number of them: an array in any order,
         or an array `[trajectory, time]`, whose rows are filled up with inf. They may be traced, for
         example computed from `p`. Times outside of `tspan` are ignored.

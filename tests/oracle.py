@@ -214,6 +214,8 @@ class _Trajectory:
             self.naccept += 1
             self.save(t2, h, attempt)
             self.t, self.y, self.carry = t2, attempt.y2, attempt.carry
+            if self.norm(NUMBERS, self.y) > (self.options["max_norm"] or np.inf):
+                return verdicts.DIVERGED
         arrived = verdict.accepted & (t2 == self.t1)
         if arrived or verdict.lost or self.ntried >= self.options["maxiters"]:
             bounds = None if self.controller is None else self.bounds

@@ -64,6 +64,11 @@ REFUSED |= {
 REFUSED |= {
     (name, "callback"): (ValueError, "callback") for name in ("columns", "diffrax", "julia columns")
 }
+REFUSED |= {(name, "max_norm"): (ValueError, "has no max_norm") for name in ON_JULIA}
+REFUSED |= {
+    (name, "max_norm"): (ValueError, "max_norm ends each by itself: use EnsembleThreads")
+    for name in ("columns", "julia columns")
+}
 REFUSED |= {(name, "gradient through callbacks"): (TypeError, "has callbacks") for name in ON_JULIA}
 REFUSED |= {
     (name, "rosenbrock"): (ValueError, r"can('t)? run Rodas5P.*eo\.Kvaerno5\(\)")
@@ -593,6 +598,32 @@ def test_retcodes_with_a_fixed_step(name, alg, mode):
     assert np.isnan(sim.u[1:, -1]).all()
     sim = run(mode, eo.EnsembleProblem(decay()), alg, 2, solver=eo.Euler(), dt=0.01, maxiters=50)
     assert (np.asarray(sim.retcode) == eo.ReturnCode.MaxIters).all()
+
+
+@feature("max_norm")
+def test_max_norm(name, alg, mode):
+    """Each has its own limit, and no derivative where it ends there."""
+    limits = jnp.array([jnp.inf, 2.0, 40.0, 1e30])
+    prob = eo.ODEProblem(linear, jnp.ones(2), (0.0, 5.0), jnp.array(1.0))
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, max_norm=limits[ctx.index])
+
+    def ends(scale):
+        ens = eo.EnsembleProblem(eo.remake(prob, u0=scale * prob.u0), prob_func)
+        sim = run(mode, ens, alg, 4, saveat=[0.5, 2.0, 4.9], **TIGHT)
+        return jnp.where(jnp.isnan(sim.u), 0.0, sim.u)[..., 0].sum(), sim
+
+    if mode == "jit":
+        slope, sim = jax.grad(ends, has_aux=True)(1.0)
+        np.testing.assert_allclose(slope, 2 * np.exp([0.5, 2, 4.9]).sum(), rtol=1e-8)
+    else:
+        _, sim = ends(1.0)
+    codes = [eo.ReturnCode(c).name for c in np.asarray(sim.retcode)]
+    assert codes == ["Success", "Diverged", "Diverged", "Success"]
+    np.testing.assert_array_equal(sim.lengths, [3, 1, 2, 3])
+    expected = np.where([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]], np.exp([0.5, 2, 4.9]), np.nan)
+    np.testing.assert_allclose(sim.u[..., 0], expected, rtol=1e-8)
 
 
 def test_throw(alg):

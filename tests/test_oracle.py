@@ -181,6 +181,12 @@ ENDS = {
         lambda u, t: -u,
         {"adaptive": False, "dt": 0.01, "maxiters": 300},
     ),
+    "too far": (Code.Diverged, lambda u, t: 2 * u, {"max_norm": 50.0}),
+    "too far, by fixed steps": (
+        Code.Diverged,
+        lambda u, t: 2 * u,
+        {"max_norm": 50.0, "adaptive": False, "dt": 0.01},
+    ),
     "well": (Code.Success, lambda u, t: -u, {}),
 }
 

@@ -64,6 +64,7 @@ def test_return_codes():
         "MaxEvents": 7,
         "ConvergenceFailure": 8,
         "InitialFailure": 9,
+        "Diverged": 10,
     }
 
 

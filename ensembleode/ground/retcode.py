@@ -34,6 +34,8 @@ class ReturnCode(enum.IntEnum):
     InitialFailure = 9
     """The algebraic equations of a singular mass matrix don't hold at the start, or after an
     affect."""
+    Diverged = 10
+    """The norm of the state exceeded `max_norm` after a step. (SciML has no such code.)"""
 
     def __str__(self) -> str:
         return self.name

@@ -19,9 +19,9 @@ class NumberRow(NamedTuple):
     - `kind`: one of `state`, the initial state; `parameters`, arrays; `constants`, arrays that a
         function `(u, p, t)`, the one named by `option`, closes over; `time`; `times` to save, and
         their `count`; `tolerance`, a number, or one for each component; `step`, the size of a step;
-        `bound`, of step sizes; `table`, equally many numbers for each trajectory; `stops`, equally
-        many known times for each trajectory, at which steps end, sorted and filled up with
-        infinity; `flag`, which all trajectories share.
+        `bound`, of step sizes; `limit`, of the state; `table`, equally many numbers for each
+        trajectory; `stops`, equally many known times for each trajectory, at which steps end,
+        sorted and filled up with infinity; `flag`, which all trajectories share.
     - `default`: the default of the option.
     - `check`: a function of the option's name and its value, which refuses wrong known values.
     - `aliases`: the names of the option in other libraries.
@@ -71,6 +71,13 @@ def _check_bound(name: str, value: Any) -> None:
     _check_step(name, value, signed=False)
 
 
+def _check_limit(name: str, value: Any) -> None:
+    what = f"{name} must be a positive number, got {value!r}."
+    limit = check_real(value, what)
+    if limit.ndim or not limit > 0:
+        raise ValueError(what)
+
+
 def check_stops(name: str, value: Any) -> None:
     """**Raises:** `TypeError` and `ValueError` for a value that can't be the known times of the
     option `name`."""
@@ -89,7 +96,8 @@ def check_stops(name: str, value: Any) -> None:
         raise ValueError(f"{name} has a time that is NaN; fill rows that are shorter with inf.")
 
 
-# The fingerprints of stores depend on the order of the rows.
+# The fingerprints of stores depend on the order of the rows: a new one comes last, and is named in
+# `running/fingerprint.py`.
 NUMBERS = [
     NumberRow("u0", "u0", "state"),
     NumberRow("p", "p", "parameters"),
@@ -107,6 +115,7 @@ NUMBERS = [
     NumberRow("d_discontinuities", "d_discontinuities", "stops", None, check_stops, "jump_ts"),
     NumberRow("stop", "", "flag"),
     NumberRow("callback_consts", "callback", "constants", digest="what callbacks close over"),
+    NumberRow("max_norm", "max_norm", "limit", None, _check_limit, "unstable_check"),
 ]
 
 

@@ -7,6 +7,7 @@ and classes of installed packages are identified by name and version; for others
 give a key.
 """
 
+import collections
 import contextlib
 import hashlib
 import importlib.metadata
@@ -49,6 +50,8 @@ _NAMES = {
     "_SolverBeforeJumps": "_BeforeJumps",
 }
 _RENAMED = re.compile(rf"\b({'|'.join(_NAMES)})\b")
+# Numbers that there were not when stores were written; they count where they are given.
+_LATER = ("max_norm",)
 
 
 class NotKnownError(Exception):
@@ -74,7 +77,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         **{f"#{name}": x[0] if len(x) == 1 else x for name, x in _numbers(plan, shared).items()},
         "#key (or seed)": job.key,
         "#what output_func closes over": job.output_consts,
-        "#which of them prob_func changes": plan.batched,
+        "#which of them prob_func changes": _without_later(plan.batched),
         "#prob_func": _prob_func_trace(job),
     }
     if plan.apart is not None:
@@ -107,13 +110,20 @@ def _numbers(plan: Plan, shared: TrajectoryNumbers) -> dict[str, tuple]:
     """The numbers that all trajectories share, by their names in a fingerprint."""
     found: dict[str, tuple] = {name: (program,) for name, program in plan.beside}
     found |= {"saveat": (plan.saving,), "u0": (plan.state,)}
-    for row in NUMBERS:
+    known = _without_later(plan.batched)._fields
+    for row in (x for x in NUMBERS if x.name in known):
         if name := row.digest or row.option:
             found[name] = (*found.get(name, ()), getattr(shared, row.name))
     found["u0"] = (*found["u0"], plan.tree and plan.tree._replace(order=()))
     if plan.extension is not None:
         found["integrand"] = (plan.extension,)
     return found
+
+
+def _without_later(numbers: TrajectoryNumbers) -> Any:
+    """The numbers without those of `_LATER` that aren't given."""
+    named = {k: x for k, x in numbers._asdict().items() if k not in _LATER or x is not None}
+    return collections.namedtuple("TrajectoryNumbers", named)(**named)
 
 
 def _prob_func_trace(job: Job) -> Any:
@@ -123,7 +133,8 @@ def _prob_func_trace(job: Job) -> Any:
 
     def made(indices, repeat):
         lanes = every.made(indices, repeat)
-        return jax.tree.map(lambda varies, x: x if varies else None, every.batched, lanes)
+        own = jax.tree.map(lambda varies, x: x if varies else None, every.batched, lanes)
+        return _without_later(own)
 
     if every.repeatable:
         return trace(made, integers(np.arange(2)), integers(1), rules=True)

@@ -17,7 +17,8 @@ import numpy as np
 from ..ground.retcode import ReturnCode
 from .arithmetic import Arithmetic, Components
 from .controllers import AbstractController
-from .step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
+from .norms import AbstractNorm
+from .step_size import count_failures, in_abstol, is_moved, MOST_FAILURES, Tolerances
 from .time import StepBounds, underflows
 
 
@@ -26,7 +27,7 @@ TOO_SMALL, UNSTABLE = np.int32(ReturnCode.DtLessThanMin), np.int32(ReturnCode.Un
 STOPPED = np.int32(ReturnCode.Default)
 TERMINATED, MAX_EVENTS = np.int32(ReturnCode.Terminated), np.int32(ReturnCode.MaxEvents)
 NOT_CONVERGED = np.int32(ReturnCode.ConvergenceFailure)
-INCONSISTENT = np.int32(ReturnCode.InitialFailure)
+INCONSISTENT, DIVERGED = np.int32(ReturnCode.InitialFailure), np.int32(ReturnCode.Diverged)
 # The codes of trajectories that have not ended.
 GOING, PROBING = np.int32(-1), np.int32(-2)
 # The probing step is as long as the step before the last, which was then cut to a fifth.
@@ -127,6 +128,12 @@ def code_of_end(xp: Arithmetic, code: Any, finite: Any) -> Any:
     """The code, given whether the last state is `finite`: a step with a small error may still
     overflow."""
     return xp.where(xp.equal(code, SUCCESS) & ~finite, UNSTABLE, code)
+
+
+def has_diverged(xp: Arithmetic, norm: AbstractNorm, max_norm: Any, y: Components) -> Any:
+    """Whether the norm of the state `y` exceeds `max_norm`. (It is the norm in units of `max_norm`,
+    as squares of large numbers overflow.)"""
+    return norm.squared(xp, in_abstol(xp, Tolerances(max_norm, None), y)) > 1.0
 
 
 def code_of_probe(xp: Arithmetic, tol: Tolerances, y: Components, y2: Components) -> Any:

@@ -34,6 +34,7 @@ ASKED = {
     "`save_everystep`": (eo.Tsit5(), {"save_everystep": True, "maxiters": 64}, {}),
     "`tstops`, `d_discontinuities`": (eo.Tsit5(), {"tstops": [0.3, 0.6]}, {}),
     "`dtmin`, `dtmax`": (eo.Tsit5(), {"dtmax": 0.2}, {}),
+    "`max_norm`": (eo.Tsit5(), {"max_norm": 10.0}, {}),
     "integrands": (eo.Tsit5(), {}, {"integrand": lambda u, p, t: u}),
     "callbacks": (eo.Tsit5(), {"callback": CALLBACK}, {}),
     "mass matrices": (eo.Rodas5P(), {}, {"f": eo.ODEFunction(linear, mass_matrix=np.eye(1))}),

@@ -109,7 +109,7 @@ class Way(NamedTuple):
     options: dict = {}  # noqa: RUF012
 
 
-FIXED = {"adaptive": False, "dt": 0.01}
+FIXED, FAR = {"adaptive": False, "dt": 0.01}, {"max_norm": 10.0}
 Code = eo.ReturnCode
 WAYS = {
     "success": Way(Code.Success),
@@ -133,6 +133,11 @@ WAYS = {
     "no more steps": Way(
         Code.MaxIters, lambda u, t: jnp.cos(50 * t) + 0 * u, options={"maxiters": 9}
     ),
+    "too far by the last step": Way(
+        Code.Diverged, lambda u, t: 0 * u + 50, options={**FAR, "dt": 0.05, "maxiters": 2}
+    ),
+    "too far at the end": Way(Code.Diverged, lambda u, t: 0 * u + 9.001, options=FAR),
+    "nearly too far": Way(Code.Success, lambda u, t: 0 * u + 8.999, options=FAR),
     "fixed": Way(Code.Success, options=FIXED),
     "fixed, with no step to spare": Way(Code.Success, options={**FIXED, "maxiters": 100}),
     "fixed, no more steps": Way(Code.MaxIters, options={**FIXED, "maxiters": 99}),
@@ -165,6 +170,50 @@ def test_the_code_of_every_way_to_end(sign):
                     eo.solve(ens, eo.Tsit5(), where, trajectories=3, **options).retcode.tolist()
                 )
             assert code == way.code, name
+
+
+STARTS = {"few": np.linspace(1, 2, 3), "many": np.linspace(1, 2, 60), "single": np.ones(3, "f4")}
+BY_DIFFRAX, BY_LARGEST = {"engine": "diffrax"}, {"internalnorm": eo.MaxNorm()}
+WITH_INTEGRAL = {"integrand": lambda u, p, t: 1e3 * u}
+
+
+@pytest.mark.parametrize(
+    ("alg", "start", "options"),
+    [
+        (eo.Tsit5(), "single", {}),
+        *(
+            slow_unless(False, *case)
+            for case in (
+                (eo.Tsit5(), "few", {**BY_LARGEST, **WITH_INTEGRAL}),
+                (eo.Tsit5(), "many", {}),
+                (eo.RK4(), "few", FIXED),
+                (eo.RK4(), "many", {**FIXED, **BY_LARGEST}),
+                (eo.Rodas5P(), "few", WITH_INTEGRAL),
+                (eo.AutoTsit5(eo.Rosenbrock23()), "few", {}),
+                (eo.Vern7(), "single", {**BY_DIFFRAX, **WITH_INTEGRAL, "tstops": [0.3, 0.9]}),
+                (eo.Euler(), "few", {**BY_DIFFRAX, "dt": 0.01, "d_discontinuities": [0.3]}),
+            )
+        ),
+    ],
+)
+def test_the_first_step_beyond_max_norm_is_the_last(alg, start, options):
+    """Up to it, all bits are those without a limit. (In single precision, the squares of numbers
+    below the limit overflow.)"""
+    u0, limit = STARTS[start], 1e25 if start == "single" else 30.0
+    rates = jnp.asarray(np.log(limit) * np.array([0.3, 1.2, 1.05]), u0.dtype)
+    options = {"save_everystep": True, **options}
+    how = {"trajectories": 3, "engine": options.pop("engine", "auto")}
+    prob = eo.ODEProblem(lambda u, p, t: p * u, u0, (0.0, 1.0), rates[0], **options)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rates[ctx.index]))
+    free, sim = eo.solve(ens, alg, **how), eo.solve(ens, alg, max_norm=limit, **how)
+    assert sim.retcode.tolist() == [Code.Success, Code.Diverged, Code.Diverged]
+    for long, short in zip(free, sim, strict=True):
+        scaled = np.asarray(long.u) / limit
+        norms = scaled.max(1) if "internalnorm" in options else np.sqrt((scaled**2).mean(1))
+        rows = np.argmax(norms > 1) + 1 if norms.max() > 1 else len(norms)
+        assert short.length == rows == short.stats.naccept + 1
+        np.testing.assert_array_equal(short.u, long.u[:rows])
+        np.testing.assert_array_equal(short.t, long.t[:rows])
 
 
 def test_what_happens_later_to_another_changes_no_code():

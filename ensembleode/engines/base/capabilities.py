@@ -166,6 +166,7 @@ FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
     "`save_everystep`": lambda a: a.every.saving.mode == "steps",
     STOPS: lambda a: a.first_given("stops"),
     "`dtmin`, `dtmax`": lambda a: a.first_given("bound"),
+    "`max_norm`": lambda a: a.first_given("limit"),
     "`tspan`, `saveat`, tolerances by trajectory": lambda a: a.first_own(),
     "integrands": lambda a: a.every.extension is not None,
     CALLBACKS: lambda a: a.every.events is not None,
@@ -376,6 +377,8 @@ LACKS: tuple[Lack, ...] = (
             "integrands": "EnsembleColumns has no integrands: let f return what integrand does as "
             "further components of the state, or use EnsembleThreads().",
             MASS: "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
+            "`max_norm`": "EnsembleColumns solves all trajectories with the same steps, and "
+            "max_norm ends each by itself: use EnsembleThreads().",
             "`tspan`, `saveat`, tolerances by trajectory": _shared_steps,
         }.items()
     ),
@@ -428,6 +431,19 @@ LACKS: tuple[Lack, ...] = (
         "sensealg=BacksolveAdjoint() has no integrands: leave it out.",
         ("diffrax",),
         by="BacksolveAdjoint",
+    ),
+    Lack(
+        "`max_norm`",
+        "sensealg=BacksolveAdjoint() solves the adjoint with the steps' control, too, of which "
+        "max_norm says nothing: leave it out.",
+        ("diffrax",),
+        by="BacksolveAdjoint",
+    ),
+    Lack(
+        "`max_norm`",
+        "it has no max_norm: leave engine out, or end trajectories by a DiscreteCallback with "
+        "eo.terminate.",
+        ("julia",),
     ),
     Lack(
         CALLBACKS,

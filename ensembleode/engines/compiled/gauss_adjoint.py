@@ -221,7 +221,7 @@ def _back_numbers(
 
 
 # Options that are for the forward solve alone.
-_NOT_GIVEN: dict[str, Any] = {"saveat": None, "count": None, "dt": None, "stop": None}
+_NOT_GIVEN: dict[str, Any] = dict.fromkeys(("saveat", "count", "dt", "stop", "max_norm"))
 
 
 @functools.lru_cache(maxsize=256)

@@ -224,8 +224,9 @@ def _of_user(plan: Plan, norm: Callable) -> Callable:
 
 
 NONFINITE: Any = diffrax.RESULTS.nonfinite_input
-# A result of diffrax's that has no other use here.
+# Results of diffrax's that have no other use here.
 STOPPED: Any = diffrax.RESULTS.event_occurred
+DIVERGED: Any = diffrax.RESULTS.conlim
 
 
 class Controller(diffrax.AbstractAdaptiveStepSizeController):
@@ -233,6 +234,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
 
     It always has the class of diffrax's adaptive controllers, from which implicit solvers read
     `rtol`, `atol` and `norm`. `controlled`: the components that it looks at; None for all.
+    `norm_of_state`: the norm of these, which may not exceed `max_norm`.
     """
 
     inner: diffrax.AbstractStepSizeController
@@ -242,6 +244,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     dt: Any
     adaptive: bool
     stop: Any
+    norm_of_state: Any
+    max_norm: Any
     controlled: ControlledComponents | None = eqx.field(static=True, default=None)
 
     def wrap(self, direction):
@@ -311,6 +315,11 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, NONFINITE, result)
+        if self.max_norm is not None:
+            with jax.numpy_dtype_promotion("standard"):
+                in_units = jtu.tree_map(lambda x: x / self.max_norm, y1_candidate)
+                is_far = keep & (self.norm_of_state(in_units) > 1)
+            result = diffrax.RESULTS.where(is_far, DIVERGED, result)
         if self.stop is not None:
             result = diffrax.RESULTS.where(stopped(self.stop, t1), STOPPED, result)
         return keep, next_t0, next_t1, jump, (state, failures, span, work), result
@@ -340,13 +349,14 @@ def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
             whole = tuple(map(plan.extension.tolerance, whole))
     else:
         whole = 1e-3, 1e-6
+    limit = norm, lane.max_norm
     norm, adaptive = _of_user(plan, norm), method.adaptive
     tstops, jumps = lane.tstops, lane.d_discontinuities
     jumps = None if jumps is None else _parted(differing(jumps))
     has_stops = not (tstops is None and jumps is None)
     if has_stops and isinstance(inner, diffrax.ConstantStepSize):
         inner, has_stops = FixedSteps(tstops, jumps), False
-    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, controlled)
+    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, *limit, controlled)
     # (diffrax sorts these times in the direction of time.)
     return diffrax.ClipStepSizeController(controller, tstops, jumps) if has_stops else controller
 

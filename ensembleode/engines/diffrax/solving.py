@@ -33,7 +33,7 @@ from ...tracing.program import Program, Static
 from ..base.capabilities import is_imex
 from ..base.checks import check_backsolve, check_controller, check_steps
 from . import implicit
-from .control import ControlledComponents, controller_for, NONFINITE, STOPPED
+from .control import ControlledComponents, controller_for, DIVERGED, NONFINITE, STOPPED
 from .explicit import Explicit
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
@@ -403,6 +403,7 @@ _CODES = (
     (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
     (NONFINITE, ReturnCode.Unstable),
     (STOPPED, ReturnCode.Default),
+    (DIVERGED, ReturnCode.Diverged),
 )
 
 

@@ -205,6 +205,22 @@ def test_terminated():
     np.testing.assert_allclose(every(0.6)[:, 0], 0.6)
 
 
+@pytest.mark.slow
+def test_max_norm_is_of_the_state_after_events():
+    """And one that ends the trajectory goes first."""
+
+    def code(callback):
+        sol = line(callback, start=0.0, max_norm=1.0, internalnorm=eo.MaxNorm(), dtmax=0.3)
+        return sol.retcode.name
+
+    def beyond(affect):
+        return eo.DiscreteCallback(lambda u, t, integrator: u[0] > 1.0, affect)
+
+    assert code(crossing(0.5, add(0.9))) == code(crossing(0.5, add(1.1))) == "Diverged"
+    assert code(beyond(lambda integrator: eo.remake(integrator, u=jnp.zeros(2)))) == "Success"
+    assert code(beyond(eo.terminate)) == "Terminated"
+
+
 def test_every_step_and_between_them():
     sol = line(crossing(0.0, add(1.0)), save_everystep=True)
     rows = np.flatnonzero(np.asarray(sol.t) == np.asarray(sol.events.t))

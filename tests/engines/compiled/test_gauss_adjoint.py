@@ -299,6 +299,18 @@ def test_neighbours_that_fail_have_no_derivative_and_change_none(sensealg):
     np.testing.assert_allclose(got[[0, 2], 0], expected, rtol=1e-6)
 
 
+def test_the_adjoint_may_be_larger_than_max_norm():
+    @jax.jit
+    def loss(p, limit):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), p)
+        return 1e6 * eo.solve(prob, eo.Rodas5P(), sensealg=GAUSS, max_norm=limit).u[-1, 0]
+
+    slope = jax.grad(loss)
+    np.testing.assert_array_equal(slope(1.0, 2.0), slope(1.0, jnp.inf))
+    assert slope(1.0, 2.0) < -3e5
+    assert slope(1.0, 0.3) == 0
+
+
 def test_an_adjoint_that_can_not_be_solved_is_nan():
     """Each trajectory takes few steps forwards, and many back; those of the first are enough."""
 

@@ -430,9 +430,19 @@ class Loop:
             on = functools.partial(commit, self, size)
             step, verdict = self.happening.locate(step, verdict, on)
             self.happening.act(step)
+        if self.problem.has("max_norm") and self.outputs is not None:
+            self._end_diverged(step)
         if self.stops is not None:
             self._pass_stops(step, self.stops)
         return step, verdict
+
+    def _end_diverged(self, step: TriedStep) -> None:
+        """End the trajectories that have diverged, unless an event has ended them."""
+        p, limit = self.problem, self.held.number("max_norm")
+        far = verdicts.has_diverged(self.xp, p.norm, limit, self.state()[: p.controlled])
+        far = far & step.accepted & self.code.get().eq(verdicts.GOING)
+        self.code.set_where(far, verdicts.DIVERGED)
+        self.active.set(self.active.get() & ~far)
 
     def _pass_stops(self, step: TriedStep, stops: LaneStops) -> None:
         """Go on from the known times that steps have ended on."""

@@ -181,7 +181,7 @@ class KernelDescription:
     def is_uniform(self) -> bool:
         """Whether all trajectories take the same steps, of one fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        own = self.has_stops or any(x.is_own for x in named)
+        own = self.has_stops or self.has("max_norm") or any(x.is_own for x in named)
         return self.controller is None and not own and self.events is None
 
     @property

@@ -162,14 +162,17 @@ def test_trajectories_that_are_no_whole_blocks(on_ptx, n):
     assert (call.blocks, call.block) == (-(-n // 128), 128)
 
 
-def test_failures_are_alone(on_ptx):
+@pytest.mark.parametrize("max_norm", [None, slow_unless(False, 50.0)])
+def test_failures_are_alone(on_ptx, max_norm):
     """In one launch with trajectories that succeed."""
     ens = failing(nan_start=4)
     options = {"trajectories": 7, "saveat": 0.25, "abstol": 1e-7, "reltol": 1e-7, "maxiters": 150}
+    options["max_norm"] = max_norm
     got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, **options, **k))
     same(numbers(got), numbers(expected))
     codes = eo.ReturnCode
     assert (got.retcode[:5] != codes.Success).all()
+    assert (got.retcode[1] == codes.Diverged) == (max_norm is not None)
     assert got.retcode[3] == codes.MaxIters
     assert str(got.engine).endswith("; in one kernel)")
     assert (got.retcode[5:] == codes.Success).all()
