@@ -673,6 +673,13 @@ VALUE_ERRORS = {
     ),
     # Of several names, or values
     **{
+        f"max_norm must be a positive number, got {x}": lambda x=x: solve(max_norm=x)
+        for x in (0.0, -1.0, np.nan)
+    },
+    r"sensealg=BacksolveAdjoint\(\) solves the adjoint.*of which max_norm": lambda: solve(
+        eo.Tsit5(), max_norm=1.0, engine="diffrax", sensealg=eo.BacksolveAdjoint()
+    ),
+    **{
         f"saveat must be a positive spacing.*got {value}": lambda value=value: solve(saveat=value)
         for value in (0.0, -0.1, np.inf, np.nan)
     },
