@@ -95,6 +95,7 @@ def solve(
     save_start: bool | None = None,
     save_end: bool | None = None,
     save_everystep: bool | None = None,
+    save_idxs: Any = None,
     save_after_events: bool | None = None,
     abstol: Any = None,
     reltol: Any = None,
@@ -161,6 +162,14 @@ def solve(
         interpolant of the method that `saveat` uses, too. By default False. Outside of `jit` it
         solves twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as
         memory is reserved for that many steps.
+    - `save_idxs`: the components of the state that are saved, as in SciML: an integer (`u` is then
+        `[time]`, without an axis of the state), a list of integers or a slice, over the flattened
+        array; of a state that is a pytree, the name of a leaf (`u` is that leaf) or a list of names
+        (`u` is a dict of these). All that solutions have of states has only these, in this order:
+        `u`, `sol(t)`, the states at events, and `end`; `sol.names` are their names. The others are
+        kept in no result and in no store, nor by the compiled engine in the rows of a batch (except
+        with `save_everystep`, an `integrand`, or a callback that saves values, changes parameters
+        or ends at rest).
     - `save_after_events`: whether the state that `saveat` saves at the time of an event is the one
         after all events at that time, instead of the one before. By default False.
     - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
@@ -521,6 +530,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     if kind == "trajectories":
         ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
         more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
+        more["_names"] = job.plan.names
         more["saved"] = saved_of(job, t, values)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about, _inputs_of(job), **more)
 

@@ -113,7 +113,7 @@ def steady_state(
     one = prob if alone else prob.prob
     callback = one.options.get("callback") if callback is None else callback
     far = one.tspan[0], _FAR
-    resting: Any = remake(one, tspan=far, callback=settling(callback))
+    resting: Any = remake(one, tspan=far, callback=settling(callback), save_idxs=None)
     if isinstance(prob, EnsembleProblem):
         resting = remake(prob, prob=resting)
         made = resting.make(EnsembleContext(0, 1, jax.random.key(0)))
@@ -145,5 +145,6 @@ def steady_state(
 _FAR = 1e15  # a time that no trajectory reaches, in single precision, too
 _NOT_TAKEN = {
     *("saveat", "save_start", "save_end", "save_everystep", "save_after_events"),
+    "save_idxs",
     *("store", "store_key", "max_repeats"),
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ground.keys import is_key
 from ..ground.retcode import has_failed, was_run
-from ..ground.state_tree import component_names, flattened
+from ..ground.state_tree import flattened
 from ..solution.labelled import output_name
 from ..tracing.program import is_tracer
 
@@ -66,7 +66,7 @@ def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
     reached = u[np.arange(len(u)), last].reshape(len(u), -1)
     end = flattened(sim.end.u, 1, sim._order).reshape(reached.shape)
     found = np.where(np.asarray(sim.successful)[:, None], end, reached)
-    return found, component_names(sim.u, 2, sim._order)
+    return found, sim.names
 
 
 def add_outcomes(

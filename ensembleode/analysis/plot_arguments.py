@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from ..ground.logs import log_once
 from ..ground.retcode import has_failed, was_run
-from ..ground.state_tree import components_of
+from ..ground.state_tree import array_names, components_of
 from ..tracing.program import is_tracer
 
 
@@ -95,11 +95,7 @@ def _names(names: Any, state: tuple[int, ...], count: int) -> list[str]:
                 f"where idxs chooses some), got {len(given)}."
             )
         return given
-    if not state:
-        return ["u"]
-    if len(state) == 1:
-        return [f"u{i}" for i in range(count)]
-    return [f"u[{','.join(map(str, index))}]" for index in np.ndindex(state)]
+    return list(array_names(state))
 
 
 def check_one_of(argument: str, value: Any, known: tuple[str, ...]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ground.extras import installing
 from ..ground.retcode import has_failed, was_ended, was_run
-from ..ground.state_tree import component_names, flattened
+from ..ground.state_tree import flattened
 from ..solution.dense import states_between
 
 
@@ -57,8 +57,7 @@ def plot_ensemble(sim: Any, wanted: PlotArguments, *, events: Any, against: Any)
     u = flattened(sim.u, 2, sim._order)
     check_numbers(u, sim.retcode, 1)
     n, _, *state = u.shape
-    names = wanted.names or component_names(sim.u, 2, sim._order)
-    plan = plan_of(wanted.idxs, tuple(state), names)
+    plan = plan_of(wanted.idxs, tuple(state), wanted.names or sim.names)
     color, line = color_and_line(wanted.color, wanted.line)
     chosen = choose(wanted.trajectories, sim)
     rows, which = _marks(sim, chosen, plan.components, events)
@@ -129,7 +128,7 @@ def plot_solution(
     u = flattened(sol.u, 1, sol._order)
     check_numbers(u, sol.retcode, 0)
     rows, *state = u.shape
-    plan = plan_of(idxs, tuple(state), names or component_names(sol.u, 1, sol._order))
+    plan = plan_of(idxs, tuple(state), names or sol.names)
     color, line = color_and_line(color, line)
     looks = drawing.looks_of(plan, as_color(color), line)
     retcode = int(sol.retcode)

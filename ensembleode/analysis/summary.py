@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Inexact, Int, Real
 
 from ..ground.retcode import was_ended
-from ..ground.state_tree import component_names, components_of, flattened
+from ..ground.state_tree import components_of, flattened
 from ..problem.callbacks import all_of
 from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.problem import EnsembleProblem
@@ -91,7 +91,7 @@ class EnsembleSummary(eqx.Module):
             with own_precision(sim):
                 self.t, u = _states_at(sim, ts)
                 numbers = _statistics(u, _levels(self.quantiles))
-            self.names = component_names(sim.u, 2, sim._order)
+            self.names = sim.names
             events = None if sim.events is None else sim.events.count
             self.num_events, self.num_terminated = _ended(events, sim.retcode)
         self.u, self.v, self._low, self.med, self._high, self.num_monte = numbers
@@ -384,13 +384,18 @@ def summarize(
         raise ValueError("summarize needs times that all trajectories share: use saveat.")
     for x in jax.tree.leaves(ens.prob.u0):
         check_ordered(x)
-    order = ens.prob._order
     acts = bool(all_of(options.get("callback", ens.prob.options.get("callback"))))
-    names = component_names(ens.prob.u0, 0, order)
+    names = None
+
+    def of_batch(sol: Any, ctx: Any) -> tuple:
+        nonlocal names
+        names = sol.names
+        return _of_batch(sol, acts), False
+
     streamed = EnsembleProblem(
         ens.prob,
         ens.prob_func,
-        output_func=lambda sol, ctx: (_of_batch(sol, order, acts), False),
+        output_func=of_batch,
         reduction=_add_batch,
         u_init=(),
     )
@@ -408,9 +413,9 @@ def summarize(
     return EnsembleSummary(made, quantiles=quantiles)
 
 
-def _of_batch(sol: Any, order: tuple[str, ...] | None, acts: bool) -> tuple:
+def _of_batch(sol: Any, acts: bool) -> tuple:
     """**Arguments:** `acts`: whether the problem has callbacks, which needn't be recorded."""
-    t, u, events = sol.t, flattened(sol.u, 1, order), sol.events
+    t, u, events = sol.t, flattened(sol.u, 1, sol._order), sol.events
     count = None if events is None else events.count
     if events is None and not acts:
         return t, u, count

@@ -60,6 +60,7 @@ def job_for(
         state=state,
         controlled=extension.controlled if extension else math.prod(state.shape),
         saving=saving,
+        saved=every.options["save_idxs"],
         maxiters=every.options["maxiters"],
         width=module.width(state, n or 1),
         batched=every.batched,

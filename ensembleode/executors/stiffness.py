@@ -88,8 +88,8 @@ def _step_times_rate(job: Job, index: int) -> float:
     )
     plain = dataclasses.replace(job, trajectories=trajectories, output_func=None, output_consts=())
     saving = plain.plan.saving._replace(mode="steps", start=True)
-    alone = plain.replan(saving=saving, output=None, saves_values=False, apart=None, tree=None)
-    plain = bounded(alone, steps)
+    nothing = dict.fromkeys(("output", "apart", "saved", "tree"))
+    plain = bounded(plain.replan(saving=saving, saves_values=False, **nothing), steps)
     outcome = jax.device_get(SerialExecutor().run_one(plain, index, 1))
     length = int(outcome.length)
     if length < 8:

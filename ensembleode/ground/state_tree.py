@@ -250,6 +250,13 @@ def component_names(
     )
 
 
+def array_names(shape: Sequence[int]) -> tuple[str, ...]:
+    """The names of the components of a state that is an array of this shape."""
+    if len(shape) == 1:
+        return tuple(f"u{i}" for i in range(shape[0]))
+    return tuple(f"u[{','.join(map(str, i))}]" if i else "u" for i in np.ndindex(*shape))
+
+
 def components_of(name: str, names: Sequence[str]) -> list[int]:
     """The index of the component of this name; or, for the name of a leaf, the indices of all its
     components.

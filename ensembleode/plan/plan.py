@@ -19,6 +19,7 @@ from .events import TracedCallbacks
 from .extended_state import Extension, users_field
 from .implicit_form import ImplicitForm
 from .rate import rate_of
+from .saved_components import SavedComponents
 from .saving import Saving
 from .trajectory_numbers import TrajectoryNumbers
 
@@ -38,7 +39,7 @@ class Plan:
     - `controlled`: the number of components of the state that step-size control looks at; they are
         the first ones.
     - `extension`: the components of the state behind the user's; None where there are none.
-    - `saving`: which times are saved.
+    - `saving`: which times are saved; `saved`: which components, None for all.
     - `maxiters`: the largest number of steps.
     - `width`: how many neighbouring trajectories stay on the same device.
     - `batched`: booleans in the place of numbers, true where numbers differ between trajectories.
@@ -71,6 +72,7 @@ class Plan:
     width: int
     batched: TrajectoryNumbers
     output: Program | None = None
+    saved: SavedComponents | None = None
     saves_values: bool = False
     apart: Program | None = None
     beside: tuple[tuple[str, Program], ...] = ()
@@ -125,9 +127,38 @@ class Plan:
 
     @property
     def order(self) -> tuple[str, ...] | None:
-        """The names of the state's leaves in the order in which they were written; None for an
-        array."""
-        return None if self.tree is None else self.tree.order
+        """The names of the saved state's leaves in the order in which they were written; None for
+        an array."""
+        tree = self.tree if self.saved is None else self.saved.tree
+        return None if tree is None else tree.order
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the saved components, where these are some of an array or of one leaf."""
+        return None if self.saved is None else self.saved.names
+
+    @property
+    def chosen(self) -> tuple[int, ...] | None:
+        """The components that the rows of the engine have; None for all. Those of other plans are
+        chosen from whole rows: where further values are computed from rows, where there are further
+        components, and in engines that write whole states."""
+        rests = self.events is not None and bool(self.events.rests)
+        whole = self.saving.mode == "steps" or self.saves_values or self.extension is not None
+        if self.saved is None or whole or rests or not self.engine.chooses:
+            return None
+        return self.saved.places
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a saved state in the rows of the engine."""
+        return self.state.shape if self.chosen is None else (len(self.chosen),)
+
+    def row_of(self, u: Any) -> Any:
+        """States `[..., *state]` as the rows of the engine have them."""
+        if self.chosen is None:
+            return u
+        lead = u.shape[: u.ndim - len(self.state.shape)]
+        return u.reshape(*lead, -1)[..., np.array(self.chosen)]
 
     @property
     def stands_for(self) -> tuple:
@@ -137,7 +168,7 @@ class Plan:
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events, self.last_event, self.keeps_end
         programs = self.field, *state, self.batched, self.output, *events, *self.beside
-        more = [x for x in (self.form, self.apart) if x is not None]
+        more = [x for x in (self.form, self.apart, self.saved) if x is not None]
         return (*solver, *programs, *more)
 
     def as_given(self, u: Any) -> Any:

@@ -34,9 +34,6 @@ _OPTIONS = _by_name(
         "it is called saveat: an array of times is saved exactly as it is": "t_eval ts",
         _DENSE: "dense dense_output",
         "leave it out: without saveat the two ends are saved": "save_on",
-        "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))": (
-            "save_idxs"
-        ),
         "it is called stepsize_controller": "controller",
         "it is called internalnorm, such as eo.MaxNorm()": "norm",
         _CONTROLLER: "gamma qmin qmax beta1 beta2",

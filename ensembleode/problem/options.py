@@ -20,6 +20,7 @@ STATIC_OPTIONS = {
     "save_start": None,
     "save_end": None,
     "save_everystep": False,
+    "save_idxs": None,
     "save_after_events": False,
     "adaptive": None,
     "maxiters": 100_000,

@@ -15,14 +15,15 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     an accelerator it takes a quarter of the memory."""
     u0 = job.plan.state
     state = max(1, math.prod(u0.shape))
-    rows = (job.plan.saving.rows or 256) + EVENT_ROWS * job.plan.event_slots
+    saved = (job.plan.saving.rows or 256) * math.prod(job.plan.row_shape)
+    saved += EVENT_ROWS * job.plan.event_slots * state
     # The stages count twice, as XLA keeps old and new ones; for implicit methods, the Jacobian
     # counts.
     factorises = job.plan.engine.factorises(job.plan)
     stages = None if factorises else job.plan.method.value.stages
     work = 2 * (stages or state + 8) + 16
     step_bytes = u0.dtype.itemsize * state * work
-    all_bytes = step_bytes + u0.dtype.itemsize * state * rows
+    all_bytes = step_bytes + u0.dtype.itemsize * saved
     device = default_device()
     if platform_of(device) == "cpu":
         most = max(1, HOST // all_bytes)

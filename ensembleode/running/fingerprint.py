@@ -115,6 +115,8 @@ def _numbers(plan: Plan, shared: TrajectoryNumbers) -> dict[str, tuple]:
         if name := row.digest or row.option:
             found[name] = (*found.get(name, ()), getattr(shared, row.name))
     found["u0"] = (*found["u0"], plan.tree and plan.tree._replace(order=()))
+    if plan.saved is not None:
+        found["save_idxs"] = (plan.saved,)
     if plan.extension is not None:
         found["integrand"] = (plan.extension,)
     return found

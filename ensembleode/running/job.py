@@ -16,6 +16,7 @@ from ..ground.hidden_object import HiddenObject
 from ..plan.checked_reads import check_reads_by_index
 from ..plan.given import GivenInputs
 from ..plan.plan import dense_of, Outcome, Plan, RecordedEvents, Result
+from ..plan.saved_components import SavedComponents
 from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.options import time_dtype_of
 from ..problem.problem import EnsembleContext, said_of_context
@@ -138,18 +139,13 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     values = None
     if plan.apart is not None:
         result, values = alone(plan.apart, output_consts, result, numbers)
-    given = _as_given(plan, result)._replace(saved=values)
-    if plan.inner and result.inner is None:
-        dense = dense_of(given, plan, (numbers.consts, numbers.p))
-        assert dense is not None  # (Every step is saved.)
-        inner = kept(dense, result.t, given.u, result.length, several=False).inner
-        given = given._replace(inner=inner)
-    return given._replace(t=result.t if plan.own_times else None)
+    given = _as_given(plan, result, numbers, inner=plan.inner)
+    return given._replace(saved=values, t=result.t if plan.own_times else None)
 
 
-def _as_given(plan: Plan, result: Result) -> Outcome:
-    """The outcome of a result, with states in the structure that the user gave, and the integrals
-    separate."""
+def _as_given(plan: Plan, result: Result, numbers: Any, *, inner: bool = False) -> Outcome:
+    """The outcome of a result, with what is saved of states in the structure that the user gave,
+    and the integrals separate; with `inner`, also the states within steps."""
     events = result.events
 
     def beside(u: Any) -> tuple:
@@ -158,13 +154,35 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
     if events is not None:
         before, after = plan.as_given(events.before), plan.as_given(events.after)
         events = events._replace(before=before, after=after)
-    u, inner = plan.as_given(result.u), plan.as_given(result.inner)
     ended = result.ended
     if ended is not None:
         ended = End(ended.t, plan.as_given(ended.u), *beside(ended.u))
-    given = Outcome(*result._replace(u=u, inner=inner, events=events, ended=ended))
+    u = result.u if plan.chosen is not None else plan.as_given(result.u)
+    within = plan.as_given(result.inner)
+    given = Outcome(*result._replace(u=u, inner=within, events=events, ended=ended))
     integral, p_at = beside(result.u)
-    return given._replace(integral=integral, p_at=p_at)
+    given = given._replace(integral=integral, p_at=p_at)
+    # (A step can't be made again from some of the components.)
+    inner = inner or (plan.saved is not None and plan.saving.mode == "steps")
+    if inner and within is None:
+        dense = dense_of(given, plan, (numbers.consts, numbers.p))
+        assert dense is not None  # (Every step is saved.)
+        within = kept(dense, result.t, u, result.length, several=False).inner
+        given = given._replace(inner=within)
+    return given if plan.saved is None else _chosen(plan, plan.saved, given)
+
+
+def _chosen(plan: Plan, saved: SavedComponents, given: Outcome) -> Outcome:
+    """The outcome with only those components of its states that are saved."""
+    events, ended = given.events, given.ended
+    if events is not None:
+        before, after = saved.of(events.before, 1), saved.of(events.after, 1)
+        events = events._replace(before=before, after=after)
+    if ended is not None:
+        ended = dataclasses.replace(ended, u=saved.of(ended.u, 0))
+    u = saved.of(given.u, 1) if plan.chosen is None else saved.shaped(given.u)
+    inner = saved.of(given.inner, 2)
+    return given._replace(u=u, inner=inner, events=events, ended=ended)
 
 
 def _numbers(plan: Plan, lanes: TrajectoryNumbers) -> TrajectoryNumbers | None:
@@ -197,7 +215,7 @@ def with_output(job: Job) -> Job:
     def array(shape, dtype):
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    u = array((*rows, *state.shape), state.dtype)
+    u = array((*rows, *plan.row_shape), state.dtype)
     t = array(rows, time_dtype_of(state))
     inner = None
     jaxpr: Any = plan.field.jaxpr
@@ -239,7 +257,8 @@ def with_output(job: Job) -> Job:
         values = None
         if apart is not None:
             result, values = apart(result, numbers)
-        outcome, saved = _as_given(plan, result), saved_of(job, result.t, values)
+        outcome = _as_given(plan, result, numbers)
+        saved = saved_of(job, result.t, values)
         sol = solution_of(outcome_with_end(job, outcome)[0], plan, numbers)
         sol = dataclasses.replace(sol, saved=saved)
         with said_of_context("output_func(sol, ctx)"):
@@ -315,7 +334,8 @@ def solution_of(
         events_of(outcome, plan),
         HiddenObject(given),
     )
-    return ODESolution(u, t, outcome.retcode, stats, length, *about, p_at=outcome.p_at)
+    more: dict[str, Any] = {"p_at": outcome.p_at, "_names": plan.names}
+    return ODESolution(u, t, outcome.retcode, stats, length, *about, **more)
 
 
 def adds_end(job: Job) -> bool:

@@ -272,6 +272,11 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Reg
     most = min(limits.maxiters, kept.get("maxiters", limits.maxiters))
     engine = options.pop("engine", "auto")
     check_option_names(options)
+    if {**kept, **options}.get("save_idxs") is not None:
+        raise TypeError(
+            "save_idxs can't be given to a registry, as a service answers with whole states: leave "
+            "it out (of prob, too), and choose components of the answer."
+        )
     options = merge({k: v for k, v in kept.items() if not k.startswith("save")}, options)
     options |= {"maxiters": most, "engine": engine}
     if options.get("callback") is not None:

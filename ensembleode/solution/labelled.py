@@ -12,7 +12,7 @@ from ..ground.extras import installing
 from ..ground.hidden_object import HiddenObject
 from ..ground.keys import is_key
 from ..ground.retcode import ReturnCode
-from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
+from ..ground.state_tree import array_names, flattened, is_tree, leaf_names
 from ..tracing.program import is_tracer
 
 
@@ -55,7 +55,7 @@ def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
 def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
     """See `EnsembleSummary.to_xarray`."""
     xarray = _xarray(summary.u)
-    dims, state = _state(np.shape(summary.u)[1:], names or summary.names)
+    dims, state = _state(np.shape(summary.u)[1:], names, summary.names)
     dims = ("time", *dims)
     if summary._has_several_bands:
         of_band, (low, high) = ("band", *dims), zip(*summary.quantiles, strict=True)
@@ -76,11 +76,13 @@ def frame(sol: Any, names: Sequence[str] | None) -> Any:
     """A pandas frame of the states of a solution or an ensemble, with a row for each trajectory and
     time, and a column for each component."""
     lead = 1 + np.ndim(sol.retcode)
-    names = names or component_names(sol.u, lead, sol._order)
-    flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order), _given=HiddenObject())
+    u = flattened(sol.u, lead, sol._order)
+    flat = dataclasses.replace(sol, u=u, _given=HiddenObject(), _names=sol.names)
     dataset = (ensemble_dataset if lead == 2 else solution_dataset)(flat, names)
     u = dataset["u"]
-    columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
+    one = {"u": u.attrs["long_name"]} if "long_name" in u.attrs else {}
+    parts = u.to_dataset("state") if "state" in u.dims else u.to_dataset().rename(one)
+    columns = parts.to_dataframe()
     if "time" not in columns:
         return columns
     # Where trajectories have their own times, the rows of shorter ones are padded.
@@ -123,8 +125,9 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     elif saved is not None:
         beside |= _beside("saved", saved.values, outer)
     if not is_tree(u):
-        dims, state = _state(np.shape(u)[len(outer) :], names)
-        return {"u": ((*outer, *dims), np.asarray(u))} | beside, state | times
+        dims, state = _state(np.shape(u)[len(outer) :], names, sol.names)
+        about = {} if dims or sol.names is None else {"long_name": sol.names[0]}
+        return {"u": ((*outer, *dims), np.asarray(u), about)} | beside, state | times
     if names is not None:
         raise ValueError("names are for the components of a vector; the leaves of this state have.")
     variables = {}
@@ -141,11 +144,14 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     return variables | beside, times
 
 
-def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
-    """The dimensions of the state, and their coordinates."""
+def _state(
+    shape: tuple, names: Sequence[str] | None, known: Sequence[str] | None
+) -> tuple[tuple, dict]:
+    """The dimensions of the state, and their coordinates; without `names`, those that are `known`
+    name its components, if any are."""
     if len(shape) == 1:
         names = [names] if isinstance(names, str) else names
-        labels = [f"u{i}" for i in range(shape[0])] if names is None else list(names)
+        labels = list(names or known or array_names(shape))
         taken = {"trajectory", "time", "step"} & set(labels)
         if len(labels) != shape[0] or len(set(labels)) != shape[0] or taken:
             raise ValueError(
@@ -183,7 +189,8 @@ def _inputs_that_differ(sim: Any, taken: Collection[str]) -> dict:
         name = jtu.keystr(path, simple=True, separator=".")
         if name in taken or is_key(x):
             continue
-        dims = ("state",) if name == "u0" and np.ndim(x) == 2 else inner_dims(name, np.ndim(x) - 1)
+        is_state = name == "u0" and np.ndim(x) == 2 and sim.names is None
+        dims = ("state",) if is_state else inner_dims(name, np.ndim(x) - 1)
         found[name] = (("trajectory", *dims), np.asarray(x))
     return found
 

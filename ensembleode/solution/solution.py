@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 from ..ground.hidden_object import HiddenObject
 from ..ground.on_disk import OnDisk
 from ..ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode, was_ended
-from ..ground.state_tree import flattened
+from ..ground.state_tree import component_names, flattened
 from ..problem.aliases import missing_of_solution
 from ..problem.saving_callback import Saved
 from ..tracing.program import is_tracer
@@ -51,7 +51,7 @@ class EngineChoice(NamedTuple):
 
 class _Solution(eqx.Module):
     """The common part of solutions: errors that name the right attribute for one of another
-    library, and pickling without programs, which can't be pickled."""
+    library, pickling without programs, which can't be pickled, and names of components."""
 
     if not TYPE_CHECKING:  # type checkers would believe that every attribute exists
 
@@ -67,6 +67,15 @@ class _Solution(eqx.Module):
             given = self._given.content
             state["_given"] = HiddenObject(given and given.portable())
             return state
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the saved components, in the order in which they are flattened: those that
+        `save_idxs` chose, or all of a state that is a pytree. None for an array with all of its
+        components, and for outputs."""
+        if self._names is not None or getattr(self, "kind", "trajectories") != "trajectories":
+            return self._names
+        return component_names(self.u, 1 + np.ndim(self.retcode), self._order)
 
     @property
     def u0(self) -> Any:
@@ -104,7 +113,8 @@ class ODESolution(_Solution):
     """The solution of one problem.
 
     - `u`: the states, `[time, *state]`; for a state that is a pytree, its structure with leaves
-        `[time, *leaf]`.
+        `[time, *leaf]`; with `save_idxs`, only what that chooses.
+    - `names`: the names of the saved components of a pytree, or of those that `save_idxs` chose.
     - `t`: the times, `[time]`.
     - `retcode`: its [`ReturnCode`][ensembleode.ReturnCode].
     - `stats`: its [`Stats`][ensembleode.Stats].
@@ -141,6 +151,7 @@ class ODESolution(_Solution):
     _given: HiddenObject = HiddenObject()
     saved: Saved | None = None
     p_at: PyTree = None
+    _names: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
     def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -225,8 +236,9 @@ class EnsembleSolution(_Solution):
     """The solutions of an ensemble, as arrays.
 
     - `u`: the states `[trajectory, time, *state]`; for a state that is a pytree, its structure with
-        leaves `[trajectory, time, *leaf]`; or the outputs of `output_func`, each leaf with the
+        leaves `[trajectory, time, *leaf]`; with `save_idxs`, only what that chooses; or the outputs of `output_func`, each leaf with the
         trajectory axis first; or the result of `reduction`.
+    - `names`: the names of the saved components of a pytree, or of those that `save_idxs` chose.
     - `t`: the times: `[time]` where all trajectories share them, else `[trajectory, time]`; None
         with an `output_func` or a `reduction`.
     - `integral`: the integral of the problem's `integrand` from the start to each time, in the
@@ -280,6 +292,7 @@ class EnsembleSolution(_Solution):
     p_at: PyTree = None
     _ended: End | None = None
     _adds_end: bool = eqx.field(static=True, default=False)
+    _names: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
     @property
     def end(self) -> End:
@@ -383,7 +396,7 @@ class EnsembleSolution(_Solution):
             saved = Saved(self.saved.t if own else saved_t, values, own)
         return ODESolution(
             rows.u, rows.t, retcode, stats, length, dense, self.engine, self._order, rows.integral,
-            events, given, saved, rows.p_at,
+            events, given, saved, rows.p_at, self._names,
         )  # fmt: skip
 
     def _of_trajectories(self, indices: np.ndarray) -> "EnsembleSolution":
@@ -541,7 +554,7 @@ class EnsembleSolution(_Solution):
 
 
 # The fields that the solution of some trajectories shares with that of all.
-_OF_ALL = ("converged", "elapsed", "engine", "kind", "_order", "_adds_end")
+_OF_ALL = ("converged", "elapsed", "engine", "kind", "_order", "_adds_end", "_names")
 
 
 def _interpolated(

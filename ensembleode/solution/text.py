@@ -19,7 +19,7 @@ def text_of_solution(sol: Any) -> str:
         return f"ODESolution(u={_shape_of(sol.u)}, mapped)"
     return "\n".join(
         [
-            f"ODESolution: {len(sol)} times, state {_state(sol.u, 1, sol._order)}",
+            f"ODESolution: {len(sol)} times, {_state(sol, 1)}",
             f"  retcode  {ReturnCode(int(sol.retcode)).name}",
             f"  t        {_span(sol.t)}",
             f"  steps    {_steps(sol.stats)}",
@@ -36,7 +36,7 @@ def text_of_ensemble(sim: Any) -> str:
     n = len(sim)
     if sim.kind == "trajectories":
         rows = jax.tree.leaves(sim.u)[0].shape[1]
-        what = f"{n} trajectories x {rows} times, state {_state(sim.u, 2, sim._order)}"
+        what = f"{n} trajectories x {rows} times, {_state(sim, 2)}"
     else:
         what = f"{n} trajectories, {sim.kind} {_shape_of(sim.u)}"
     lines = [f"EnsembleSolution: {what}", f"  retcode  {count_codes(sim.retcode)}"]
@@ -78,13 +78,15 @@ def _has_numbers(retcode: Any, ndim: int) -> bool:
     return has_numbers and np.ndim(retcode) == ndim
 
 
-def _state(u: PyTree, lead: int, order: tuple[str, ...] | None) -> str:
-    """A text with the shape and dtype of a state, or of each of its leaves."""
-    leaves = jax.tree.leaves(u)
+def _state(sol: Any, lead: int) -> str:
+    """A text with the shape and dtype of a state, or of each of its leaves; and which components
+    are saved, where `save_idxs` chose them."""
+    u, leaves, names = sol.u, jax.tree.leaves(sol.u), sol._names
     if len(leaves) == 1 and leaves[0] is u:
-        return f"{tuple(u.shape[lead:])} {u.dtype}"
-    shapes = [f"{name} {tuple(x.shape[lead:])}" for name, x in leaf_names(u, order)]
-    return f"{{{', '.join(shapes)}}} {leaves[0].dtype}"
+        few = "" if names is None else f" of {', '.join(names[:4])}{', ...' * (len(names) > 4)}"
+        return f"state {tuple(u.shape[lead:])} {u.dtype}{few}"
+    shapes = [f"{name} {tuple(x.shape[lead:])}" for name, x in leaf_names(u, sol._order)]
+    return f"state {{{', '.join(shapes)}}} {leaves[0].dtype}"
 
 
 def _shape_of(tree: PyTree) -> Any:

@@ -54,9 +54,10 @@ class StoredInputs(NamedTuple):
         return [np.asarray(slots[i].value) for i in self.places]
 
 
-def kept_given(given: GivenInputs | None, taken: Collection[str]) -> StoredInputs:
+def kept_given(given: GivenInputs | None, taken: Collection[str], whole: bool) -> StoredInputs:
     """The initial states and parameters (None: not known) as a store keeps them, under names that
-    aren't `taken`. What can't be stored is named in the log."""
+    aren't `taken`. What can't be stored is named in the log. `whole`: whether the saved states have
+    all components, as initial states do."""
     if given is None:
         return StoredInputs(None, [], [], {}, None)
     slots = _slots(given.known_of(np.arange(1)))
@@ -74,7 +75,7 @@ def kept_given(given: GivenInputs | None, taken: Collection[str]) -> StoredInput
         names.add(name)
         x = np.asarray(x)
         ndim = x.ndim - bool(is_own)
-        dims = state_dims(ndim) if wanted == "u0" else inner_dims(name, ndim)
+        dims = state_dims(ndim) if wanted == "u0" and whole else inner_dims(name, ndim)
         if is_own:
             fill = np.nan if x.dtype.kind in "fc" else 0
             about = ("trajectory", *dims), x.shape[1:], x.dtype

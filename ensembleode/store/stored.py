@@ -198,7 +198,8 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if (of_values := kept.get("saved")) is not None:
         own = OWN_TIMES in names
         saved = Saved(np.asarray(group[OWN_TIMES]) if own else t, made(of_values), own)
-    more: dict[str, Any] = {"p_at": made(kept.get("p_at"))}
+    names_of = tuple(kept["names"]) if kept.get("names") else None
+    more: dict[str, Any] = {"p_at": made(kept.get("p_at")), "_names": names_of}
     if (of_ends := kept.get("ended")) is not None:
         ended = End(**{name: made(x) for name, x in of_ends["parts"].items()})
         more |= {"_ended": ended, "_adds_end": of_ends["adds"]}

@@ -79,7 +79,7 @@ class StoreWriter:
         names = {"trajectory", "time", OWN_TIMES, "digest", *(v.name for v in self.variables)}
         # (With reruns, it isn't recorded from which run a trajectory's `u0` and `p` are.)
         given = None if may_rerun(job.plan) else job.trajectories.given
-        self._given = kept_given(given, names)
+        self._given = kept_given(given, names, job.plan.saved is None)
         self._shared = dict(self._given.shared)
         if own is not None and outcome.saved is not None:
             self._shared[OWN_TIMES] = (OWN_TIMES,), np.asarray(own)
@@ -174,6 +174,7 @@ class StoreWriter:
             "kind": self.kind,
             **self._said,
             "order": self.job.plan.order,
+            "names": self.job.plan.names,
             "engine": list(choice[:4]),
             "variables": [v.in_json() for v in self._all],
             "shared": [v.in_json() for v in shared],

@@ -74,6 +74,7 @@ def kernel_report(
     save_start: bool | None = None,
     save_end: bool | None = None,
     save_everystep: bool | None = None,
+    save_idxs: Any = None,
     adaptive: bool | None = None,
     dt: Any = None,
     maxiters: int | None = None,

@@ -229,13 +229,15 @@ def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_
     its states, and its return code."""
     if not is_tracer(weight) and not 0 <= weight < np.inf:
         raise ValueError(f"continuity_weight must be zero or positive, and finite; got {weight!r}.")
-    for name in ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store"):
+    saves = ("saveat", "save_start", "save_end", "save_everystep", "save_idxs")
+    for name in ("trajectories", *saves, "store"):
         if name in solve_options:
             raise TypeError(
                 f"{name} is no option of multiple shooting: what is solved and saved follows from "
                 "ts and group_size."
             )
-    ens, saveat, valid = _ensemble(prob, groups, isinstance(ensemblealg, EnsembleColumns))
+    whole = remake(prob, save_idxs=None)
+    ens, saveat, valid = _ensemble(whole, groups, isinstance(ensemblealg, EnsembleColumns))
     options = {**solve_options, "trajectories": groups.ts.shape[0], "saveat": saveat}
     sim = solve(ens, alg, ensemblealg, **options)
     u, retcode = jnp.asarray(sim.u), jnp.asarray(sim.retcode)

@@ -20,6 +20,7 @@ from ..plan.given import GivenInputs
 from ..plan.implicit_form import check_jacobian, ImplicitForm, product_of, with_constants_around
 from ..plan.known_times import before_jumps, in_order, own_times, scheduled
 from ..plan.real_numbers import with_real_numbers
+from ..plan.saved_components import saved_components
 from ..plan.saving import resolve_saving
 from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.callbacks import all_of
@@ -89,6 +90,7 @@ class TrajectoryMaker:
             given = [_with_tolerances(options, tree) for options in given]
         options = resolve(*given)
         u0: Any = prob.u0 if tree is None else tree.ravel(prob.u0)
+        options["save_idxs"] = saved_components(options["save_idxs"], u0, tree)
         dtype = time_dtype_of(u0)
         numeric, others = eqx.partition(prob.p, self._is_number)
         p = tuple(jtu.tree_leaves(numeric))

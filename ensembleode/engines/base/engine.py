@@ -19,6 +19,7 @@ class Engine(abc.ABC):
     - `shares_work`: whether the trajectories of a batch, however many, are taken in turn by
         `plan.threads` threads of the CPU, so that sharing work needs no further devices.
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
+    - `chooses`: whether rows have only the components that are saved (`Plan.chosen`).
     - `closed`: whether all its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives/primitives.py`).
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
@@ -27,7 +28,7 @@ class Engine(abc.ABC):
     The primitives are made of these functions:
 
     - `rows(plan, lanes, mask)`: returns a list of the saved states (where only ends are saved, the
-        last state), `[trajectory, row, *state]`; and, where there is room for events, of their rows
+        last state), `[trajectory, row, *Plan.row_shape]`; and, where there is room for events, of their rows
         (see `results.rows_of_events`). The rows of trajectories that fail are arbitrary.
     - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
         the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
@@ -41,6 +42,7 @@ class Engine(abc.ABC):
     default_sensealg: ClassVar[str]
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
+    chooses: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
     rows: ClassVar[Callable[[Plan, TrajectoryNumbers, Any], list] | None] = None

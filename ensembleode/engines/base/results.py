@@ -53,7 +53,7 @@ def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     times = meant(lanes.saveat, lanes.count, t0, t1)
     if saving.mode == "ends":
-        u0 = numbers_of_each(lanes.u0, plan.batched.u0, n)[:, None]
+        u0 = numbers_of_each(plan.row_of(lanes.u0), plan.batched.u0, n)[:, None]
         u = jnp.concatenate([u0, left.u], axis=1)[:, -saving.rows :]
         # The last state of a failed trajectory is not its state at t1.
         reached = jnp.ones((n, saving.rows), bool).at[:, -1].set(success | ended)
@@ -66,7 +66,7 @@ def result_of(plan: Plan, lanes: TrajectoryNumbers, left: LoopResult) -> Result:
             reached = reached & ~astray
             missed = jnp.any(asked & ~reached, axis=1) & success
             codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
-    first = u.reshape(*u.shape[:2], -1)[..., : plan.controlled]
+    first = u.reshape(*u.shape[:2], -1)[..., : plan.controlled]  # (all of chosen ones)
     finite = jnp.all(jnp.isfinite(first), axis=2)
     overflow = jnp.any(reached & ~finite, axis=1)
     codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)

@@ -110,6 +110,7 @@ class CompiledEngine(Engine):
 
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
+    chooses = True
     closed = True
     shares_work = True
     numbers_apart = True

@@ -63,6 +63,7 @@ def described(
         plan.events,
         plan.form,
         _in_memory(plan),
+        saved=plan.chosen,
     )
 
 
@@ -168,7 +169,7 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
 def _solve(plan: Plan, rows_alone: bool, lanes: TrajectoryNumbers, mask: Any) -> Any:
     n, saving, events, saved = len(mask), plan.saving, plan.events, _saved_rows(plan)
     d = described(plan, lanes, n)
-    outputs = [_array(d, n, saved * d.size)]
+    outputs = [_array(d, n, saved * d.row)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, saved))
     if events is not None:
@@ -184,7 +185,7 @@ def _solve(plan: Plan, rows_alone: bool, lanes: TrajectoryNumbers, mask: Any) ->
         axis = -1 if d.on_gpu else 1
         of_events = [jnp.moveaxis(x, axis, 0) for x in (event_rows, marks)]
     u, *t = [_trajectories_first(d, x) for x in found]
-    rows = [u.reshape(n, saved, *plan.state.shape)]
+    rows = [u.reshape(n, saved, *plan.row_shape)]
     if plan.event_slots:
         rows.append(of_events[0].reshape(n, -1, *plan.state.shape))
     if rows_alone:

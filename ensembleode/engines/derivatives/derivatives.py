@@ -208,9 +208,16 @@ def _is_still(dlanes: TrajectoryNumbers) -> bool:
 def _solve_jvp(primals, tangents, *, flow):
     lanes, known, *_ = unpack(flow, primals)
     dlanes, *_ = unpack(flow, tangents)
-    outs = solve_p.bind(*primals, flow=flow)
+    outs, plan = solve_p.bind(*primals, flow=flow), flow.plan
+    # The derivatives are those of whole rows.
+    flow = flow.with_moved(plan=dataclasses.replace(plan, saved=None))
     flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
-    return outs, _tangents(outs, _solve_dot(flow, dlanes, lambda: outs[0], lanes, known))
+
+    def rows():
+        return outs[0] if plan.chosen is None else bind(solve_p, flow, lanes, known)[0]
+
+    of_rows, *of_events = _solve_dot(flow, dlanes, rows, lanes, known)
+    return outs, _tangents(outs, [of_rows if of_rows is None else plan.row_of(of_rows), *of_events])
 
 
 def _push_jvp(primals, tangents, *, flow):
@@ -397,6 +404,7 @@ def differentiable(plan: Plan, lanes: TrajectoryNumbers, ok: Any, result: Result
         return result._replace(u=rows)
     # The state saved at the start is u0, whatever t0 is; a state saved at a time of `saveat` moves
     # with that time.
-    start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
+    start = plan.row_of(u0)
+    start = jnp.where(ok.reshape(-1, *(1,) * (start.ndim - 1)), start, u[:, 0])[:, None]
     rows = rows if saving.mode == "ends" else rows[:, 1:]
     return result._replace(u=jnp.concatenate([start, rows], axis=1))

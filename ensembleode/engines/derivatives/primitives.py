@@ -97,10 +97,9 @@ def parted(flow: Flow, operands: Sequence) -> tuple[Sequence, Sequence, Sequence
 
 
 def rows_avals(flow: Flow) -> list:
-    state = flow.plan.state
-    return [
-        jax.core.ShapedArray((flow.n, rows, *state.shape), state.dtype) for rows in sizes_of(flow)
-    ]
+    plan, (saved, *of_events) = flow.plan, sizes_of(flow)
+    rows = [(saved, *plan.row_shape), *((n, *plan.state.shape) for n in of_events)]
+    return [jax.core.ShapedArray((flow.n, *shape), plan.state.dtype) for shape in rows]
 
 
 def numbers_avals(flow: Flow) -> list:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ....solvers.arithmetic import Arithmetic, Components, PlainArithmetic
-from ..llvm.builder import BOOL, Builder, I64, Value
+from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value
 from .reading import LoadedNumbers, Memory
 
 
@@ -209,6 +209,22 @@ def for_each_component(y: Sequence, body: Callable[[Any, Value], None]) -> None:
             _for_each(x, lambda turn, x=x: body(turn.index, turn.value(x)))
         else:
             body(c, x)
+
+
+def for_chosen(
+    y: Sequence, chosen: Sequence[int] | None, body: Callable[[Any, Value], None]
+) -> None:
+    """Call `body(i, x)` for the `chosen` components `x` of a state, and their numbers `i` among
+    these; None for all components."""
+    if chosen is None:
+        for_each_component(y, body)
+    elif isinstance(x := y[0], Array):
+        b = x.b
+        places = ElementPointer(b, b.module.table(chosen, I64), I64)
+        b.for_(len(chosen), lambda i: body(i, ComponentTurn(places.load(i)).value(x)))
+    else:
+        for i, c in enumerate(chosen):
+            body(i, y[c])
 
 
 def each_place(variables: Sequence, body: Callable[[Any, Any], None]) -> None:

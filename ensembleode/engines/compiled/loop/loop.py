@@ -20,8 +20,8 @@ from ....solvers.method import Equations, evaluated_once
 from ....solvers.step_size import in_abstol, initial_step, unit_of_time
 from ....solvers.time import StepBounds
 from ....solvers.verdicts import Verdict
-from ..algebra.components import arithmetic, for_each_component, places, set_all, total
-from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, Value, Variable
+from ..algebra.components import arithmetic, places, set_all, total
+from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, I64, Value, Variable
 from ..llvm.functions import FUNCTIONS
 from ..steps.description import KernelDescription
 from ..steps.layout import LaneNumbers
@@ -497,11 +497,7 @@ class Loop:
             naccept = b.where(sound, tries, naccept)
         index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
-
-            def write(c: Any, x: Value) -> None:
-                self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
-
-            for_each_component(self.state(), write)
+            self.saved.write(b.constant(0, I64), ended, self.state())
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))

@@ -41,6 +41,7 @@ class KernelDescription:
     - `controlled`: how many components of the state, the first ones, step-size control looks at.
     - `controller`: None with a fixed step.
     - `saving`: what is saved; its number of rows is no part of the code.
+    - `saved`: the components that are saved; None for all.
     - `own_times`: whether each trajectory has its own times to save.
     - `events`: the callbacks, whose programs have no constants; None without callbacks.
     - `form`: what implicit methods need besides the field; None where they need nothing.
@@ -68,10 +69,16 @@ class KernelDescription:
     form: ImplicitForm | None = None
     in_memory: bool = False
     inner: bool = False
+    saved: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
         return math.prod(self.field.out_avals[0].shape)
+
+    @property
+    def row(self) -> int:
+        """How many components a saved row has."""
+        return self.size if self.saved is None else len(self.saved)
 
     @property
     def dtype(self) -> np.dtype:

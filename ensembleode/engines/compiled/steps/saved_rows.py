@@ -8,7 +8,7 @@ import numpy as np
 from ....plan.events import EVENT_ROWS
 from ....solution.dense import inner_nodes
 from ....solvers.method import Method, StepAttempt
-from ..algebra.components import arithmetic, for_each_component
+from ..algebra.components import arithmetic, for_chosen, for_each_component
 from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from .description import KernelDescription
 from .layout import LaneNumbers, NumbersOrder
@@ -43,8 +43,8 @@ class EventRows(NamedTuple):
 class KernelOutputs(NamedTuple):
     """Where the results go, as row-major arrays. On a GPU the trajectories come last.
 
-    - `u [trajectory, row, component]`, `t [trajectory, row]`: the saved states, and their times
-        where every step is saved.
+    - `u [trajectory, row, component]`, `t [trajectory, row]`: the saved components of states, and
+        their times where every step is saved.
     - `counts [count, trajectory]`: the return code, the accepted and the tried steps, the rows, and
         then the counts that `KernelDescription.counted` names.
     - `n`: the number of trajectories; `events`: the rows of events.
@@ -126,14 +126,14 @@ class SavedRows:
         return b.where(inside, found, beyond)
 
     def write(self, row: Value, mask: Value, y: tuple) -> None:
-        """Write states as these rows, in the lanes of the mask."""
-        size = self.problem.size
+        """Write what is saved of states as these rows, in the lanes of the mask."""
+        size = self.problem.row
 
         def write(c: Any, x: Value) -> None:
             place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
             self._outputs.u.scatter(place, mask, x)
 
-        for_each_component(y, write)
+        for_chosen(y, self.problem.saved, write)
 
     def _write_time(self, row: Value | int, mask: Value, t: Value) -> None:
         place = self.order.place(self.held.index.get(), row, self.n)
