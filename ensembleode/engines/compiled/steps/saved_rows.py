@@ -8,7 +8,7 @@ import numpy as np
 from ....plan.events import EVENT_ROWS
 from ....solution.dense import inner_nodes
 from ....solvers.method import Method, StepAttempt
-from ..algebra.components import arithmetic, for_chosen, for_each_component
+from ..algebra.components import arithmetic, for_chosen, for_each_component, total
 from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from .description import KernelDescription
 from .layout import LaneNumbers, NumbersOrder
@@ -127,13 +127,17 @@ class SavedRows:
 
     def write(self, row: Value, mask: Value, y: tuple) -> None:
         """Write what is saved of states as these rows, in the lanes of the mask."""
-        size = self.problem.row
+        b, saved, size = self.b, self.problem.saved, self.problem.row
+        # Where all trajectories take the same steps, one that overflows goes on with them. Its rows
+        # show that, also if the component that overflows isn't saved.
+        hides = saved is not None and self.problem.is_uniform
+        sound = total(x * 0.0 for x in y).eq(0.0) if hides else None
 
         def write(c: Any, x: Value) -> None:
             place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
-            self._outputs.u.scatter(place, mask, x)
+            self._outputs.u.scatter(place, mask, x if sound is None else b.where(sound, x, np.nan))
 
-        for_chosen(y, self.problem.saved, write)
+        for_chosen(y, saved, write)
 
     def _write_time(self, row: Value | int, mask: Value, t: Value) -> None:
         place = self.order.place(self.held.index.get(), row, self.n)
