@@ -386,6 +386,15 @@ def test_every_step(alg, mode):
     assert np.isnan(sim(1.5)).all()
 
 
+def test_saved_components(alg, mode):
+    """The same bits as those of a solve that saves all."""
+    every, second = (
+        run(mode, ensemble(), alg, 3, saveat=0.5, save_idxs=idxs) for idxs in (None, [1])
+    )
+    np.testing.assert_array_equal(second.u, every.u[..., 1:])
+    np.testing.assert_array_equal(second.stats.naccept, every.stats.naccept)
+
+
 def test_every_step_needs_a_bound_inside_jit(alg):
     with pytest.raises(ValueError, match="needs maxiters"):
         run("jit", ensemble(), alg, 3, save_everystep=True)

@@ -293,7 +293,6 @@ SEVERAL = [
             "jump_ts": "it is called d_discontinuities",
             "t_eval": "it is called saveat",
             "dense_output": r"save_everystep=True.*sol\(t\)",
-            "save_idxs": "output_func=lambda",
             "prob_funk": "it has",
         }.items()
         for of in (

@@ -236,8 +236,8 @@ class EnsembleSolution(_Solution):
     """The solutions of an ensemble, as arrays.
 
     - `u`: the states `[trajectory, time, *state]`; for a state that is a pytree, its structure with
-        leaves `[trajectory, time, *leaf]`; with `save_idxs`, only what that chooses; or the outputs of `output_func`, each leaf with the
-        trajectory axis first; or the result of `reduction`.
+        leaves `[trajectory, time, *leaf]`; with `save_idxs`, only what that chooses; or the outputs
+        of `output_func`, each leaf with the trajectory axis first; or the result of `reduction`.
     - `names`: the names of the saved components of a pytree, or of those that `save_idxs` chose.
     - `t`: the times: `[time]` where all trajectories share them, else `[trajectory, time]`; None
         with an `output_func` or a `reduction`.

@@ -28,8 +28,8 @@ class Engine(abc.ABC):
     The primitives are made of these functions:
 
     - `rows(plan, lanes, mask)`: returns a list of the saved states (where only ends are saved, the
-        last state), `[trajectory, row, *Plan.row_shape]`; and, where there is room for events, of their rows
-        (see `results.rows_of_events`). The rows of trajectories that fail are arbitrary.
+        last state), `[trajectory, row, *Plan.row_shape]`; and, where there is room for events, of
+        their rows (see `results.rows_of_events`). The rows of trajectories that fail are arbitrary.
     - `pull_back(flow, lanes, known, cotangents)`: turns the cotangents of the rows into those of
         the initial states and of the parameters that are `wanted` (see `flow.Flow`). There is one
         cotangent for each trajectory, or one for each group where all trajectories share a
