@@ -28,7 +28,7 @@ class SavedComponents(NamedTuple):
         """The saved components `[..., place]` in the structure in which they are saved."""
         return x.reshape(*x.shape[:-1], *self.shape) if self.tree is None else self.tree.unravel(x)
 
-    def of(self, u: Any, lead: int) -> Any:
+    def chosen_of(self, u: Any, lead: int) -> Any:
         """Those of states in the user's structure, with `lead` axes of several states before those
         of one; None stays None."""
         if u is None:

@@ -176,12 +176,12 @@ def _chosen(plan: Plan, saved: SavedComponents, given: Outcome) -> Outcome:
     """The outcome with only those components of its states that are saved."""
     events, ended = given.events, given.ended
     if events is not None:
-        before, after = saved.of(events.before, 1), saved.of(events.after, 1)
+        before, after = saved.chosen_of(events.before, 1), saved.chosen_of(events.after, 1)
         events = events._replace(before=before, after=after)
     if ended is not None:
-        ended = dataclasses.replace(ended, u=saved.of(ended.u, 0))
-    u = saved.of(given.u, 1) if plan.chosen is None else saved.shaped(given.u)
-    inner = saved.of(given.inner, 2)
+        ended = dataclasses.replace(ended, u=saved.chosen_of(ended.u, 0))
+    u = saved.chosen_of(given.u, 1) if plan.chosen is None else saved.shaped(given.u)
+    inner = saved.chosen_of(given.inner, 2)
     return given._replace(u=u, inner=inner, events=events, ended=ended)
 
 

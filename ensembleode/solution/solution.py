@@ -73,9 +73,11 @@ class _Solution(eqx.Module):
         """The names of the saved components, in the order in which they are flattened: those that
         `save_idxs` chose, or all of a state that is a pytree. None for an array with all of its
         components, and for outputs."""
-        if self._names is not None or getattr(self, "kind", "trajectories") != "trajectories":
-            return self._names
-        return component_names(self.u, 1 + np.ndim(self.retcode), self._order)
+        sol: Any = self
+        several = isinstance(sol, EnsembleSolution)
+        if several and sol.kind != "trajectories":
+            return None
+        return sol._names or component_names(sol.u, 1 + several, sol._order)
 
     @property
     def u0(self) -> Any:
