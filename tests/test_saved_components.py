@@ -129,7 +129,7 @@ WITH = {
     "saved values": {"callback": eo.SavingCallback(lambda u, p, t: u[1])},
     "diffrax": {"engine": "diffrax"},
 }
-QUICK = {("times", "events"), ("times", "saved values"), ("steps", "nothing"), ("ends", "an end")}
+QUICK = {("times", "events"), ("times", "saved values"), ("steps", "nothing")}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,7 @@ def test_all_that_a_solution_has(saving, more):
         np.testing.assert_allclose(some(t), np.asarray(every(t))[..., CHOSEN], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_outputs_and_what_is_integrated():
     prob = eo.remake(PROB, integrand=lambda u, p, t: u[1] ** 2, saveat=0.5)
     np.testing.assert_array_equal(eo.solve(prob, save_idxs=2).integral, eo.solve(prob).integral)

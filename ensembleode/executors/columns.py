@@ -50,8 +50,9 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
     if form is not None:
         # The last parameter of a product is the direction, with columns like the state's.
         form = form.mapped(lambda x: _ColumnsField(x, (*of_p, -1), of_consts))
+    whole = dataclasses.replace(plan, saved=None)
     matrix_plan = dataclasses.replace(
-        plan,
+        whole,
         field=_ColumnsField(plan.field, of_p, of_consts),
         form=form,
         batched=jax.tree.map(lambda _: False, batched),
@@ -59,7 +60,8 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
     )
     matrix = _as_matrix(lanes, batched.u0, n)
     if isinstance(plan.engine, CompiledEngine):
-        result = columns.solve(plan, lanes, matrix_plan, matrix, n)
+        result = columns.solve(whole, lanes, matrix_plan, matrix, n)
+        result = result._replace(u=plan.row_of(result.u))
         return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
     result = plan.engine.integrate(matrix_plan, matrix)
     where = Result(*[None] * len(result))._replace(u=-1, inner=-1)

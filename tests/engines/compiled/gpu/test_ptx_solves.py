@@ -83,7 +83,7 @@ OPTIONS = {
     "own times": {"saveat": np.linspace(0, 0.9, 21).reshape(7, 3)},
     "steps": {"save_everystep": True},
     "fixed": {"adaptive": False, "dt": 0.05, "saveat": 0.3},
-    "fixed, some components": {"adaptive": False, "dt": 0.3, "saveat": 0.3, "save_idxs": [2, 0]},
+    "fixed, some components": {"adaptive": False, "dt": 0.05, "saveat": 0.3, "save_idxs": [2, 0]},
     "fixed, every step": {"adaptive": False, "dt": 0.1, "save_everystep": True},
     "first step": {"dt": 1e-3},
     "tolerances of components": {"abstol": np.array([1e-9, 1e-6, 1e-7]), "reltol": 1e-8},
