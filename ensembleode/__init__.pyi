@@ -132,6 +132,7 @@ from .tools.kernel_usage import (
     kernel_report as kernel_report,
     KernelReport as KernelReport,
 )
+from .tools.solve_ivp import IVPResult as IVPResult, solve_ivp as solve_ivp
 from .training.checkpoints import (
     CheckpointError as CheckpointError,
     Checkpoints as Checkpoints,
