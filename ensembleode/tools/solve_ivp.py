@@ -133,7 +133,7 @@ def solve_ivp(
     y0 = _state(y0)
     alg = _method(method)
     t0, t1 = _span(t_span)
-    times = _times(t_eval, t0, t1)
+    times: Any = _times(t_eval, t0, t1)
     functions = [events] if callable(events) else list(events or ())
     # (The events that end the solve only after several of them are counted in `p`.)
     p = (args, (jnp.zeros((), y0.real.dtype),) * len(functions))
