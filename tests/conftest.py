@@ -85,14 +85,6 @@ def pytest_collection_modifyitems(items):
     items.sort(
         key=lambda item: (waits.isdisjoint(vars(item.module)), -of_file[item.path], item.path)
     )
-    cases = collections.Counter()
-    for item in items:
-        mark = item.get_closest_marker("quick_cases")
-        if mark is None or item.get_closest_marker("slow"):
-            continue
-        cases[item.path, item.originalname] += 1
-        if cases[item.path, item.originalname] > mark.args[0]:
-            item.add_marker(pytest.mark.slow)
     for item in items:
         if "name" not in (given := getattr(getattr(item, "callspec", None), "params", {})):
             continue
@@ -100,6 +92,14 @@ def pytest_collection_modifyitems(items):
             if is_slow(item.originalname, **given):
                 item.add_marker(pytest.mark.slow)
         elif given["name"] == "distributed":
+            item.add_marker(pytest.mark.slow)
+    cases = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("quick_cases")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        cases[item.path, item.originalname] += 1
+        if cases[item.path, item.originalname] > mark.args[0]:
             item.add_marker(pytest.mark.slow)
 
 

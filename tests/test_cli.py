@@ -118,6 +118,7 @@ def test_kinds_of_gpu():
     assert choices == ("none", *environment.BACKENDS)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "arguments", [["julia", "install", "--gpu=TPU"], ["julia", "remove"], ["nothing"], ["julia"]]
 )
@@ -135,6 +136,7 @@ def commands(table, path=()):
             yield (*path, name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("path", [(), *commands(cli.COMMANDS)], ids=" ".join)
 def test_help(path, capsys):
     assert run(*path, "--help") == 0
@@ -163,6 +165,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["ensembleode"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["julia", "install", "--help"]])
 def test_help_imports_little(arguments):
     said = of_the_script(
@@ -188,6 +191,7 @@ def test_the_first_help(capsys):
     assert all((ROOT / "docs" / page).exists() for page in pages)
 
 
+@pytest.mark.slow
 def test_a_command_of_the_script():
     """It imports the package by itself."""
     said = of_the_script("doctor", "--json")
@@ -234,6 +238,7 @@ def test_train_by_a_file(model, capsys):
     assert "Done after 123 steps." in capsys.readouterr().out
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -266,6 +271,7 @@ def failing():
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("function", "error", "where"),
     [("problem", TypeError, "reshaped"), ("failing", ValueError, "failing")],

@@ -67,6 +67,7 @@ SECOND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [slow_unless(False, jnp.tanh), jax.nn.softplus])
 def test_other_numbers_compile_nothing_and_are_not_stale(alg, compiles, activation):
     jax.clear_caches()
@@ -92,6 +93,7 @@ def in_a_loop(rate, u):
     return jax.lax.scan(once, u, None, length=1)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("within", [lambda rate, u: rate(u), in_a_loop])
 def test_numbers_in_f_compile_nothing(compiles, monkeypatch, within):
     """A scan over one, with derivatives, and what is not stale; but a number that code is quicker
@@ -125,6 +127,7 @@ def test_numbers_in_f_compile_nothing(compiles, monkeypatch, within):
     assert len(kernels) > count
 
 
+@pytest.mark.slow
 def test_programs_of_old_problems_are_forgotten(compiles):
     """But not those of recent ones."""
     calls = []
@@ -144,6 +147,7 @@ def test_programs_of_old_problems_are_forgotten(compiles):
     assert len(calls) == RECENT + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [slow_unless(False, None), 2])
 def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     def loss(theta):
@@ -175,6 +179,7 @@ def test_implicit_methods_compile_once_for_any_number_of_trajectories(compiles, 
         np.testing.assert_array_equal(sim.u, sims[-1].u[: len(sim)])
 
 
+@pytest.mark.slow
 def test_custom_derivatives_are_not_confused():
     """Two fields that compute the same, and differ in their derivative rules alone."""
 
@@ -199,6 +204,7 @@ def test_custom_derivatives_are_not_confused():
         np.testing.assert_allclose(gradient(factor), np.exp(-factor), rtol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 def test_what_is_met_again_is_called_once(alg):
     calls = []
 
@@ -244,6 +250,7 @@ def test_shared_weights_are_not_copied():
     assert "50,50]" in text
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("saveat", [None, 0.25])
 @pytest.mark.parametrize("options", [{}, {"dt": 0.1, "adaptive": False}])
 def test_no_host_callback(alg, saveat, options):

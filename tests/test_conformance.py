@@ -196,6 +196,7 @@ def exact(n, t):
     return start * np.exp(-np.asarray(t))[None, :, None]
 
 
+@pytest.mark.quick_cases(1)
 def test_closed_form(alg, mode):
     sim = run(mode, ensemble(), alg, 5, saveat=0.25, **TIGHT)
     np.testing.assert_allclose(sim.t, [0, 0.25, 0.5, 0.75, 1])
@@ -206,6 +207,7 @@ def test_closed_form(alg, mode):
     assert len(sim) == 5
 
 
+@pytest.mark.quick_cases(1)
 @feature("integrand")
 def test_integrand(name, alg, mode):
     ens = eo.EnsembleProblem(decay(integrand=lambda u, p, t: {"area": u, "t": t}), scaled)
@@ -217,6 +219,7 @@ def test_integrand(name, alg, mode):
     np.testing.assert_allclose(sim.integral["t"], [[0, 1 / 8, 1 / 2]] * 3, **CLOSE)
 
 
+@pytest.mark.quick_cases(1)
 @feature("rosenbrock")
 def test_rosenbrock(name, alg, mode):
     sim = run(mode, ensemble(), alg, 3, eo.Rodas5P(), saveat=0.5, **TIGHT)
@@ -242,6 +245,7 @@ def test_mass_matrix(name, alg, mode):
     assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
 
 
+@pytest.mark.quick_cases(1)
 def test_backwards_in_time(alg, mode):
     ens = eo.EnsembleProblem(decay(tspan=(1.0, 0.0)), scaled)
     sim = run(mode, ens, alg, 3, saveat=[0.75, 0.5, 0.0], **TIGHT)
@@ -249,6 +253,7 @@ def test_backwards_in_time(alg, mode):
     np.testing.assert_allclose(sim.u, expected, rtol=1e-7)
 
 
+@pytest.mark.quick_cases(1)
 def test_matrix_state_and_scalar_state(alg, mode):
     for u0 in (jnp.ones((2, 3)), jnp.array(1.0)):
         ens = eo.EnsembleProblem(eo.ODEProblem(linear, u0, (0.0, 1.0), jnp.array(-1.0)), scaled)
@@ -258,6 +263,7 @@ def test_matrix_state_and_scalar_state(alg, mode):
         np.testing.assert_allclose(first, exact(3, [0, 0.5, 1])[:, :, 0], **CLOSE)
 
 
+@pytest.mark.quick_cases(1)
 @feature("tspan of each")
 def test_tspan_of_each(name, alg, mode):
     def prob_func(prob, ctx):
@@ -269,6 +275,7 @@ def test_tspan_of_each(name, alg, mode):
     np.testing.assert_allclose(sim.u[:, 1, 0], np.exp([-1, -2, -3]), **CLOSE)
 
 
+@pytest.mark.quick_cases(3)
 @feature("spacing over tspan of each")
 def test_spacing_over_tspan_of_each(name, alg):
     """Grids of different lengths are padded with NaN, and their lengths told."""
@@ -292,6 +299,7 @@ def test_spacing_over_tspan_of_each(name, alg):
         run("jit", ens, alg, 3, saveat=0.2)
 
 
+@pytest.mark.quick_cases(1)
 @feature("saveat of each")
 def test_saveat_of_each(name, alg, mode):
     times = jnp.array([[0.1, 0.5], [0.2, 0.6], [0.3, 1.0]])
@@ -307,6 +315,7 @@ def test_saveat_of_each(name, alg, mode):
         np.testing.assert_allclose(sim.u[:, :, 0], np.exp(-times), rtol=1e-7)
 
 
+@pytest.mark.quick_cases(1)
 @feature("known times of each")
 def test_known_times_of_each(name, alg, mode):
     """A pulse for each, at another time."""
@@ -326,6 +335,7 @@ def test_known_times_of_each(name, alg, mode):
     np.testing.assert_allclose(sim.u[:, -1, 0], expected, **CLOSE)
 
 
+@pytest.mark.quick_cases(1)
 @feature("tolerance of each")
 def test_tolerance_of_each(name, alg, mode):
     def prob_func(prob, ctx):
@@ -339,6 +349,7 @@ def test_tolerance_of_each(name, alg, mode):
     assert sim.stats.naccept[1] > 2 * sim.stats.naccept[0]
 
 
+@pytest.mark.quick_cases(1)
 def test_parameters_of_each_and_shared(alg, mode):
     rates = jnp.array([-1.0, -2.0, -3.0])
     shared = jnp.array([1.0, 10.0])
@@ -357,6 +368,7 @@ def test_parameters_of_each_and_shared(alg, mode):
     np.testing.assert_allclose(sim.u[:, -1], expected, **CLOSE)
 
 
+@pytest.mark.quick_cases(1)
 def test_closure_of_each(alg, mode):
     """f may close over the index, too."""
 
@@ -367,6 +379,7 @@ def test_closure_of_each(alg, mode):
     np.testing.assert_allclose(sim.u[:, -1, 0], np.exp([-1, -2, -3]), **CLOSE)
 
 
+@pytest.mark.slow
 def test_every_step(alg, mode):
     options = TIGHT if mode == "eager" else {**TIGHT, "maxiters": 64}
     sim = run(mode, ensemble(), alg, 3, save_everystep=True, **options)
@@ -395,11 +408,13 @@ def test_saved_components(alg, mode):
     np.testing.assert_array_equal(second.stats.naccept, every.stats.naccept)
 
 
+@pytest.mark.quick_cases(1)
 def test_every_step_needs_a_bound_inside_jit(alg):
     with pytest.raises(ValueError, match="needs maxiters"):
         run("jit", ensemble(), alg, 3, save_everystep=True)
 
 
+@pytest.mark.quick_cases(1)
 def test_output_func(alg, mode):
     def output_func(sol, ctx):
         return {"end": sol.u[-1], "id": ctx.sim_id, "t": sol.t[-1], "ok": sol.retcode == 1}, False
@@ -412,6 +427,7 @@ def test_output_func(alg, mode):
     assert sim.t is None
 
 
+@pytest.mark.quick_cases(1)
 def test_output_func_of_every_step(alg):
     sim = run(
         "eager",
@@ -423,6 +439,7 @@ def test_output_func_of_every_step(alg):
     np.testing.assert_array_equal(sim.u, np.asarray(sim.stats.naccept) + 1)
 
 
+@pytest.mark.quick_cases(2)
 def test_rerun(alg, mode):
     """Each trajectory is rerun, with its repeat counted, until it is satisfied."""
 
@@ -441,6 +458,7 @@ def test_rerun(alg, mode):
     np.testing.assert_array_equal(sim.retcode, [1, 1, 1, eo.ReturnCode.Failure.value])
 
 
+@pytest.mark.quick_cases(1)
 def test_reduction_stops_early(alg, mode):
     def reduction(u, data, indices):
         u = u + data[:, -1, 0].sum()
@@ -460,6 +478,7 @@ def test_reduction_stops_early(alg, mode):
     assert len(sim) == 5
 
 
+@pytest.mark.quick_cases(1)
 def test_reduction_without_u_init(alg):
     """It starts from an empty array like the data, so that SciML's append works."""
     ens = ensemble(reduction=lambda u, data, indices: (jnp.concatenate([u, data]), False))
@@ -469,6 +488,7 @@ def test_reduction_without_u_init(alg):
         run("jit", ens, alg, 5, batch_size=2)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("batch_size", [slow_unless(x in (3, 100), x) for x in (1, 3, 7, 100)])
 def test_batches_change_nothing(name, alg, mode, batch_size):
     whole = run(mode, ensemble(), alg, 7, saveat=0.5, **TIGHT)
@@ -485,6 +505,7 @@ def test_batches_change_nothing(name, alg, mode, batch_size):
         np.testing.assert_array_equal(split.u.at[0].set(0.0)[1:], split.u[1:])
 
 
+@pytest.mark.quick_cases(1)
 def test_keys(alg, mode):
     """A trajectory has its own key, whatever runs it and however it is split into batches."""
 
@@ -508,6 +529,7 @@ def test_keys(alg, mode):
     np.testing.assert_array_equal(outputs.u, [jax.random.uniform(k) for k in ids])
 
 
+@pytest.mark.quick_cases(1)
 def test_reruns_have_new_keys(alg, mode):
     def prob_func(prob, ctx):
         return eo.remake(prob, u0=jax.random.uniform(ctx.key, (1,)))
@@ -520,6 +542,7 @@ def test_reruns_have_new_keys(alg, mode):
     assert len(set(np.asarray(sim.u).tolist())) == 20
 
 
+@pytest.mark.quick_cases(1)
 def test_prob_func_that_cannot_be_traced(alg, mode):
     calls = []
 
@@ -534,6 +557,7 @@ def test_prob_func_that_cannot_be_traced(alg, mode):
     assert set(calls) == set(range(4))
 
 
+@pytest.mark.quick_cases(1)
 def test_rerun_of_a_prob_func_that_cannot_be_traced(alg):
     def prob_func(prob, ctx):
         return eo.remake(prob, u0=float(ctx.repeat) * prob.u0)
@@ -547,6 +571,7 @@ def test_rerun_of_a_prob_func_that_cannot_be_traced(alg):
         run("jit", ens, alg, 3)
 
 
+@pytest.mark.quick_cases(1)
 def test_only_numbers_of_output_func_vary(alg, mode):
     ens = eo.EnsembleProblem(
         decay(), output_func=lambda sol, ctx: (sol.u[-1, 0] * ctx.index, False)
@@ -555,6 +580,7 @@ def test_only_numbers_of_output_func_vary(alg, mode):
     np.testing.assert_allclose(sim.u, np.arange(3) / np.e, **CLOSE)
 
 
+@pytest.mark.quick_cases(1)
 def test_retcodes(name, alg, mode):
     """A bad trajectory gets its code, and the others their untouched answers.
 
@@ -589,6 +615,7 @@ def test_retcodes(name, alg, mode):
         np.testing.assert_array_equal(sim.failed, [1, 2, 3])
 
 
+@pytest.mark.quick_cases(5)
 def test_retcodes_with_a_fixed_step(name, alg, mode):
     p = jnp.array([-1.0, 50.0, -1.0])
     u0 = jnp.array([1.0, 10.0, jnp.nan])
@@ -635,6 +662,7 @@ def test_max_norm(name, alg, mode):
     np.testing.assert_allclose(sim.u[..., 0], expected, rtol=1e-8)
 
 
+@pytest.mark.quick_cases(1)
 def test_throw(alg):
     prob = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([1.0]), (0.0, 2.0))
     ens = eo.EnsembleProblem(prob)
@@ -646,6 +674,7 @@ def test_throw(alg):
         run("jit", ens, alg, 3, throw=True)
 
 
+@pytest.mark.quick_cases(1)
 def test_progress(alg, capfd):
     run("eager", ensemble(), alg, 4, batch_size=2, progress=True)
     assert "4/4" in capfd.readouterr().err
@@ -653,6 +682,7 @@ def test_progress(alg, capfd):
         run("jit", ensemble(), alg, 4, progress=True)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("which", ["tspan", "saveat"])
 def test_vmap_over_times(alg, which):
     """Times that all trajectories share, and that differ along the mapped axis."""
@@ -671,6 +701,7 @@ def test_vmap_over_times(alg, which):
     np.testing.assert_allclose(u, expected, **CLOSE)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_gradient(alg, mode, batch_size):
     """d/dp and d/du0 of the sum of all ends, against the closed form."""
@@ -688,6 +719,7 @@ def test_gradient(alg, mode, batch_size):
     np.testing.assert_allclose(du0, [6 / np.e, 6 / np.e], rtol=1e-7)
 
 
+@pytest.mark.quick_cases(1)
 def test_gradient_through_outputs_and_reduction(alg):
     def loss(p):
         ens = eo.EnsembleProblem(
@@ -721,6 +753,7 @@ def test_serial_is_each_problem_alone(engine):
         assert sol.stats.naccept == sim[i].stats.naccept
 
 
+@pytest.mark.quick_cases(1)
 def test_tolerances_of_components(name, alg):
     def steps(tolerance):
         sim = run("eager", ensemble(), alg, 3, abstol=tolerance, reltol=tolerance)
@@ -751,6 +784,7 @@ def swinging_as_array(length):
     return eo.ODEProblem(f, jnp.array([0.5, 1.0, 0.0, 0.0]), (0.0, 2.0), length)
 
 
+@pytest.mark.quick_cases(1)
 def test_a_state_that_is_a_pytree(name, alg):
     """The same numbers as of the array with its components, in its structure."""
 
@@ -855,6 +889,7 @@ CORRECTIONS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [slow_unless(x == "manifold", x) for x in CORRECTIONS])
 @feature("callback")
 def test_corrections(name, alg, mode, kind):
@@ -904,6 +939,7 @@ def test_saved_functions(name, alg, mode):
         np.testing.assert_allclose(slope, (end * (1 - rates[:, 0])).sum(), rtol=1e-7)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", CALLBACKS)
 @feature("callback")
 def test_callbacks(name, alg, mode, kind):
@@ -922,6 +958,7 @@ def test_callbacks(name, alg, mode, kind):
     assert not np.asarray(sim.failed).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [slow_unless(x == "vector", x) for x in CALLBACKS])
 def test_callbacks_in_batches_under_vmap_and_beside_failures(name, alg, kind):
     if refused(name, "callback"):
@@ -947,6 +984,7 @@ def test_callbacks_in_batches_under_vmap_and_beside_failures(name, alg, kind):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", [slow_unless(x == "eager", x) for x in ("eager", "jit")])
 @pytest.mark.parametrize("how", ["outputs", "reruns", "a sum"])
 def test_outputs_and_reductions_see_events(name, alg, how, mode):
@@ -980,6 +1018,7 @@ def test_outputs_and_reductions_see_events(name, alg, how, mode):
     assert not np.asarray(sim.failed).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [slow_unless(x == "continuous", x) for x in CALLBACKS])
 def test_gradient_through_callbacks(name, alg, kind):
     """By the slopes: of the times of events, and of the ends."""

@@ -43,6 +43,7 @@ def rounding(cls, dtype=float):
     return 16 * np.finfo(dtype).eps * (4 + sum(abs(w) for row in weights for w in row) / 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, slow_unless(False, np.float32)])
 @pytest.mark.parametrize("tspan", [(0.0, 2.0), slow_unless(False, (2.0, 0.0))])
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_the_same_as_saveat(cls, engine, tspan, dtype):
     np.testing.assert_array_equal(sol(sol.t), sol.u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [slow_unless(x == "threads", x) for x in ("serial", "threads", "columns", "kernel")]
 )
@@ -132,6 +134,7 @@ def test_what_is_no_order(deriv):
         sol(0.5, deriv=deriv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradients(engine):
     """By the initial state, the parameters, both ends and the time that is asked for, with steps
@@ -151,6 +154,7 @@ def test_gradients(engine):
     np.testing.assert_allclose(jax.jit(jax.grad(middle))(x), differences, rtol=2e-6, atol=2e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_failed_trajectories_give_no_nan_to_others(engine):
     """One that blows up, within and beyond what it reached, and one that never begins."""
@@ -198,6 +202,7 @@ def test_in_output_functions(how):
     np.testing.assert_allclose(sim.u[1], -exact, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_functions_that_draw_numbers():
     """They are not called again: what was drawn is kept."""
     random = np.random.default_rng(0)
@@ -208,6 +213,7 @@ def test_with_functions_that_draw_numbers():
     np.testing.assert_allclose(p, np.broadcast_to(p[:, :1], p.shape), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_user_changes_afterwards():
     p = np.array([1.0])
     sol = eo.solve(eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), p), save_everystep=True)
@@ -216,6 +222,7 @@ def test_what_a_user_changes_afterwards():
     np.testing.assert_array_equal(sol(0.5), before)
 
 
+@pytest.mark.slow
 def test_solutions_out_of_transformations():
     def solved(p):
         return eo.solve(prob(p=p), save_everystep=True, maxiters=64)
@@ -234,6 +241,7 @@ def test_solutions_out_of_transformations():
     np.testing.assert_allclose(of_index(1), expected[1], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [slow_unless(False, eo.Vern9), eo.Tsit5])
 def test_stores(tmp_path, cls):
     """They give the same to rounding, with no program in them."""

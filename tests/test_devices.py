@@ -81,6 +81,7 @@ def test_same_bits_as_on_one(alg, options):
         np.testing.assert_array_equal(other.retcode, one.retcode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [slow_unless(x in (8, 20), x) for x in (1, 8, 20, 100)])
 def test_batches_are_dealt_out_too(batch_size):
     whole = solve(eo.EnsembleGPUArray())
@@ -139,6 +140,7 @@ def test_forward_mode():
     np.testing.assert_allclose(several, one, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_no_collective_in_the_time_loop():
     """The devices never wait for each other while they step."""
 
@@ -219,6 +221,7 @@ def decays(rate, alg=None, **how):
     return eo.solve(ens, None, alg or eo.EnsembleThreads(), trajectories=300, **how).u
 
 
+@pytest.mark.slow
 def test_what_comes_back_goes_anywhere():
     """Data from one solve, a fit of it inside jit and outside, and the parameters found."""
     data = decays(jnp.array(0.5))
@@ -241,6 +244,7 @@ def test_what_comes_back_goes_anywhere():
     assert decays(committed).devices() == {jax.devices()[0]}
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("alg", [eo.EnsembleThreads(), eo.EnsembleSerial()], ids=str)
 @pytest.mark.parametrize("batch_size", [None, 100])
 def test_output_func_closes_over_what_is_differentiated(alg, batch_size):
@@ -259,6 +263,7 @@ ASKED = COUNT.replace("; ", "; eo.use_cpu_devices(); ", 1)
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", slow_unless(False, "import jax; ")])
 def test_importing_changes_nothing_of_jax(before):
     code = """

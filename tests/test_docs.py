@@ -122,6 +122,7 @@ def has_python(page):
 FIRST = ("README.md",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -283,6 +284,7 @@ def test_gallery_has_example(name):
     assert re.search(rf"\(#{stem}\)\*\*\n\n    [A-Z]", page)
 
 
+@pytest.mark.slow
 def test_hooks_fill_in_every_comment():
     for page in DOCS.rglob("*.md"):
         assert "<!--" not in hooks().on_page_markdown(page.read_text()), page

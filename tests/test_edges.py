@@ -42,6 +42,7 @@ def spans(t0s, t1s, **options):
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("options", "rows"),
     [
@@ -160,6 +161,7 @@ ROWS = {
 LENGTHS = [3, 2, 0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ROWS)
 @pytest.mark.parametrize(
     "way", [slow_unless(x == "array", x) for x in ("array", "prob_func", "called")]
@@ -223,6 +225,7 @@ def test_statistics_are_over_the_rows_that_are_there(solve):
     np.testing.assert_allclose(np.ravel(getattr(mean, "u", mean)), [0.5, 1.0, 1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @hp.given(
     st.integers(0, 5),
     st.integers(1, 5),
@@ -252,6 +255,7 @@ def test_what_is_not_meant_ends_a_row(meant, more, direction, nothing):
         of(row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debug", [jax.debug_nans, jax.debug_infs], ids=["nans", "infs"])
 @pytest.mark.parametrize("way", ["every step", "an event", "a failure"])
 def test_padding_is_no_error(way, debug):

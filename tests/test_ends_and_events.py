@@ -36,6 +36,7 @@ def by_period(n):
     return eo.PeriodicCallback(added, 1.0, final_affect=True)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", [doses, by_period])
 def test_known_times_are_counted_in_a_trace(kind):
     """There is a record of each, with derivatives, and no word about it."""
@@ -70,6 +71,7 @@ def clock(rate, most=None, end=10.0):
     return eo.solve(prob, max_events=most, **TIGHT)
 
 
+@pytest.mark.slow
 def test_events_beyond_the_record_act(monkeypatch):
     """States and their derivatives are those of all events, whatever the record has, and a warning
     says what it lacks."""
@@ -136,6 +138,7 @@ SAVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [slow_unless(x in ("before", "steps"), x) for x in SAVED])
 def test_where_a_solve_stopped_is_its_last_row(how):
     """Alone, in a view, in `output_func`, staged or not, with derivatives."""
@@ -193,6 +196,7 @@ def test_second_derivatives_of_ends(options):
     np.testing.assert_allclose(found, [0.5, 0.0, 0.5], rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_failure_has_no_end():
     large = eo.ContinuousCallback(lambda u, t, i: u - 50.0, eo.terminate)
     prob = eo.ODEProblem(lambda u, p, t: p * u**2, 1.0, (0.0, 2.0), 0.1, callback=large)
@@ -206,6 +210,7 @@ def test_a_failure_has_no_end():
     assert np.isnan(eo.solve(last, trajectories=2, saveat=0.5, maxiters=12, dtmax=0.2).u[1])
 
 
+@pytest.mark.slow
 def test_the_end_where_the_record_is_too_short(monkeypatch):
     """Neither an event that isn't recorded, nor one of a callback without a record, loses it."""
     monkeypatch.setattr(every_event.tuning, "RECORD_BYTES", 0)
@@ -287,6 +292,7 @@ def test_rows_at_the_time_of_events(times, saved, after):
         np.testing.assert_array_equal(of_dose, 0.0)
 
 
+@pytest.mark.slow
 def test_rows_after_events_that_are_searched():
     """A state saved at an event that ends the trajectory is the one after it."""
     halves = eo.ContinuousCallback(
@@ -300,6 +306,7 @@ def test_rows_after_events_that_are_searched():
         np.testing.assert_array_equal(sol.p_at, [1.0, 2.0 if after else 1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_parameters_without_changes():
     assert decay(0.1, doses(3)).p_at is None
     p = (1.0, {"k": 0.5})

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
@@ -35,6 +36,7 @@ def found(values, tspan):
     return eo.solve(ens, eo.Tsit5(), trajectories=N, dtmax=0.2, max_events=KNOTS.size)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(st.lists(VALUES, min_size=N, max_size=N), st.booleans())
 def test_roots_of_polygons(drawn, backwards):

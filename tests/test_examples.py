@@ -55,6 +55,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments", "expected"), CASES)
 def test_example(name, arguments, expected):
     done = subprocess.run(
@@ -64,6 +65,7 @@ def test_example(name, arguments, expected):
     assert expected in done.stdout
 
 
+@pytest.mark.slow
 def test_example_without_julia(tmp_path):
     environment = {"PYTHON_JULIACALL_EXE": "no/julia", "PYTHON_JULIACALL_PROJECT": str(tmp_path)}
     done = subprocess.run(

@@ -31,6 +31,7 @@ def oscillators(**parts):
     return eo.EnsembleProblem(prob, prob_func, **parts)
 
 
+@pytest.mark.slow
 def test_of_an_ensemble_and_its_trajectories():
     sim = eo.solve(oscillators(), trajectories=4)
     np.testing.assert_allclose(sim.p["k"], [1.0, 1.1, 1.2, 1.3])

@@ -94,6 +94,7 @@ def run(report, *names, each=5.0, most=60.0, seconds=60.0):
     return [(row["part"], row["check"], row["result"]) for row in report.rows]
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_costs_no_other(report):
     assert run(report, *FAKES, each=2.0) == [
         ("good", "a", "passed"),
@@ -134,6 +135,7 @@ def test_what_goes_wrong_costs_no_other(report):
     assert len(list(report.folder.iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_what_has_no_time_is_left_out(report):
     found = run(report, "hangs", "last", each=60.0, seconds=2.0)
     assert found == [
@@ -145,6 +147,7 @@ def test_what_has_no_time_is_left_out(report):
     assert report.bad
 
 
+@pytest.mark.slow
 def test_a_part_has_a_limit_of_its_own(report):
     found = run(report, "hangs", "last", each=60.0, most=2.0)
     assert found[1:] == [

@@ -34,6 +34,7 @@ def run(*command, folder=ROOT, gpus=0):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tests",
     [
@@ -52,6 +53,7 @@ def test_what_runs_on_gpus(tests):
     assert "skipped" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [slow_unless(name == "README.md", name) for name, page in PAGES.items() if has_python(page)],

@@ -78,6 +78,7 @@ def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
         assert abs(float(gradient @ v) - difference) < rtol * max(abs(difference), scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "name"),
     [
@@ -108,6 +109,7 @@ def test_adjoints_agree(name, sensealg, expected):
         np.testing.assert_allclose(got[key], value, rtol=1e-7, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(name == "serial", name) for name in ALGORITHMS])
 @pytest.mark.parametrize(
     "sensealg", [eo.ForwardDiffSensitivity(), slow_unless(False, eo.DirectAdjoint())]
@@ -202,6 +204,7 @@ def test_second_derivatives_work_or_name_the_remedy(engine, sensealg, wrap):
             derivative(x, v)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
 def test_reverse_mode_of_forward_sensitivity_names_the_remedy(wrap):
     loss, x = loss_of("linear", eo.EnsembleGPUArray(), sensealg=eo.ForwardDiffSensitivity())
@@ -209,6 +212,7 @@ def test_reverse_mode_of_forward_sensitivity_names_the_remedy(wrap):
         wrap(jax.grad(loss))(x)
 
 
+@pytest.mark.slow
 def test_vmap_of_grad():
     loss, x = loss_of("linear", eo.EnsembleGPUArray())
     many = jax.tree.map(lambda v: jnp.stack([v, 1.1 * v]), x)
@@ -251,6 +255,7 @@ def test_failed_trajectories_do_not_spoil_the_gradient(name, sensealg):
     np.testing.assert_allclose(gradient, np.sum(good**2 / (1 - good) ** 2), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_gradient_of_closures_spans_and_save_times():
     """What f closes over, the ends of the span and the save times are differentiated, too."""
 

@@ -157,6 +157,7 @@ def test_there_are_hints():
     assert "eo.remake(prob, u0=...)" in HINTS
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("hint", HINTS)
 def test_a_hint_can_be_written(hint):
     """Its names exist; the arguments by name are there; and it runs, if it is complete."""

@@ -30,6 +30,7 @@ def exact_area(rate, t):
     return (1 - jnp.exp(-rate * t)) / rate
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "options", [{}, {"saveat": 0.5}, {"save_everystep": True}, {"saveat": 0.3, "dt": 0.01}]
@@ -50,6 +51,7 @@ def test_backwards_in_time_it_is_negative():
     np.testing.assert_allclose(sol.integral[-1], 1 - np.e, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "options",
@@ -81,6 +83,7 @@ def test_the_solution_and_its_steps_are_as_without(engine, options):
         np.testing.assert_array_equal(sim(0.77), without(0.77))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("derivative", [jax.grad, slow_unless(False, jax.jacfwd), jax.hessian])
 def test_derivatives(engine, derivative):
@@ -95,6 +98,7 @@ def test_derivatives(engine, derivative):
     np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradients_of_an_ensemble_by_what_each_has_and_all_share():
     rates = jnp.array([0.3, 0.7, 1.1])
 
@@ -114,6 +118,7 @@ def test_gradients_of_an_ensemble_by_what_each_has_and_all_share():
     np.testing.assert_allclose(mapped, [exact(rates, 1.0), exact(rates, 2.0)], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_log_determinant_of_a_flow():
     """d(log det)/dt is the trace of the Jacobian (Chen et al., 2018, section 4)."""
     matrix = jnp.array([[0.3, -1.0, 0.0], [1.0, -0.2, 0.5], [0.1, 0.0, -0.4]])
@@ -146,6 +151,7 @@ def test_states_of_other_shapes():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_failed_trajectories(engine):
     """NaN where they did not get to, and no part of a gradient."""
@@ -170,6 +176,7 @@ def test_failed_trajectories(engine):
     np.testing.assert_allclose(jax.grad(loss)(1.0), 1.0, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_through_events_and_parameters_that_they_change():
     """A dose of 50 at t = 12 adds its own area; a rate that is tripled at t = 12 its integral."""
 
@@ -228,6 +235,7 @@ def test_an_integral_that_is_infinite_fails_nothing(engine):
     assert not np.isfinite(sol.integral[-1])
 
 
+@pytest.mark.slow
 def test_in_output_func_reruns_and_reductions():
     def output_func(sol, ctx):
         return sol.integral["area"][-1], (ctx.index == 1) & (ctx.repeat == 1)
@@ -247,6 +255,7 @@ def test_in_output_func_reruns_and_reductions():
     np.testing.assert_allclose(eo.solve(ens, trajectories=3).u, 6 * exact_area(0.7, 2.0), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_batches_xarray_and_stores(tmp_path):
     pytest.importorskip("zarr")
     ens = eo.EnsembleProblem(decaying(), scaled)

@@ -217,6 +217,7 @@ def robertson_dae(u, k, t):
     return robertson(u, k, t).at[2].set(jnp.sum(u) - 1.0)
 
 
+@pytest.mark.slow
 @few()
 def test_robertson_as_a_dae(alg):
     """The solution doesn't depend on the order of the equations."""
@@ -351,6 +352,7 @@ def test_of_states_that_are_pytrees():
         np.testing.assert_allclose(sol.u["a"][-1], np.sin(0.9 - 1.3), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_an_inconsistent_start_has_a_return_code_and_neighbours_keep_their_bits():
     angles = jnp.linspace(0.2, 0.9, 9)
     off = jnp.zeros(9).at[3].set(1e-2)
@@ -383,6 +385,7 @@ def test_an_inconsistent_start_with_fixed_steps():
 BROWN = eo.BrownFullBasicInit()
 
 
+@pytest.mark.slow
 def test_starts_that_are_made_consistent():
     """Each trajectory finds a consistent start from algebraic components that are not consistent.
     If there is no solution, or a NaN, the trajectory has a return code."""
@@ -413,6 +416,7 @@ def of_found_start(x, **options):
     return eo.solve(prob, METHODS[-1], initializealg=BROWN, **TIGHT, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("derivative", [jax.jacrev, slow_unless(False, jax.hessian)])
 def test_derivatives_through_starts_that_are_found(derivative):
     """Derivatives of the states at the start and at a later time."""

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 
 # Three rows that no module knows: a bound of steps, a table of times, and what a function `g` of
 # the problem closes over. (In a process of its own, as modules read the table once.)
@@ -74,6 +76,7 @@ _PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_rows_that_are_added_are_checked_and_told_apart():
     program = textwrap.dedent(_PROGRAM)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -77,6 +77,7 @@ def plain():
     return end(p, chain), jax.grad(lambda p: jnp.sum(end(p, chain)))(p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "known",
     [

@@ -79,6 +79,7 @@ def test_store(folder, name):
     assert chunks == {x: x.stat().st_mtime_ns for x in path.glob("*/c/**/*") if x.is_file()}
 
 
+@pytest.mark.slow
 def test_checkpoints(folder):
     result = old_files.fitted(folder / "checkpoints", 3)
     expected = old_files.fitted(folder / "others", 3)

@@ -50,6 +50,7 @@ def in_order(options, span):
     return options
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "alg", [eo.Tsit5(), eo.Vern7(), eo.Rodas5P()], ids=lambda x: type(x).__name__
 )
@@ -67,6 +68,7 @@ def test_rows_are_on_the_solution(alg, span, saved):
     np.testing.assert_allclose(found.u, turned(found.t, span[0]), rtol=0, atol=3e3 * tol)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "alg", [eo.RK4(), eo.BS5(), eo.Rosenbrock23()], ids=lambda x: type(x).__name__
 )
@@ -131,6 +133,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", KNOWN)
 @pytest.mark.parametrize("span", SPANS.values(), ids=SPANS)
 @pytest.mark.parametrize(
@@ -144,6 +147,7 @@ def test_as_the_compiled_engine(alg, how, span, known):
         assert_same_solve(competing(span), alg, 3e-5 if saved == "steps" else 1e-6, **options)
 
 
+@pytest.mark.slow
 def test_single_precision():
     """(By a method whose estimates are more than rounding, also in single precision.)"""
     for known in KNOWN.values():
@@ -191,6 +195,7 @@ ENDS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("how", ENDS)
 def test_return_codes(how):
     code, f, options = ENDS[how]

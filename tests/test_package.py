@@ -24,6 +24,7 @@ assert "compiled" in str(eo.solve(eo.EnsembleProblem(prob), trajectories=3).engi
 """
 
 
+@pytest.mark.slow
 def test_little_is_imported_with_it():
     """None of what it depends on; and by a solve, only what that needs."""
     program = f"import sys, ensembleode as eo\nprint(*sys.modules)\n{SOLVED}\nprint(*sys.modules)"
@@ -38,6 +39,7 @@ def test_little_is_imported_with_it():
     assert not (first | after_a_solve) & set(other.split())
 
 
+@pytest.mark.slow
 def test_a_checkout_that_is_not_installed():
     """Nor most of what it depends on: it is imported, and solves."""
     run(f"""
@@ -58,6 +60,7 @@ assert eo.__version__.count(".") == 2
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports", ["import jax, ensembleode as eo", "import ensembleode as eo, jax; eo.Tsit5"]
 )

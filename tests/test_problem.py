@@ -95,6 +95,7 @@ def test_remake_of_f_and_p():
     assert new.p is None
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("p", "rows", "read"),
     [
@@ -169,6 +170,7 @@ def test_a_list_of_numbers_in_p_is_an_array(dtype):
     np.testing.assert_array_equal(ragged[1], [1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_a_list_of_traced_numbers_in_p_is_an_array():
     def end(a):
         prob = eo.ODEProblem(lambda u, p, t: p[0] * u, [1.0], (0.0, 1.0), [a, 2.0])
@@ -408,6 +410,7 @@ def repeated(u, p, t):
     return p["how"](-(2 * rate if p["twice"] else rate) * u)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("n", [1, np.int32(1)])
 @pytest.mark.parametrize("twice", [True, False])
 def test_f_decides_by_whole_numbers_and_functions_in_p(n, twice):
@@ -452,6 +455,7 @@ def test_counts_as_people_write_them():
             eo.solve(ens, trajectories=bad)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("dtype", "options", "said"),
     [
@@ -474,6 +478,7 @@ def test_a_tolerance_below_roundings_is_said(dtype, options, said, engine, caplo
     assert ("jax_enable_x64" in caplog.text) == (said and dtype == np.float32)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -37,6 +37,7 @@ def ensemble(prob, scale=1.0, **more):
     return eo.EnsembleProblem(prob, prob_func, **more)
 
 
+@pytest.mark.slow
 def test_values_of_each_trajectory():
     sim = eo.solve(ensemble(PROB), trajectories=3, callback=SAVING)
     plain = eo.solve(ensemble(PROB), trajectories=3)
@@ -98,6 +99,7 @@ def test_every_step_and_events():
         assert (np.diff(sol.saved.t) == 0).sum() == int(sol.events.count)
 
 
+@pytest.mark.slow
 def test_after_the_end():
     """A constant, too, is NaN there; and what is summed of the rest has finite gradients, though
     one trajectory never begins and others end."""
@@ -192,6 +194,7 @@ ALGORITHMS = {
 SAVEAT = {"spaced": 0.5, "times": [0.5, 0.7], "ends": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "saveat"),
     [
@@ -228,6 +231,7 @@ def test_own_times_between_steps_and_backwards():
             np.testing.assert_array_equal(sol.saved.values["both"][:, 0], t)
 
 
+@pytest.mark.slow
 def test_own_times_end_with_the_trajectory():
     """Where events end the trajectories; and their derivatives do, too."""
     falls = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
@@ -250,6 +254,7 @@ def test_own_times_end_with_the_trajectory():
     np.testing.assert_allclose(slope, np.nansum(np.arange(1.0, 4.0)[:, None] * expected), rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, slow_unless(False, OWN, id="own")])
 def test_stores_keep_them(tmp_path, own):
     callback = eo.SavingCallback(observed, own)

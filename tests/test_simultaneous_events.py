@@ -131,11 +131,13 @@ def check(alg, kinds, seed):
         np.testing.assert_array_equal(found, np.array(ways)[:, : 1 + several])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", ["Tsit5", "mass matrix"])
 def test_each_acts_once_in_turn(alg):
     check(alg, ["powers", "steep", "preset", "pair"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "examples"), [("Tsit5", 2), *(slow_unless(False, x, 3) for x in ALGS)]
 )
@@ -164,6 +166,7 @@ def same(integrator, *_):
     return integrator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("several", "wave"),
     [slow_unless((x, y) in ((False, "sin"), (True, "scaled")), x, y) for x in (False, True)
@@ -218,6 +221,7 @@ DERIVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "name"),
     [slow_unless((x, y) == ("Tsit5", "two"), x, y) for x in ALGS for y in DERIVED],
@@ -263,6 +267,7 @@ def test_derivatives_of_what_stays_together(alg, name):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resets", [slow_unless(x, x) for x in (True, False)])
 def test_each_moves_by_its_own_condition(resets):
     """Of callbacks that only happen to act at one time. The first one may reset what the second
@@ -332,6 +337,7 @@ def test_an_affect_is_told_what_crosses():
     np.testing.assert_array_equal(events.u_after[:, 1], [1.5, 91.0, 1.5, 1.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [False, True])
 def test_at_the_ends_of_steps(backwards):
     """With fixed steps, in single precision, too: a state that is zero there but for roundings;

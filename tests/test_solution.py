@@ -169,6 +169,7 @@ def some_of(tmp_path_factory):
     }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["own times", "every step", "store", "outputs"])
 @pytest.mark.parametrize(
     "which",
@@ -242,6 +243,7 @@ def test_a_reduced_ensemble_has_no_trajectories():
         list(sim)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
 @pytest.mark.parametrize("state", [(), (2,), (2, 5)], ids=str)
 def test_as_an_array(state, make):
@@ -398,6 +400,7 @@ def interpolate(ts, us, dus, length, at):
     return states_at(KeptSlopes(dus), ts, us, length, True, jnp.asarray(at), several=False)
 
 
+@pytest.mark.slow
 @settings
 @hypothesis.given(
     coefficients=st.lists(
@@ -428,6 +431,7 @@ def test_outside_is_nan(sign):
     np.testing.assert_allclose(got, sign * np.array([nan, 0, 0.75, 1, nan, nan, nan, nan]))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_was_not_reached_is_nan(sign):
     ts = sign * np.array([0.0, 0.5, 1.0, np.nan, np.nan])
@@ -443,6 +447,7 @@ def test_what_was_not_reached_is_nan(sign):
     assert np.isnan(interpolate(ts, us, dus, 0, at)).all()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_start_alone_was_reached(rows):
     """As by a trajectory that fails in its first step."""
@@ -452,6 +457,7 @@ def test_the_start_alone_was_reached(rows):
     np.testing.assert_array_equal(got, [[np.nan], [2.0], [np.nan]])
 
 
+@pytest.mark.slow
 def test_dense_solutions(solved):
     t = np.array([0.0, 0.1, 0.77, 1.0])
     exact = np.exp(-t)[:, None] * np.array([1.0, 2.0])
@@ -492,6 +498,7 @@ def test_a_trajectory_that_never_began():
     assert "Unstable" in repr(sol)
 
 
+@pytest.mark.slow
 def test_interpolation_has_a_slope_at_saved_times():
     prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(-0.5))
     sol = eo.solve(prob, save_everystep=True)
@@ -527,6 +534,7 @@ def of_kind(kind, datas):
     return eo.EnsembleProblem(decay(), prob_func, **output, **reduced)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -58,6 +58,7 @@ def exact(t, n=1):
 #
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "u0",
     [
@@ -91,6 +92,7 @@ def test_tuples_of_arrays_are_states(u0):
     jax.tree.map(lambda x: np.testing.assert_allclose(x, 1 + np.exp(-0.5), rtol=1e-3), back)
 
 
+@pytest.mark.slow
 def test_numbers_under_grad_are_numbers():
     def end(a):
         prob = eo.ODEProblem(lambda u, p, t: -u, [a, 1.0], (0.0, 1.0))
@@ -110,6 +112,7 @@ arrays = st.sampled_from([(1,), (2,), (2, 1)]).map(np.ones)
 inside = arrays | arrays.map(jnp.asarray) | structs(st.just(0.5) | st.just(jnp.array(0.5)))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(u0=st.recursive(inside, lambda x: structs(x) | st.lists(x, min_size=1, max_size=2)
                        | st.tuples(x, x), max_leaves=5))  # fmt: skip
@@ -186,6 +189,7 @@ def test_alone():
     assert "{x (2,), v (2,)}" in repr(sol)
 
 
+@pytest.mark.slow
 def test_dense():
     sim = eo.solve(ensemble(), trajectories=3, save_everystep=True, **TIGHT)
     ts = np.linspace(0.0, 1.0, 7)
@@ -286,6 +290,7 @@ def epidemic(order="SIR", **parts):
     return eo.EnsembleProblem(prob, prob_func, **parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [slow_unless(x == "RIS", x) for x in ("SIR", "RIS", "ISR")])
 def test_components_keep_the_order_they_were_written_in(order, tmp_path):
     ens, options = epidemic(order), {"trajectories": 4, "saveat": 1.0}
@@ -307,6 +312,7 @@ def test_components_keep_the_order_they_were_written_in(order, tmp_path):
     assert eo.analysis.summarize(ens, **options).names == tuple(order)
 
 
+@pytest.mark.slow
 def test_components_by_name():
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
@@ -357,6 +363,7 @@ def test_names_of_leaves_are_different():
 #
 
 
+@pytest.mark.slow
 def test_statistics_are_of_the_flattened_state():
     sim = eo.solve(ensemble(), trajectories=3, saveat=0.5)
     mean = eo.analysis.timeseries_steps_mean(sim)
@@ -407,6 +414,7 @@ def test_plots():
     assert sim.plot(idxs=(2, 0)).get_xlabel() == "v[0]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("everystep", [slow_unless(False, False), True])
 def test_stores(tmp_path, everystep):
     pytest.importorskip("zarr")

@@ -44,6 +44,7 @@ def assert_close(found, expected, rtol=1e-9, atol=1e-11):
     jax.tree.map(close, found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -72,6 +73,7 @@ def test_derivatives_of_an_end_at_rest(options):
     assert np.abs(solved(P)[0] - root(P)).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_second_derivatives(which):
     def of_solve(x, y):
@@ -91,6 +93,7 @@ def test_second_derivatives(which):
     np.testing.assert_allclose((up - 2 * at + down) / h**2, found[0][0], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.slow)])
 def test_what_is_conserved(dtype):
     """A conserved quantity whose weights depend on a parameter."""
@@ -116,6 +119,7 @@ def test_second_derivatives_of_what_is_conserved():
     assert_close(found, jax.hessian(exchanged, (0, 1))(u0, p))
 
 
+@pytest.mark.slow
 def test_a_line_of_states_at_rest():
     """The end of an epidemic depends on the way to it; nothing of that is lost."""
 
@@ -147,6 +151,7 @@ def weighted(u):
     return jnp.sum(u @ jnp.array([1.0, 2.0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ensemblealg", "n"),
     [
@@ -265,6 +270,7 @@ NONE = {
 SLOW_ONES = [pytest.param(name, marks=pytest.mark.slow) for name in list(NONE)[3:]]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [*list(NONE)[:3], *SLOW_ONES])
 def test_no_state_at_rest(name):
     f, u0, code = NONE[name]

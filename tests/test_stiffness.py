@@ -64,6 +64,7 @@ NOT_STIFF = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("f", "u0", "end", "p", "options"),
     [slow_unless(i % 2 == 0, *case, id=name) for i, (name, case) in enumerate(STIFF.items())],
@@ -75,6 +76,7 @@ def test_a_stiff_problem_is_called_one(f, u0, end, p, options, caplog):
     assert ("eo.Kvaerno5()" if "engine" in options else "eo.Rodas5P()") in caplog.text
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("f", "u0", "end", "p", "options"), NOT_STIFF.values(), ids=NOT_STIFF)
 def test_a_long_integration_is_not(f, u0, end, p, options, caplog):
     sol = run(f, u0, end, p, **options)

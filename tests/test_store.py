@@ -96,6 +96,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [slow_unless(n in ("threads", "columns"), n) for n in ALGORITHMS])
 def test_every_algorithm(tmp_path, name):
     """The store holds what is computed without one, and is not touched again."""
@@ -171,6 +172,7 @@ def repeats(sol, ctx):
     return sol.u[0, 0], ctx.repeat < 1 + ctx.index % 3
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("ens", "options"),
     [
@@ -332,6 +334,7 @@ CALLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [slow_unless(x in ("a lambda", "a partial", "a lock"), x) for x in OF_THE_USER]
 )
@@ -354,6 +357,7 @@ def test_what_python_computes_has_a_name(tmp_path, name, output_func):
         eo.solve(ens, **{**options, "dt": 0.25}, store_key="one")
 
 
+@pytest.mark.slow
 def test_what_is_installed_is_known(tmp_path):
     options = {**CALLING, "store": tmp_path / "a.zarr"}
     eo.solve(calls(np.negative), **options)
@@ -438,6 +442,7 @@ def by_a_branch(prob, ctx):
     return eo.remake(prob, u0=prob.u0 * (2.0 if ctx.repeat > 2 else float(ctx.index)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [5.0, 0.1])
 def test_a_rerun_is_part_of_the_ensemble(tmp_path, last):
     """Whichever try it is from which prob_func makes something else."""
@@ -590,6 +595,7 @@ def test_killed_five_times(tmp_path, alg):
     assert all(files(path)[f] == at for f, at in written.items())
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """The second is refused; after the first, it goes on."""
     path = tmp_path / "sweep.zarr"
@@ -606,6 +612,7 @@ def test_two_processes(tmp_path):
     eo.solve(ensemble(20_000), **BIG, store=path)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("where", ["the store", "a folder above", "dangling", "the same"])
 def test_one_store_by_two_names(tmp_path, where):
     """While one writes, the other is refused, whatever name it has for the store."""
@@ -678,6 +685,7 @@ def test_what_can_not_be_read_is_not_computed_again(tmp_path, monkeypatch):
     assert files(path) == before
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize(
     "content", [b"", b"{}", None, *(slow_unless(False, x) for x in (b"{", b"[1]", b"\xff"))]

@@ -106,6 +106,7 @@ def damage(stores, chosen) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [60, slow_unless(False, 2000)])
 def test_a_fault_in_any_file(stores, caplog, examples):
     @hypothesis.settings(max_examples=examples, deadline=None)
@@ -116,6 +117,7 @@ def test_a_fault_in_any_file(stores, caplog, examples):
     run()
 
 
+@pytest.mark.slow
 def test_a_solve_mends_it(stores):
     @hypothesis.settings(max_examples=10, deadline=None)
     @hypothesis.given(CHOSEN)
@@ -174,6 +176,7 @@ def test_the_format_before(stores, tmp_path):
         solved(path)
 
 
+@pytest.mark.slow
 def test_what_others_do_with_it(stores, tmp_path):
     """A store can be copied into other formats; what is added to it is kept, and is nothing to us,
     nor are the metadata that are for others."""

@@ -87,6 +87,7 @@ def test_what_happened_in_memory_and_on_disk(tmp_path, expected):
     assert files(tmp_path / "a.zarr") == written
 
 
+@pytest.mark.slow
 def test_starts_and_parameters(tmp_path, expected):
     eo.solve(balls(), **OPTIONS, store=tmp_path / "a.zarr")
     sim = eo.open_ensemble(tmp_path / "a.zarr")
@@ -174,6 +175,7 @@ def test_damage_is_found(tmp_path, how, name, expected):
     assert {batch_of(file) for file in changed} == {1}
 
 
+@pytest.mark.slow
 def test_the_batch_with_most_events_is_lost(tmp_path, expected):
     """The axis is shorter then, and as long as before when they have been computed again."""
     path = tmp_path / "a.zarr"
@@ -192,6 +194,7 @@ def test_the_batch_with_most_events_is_lost(tmp_path, expected):
     assert contents() == before
 
 
+@pytest.mark.slow
 def test_another_callback_is_refused(tmp_path):
     path = tmp_path / "a.zarr"
     eo.solve(balls(), **OPTIONS, store=path)
@@ -202,6 +205,7 @@ def test_another_callback_is_refused(tmp_path):
         eo.solve(balls(), **OPTIONS, store=path, callback=gate)
 
 
+@pytest.mark.slow
 def test_vectors_of_conditions_terminated_and_none_at_all(tmp_path):
     def solve(level, **options):
         callback = eo.VectorContinuousCallback(

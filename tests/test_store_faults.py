@@ -110,6 +110,7 @@ def check(sim, expected):
     return there.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "what"),
     [slow_unless(False, 1, "plain"), (19, "plain"), slow_unless(False, 7, "events")],

@@ -323,6 +323,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("name", "way", "dtype"), CASES)
 def test_both_sides(monkeypatch, name, way, dtype):
     case = THRESHOLDS[name]

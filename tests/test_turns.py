@@ -70,6 +70,7 @@ def run(folder, until, fails=None):
     return done.returncode, tuple(map(int, found))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("ahead", "fails", "expected"),
     [

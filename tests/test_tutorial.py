@@ -44,6 +44,7 @@ def trained(ensemblealg, **options):
     return theta
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in ALGORITHMS])
 @pytest.mark.parametrize(
     "options", [{}, slow_unless(False, {"abstol": 1e-10, "reltol": 1e-10})], ids=str

@@ -134,6 +134,7 @@ def test_what_has_no_labels():
         jax.jit(lambda: eo.solve(ensemble([1.0]), trajectories=2).to_xarray())()
 
 
+@pytest.mark.slow
 def test_events():
     halves = eo.ContinuousCallback(lambda u, t, integrator: u["x"][0] - 0.5, lambda i: i)
     ens = ensemble([1.0])

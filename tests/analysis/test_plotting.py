@@ -259,6 +259,7 @@ def test_what_was_not_run_is_not_drawn():
     assert entries(ax) is None  # a failure that saved nothing has no place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [DEFAULT, U])
 def test_nothing_to_draw(code):
     sim = solution([code] * 2, lengths=np.zeros(2, np.int32))
@@ -306,6 +307,7 @@ def test_a_small_excess_is_in_view():
     assert entries(ax) == ["failed"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("idxs", [0, (0, 1), (0, 1, 2)])
 def test_numbers_near_overflow(idxs):
     u = np.ones((2, 3, 3))
@@ -318,6 +320,7 @@ def test_numbers_near_overflow(idxs):
     draw(ax)
 
 
+@pytest.mark.slow
 def test_every_step_is_joined_smoothly(stepped):
     counts = stepped.lengths
     assert counts[0] != counts[1]
@@ -351,6 +354,7 @@ def test_times_of_their_own():
         np.testing.assert_array_equal(segment, np.column_stack([sol.t, sol.u[:, 1]]))
 
 
+@pytest.mark.slow
 def test_backwards_in_time():
     ens = eo.EnsembleProblem(decay((1.0, 0.0)), scaled)
     sim = eo.solve(ens, trajectories=2, saveat=0.25)
@@ -363,6 +367,7 @@ def test_backwards_in_time():
     draw(eo.EnsembleSummary(sim).plot())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("idxs", [0, (0, 1), (0, 1, 2)])
 def test_a_single_time_is_a_dot(idxs):
     sim = solution([S, S, U], times=1, state=(3,))
@@ -384,6 +389,7 @@ def test_single_precision():
     np.testing.assert_array_equal([s[:, 1] for s in segments_of(sim.plot(0))], sim.u[..., 0])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("idxs", [0, (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("make", [list, np.asarray, jnp.asarray])
 def test_colors_by_numbers(attractor, idxs, make):
@@ -630,6 +636,7 @@ def test_a_summary_with_several_bands():
     draw(ax)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ci_type", ["quantile", "SEM"])
 def test_a_summary_with_bars(ci_type):
     summary = eo.EnsembleSummary(scattered((2,)))
@@ -676,6 +683,7 @@ def test_options_of_a_summary():
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ci_type", ["quantile", "SEM"])
 @pytest.mark.parametrize("error_style", ["ribbon", "bars"])
 def test_a_summary_of_few(ci_type, error_style):

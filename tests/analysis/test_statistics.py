@@ -61,6 +61,7 @@ samples = hnp.arrays(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(samples)
 def test_of_samples_with_gaps(a):
@@ -114,6 +115,7 @@ def test_correlation():
     assert np.isnan(analysis.componentwise_meancor(np.ones((4, 1)), b[:4, 1:])[2])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("shape", ["trajectory", "component"])
 def test_weighted_covariance(shape):
     a, b = pair()
@@ -212,6 +214,7 @@ def test_between_the_times_saved_it_is_linear(sim):
     assert np.isnan(outside).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tspan", [slow_unless(False, (0.0, 1.0)), (1.0, -0.5)])
 def test_after_every_step_it_is_as_good_as_the_solution(tspan):
     options = {"abstol": 1e-8, "reltol": 1e-8}
@@ -225,6 +228,7 @@ def test_after_every_step_it_is_as_good_as_the_solution(tspan):
     np.testing.assert_allclose(variance, expected.var(axis=0, ddof=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_with_its_own_times_forwards_and_backwards():
     times = jnp.stack([jnp.linspace(1, -1, 5), jnp.linspace(0.5, -0.5, 5)])
     ens = growth(RATES[:2], (1.0, -1.0), saveat=times)
@@ -254,6 +258,7 @@ def test_between_times(sim):
             np.testing.assert_allclose(x, y[:2, 1:], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_failed_trajectories_count_as_far_as_they_came(ragged):
     assert list(ragged.lengths) == [6, 6, 6, 3, 2]
     starts = np.asarray(STARTS)
@@ -268,6 +273,7 @@ def test_failed_trajectories_count_as_far_as_they_came(ragged):
     np.testing.assert_array_equal(np.isnan(between[:, 0]), [False] * 4 + [True])
 
 
+@pytest.mark.slow
 def test_under_jit_and_grad(sim):
     def spread(rates):
         out = eo.solve(growth(rates), trajectories=5, saveat=0.25, abstol=1e-10, reltol=1e-10)
@@ -299,6 +305,7 @@ def test_a_failed_trajectory_does_not_spoil_the_gradient():
 OTHER = jnp.array([3.0, -1.0, 2.0, 2.5, 1.0])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "statistic",
     [
@@ -322,6 +329,7 @@ def test_the_gradient_where_one_is_missing(statistic):
     assert abs(of_others).max() > 0.01
 
 
+@pytest.mark.slow
 def test_the_gradient_between_times_that_not_all_reach():
     ends, t = jnp.array([1.0, 2.0]), 1.25
 

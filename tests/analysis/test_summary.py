@@ -46,6 +46,7 @@ def test_failed_trajectories(ragged):
     assert "3 to 5 trajectories, 6 times, state (1,)" in repr(summary)
 
 
+@pytest.mark.slow
 def test_times_and_quantiles_of_ones_own():
     sim = eo.solve(growth(RATES), trajectories=5, save_everystep=True, abstol=1e-9, reltol=1e-9)
     ts = np.array([0.1, 0.6])
@@ -71,6 +72,7 @@ def test_times_of_the_trajectory_that_came_furthest():
     assert "2 to 3 trajectories" in repr(summary)
 
 
+@pytest.mark.slow
 def test_spans_of_their_own():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0))
     ens = eo.EnsembleProblem(
@@ -90,6 +92,7 @@ def test_spans_of_their_own():
     np.testing.assert_array_equal(eo.EnsembleSummary(sim).t, sim[1].t)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("quantiles", [(0.05, 0.95), (0.0, 1.0), (0.5, 0.5)])
 def test_under_jit(ragged, quantiles):
     """NumPy computes what is on the host, and JAX elsewhere."""
@@ -118,6 +121,7 @@ def test_several_bands():
             np.testing.assert_array_equal(both.med, one.med)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
 def test_shapes_of_the_state(shape):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(shape), (0.0, 1.0), 1.0)
@@ -133,6 +137,7 @@ def test_in_one_pass(ragged):
     assert_same(streamed, eo.EnsembleSummary(ragged))
 
 
+@pytest.mark.slow
 def test_in_one_pass_over_many():
     n, options = 20_000, {"saveat": [0.5, 1.0], "abstol": 1e-8, "reltol": 1e-8}
     ens = random_growth(1)

@@ -80,6 +80,7 @@ def ends(engine, feature, p):
 REFUSED = ("no", "Rosenbrock methods, on CPUs")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("feature", "engine"),
     [
@@ -120,6 +121,7 @@ def test_what_an_ensemble_algorithm_lacks_is_said_of_it():
         eo.solve(with_integrand, eo.Tsit5(), eo.EnsembleColumns(), trajectories=2)
 
 
+@pytest.mark.slow
 def test_why_other_engines_did_not_run():
     sol = eo.solve(decay(), eo.Kvaerno5())
     assert sol.engine.refused[0] == ("compiled", "it runs on diffrax, julia")

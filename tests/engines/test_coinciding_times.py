@@ -131,6 +131,7 @@ def check(x, name, order=1, only_jumps=False, tol=1e-7, **options):
         np.testing.assert_allclose(got, jax.hessian(end)(x), rtol=0, atol=10 * tol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "order"),
     [
@@ -176,6 +177,7 @@ def test_derivatives_where_steps_move():
     assert np.isnan(found(apart.at[1].set(1.0))[:2]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(x in ("Tsit5", "Rodas5P"), x) for x in ALGS])
 def test_a_jump_is_right_in_either_way_of_writing(name):
     """No stage before it sees what is behind it: no step is rejected."""
@@ -215,6 +217,7 @@ def test_a_continuous_adjoint_is_right_in_either_way_of_writing(before):
     np.testing.assert_allclose(found, jax.grad(end)(p), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_infusions_one_after_the_other():
     """Each ends as the next begins, in sixteen compartments, so that many comparisons turn."""
     n, k = 16, 0.2

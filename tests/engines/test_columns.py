@@ -72,6 +72,7 @@ WAYS = {
 QUICK = ("times", "every step", "every fixed step", "known times", "evaluations for dense output")
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("way", "n"),
     [
@@ -95,6 +96,7 @@ def test_the_steps_of_the_oracle(way, n):
         np.testing.assert_allclose(found, expected.u[rows, :, i], **close)
 
 
+@pytest.mark.slow
 def test_single_precision_and_backwards():
     ens = columns_of(9, (0.3, 0.0), jnp.float32)
     options = {"saveat": jnp.array([0.25, 0.2, 0.0], jnp.float32), "reltol": 1e-4}
@@ -104,6 +106,7 @@ def test_single_precision_and_backwards():
     np.testing.assert_allclose(got.u, np.moveaxis(expected.u, -1, 0), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [{"saveat": 0.25}, {"save_everystep": True}])
 @pytest.mark.parametrize("how", [{}, {"adaptive": False, "dt": 0.01}])
 def test_return_codes(how, saved):
@@ -124,6 +127,7 @@ def test_return_codes(how, saved):
     )
 
 
+@pytest.mark.slow
 def test_the_same_bits_by_any_number_of_threads(monkeypatch):
     monkeypatch.setattr(solves.tuning, "WORTH_SHARING", 0)
     monkeypatch.setattr(solves.tuning, "VECTORS", 1)
@@ -158,6 +162,7 @@ def loss_of(begin, end, engine):
 SHIFTS = jnp.array([0.1, 0.02, 0.3, 0.4, 0.01])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begin", "end"), [(0.0, 1.0), slow_unless(False, 0.15, 0.0)])
 def test_gradients(begin, end):
     loss, h = loss_of(begin, end, "compiled"), 1e-5
@@ -182,6 +187,7 @@ def test_second_derivatives_and_vmap():
         np.testing.assert_allclose(jax.vmap(of)(several), each, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "width"), [(2, 8), slow_unless(False, 2, 64), slow_unless(False, 64, 24)]
 )
@@ -225,6 +231,7 @@ def test_refusals_name_what_is_missing(refused, options):
         solved(columns_of(2), 2, **options)
 
 
+@pytest.mark.slow
 def test_others_are_left_to_diffrax():
     assert solved(columns_of(2), 2, "auto", eo.Kvaerno3()).engine.name == "diffrax"
     large = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1_000), (0.0, 1.0))
@@ -258,6 +265,7 @@ def of_size(n, dtype, ensemblealg, **options):
     return at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "registers", "mode", "dtype"),
     [

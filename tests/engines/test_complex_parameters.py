@@ -75,6 +75,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "options"), CASES)
 def test_derivatives(mode, options):
     found = jax.jit(MODES[mode](lambda p: loss(p, **options)))(P)
@@ -139,6 +140,7 @@ def test_every_function_of_a_problem(alg):
     np.testing.assert_allclose(np.where(np.isnan(expected), np.nan, sim.end.t), expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_changing_parameter_beside():
     """`u' = -|z| k u` with `k` 1 before `t = 0.5` and 3 after it."""
 

@@ -40,6 +40,7 @@ def use(way, request):
         request.getfixturevalue("on_host")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("derivative", "way", "how"), CASES)
 @pytest.mark.parametrize("direction", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_by_times_at_the_ends(derivative, way, how, direction, request):
@@ -98,6 +99,7 @@ DECIDED = {"cond": by_cond, "switch": by_switch, "index": by_index, "nested": ne
 WAYS = {name: how for name, how in REVERSE.items() if name != "kernel"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [slow_unless(way == "replay", name, way) for name in DECIDED for way in WAYS],
@@ -194,6 +196,7 @@ def assert_gradients(field, u0, p, atol=1e-7):
 NO_DERIVATIVE = {"nextafter", "regularized_incomplete_beta", "zeta"}
 
 
+@pytest.mark.slow
 def test_gradients_of_elementwise_operations():
     """Of all that are translated, several in one field."""
     chosen = []
@@ -238,6 +241,7 @@ def test_gradients_of_functions_of_others(name):
     assert assert_gradients(COMPILED[name], np.array([0.3, 0.7]), None) == "compiled"
 
 
+@pytest.mark.slow
 def test_gradients_that_other_engines_have():
     """Where the derivative of f has no translation."""
     assert assert_gradients(lambda u, p, t: -with_rule(u), np.array([0.3, 0.7]), None) == "diffrax"

@@ -80,6 +80,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alg", "order"), cases("order", EXPLICIT + IMPLICIT), ids=ids)
 def test_order(alg, order):
     assert alg.order == order
@@ -96,6 +97,7 @@ def test_order(alg, order):
     assert abs(measured - order) < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alg", "order"), cases("tolerance", EXPLICIT[1:] + IMPLICIT), ids=ids)
 def test_tolerance_is_met(alg, order):
     prob, exact = growth()
@@ -105,6 +107,7 @@ def test_tolerance_is_met(alg, order):
     assert abs(float(sol.u[-1, 0] - exact[0])) < 300 * tol
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "order"), cases("stiff in single precision", IMPLICIT[1:]), ids=ids
 )
@@ -167,6 +170,7 @@ def implicit_euler_step(f, u, t, dt):
     return jax.lax.fori_loop(0, 30, iterate, u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "per_step", "once"),
     [
@@ -185,6 +189,7 @@ def test_counts_of_work(alg, per_step, once):
     assert (fixed.naccept, fixed.nreject, fixed.nf) == (10, 0, 10 * per_step + once)
 
 
+@pytest.mark.slow
 def test_counts_of_work_with_an_automatic_first_step():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
     stats = solve(prob, eo.Tsit5()).stats
@@ -203,6 +208,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "theirs"), CASES)
 @pytest.mark.parametrize("alg", [eo.Tsit5(), slow_unless(False, eo.Kvaerno5())], ids=ids)
 def test_agrees_with_diffrax(alg, options, theirs):
@@ -254,12 +260,14 @@ def test_diffrax_objects_as_they_are():
     np.testing.assert_array_equal(*grads)
 
 
+@pytest.mark.slow
 def test_dtmin_of_a_controller_is_a_return_code():
     controller = diffrax.PIDController(rtol=1e-9, atol=1e-9, dtmin=1e-2, force_dtmin=False)
     prob = eo.ODEProblem(lambda u, p, t: -1e4 * u, jnp.array([1.0]), (0.0, 1.0))
     assert solve(prob, stepsize_controller=controller).retcode == eo.ReturnCode.DtLessThanMin
 
 
+@pytest.mark.slow
 def test_step_underflow_without_divergence():
     """No step satisfies a tolerance below rounding; that is not a diverging solution."""
     prob = eo.ODEProblem(lambda u, p, t: jnp.cos(1e3 * t) + u, jnp.array([1.0]), (1.0, 2.0))
@@ -268,6 +276,7 @@ def test_step_underflow_without_divergence():
     assert np.isnan(sol.u[-1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, slow_unless(False, {"dt": 0.01, "adaptive": False})])
 def test_vector_field_with_a_hole(options):
     """A trial step into the undefined is rejected; a trajectory that must go there is unstable."""
@@ -281,6 +290,7 @@ def test_vector_field_with_a_hole(options):
     assert solve(hole, **options).retcode == eo.ReturnCode.Unstable
 
 
+@pytest.mark.slow
 def test_a_trial_step_to_infinity_is_tried_shorter():
     """Heun's method overflows in its last sum only: state and error are both infinite."""
     prob = eo.ODEProblem(lambda u, p, t: -(u**3), jnp.array([1.0]), (0.0, 1e80))

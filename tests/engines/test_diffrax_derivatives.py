@@ -30,6 +30,7 @@ METHODS = {"Vern7": (eo.Vern7(), {}), "Tsit5": (eo.Tsit5(), PI), "BS5": (eo.BS5(
 FIRST = {"jvp": jax.jacfwd, "grad": jax.grad}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -46,6 +47,7 @@ def test_those_of_the_compiled_engine(name, way):
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-8 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", [eo.Kvaerno3(), slow_unless(False, eo.KenCarp4())])
 @pytest.mark.parametrize("way", [slow_unless(x == "jvp", x) for x in (FIRST | WAYS)])
 def test_of_implicit_methods(alg, way):
@@ -56,6 +58,7 @@ def test_of_implicit_methods(alg, way):
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
 @pytest.mark.parametrize("way", [slow_unless(x == "jvp", x) for x in (FIRST | WAYS)])
 def test_of_complex_states(way):
@@ -143,6 +146,7 @@ def test_states_within_kept_steps_have_first_derivatives():
     np.testing.assert_allclose(forward, found, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_of_an_f_with_effects(capfd):
     def f(u, p, t):
         jax.debug.print("evaluated")

@@ -68,6 +68,7 @@ def agree(one, other, rtol=1e-10):
     np.testing.assert_allclose(one.u, other.u, rtol=rtol, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -96,6 +97,7 @@ def test_the_steps_are_those_of_the_compiled_engine(alg, how):
     agree(ours, theirs, rtol=1e-6 if alg.adaptive else 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", by_name(OURS))
 def test_our_control_is_the_default(alg):
     if not alg.adaptive:
@@ -104,6 +106,7 @@ def test_our_control_is_the_default(alg):
     agree(ours, theirs, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", by_name(OURS, ("BS5",)))
 def test_between_saved_steps(alg):
     sol = solved(alg, "diffrax", save_everystep=True, maxiters=400)
@@ -112,6 +115,7 @@ def test_between_saved_steps(alg):
     np.testing.assert_allclose(sol(at), expected.u, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", by_name(OURS, ("BS5",)))
 def test_an_ensemble(alg):
     """Each trajectory has steps of its own; also in single precision."""
@@ -143,6 +147,7 @@ def test_complex_states(alg):
     np.testing.assert_allclose(sol.u, exact, rtol=1e-4 if alg.order < 3 else 1e-6)
 
 
+@pytest.mark.slow
 def test_a_tree_of_states():
     def f(u, p, t):
         return {"a": -p[0] * u["a"], "b": u["a"].sum() - u["b"]}
@@ -203,6 +208,7 @@ def counting(calls):
     return lambda u, p, t: jax.pure_callback(count, jax.ShapeDtypeStruct(u.shape, u.dtype), u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", by_name(OURS, ("BS5",)))
 def test_evaluations_are_those_that_are_counted(alg):
     """The further ones for the solution within a step aren't counted, and are made in steps in
@@ -283,6 +289,7 @@ KNOWN = {
 SAVINGS = {"ends": {}, "steps": {"save_everystep": True}, "times": {"saveat": 0.25}}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "alg", [eo.RK4(), slow_unless(False, eo.Tsit5()), slow_unless(False, eo.Vern7())]
 )
@@ -300,6 +307,7 @@ def test_fixed_steps_to_known_times(known, span, saved, alg):
     np.testing.assert_allclose(got.u, expected.u, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", "diffrax"])
 def test_the_derivative_by_the_time_of_a_jump(engine):
     def f(u, p, t):

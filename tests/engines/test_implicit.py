@@ -36,6 +36,7 @@ def ids(case):
 QUICK = {("ROBER", "KenCarp4")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
     [

@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "way"), CASES)
 def test_trouble_stays_where_it_is(field, way, request):
     if way == "kernel":
@@ -111,6 +112,7 @@ def test_trouble_stays_where_it_is(field, way, request):
         np.testing.assert_allclose(ill, healthy, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", [eo.Ralston(), eo.Bosh3()], ids=["not FSAL", "FSAL"])
 def test_those_that_have_ended_are_not_differentiated_where_they_are(alg):
     """Its derivative is zero times infinity from t = 1 on, where no stage of its own steps is."""

@@ -107,6 +107,7 @@ AT_STEPS = ("none", "ends, discrete", "every step", "set")
 QUICK = ("twice in a step", "vector", "ends", "set", "changes p")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("engine", "name"),
     [

@@ -128,6 +128,7 @@ def check_counts(sol, case):
     assert sol.u.dtype == case["dtype"].lower()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_steps(name):
     case = CASES[name]
@@ -161,6 +162,7 @@ LARGE_ERRORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(x == LARGE_ERRORS[0], x) for x in LARGE_ERRORS])
 def test_steps_to_the_bit(name):
     """With Julia's powers times agree to roundings: nothing else is approximate."""
@@ -214,6 +216,7 @@ def ends_of_steps(f, tableau, u, t1, dt, tol):
     return np.array(times), rejected, larger
 
 
+@pytest.mark.slow
 def test_the_larger_of_two_error_estimates():
     """On an eccentric orbit, where each of them is the larger one at times."""
     prob = eo.ODEProblem(kepler, jnp.array([0.1, 0.0, 0.0, 19**0.5]), (0.0, 7.0), 1.0)

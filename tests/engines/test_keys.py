@@ -43,6 +43,7 @@ def total(k, engine="compiled"):
     return jnp.sum(solved(decay, k, engine=engine, reltol=1e-6, abstol=1e-8).u[:, -1, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [slow_unless(x == "compiled", x) for x in ENGINES])
 def test_keys_that_f_does_not_use(engine):
     sim = solved(decay, engine=engine, reltol=1e-6, abstol=1e-8)
@@ -71,6 +72,7 @@ def exact(k, noise):
 TIGHT = {"reltol": 1e-8, "abstol": 1e-10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "alg"),
     [
@@ -100,6 +102,7 @@ def test_keys_that_f_uses_are_compiled_by_default():
     assert solved(shaken).engine.name == "compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, slow_unless(False, np.float64)])
 def test_dropout(dtype):
     """Of a network, with a key that is closed over and folded with the number of the step."""
@@ -124,6 +127,7 @@ def test_dropout(dtype):
         np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_affect_that_draws():
     """At each event, from a key of its own."""
 

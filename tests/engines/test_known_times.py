@@ -46,6 +46,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("engine", ["compiled", on_julia("julia")])
 def test_the_steps_of_julia(engine, case):
@@ -111,6 +112,7 @@ TIMES = st.floats(-0.5, 1.5).map(lambda x: round(x, 5)) | st.sampled_from(
 TABLES = st.lists(st.lists(TIMES, min_size=SIZE, max_size=SIZE), min_size=N, max_size=N)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("engine", "direction", "name"),
     [slow_unless(x == "compiled" and (d > 0) == (k == "fixed"), x, d, k) for x, d, k in SOLVERS],
@@ -163,6 +165,7 @@ def exactly(p, t, i=0):
     return np.exp(-p["k"] * t) + p["rate"] / p["k"] * held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pulse(engine):
     """Which is stepped over where nobody knows of it."""
@@ -174,6 +177,7 @@ def test_a_pulse(engine):
     assert abs(float(alone.u[-1, 0]) - exactly(P, 10.0)) > 0.01
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_steps_end_there_and_go_on_right_after(engine):
     sim = infused(P, engine, save_everystep=True)
@@ -187,6 +191,7 @@ def test_steps_end_there_and_go_on_right_after(engine):
     np.testing.assert_allclose(sim[0](within)[:, 0], exact, rtol=1e-7)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("engine", "mode"),
     [("compiled", mode) for mode in ("ends", "times", "steps")]
@@ -219,6 +224,7 @@ def swing(u, p, t):
     return jnp.stack([u[1], -p[0] * jnp.sin(u[0]) * (1 + p[1] * jnp.where(t > 0.25, t, 0.0))])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("saving", [{"saveat": jnp.linspace(0.1, 1.0, 7)}, {}])
 def test_gradients_of_a_method_that_remembers(saving):
     """What it carries is made anew of the state where the field jumps, backwards, too."""
@@ -278,6 +284,7 @@ def total(u):
     return jnp.sum(jnp.sin(u) * jnp.arange(1.0, 1 + u.size).reshape(u.shape))
 
 
+@pytest.mark.slow
 def test_derivatives_by_the_times_of_jumps():
     """In closed form, of first and second order, in both modes."""
 
@@ -358,6 +365,7 @@ def test_times_that_are_not_in_the_span_change_nothing(engine):
         assert int(sol.stats.naccept) == int(plain.stats.naccept)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_trajectory_that_fails(engine):
     """Leaves its neighbours alone, before a known time of its own or after."""
@@ -437,6 +445,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("case", SCHEDULES)
 def test_the_schedules_of_julia(case):
     recorded = RECORDED[case]
@@ -451,6 +460,7 @@ def test_the_schedules_of_julia(case):
     np.testing.assert_allclose(sol.u[-1], recorded["u"][-1], rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_periods_are_multiples():
     """Later, and backwards in time; as many as there are before the end."""
 
@@ -469,6 +479,7 @@ DOSES = np.array([[0.0, 12.0, 24.0, np.inf], [36.0, 6.0, 6.0, 47.0], [np.inf] * 
 RATES = np.array([0.1, 0.2, 0.3, 0.05])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 def test_bolus_doses_by_a_schedule_of_each(mode):
     """One compartment, against the sum of the doses before; some at the start, at the end, or

@@ -72,6 +72,7 @@ CASES = [
 QUICK = {("solve", "Rodas5P", 3), ("qr", "Tsit5", 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method", "n"), [slow_unless(case in QUICK, *case) for case in CASES]
 )
@@ -92,6 +93,7 @@ def test_solves_and_gradients(name, method, n):
     np.testing.assert_allclose(gradient, slopes, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -116,6 +118,7 @@ def test_second_derivatives(name, method):
     np.testing.assert_allclose(*hessians, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(name == "solve", name) for name in FIELDS])
 def test_single_precision(name):
     field = FIELDS[name]
@@ -129,6 +132,7 @@ def test_single_precision(name):
     np.testing.assert_allclose(*ends, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 5])
 def test_a_matrix_without_an_inverse_ends_its_trajectory_alone(n):
     """Or one whose numbers are too large."""
@@ -151,6 +155,7 @@ def test_a_matrix_without_an_inverse_ends_its_trajectory_alone(n):
     np.testing.assert_array_equal(sim.u[5:, -1], jnp.broadcast_to(alone.u[0, -1], (N, n)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("derivative", [False, slow_unless(False, True)])
 def test_an_affect_that_solves_a_system(derivative):
     """Two bodies collide: momenta and speeds after it are solved for."""

@@ -47,6 +47,7 @@ def reference(**options):
     return solved(eo.Vern9(), "compiled", abstol=1e-13, reltol=1e-13, **options)
 
 
+@pytest.mark.slow
 @by_engine
 @by_solver
 @pytest.mark.parametrize(
@@ -80,6 +81,7 @@ def test_error_control(alg, engine):
     assert steps[1] > 3 * steps[0]
 
 
+@pytest.mark.quick_cases(1)
 @by_solver
 @pytest.mark.parametrize("options", [{}, {"saveat": 0.3}, {"adaptive": False, "dt": 0.01}])
 def test_the_steps_are_those_of_its_formulas(alg, options):
@@ -117,6 +119,7 @@ def test_gradients_of_fixed_steps(alg, engine, saveat):
     np.testing.assert_allclose(jax.grad(fn)(X), differences(fn, X), rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", [slow_unless(k == "Taylor", SOLVERS[k], id=k) for k in SOLVERS])
 def test_hessian(alg):
     gradient = jax.grad(loss(alg, "compiled", {**FIXED, "saveat": [0.31, END]}))

@@ -94,6 +94,7 @@ FAST = {("while_loop", "Rodas5P"), ("custom_jvp", "Tsit5"), ("custom_root", "Rod
 CASES = [slow_unless((way, alg) in FAST, way, alg) for way in WAYS for alg in ("Tsit5", "Rodas5P")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("way", "alg"), CASES)
 def test_solutions_and_gradients(way, alg, size):
@@ -133,6 +134,7 @@ def nested(u, p):
     return optimistix.root_find(outside, newton, u[0], args=(u, p), throw=False).value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [by_optimistix, pytest.param(nested, marks=pytest.mark.slow)])
 def test_an_eager_repeat_compiles_nothing(way, compiles):
     """Linear solves of Lineax, in the rules of root finders, hold functions of their own in each

@@ -54,6 +54,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("engine", "way", "dtype", "alg"),
     [

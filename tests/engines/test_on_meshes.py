@@ -179,6 +179,7 @@ ON_EXPLICIT = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "way", [slow_unless(way in ("alone", "one state"), way) for way in ON_EXPLICIT]
 )

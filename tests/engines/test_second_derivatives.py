@@ -103,6 +103,7 @@ def numbers(mode):
     return {**x, "times": jnp.array([0.2, 0.9])} if mode == "times" else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ends", slow_unless(False, "times")])
 def test_by_numbers_and_times(mode, way):
     """By `u0`, `p`, `t0`, `t1` and `saveat`, all against all."""
@@ -304,6 +305,7 @@ def test_every_step():
     np.testing.assert_allclose(twice(*found), twice(*expected), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("differentiated", [False, slow_unless(False, True)])
 def test_under_vmap(differentiated, engine):
     if engine == "diffrax" and differentiated:
@@ -324,6 +326,7 @@ def test_under_vmap(differentiated, engine):
     np.testing.assert_allclose(found, alone, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_failures_change_nothing(bad):
     """Trajectories that fail have zero second derivatives, and change no others'."""
@@ -397,6 +400,7 @@ def failing(x, **options):
     return jnp.sum(jnp.where(jnp.isnan(u), 0, u) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "mode"),
     [slow_unless((how, mode) == ("ours", "times"), how, mode) for how in HOW for mode in SAVING],

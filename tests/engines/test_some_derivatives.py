@@ -63,6 +63,7 @@ def same(found, expected, compare=np.testing.assert_allclose, **tolerance):
         compare(a, b, **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [slow_unless(way == "compiled", way) for way in WAYS])
 def test_part_of_the_gradient(way):
     """It is the closed form, and that of the gradient by everything."""
@@ -166,6 +167,7 @@ def made_in(eqn):
     return {v.aval.shape for eqn in equations(opened.jaxpr) for v in eqn.outvars}
 
 
+@pytest.mark.slow
 def test_the_others_are_not_computed():
     """By the programs: for the states alone there are no cotangents of weights, and for one layer
     there are those of its weights."""

@@ -51,6 +51,7 @@ def spans(draw, most_spacings=1e7):
     return dtype, t0, t1, dt, count, float(np.spacing(max(abs(t0), abs(t1))))
 
 
+@pytest.mark.slow
 @hp.given(spans())
 @hp.settings(max_examples=200, deadline=None)
 def test_fixed_steps_are_never_stretched(span):
@@ -86,6 +87,7 @@ def adaptive(draw):
     return dtype, t, t1, dtype(10 ** draw(st.floats(-8, 4)) * left)
 
 
+@pytest.mark.slow
 @hp.given(adaptive())
 @hp.settings(max_examples=300, deadline=None)
 def test_adaptive_steps_are_stretched_by_a_hundredth_at_most(step):
@@ -124,6 +126,7 @@ def decay(rate):
     return lambda u, p, t: -rate * u
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("span", [0.5, -0.5])
 def test_fixed_solves_far_from_zero(dtype, span):
@@ -154,6 +157,7 @@ def test_fixed_solves_far_from_zero(dtype, span):
         assert (error <= error[0] * (1 + 10 * rounding) + 1e-5).all(), error
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_adaptive_solves_far_from_zero(dtype):
     """Steps are limited by stability (to 3.3e-3): where time resolves that, it is solved as at
@@ -184,6 +188,7 @@ def test_fifteen_decades_in_single_precision(engine):
     np.testing.assert_allclose(sol.u[-1], np.sqrt(1e-4 / t1), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_diffrax_stretches_no_fixed_step():
     """It goes to the end from a hundred roundings away, so it can do less far from zero; then it
     says so."""
@@ -199,6 +204,7 @@ def test_diffrax_stretches_no_fixed_step():
     np.testing.assert_allclose(sim.u[ok, -1, 0], expected[ok], rtol=0.2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_alone_time_is_shared_and_the_same(dtype):
     """A single problem, whose lanes share the time: the steps of each trajectory of an ensemble."""
@@ -216,6 +222,7 @@ def test_alone_time_is_shared_and_the_same(dtype):
             assert np.isnan(sol.u[-1]).all()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_saved_times_far_from_zero(dtype):
     """Saved states belong to the times they are said to be at, in grids and in arrays."""
@@ -314,6 +321,7 @@ QUICK = {(np.float32, "events"), (np.float32, "Rodas5P"), (np.float64, "fixed")}
 CASES = [slow_unless(x in QUICK, *x) for x in itertools.product(DTYPES, WAYS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "way"), CASES)
 def test_no_unit_of_time_is_too_short(way, dtype):
     """Of a scaled problem, the solution is the scaled one, by as many steps. (The units are powers

@@ -321,6 +321,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_diffrax_runs_what_is_not_compiled(name):
     field, why = REFUSED[name]

@@ -90,6 +90,7 @@ WHERE = {
 }
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("engine", "where"),
     [
@@ -133,6 +134,7 @@ class Endless:
         return [], []
 
 
+@pytest.mark.slow
 def test_among_other_signals():
     """(Python's `SimpleQueue` waits for ever where a signal comes just as its timeout ends.)"""
     never = types.SimpleNamespace(num_workers=1, submit=lambda *_: concurrent.futures.Future())
@@ -152,6 +154,7 @@ def test_among_other_signals():
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_those_that_wait_for_another_method():
     """Of two kinds some are endless, so that one kind waits while the other has the lanes."""
     rate, is_long = jnp.where(jnp.arange(N) % 2 == 0, 1.0, 1e4), jnp.arange(N) < 2
@@ -180,6 +183,7 @@ def test_those_that_wait_for_another_method():
     assert ((np.asarray(sim.stats.nw) > 0) == (np.arange(N) % 2 == 1))[done].all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_columns(engine):
     how = {**OPTIONS, "engine": engine}
@@ -192,6 +196,7 @@ def test_columns(engine):
     np.testing.assert_array_equal(again.u, expected.u)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 @pytest.mark.parametrize("way", [{}, {"dt": 1e-3, "adaptive": False}, {"save_everystep": True}])
 def test_a_problem_alone(engine, way):
@@ -221,6 +226,7 @@ def test_returned_and_resumed(tmp_path):
     np.testing.assert_array_equal(resumed.u, expected.u)
 
 
+@pytest.mark.slow
 def test_other_threads_go_on():
     """A solve on another thread has a flag of its own."""
     others = []

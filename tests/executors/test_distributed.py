@@ -74,6 +74,7 @@ def test_the_bits_of_serial(alg):
         jax.tree.map(np.testing.assert_array_equal, sim.stats, serial.stats)
 
 
+@pytest.mark.slow
 def test_executors(monkeypatch):
     """Of concurrent.futures: processes, and threads of this one."""
     for name, value in eo.worker_environment().items():
@@ -522,6 +523,7 @@ def last(sol, ctx):
     return jnp.sum(sol.u[-1] ** 2), False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "options"),
     [

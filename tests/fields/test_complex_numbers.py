@@ -80,6 +80,7 @@ def agree(fn, x, rtol=1e-13):
         np.testing.assert_allclose(a, b, rtol=0, atol=max(tiny, float(np.finfo(b.dtype).eps)))
 
 
+@pytest.mark.quick_cases(26)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
     agree(PROGRAMS[name], jnp.asarray(X))
@@ -105,6 +106,7 @@ def test_at_the_ends_of_the_numbers(x):
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16, 22, 26, 27, 30, 49, 60, 64)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("n", [slow_unless(n in (1, 2, 5, 8, 9, 13, 16, 30), n) for n in LENGTHS])
 def test_transforms(n):
     x = jnp.asarray(np.random.default_rng(n).normal(size=n))
@@ -142,6 +144,7 @@ def solved(f, u0, p, alg, **options):
     return eo.solve(eo.ODEProblem(f, u0, (0.0, 1.0), p), alg, abstol=1e-9, reltol=1e-9, **options)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [eo.Vern7(), slow_unless(True, eo.Rodas5P())])
 def test_a_spectral_method_is_compiled(alg):
     u0 = jnp.asarray(np.random.default_rng(1).normal(size=12))
@@ -151,6 +154,7 @@ def test_a_spectral_method_is_compiled(alg):
     np.testing.assert_allclose(sol.u[-1], np.fft.irfft(at_end * np.fft.rfft(u0), 12), atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", [eo.Tsit5(), slow_unless(False, eo.Rodas5P())])
 def test_its_derivatives(alg):
     """The second derivatives, too, by the rate of decay."""
@@ -168,12 +172,14 @@ def test_its_derivatives(alg):
     np.testing.assert_allclose(jax.hessian(end)(0.1), exact(0.1, 2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_long_transforms_go_to_diffrax():
     sol = solved(diffusion(66), jnp.ones(66), 0.1, eo.Tsit5())
     assert sol.engine.name == "diffrax"
     assert "fft" in dict(sol.engine.refused)["compiled"]
 
 
+@pytest.mark.slow
 def test_an_event_of_a_field_with_complex_numbers():
     """A phase that turns at a constant rate reaches the half turn at a known time."""
 

@@ -25,6 +25,7 @@ def both_sizes(fn, *args, **options):
     return [program for u in (U, V) for program in agree(fn, u, *args, **options)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("k", [-1, 0, 1, 2, 5])
 def test_switches(k):
     branches = [jnp.sin, lambda x: x[::-1] * 2, lambda x: jnp.zeros_like(x)]
@@ -32,6 +33,7 @@ def test_switches(k):
     both_sizes(lambda u, p, t: lax.switch(jnp.int32(t), branches, u), (), float(k))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("t", [-0.5, 0.5, 1.5])
 def test_nested_branches(t):
     def inner(x, t):
@@ -44,6 +46,7 @@ def test_nested_branches(t):
     both_sizes(fn, (), t)
 
 
+@pytest.mark.slow
 def test_mapped_loops():
     def root(x, n):
         def step(c):
@@ -60,6 +63,7 @@ def test_mapped_loops():
     both_sizes(lambda u, p, t: fn(u, p, t)[0] + jax.vmap(lambda x: fn(x[None], p, t)[0])(u), U[:2])
 
 
+@pytest.mark.slow
 def test_branches_that_swap_and_pass_through():
     for flag in (True, False):
         both_sizes(
@@ -129,6 +133,7 @@ def test_while_that_never_runs_and_on_numbers():
 #
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("length", [0, 1, 5])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scans(length, reverse):
@@ -177,6 +182,7 @@ def test_nested_scans():
     both_sizes(fn)
 
 
+@pytest.mark.slow
 def test_long_scans_are_loops():
     both_sizes(lambda u, p, t: lax.scan(lambda c, x: (0.5 * c + x, None), u, p)[0], reals(600))
     both_sizes(lambda u, p, t: lax.fori_loop(0, 600, lambda i, z: 0.9 * jnp.roll(z, 1) + t, u))
@@ -191,6 +197,7 @@ def test_loops_with_indices():
     both_sizes(lambda u, p, t: lax.fori_loop(1, 4, lambda i, z: z + u[i] * i, u))
 
 
+@pytest.mark.slow
 def test_branches_in_loops_and_loops_in_branches():
     def step(c, x):
         return lax.cond(x > 0, lambda: c + x, lambda: c[::-1]), c[0]
@@ -203,6 +210,7 @@ def test_branches_in_loops_and_loops_in_branches():
         both_sizes(lambda u, p, t: lax.cond(t > 0, loop, jnp.cos, u), (), t)
 
 
+@pytest.mark.slow
 def test_tables():
     def fn(u, p, t):
         wind = jnp.interp(t, jnp.linspace(-2.0, 2.0, 7), jnp.asarray(TABLE))
@@ -254,6 +262,7 @@ CALLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless("custom" in name, name) for name in CALLED])
 def test_calls_and_their_derivatives(name):
     fn = CALLED[name]

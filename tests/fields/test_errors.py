@@ -48,6 +48,7 @@ def place(fn):
     return f"{inspect.getsourcefile(fn)}:{line}"
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", REFUSED)
 def test_names_the_primitive_and_the_line(name):
     fn, what = REFUSED[name]

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from .lowered import agree
@@ -66,6 +67,7 @@ def value(tree, u, p, t):
     return ONE[k](*values, p, t) + TWO[k % len(TWO)](values[0], values[0], p, t)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(trees)
 def test_any_expression(tree):

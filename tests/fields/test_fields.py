@@ -26,12 +26,14 @@ def groups_of(p):
     return ["own" if i % 2 == 0 else "shared" for i in range(n)]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FIELDS)
 def test_functions(name):
     fn, u, p, _ = FIELDS[name]
     agree(fn, u, as_arrays(p), groups=groups_of(p))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FEW)
 def test_jacobians(name):
     fn, u, p, fewer = FIELDS[name]
@@ -39,6 +41,7 @@ def test_jacobians(name):
     agree(jacobian(fn), u, as_arrays(p), groups=groups_of(p))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FEW)
 def test_vector_jacobian_products(name):
     fn, u, p, _ = FIELDS[name]
@@ -46,6 +49,7 @@ def test_vector_jacobian_products(name):
     agree(vjp(fn), w, (u, as_arrays(p)), groups=["forward", *groups_of(p)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bodies", "chemistry", "network"])
 def test_single_precision(name):
     fn, u, p, _ = FIELDS[name]
@@ -57,6 +61,7 @@ def test_single_precision(name):
     agree(vjp(fn), np.cos(u), (u, p), t, 2e-5, **options)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [name for name in FIELDS_AS_WRITTEN if "sorting" not in name])
 def test_fields_as_users_write_them(name):
     fn, shape, p = FIELDS_AS_WRITTEN[name]
@@ -91,6 +96,7 @@ def test_integers_and_booleans():
     agree(lambda u, p, t: jnp.tile(fn(u[:3], p, t), 20), np.arange(60.0), p)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["chemistry", "lorenz", "network_large"])
 def test_parameters_of_another_precision(name):
     # Stored with more digits than the field takes, and with fewer.
@@ -142,6 +148,7 @@ def test_networks_are_matrix_products():
         assert len(found) <= n
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "fn",
     [

@@ -42,6 +42,7 @@ def check(fn, u, p=(), *, apart):
 QUICK = ("forced", "pendulum", "robertson")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(
     "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in FIELDS]
@@ -81,6 +82,7 @@ DENSE = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", DENSE)
 def test_dense_by_arrays(name):
     made = check(lambda u, p, t: DENSE[name](u, t), jnp.array([0.3, -1.2, 2.5]), apart=False)
@@ -92,6 +94,7 @@ def test_columns_are_scaled_without_a_product_of_matrices():
     assert "dot_general" not in str(jacobian(program, apart=False).jaxpr)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name, apart):
@@ -133,6 +136,7 @@ def _root(u):
     return lax.while_loop(lambda now: jnp.max(jnp.abs(now[1])) > 1e-13, once, start)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("size", [1, 2])
 def test_through_a_loop_that_ends_by_a_condition(size, apart):

@@ -57,6 +57,7 @@ OF_MATRICES = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @sizes
 @pytest.mark.parametrize("name", OF_MATRICES)
 def test_values(name, n):
@@ -68,6 +69,7 @@ QUICK = {("solve", 2), ("cholesky", 2), ("qr", 2), ("tridiagonal", 2), ("solve",
 FEW = [(name, n) for name in OF_MATRICES for n in (2, 3, 5) if (name, n) != ("exponential", 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "n"), [slow_unless(x in QUICK, *x) for x in FEW])
 def test_first_and_second_derivatives(name, n):
     a, fn = square(n), OF_MATRICES[name]
@@ -92,6 +94,7 @@ def test_single_precision(n):
 FLAGS = list(itertools.product((False, True), repeat=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [slow_unless(i % 5 == 0, x) for i, x in enumerate(FLAGS)])
 def test_triangular_systems(flags):
     left, lower, transposed, conjugated, has_ones = flags
@@ -110,6 +113,7 @@ def test_triangular_systems(flags):
     agree_on(lambda a, b: jax.grad(lambda *x: jnp.sum(jnp.sin(solve(*x))), (0, 1))(a, b), a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(), (2,), slow_unless(False, (2, 3))])
 def test_several_at_once(shape):
     a, b = square(3, *shape), reals(*shape, 3, 2)
@@ -124,6 +128,7 @@ def test_several_at_once(shape):
         agree_on(fn, a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape", [(5, 3), (3, 5), *(slow_unless(False, s) for s in ((1, 4), (4, 1), (7, 2), (2, 7)))]
 )
@@ -135,6 +140,7 @@ def test_matrices_that_are_not_square(shape):
     agree_on(lambda a: jnp.linalg.qr(a, mode="raw"), a)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_products_with_reflections(left, transposed):
@@ -147,6 +153,7 @@ def test_products_with_reflections(left, transposed):
     agree_on(product, a, c)
 
 
+@pytest.mark.slow
 def test_equal_pivots_and_zeros():
     """The first of equal pivots is taken; of zeros, a column is left as it is."""
     for a in (
@@ -161,6 +168,7 @@ def test_equal_pivots_and_zeros():
     agree_on(linalg.qr, np.eye(6)[:, ::-1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("n", [2, 5])
 def test_what_has_no_solution(n):
     """Not a number, or infinite."""
@@ -177,6 +185,7 @@ def test_what_has_no_solution(n):
             assert not np.isfinite(program(a)).all()
 
 
+@pytest.mark.slow
 @quick
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_neighbours_are_exchanged(n, seed):
@@ -197,6 +206,7 @@ def test_neighbours_are_exchanged(n, seed):
         )
 
 
+@pytest.mark.slow
 def test_permutations():
     swaps = np.array([[2, 1, 2], [0, 2, 2]], np.int32)
     agree_on(lambda s: linalg.lu_pivots_to_permutation(s, 3), swaps, storage=np.int64)
@@ -205,6 +215,7 @@ def test_permutations():
     agree_on(lambda s: linalg.lu_pivots_to_permutation(s, 6), many, storage=np.int64)
 
 
+@pytest.mark.slow
 def test_loops_and_branches():
     """In which systems are solved."""
 
@@ -221,6 +232,7 @@ def test_loops_and_branches():
     )
 
 
+@pytest.mark.slow
 def test_small_matrices_need_no_memory():
     for n in (2, 3, 4):
         apart, _ = agree(lambda u, p, t: jnp.linalg.solve(p, u), reals(n), square(n), rtol=1e-9)

@@ -71,6 +71,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", CASES)
 def test_terms_add_up_to_cotangents(name):
     field, size, shapes, most = CASES[name]
@@ -111,6 +112,7 @@ def _places(places, first, second):
     return places.start + first * places.first + second * places.second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_left", [True, False])
 def test_sums_may_be_longer_than_a_stack_is_deep(from_left):
     def cotangents(a, b):

@@ -168,6 +168,7 @@ def test_every_rule_has_a_case():
     assert NAMES - set(CALLS) - ON_MESHES <= set(CASES)
 
 
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize(
     ("name", "i"), [slow_unless(i < 1, name, i, id=f"{name}-{i}") for name, i in ALL]
 )
@@ -177,6 +178,7 @@ def test_agrees_with_jax(name, i):
     assert all(apart.is_scalar for apart, _ in programs) or name not in ELEMENTWISE.split()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["add", "erf", "igamma", "integer_pow", "logistic", "round"])
 def test_single_precision(name):
     for fn, *args in CASES[name]:
@@ -208,6 +210,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "name",
     [n for n, kinds in ARGUMENTS.items() if kinds[0] in ALONE and len(kinds) < 3],
@@ -219,6 +222,7 @@ def test_special_numbers(name):
     agree_on(fn, *([ALONE[kind]] if len(args) == 1 else BOTH[kind]), storage=storage)
 
 
+@pytest.mark.slow
 def test_special_numbers_among_others():
     x = SPECIAL
     rows = np.array(list(itertools.permutations([np.nan, np.inf, -np.inf, 1.0])))
@@ -236,6 +240,7 @@ def test_special_numbers_among_others():
     agree_on(lax.round, np.append(np.arange(-3.0, 3.0, 0.5), 0.49999999999999994))
 
 
+@pytest.mark.slow
 def test_sorting():
     x = np.array([0.5, np.nan, -0.0, -np.inf, 0.0, np.inf, 0.5, -1.0, -np.nan])
     whole, columns = np.array([3, -1, 3, 0, 2]), reals(4, 3)
@@ -255,6 +260,7 @@ def test_sorting():
     agree_on(lambda x: jnp.sort(x[:0]), X)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -298,6 +304,7 @@ def test_fewer_bits():
 #
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("i", [slow_unless(i in (-4, 3), i) for i in (-9, -4, -3, -1, 0, 2, 3, 7)])
 def test_indices_out_of_bounds(i, mode):
@@ -317,6 +324,7 @@ def test_indices_out_of_bounds(i, mode):
     agree_on(lambda x, j: x.at[j].get(mode=mode, fill_value=7.0), X, i)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("i", [slow_unless(abs(i) == 9, i) for i in (-9, -3, -1, 0, 1, 2, 9)])
 def test_windows_are_moved_inside(i):
     i = np.int64(i)
@@ -342,6 +350,7 @@ def test_updates_of_windows():
     agree_on(jax.grad(lambda x: jnp.sum(x[np.array([0, 0, 2])] ** 2)), X)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("case", DRAWN)
 @settings(max_examples=5, deadline=None, derandomize=True, database=None)
 @given(st.data())

@@ -66,6 +66,7 @@ DRAWN = {
 QUICK = {"normal", "two", "loop"}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in DRAWN])
 @pytest.mark.parametrize(
     "key", [lambda: jax.random.key(3), lambda: KEY], ids=["made", "closed over"]
@@ -88,6 +89,7 @@ def test_keys_that_depend_on_the_time():
         agree(dropped, reals(30), KEY, t)
 
 
+@pytest.mark.slow
 def test_derivatives():
     def noisy(u, p, t):
         return jnp.sum(jnp.sin(u + jax.random.normal(p, u.shape)) ** 2)

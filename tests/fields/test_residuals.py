@@ -55,6 +55,7 @@ def evaluated(jaxpr, args):
     return jax.jit(lambda args: jax.core.eval_jaxpr(jaxpr, [], *args))(args)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_parts_are_the_whole(name):
     u, p = numbers()

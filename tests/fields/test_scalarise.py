@@ -86,6 +86,7 @@ ALL = [(name, i) for name, cases in sorted(CASES.items()) for i in range(len(cas
 QUICK = ALL[::8]
 
 
+@pytest.mark.quick_cases(11)
 @pytest.mark.parametrize(
     ("name", "i"), [slow_unless(x in QUICK, *x, id=f"{x[0]}-{x[1]}") for x in ALL]
 )
@@ -93,6 +94,7 @@ def test_primitives(name, i):
     assert agree(*CASES[name][i]) == ((name, i) not in NONE)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", [slow_unless(x in ("arenstorf", "branches", "loops", "universal"), x) for x in FIELDS]
 )
@@ -104,6 +106,7 @@ def test_fields(name):
     assert agree(lambda u, p, t: fn(u, p, t), u, p, np.float64(0.3)) == (name not in large)
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=20)
 @given(
     st.sampled_from(["add", "sub", "mul", "div", "max", "min", "pow", "eq", "lt", "rem", "atan2"]),

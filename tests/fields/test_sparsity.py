@@ -34,6 +34,7 @@ def dense(fn, u, p=(), t=0.25, points=6, by=jax.jacfwd):
 EXACT = ("brusselator", "forced", "heat", "kuramoto", "lorenz", "lorenz96", "lotka_volterra")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields(name):
     fn, u, p, fewer = FIELDS[name]
@@ -45,6 +46,7 @@ def test_fields(name):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FIELDS_AS_WRITTEN)
 def test_fields_as_users_write_them(name):
     fn, shape, p = FIELDS_AS_WRITTEN[name]
@@ -108,6 +110,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_cases(26)
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name):
     fn, expected = CASES[name]

@@ -31,6 +31,7 @@ def test_every_function_has_a_case():
     assert set(FUNCTIONS) == set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_values(name):
     fn, *args = CASES[name]
@@ -44,6 +45,7 @@ def test_single_precision(name):
     agree_on(fn, *args, functions=True, rtol=1e-4, storage=np.float32, t=np.float32(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fn",
     [

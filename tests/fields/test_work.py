@@ -75,6 +75,7 @@ COSTLY = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", COSTLY)
 def test_what_is_costly_is_computed_once(name):
     fn = COSTLY[name]
@@ -104,6 +105,7 @@ def test_parameters_of_another_dtype_are_converted_once():
     assert evaluations(program.function.body, "convert_element_type") == N**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [True, False])
 def test_long_chains_stay_as_long_as_they_are(apart):
     def chain(u, p, t):

@@ -43,6 +43,7 @@ def jump_of_some(u, p, t, order):
     return found._replace(ends=None)
 
 
+@pytest.mark.slow
 def test_the_saltation_matrix():
     """By the state and by parameters, also in reverse."""
     field, condition, affect, u, p, t = some()

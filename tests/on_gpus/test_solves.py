@@ -73,6 +73,7 @@ def loss_of(ensemblealg):
     return lambda x: jnp.mean(solved(x, ensemblealg, saveat=0.25, maxiters=512).u ** 2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "ensemblealg",
     [slow_unless(x in (eo.EnsembleGPUKernel(), None), x) for x in [*ON_CPU, *ON_GPUS]],

@@ -47,6 +47,7 @@ def laid_out(span, dtype, start=True):
     return t0, t1, step, times, count
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings
 @hypothesis.given(span=spans(furthest=0.0) | spans())
@@ -74,6 +75,7 @@ def test_whole_steps_far_from_zero(span):
     assert times[-1] == span[1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings
 @hypothesis.given(span=spans(directions=(1,)))
@@ -83,6 +85,7 @@ def test_grid_backwards_mirrors_that_forwards(dtype, span):
     np.testing.assert_array_equal(backwards, -forwards)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings
 @hypothesis.given(span=spans())
@@ -148,6 +151,7 @@ def test_grid_of_several_spans():
     np.testing.assert_allclose(times[2], [1, 0.7, 0.4, 0.3, 0.3])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("start", [True, False])
 @settings
 @hypothesis.given(
@@ -238,6 +242,7 @@ def test_traced_times():
     np.testing.assert_array_equal(times, [0.5, 7.0])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @settings
 @hypothesis.given(span=spans())

@@ -117,6 +117,7 @@ def test_measure_as_kind(measured, capsys):
     assert "OOM" in err
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

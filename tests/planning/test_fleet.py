@@ -52,6 +52,7 @@ ALIASES = "- name: gpu\n  unit_time: 1\n  count:\n   - &a [1, 1, 1, 1, 1, 1, 1, 
 )
 
 
+@pytest.mark.quick_cases(30)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -257,6 +257,7 @@ def test_reason_that_is_unusable_is_raised(script):
         planning.measure(f"{script}:something_else", [7, 8])
 
 
+@pytest.mark.slow
 def test_scripts_that_measure_themselves(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(

@@ -60,6 +60,7 @@ def test_lines_of_a_log(monkeypatch, each, fewest, most):
     assert "100/100" in lines[-1]
 
 
+@pytest.mark.slow
 def test_what_is_there_counts(tmp_path, capfd):
     options = {"trajectories": 1000, "batch_size": 256, "store": tmp_path / "a.zarr"}
     eo.solve(ENS, **options)

@@ -75,6 +75,7 @@ def test_the_registered_problem(running):
     }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("problem", ["lotka", "node"])
 def test_the_bits_of_an_ensemble(running, problem):
     """An answer has those of `solve` with the same chunk width."""
@@ -150,12 +151,14 @@ def test_without_batching_the_answers_are_the_same(running):
             assert without_seconds(alone.solve(problem, **body)) == expected
 
 
+@pytest.mark.slow
 def test_maxiters_is_a_limit():
     limited = registry(maxiters=3)
     with Running(limited, warm=False) as running:
         assert running.solve().json()["retcode"] == "MaxIters"
 
 
+@pytest.mark.slow
 def test_gradients(running):
     """Those of `jax.vjp`; bit for bit the same, alone or among others."""
     entry = running.service.solvers["lotka"].entry
@@ -191,6 +194,7 @@ def test_gradients(running):
         assert without_seconds(response) == without_seconds(alone)
 
 
+@pytest.mark.slow
 def test_gradients_by_the_registered_weights(running):
     entry = running.service.solvers["node"].entry
     u0 = jnp.array([1.0, -1.0])
@@ -212,6 +216,7 @@ def test_spans_backwards_in_time(running):
     np.testing.assert_allclose(np.squeeze(answer["u"])[0], np.exp([0, 0.5, 1]), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_ensemble_algorithms():
     """Others have the same bits; trajectories that share steps are refused."""
     with Running(registry(), warm=False, ensemblealg=eo.EnsembleSerial()) as serial:
@@ -305,6 +310,7 @@ def test_bodies_that_are_too_large(running):
     assert running.client.post(url, content=padded, headers=headers).status_code == 200
 
 
+@pytest.mark.slow
 def test_answers_that_are_too_large(running, monkeypatch):
     """Of one request; and of all that are under way."""
     with Running(registry(answer=1000), like=None, warm=False) as limited:
@@ -513,6 +519,7 @@ def test_a_problem_without_a_gradient(running):
         assert served.solve("good", "vjp", **body).status_code == 200
 
 
+@pytest.mark.slow
 def test_gradients_of_scalars():
     """By the client, whose answers are in MessagePack."""
     start = jnp.float32(2)
@@ -534,6 +541,7 @@ def test_what_no_text_can_be_is_answered(running):
     assert json.loads(calls.reply_to(odd).body)["error"]["path"] == "\udfff"
 
 
+@pytest.mark.slow
 def test_draining_has_one_end(running, monkeypatch):
     """What waits for one thing has not as long again for the next."""
     given = []

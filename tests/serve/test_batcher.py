@@ -135,6 +135,7 @@ async def test_problems_take_turns():
     await asyncio.gather(*many)
 
 
+@pytest.mark.slow
 @in_loop
 async def test_many_runs_of_parts_may_take_longer_than_one():
     batcher = started(Runs(seconds=0.05), max_batch=64, limit=0.2)

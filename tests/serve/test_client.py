@@ -245,6 +245,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients(client, flaky, way):
     found = WAYS[way](by_client(client))
@@ -295,6 +296,7 @@ def test_mapped_times(client):
     same(found.u, np.stack(expected))
 
 
+@pytest.mark.slow
 def test_gradient_by_a_pytree(client):
     def there(p):
         return jnp.sum(client.solve("network", p=p).u)

@@ -113,6 +113,7 @@ def test_pages_of_different_lengths(expected):
     assert_same(exchange.concatenated(parts).events, expected.events)
 
 
+@pytest.mark.slow
 def test_gradients_of_what_a_callback_ended(running):
     """By the states before the end, as of a solve here."""
 

@@ -125,6 +125,7 @@ def fault(folder, wanted, reads):
 
 
 # (Of what Zarr writes at once, it forgets the rest when one fails.)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize(
     ("reads", "stride", "at_ends"),
@@ -166,6 +167,7 @@ def test_whichever_access_fails(tmp_path, caplog, reads, stride, at_ends):
     gc.collect()  # while that is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", ["", *(slow_unless(False, x) for x in ("{", "[]", '{"zarr_format": 3}'))]
 )
@@ -177,6 +179,7 @@ def test_metadata_that_are_lost(tmp_path, damage):
         assert jobs.status(id)["retcodes"] == {"Success": 3000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ['{"node_type": "array"}', '{"node_type": "group"}'])
 def test_a_damaged_store(tmp_path, damage):
     """Its job fails; the next one is done; deleted, it can be had again."""
@@ -193,6 +196,7 @@ DAMAGES = ["", '{"id": "ID"}', "a folder"]
 DAMAGES += [slow_unless(False, x) for x in ("{", "[]", "{}", "\udcff")]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_job(tmp_path, damage, caplog):
     """It is left as it is, and out; the others are there."""
@@ -216,6 +220,7 @@ def test_a_damaged_job(tmp_path, damage, caplog):
     assert (path.parent / "ensemble.zarr").exists()
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_has_the_folder(tmp_path, caplog):
     """The new one of two waits until the old one has ended, and goes on with its jobs."""
     with contextlib.ExitStack() as stack:
@@ -330,6 +335,7 @@ def test_deleted_and_made_again(tmp_path, monkeypatch):
     assert not trash[1].exists()
 
 
+@pytest.mark.slow
 def test_pages(tmp_path):
     with started(tmp_path) as jobs:
         ids = [jobs.made() for _ in range(7)]

@@ -83,6 +83,7 @@ def test_an_ensemble_that_is_sent(running):
     assert download(running.client, job["id"])["t"].shape == (30, 5)
 
 
+@pytest.mark.slow
 def test_the_network_of_the_registry(running):
     """Shared weights stay shared: the bits of a request without p."""
     u0 = np.random.default_rng(1).uniform(-1, 1, (20, 2)).tolist()
@@ -153,6 +154,7 @@ def slowed(monkeypatch, service, seconds=0.02):
     monkeypatch.setattr(service.jobs, "_submit", slow)
 
 
+@pytest.mark.slow
 def test_cancelled_and_resumed(running, tmp_path, monkeypatch):
     whole = ended(running.client, created(running.client, **DRAWN)["id"])
     expected = download(running.client, whole["id"])["u"]
@@ -176,6 +178,7 @@ def test_cancelled_and_resumed(running, tmp_path, monkeypatch):
         assert client.get(f"/v1/ensembles/{waits}").json()["status"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_after_a_restart(running, tmp_path, monkeypatch):
     whole = ended(running.client, created(running.client, **DRAWN)["id"])
     expected = download(running.client, whole["id"])["u"]
@@ -239,6 +242,7 @@ def test_jobs_are_their_owners(running, tmp_path):
         assert len(open_to_all.client.get("/v1/ensembles").json()["ensembles"]) == 2
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("format", [1, 2, 3])
 def test_a_job_of_an_earlier_format(running, tmp_path, format):
     """It begins anew."""
@@ -254,6 +258,7 @@ def test_a_job_of_an_earlier_format(running, tmp_path, format):
         np.testing.assert_array_equal(download(second.client, id)["u"], expected)
 
 
+@pytest.mark.slow
 def test_the_clock_jumps_back(running, tmp_path, monkeypatch):
     """Jobs stay in the order in which they were made, page by page, and after a restart."""
 
@@ -282,6 +287,7 @@ def test_the_clock_jumps_back(running, tmp_path, monkeypatch):
         assert found == ids
 
 
+@pytest.mark.slow
 def test_a_share_of_the_queue_for_each_token(running, tmp_path):
     one, two = ({"Authorization": f"Bearer {x}"} for x in ("one", "two"))
     with Running(registry(), like=running, store=tmp_path, tokens=["one", "two"]) as shared:
@@ -316,6 +322,7 @@ def test_a_job_that_fails(running, tmp_path, monkeypatch):
         assert ended(other.client, id)["error"] is None
 
 
+@pytest.mark.slow
 def test_requests_beside_a_job(running, tmp_path):
     """They are answered while it runs."""
     with Running(registry(), like=running, store=tmp_path) as other:

@@ -185,6 +185,7 @@ def test_refused_ones_and_those_after_them(running, short):
     assert len(short) == 1 + (sys.version_info >= (3, 12))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("length", [True, False])
 @pytest.mark.parametrize("some", [True, False])
 def test_a_body_that_does_not_arrive(running, monkeypatch, length, some):
@@ -284,6 +285,7 @@ def test_headers_that_are_too_long(running, short):
 HALF = request()[:40]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("sent", "answers"),
     [
@@ -309,6 +311,7 @@ def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
         assert other.ask(request())[0] == 200
 
 
+@pytest.mark.slow
 def test_a_body_may_take_longer_than_headers(running, monkeypatch):
     monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.1)
     for path in (SOLVE, "/v1/problems/l%6Ftka/solve"):
@@ -319,6 +322,7 @@ def test_a_body_may_take_longer_than_headers(running, monkeypatch):
             assert connection.ask(whole[-8:])[0] == 200
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("path", ["lotka/solve", "l%6Ftka/solve"])
 def test_a_token_comes_before_the_body(running, path):
     """One without is refused before its body is there."""
@@ -368,6 +372,7 @@ def test_idle_ones_make_room(running):
         few.client = httpx.Client()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("path", ["lotka/solve", "l%6Ftka/solve"])
 def test_answers_that_nobody_reads(running, monkeypatch, path):
     """They are counted until they are read, and the connection is closed after a time."""

@@ -20,6 +20,7 @@ from ..problems import decay, linear, lotka_volterra, mlp, network
 PROB = eo.ODEProblem(lotka_volterra, [1.0, 2.0], (0.0, 1.0), jnp.array([1.5, 1.0, 3.0, 1.0]))
 
 
+@pytest.mark.slow
 def test_without_the_extra():
     """A registry needs nothing of the extra `serve`."""
     code = (

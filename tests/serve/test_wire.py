@@ -201,6 +201,7 @@ def as_json(x):
     return x.decode("latin-1") if isinstance(x, bytes) else str(x)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(bodies, st.sampled_from([ENTRY, NODE, BACK]))
 def test_whatever_comes_is_refused_or_numbers(body, entry):
@@ -236,6 +237,7 @@ edits = st.lists(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=600, deadline=None)
 @hypothesis.given(st.data(), st.booleans(), edits)
 def test_whatever_bytes_come(data, binary, edits):

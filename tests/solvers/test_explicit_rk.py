@@ -95,6 +95,7 @@ def test_order_and_tolerances(engine):
     assert error(abstol=1e-9, reltol=1e-9) < 1e-6
 
 
+@pytest.mark.slow
 def test_they_go_to_workers():
     alg = eo.ExplicitRK(eo.Tableau(**KUTTA))
     assert pickle.loads(pickle.dumps(alg)) == alg
@@ -106,6 +107,7 @@ def test_they_go_to_workers():
     np.testing.assert_array_equal(here.u, there.u)
 
 
+@pytest.mark.slow
 @hp.given(st.sampled_from(METHODS), st.data())
 def test_a_wrong_coefficient_is_found(cls, data):
     """Unless it is one that is of no weight."""

@@ -107,6 +107,7 @@ def by_formula(controller, order, embedded, errors):
     return factors
 
 
+@pytest.mark.slow
 @hp.given(
     st.sampled_from(list(CONTROLLERS.values())),
     st.sampled_from([(5, 4), (3, 2), (9, 8), (2, 3)]),
@@ -146,6 +147,7 @@ def test_the_constants_of_ordinarydiffeq_are_the_default(engine):
         np.testing.assert_array_equal(sim.stats.naccept, solved[0].stats.naccept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -185,6 +187,7 @@ def test_norms():
             assert np.isnan(norm(JAX, lost)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [slow_unless(x == "compiled", x) for x in ENGINES])
 def test_one_step_by_each_norm(engine):
     """The error of Heun's method with `u' = (t, 0)` is `h / 2` in one of both components: whether
@@ -202,6 +205,7 @@ def test_one_step_by_each_norm(engine):
             assert sol.stats.nreject == rejected
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("norm", [eo.MaxNorm(), MeanNorm()])
 def test_steps_to_what_is_not_finite_are_rejected(engine, norm):
@@ -213,6 +217,7 @@ def test_steps_to_what_is_not_finite_are_rejected(engine, norm):
     np.testing.assert_allclose(sol.u[-1], [0.0025, np.exp(-1.9)], rtol=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "back"),
     [
@@ -231,6 +236,7 @@ def test_dtmax_bounds_every_step(engine, back):
         assert np.sign(steps_of(sol)).min() == np.sign(steps_of(sol)).max()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("controller", [None, slow_unless(False, eo.IController())])
 def test_steps_below_dtmin_end_the_trajectory(engine, controller):
@@ -291,6 +297,7 @@ def test_gradients(engine, how):
         np.testing.assert_allclose(gradient[i], central, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_they_are_told_apart_and_the_same_in_every_process():
     def known(**options):
         job, _ = job_for(shifted(), options, jax.random.key(0), 3, "compiled", eo.Tsit5())

@@ -34,6 +34,7 @@ SOLVERS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "solver",
     [slow_unless(cls in (eo.Tsit5, eo.Vern9, eo.RK4, eo.KenCarp4), cls) for cls in SOLVERS],
@@ -76,11 +77,13 @@ def test_the_engine_and_the_adjoint():
     ]
 
 
+@pytest.mark.slow
 def test_a_solver_of_diffrax_that_is_not_ours():
     sol = eo.solve(PROB, diffrax.ReversibleHeun(), dt=0.25, adaptive=False)
     assert "% The solver ReversibleHeun: no reference is on record here" in eo.citation(sol)
 
 
+@pytest.mark.slow
 def test_it_is_bibtex():
     text = eo.citation(eo.solve(PROB, eo.Kvaerno5()))
     entries = text.split("\n@")[1:]

@@ -31,6 +31,7 @@ COUPLED = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", INDEPENDENT)
 @pytest.mark.parametrize("columns", [1, 5, *(slow_unless(False, x) for x in (2, 8))])
 def test_independent(name, columns):
@@ -41,6 +42,7 @@ def test_independent(name, columns):
     assert "independent" in repr(report)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.parametrize("columns", [2, 5, 8])
 def test_coupled(name, columns):
@@ -90,6 +92,7 @@ def test_errors():
         eo.check_columns(bad)
 
 
+@pytest.mark.slow
 def test_matrix_by_hand_is_ensemble_columns():
     """A matrix u0 with f for matrices, and EnsembleColumns with f for one column, are one solve."""
     u0 = jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]])

@@ -255,6 +255,7 @@ def solve(f=None, prob_func=None, output_func=None, p: Any = 0.0, n=2):
     return np.asarray(sim.u).ravel().tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", [slow_unless(i % 4 == 0, x, id=name) for i, (name, x) in enumerate(WAYS.items())]
 )
@@ -278,6 +279,7 @@ def test_what_has_changed_is_seen(way, monkeypatch):
         assert solve(output_func=output_func) == [value, value]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "read", [np.load, jnp.load, eqx.tree_deserialise_leaves], ids=["numpy", "jax", "equinox"]
 )
@@ -320,6 +322,7 @@ def test_what_another_thread_changed_meanwhile_does_not_last():
     assert solve(f) == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_many_threads():
     """Each with numbers of its own."""
     wrong = []
@@ -373,6 +376,7 @@ def grown(prob, ctx):
     return eo.remake(prob, p=prob.p * ctx.sim_id)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "as_p", [float, np.float64, np.array, jnp.array], ids=["float", "float64", "numpy", "jax"]
 )
@@ -403,6 +407,7 @@ def test_swapped_parameters():
         assert solve(f, prob_func, p=p) == [x + 10 * y + 100, 2 * x + 10 * y + 100]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("as_p", [np.array, jnp.array], ids=["numpy", "jax"])
 def test_parameters_that_decide(as_p):
     def prob_func(prob, ctx):
@@ -412,6 +417,7 @@ def test_parameters_that_decide(as_p):
         assert solve(prob_func=prob_func, p=as_p(p)) == ([p, 2 * p] if p > 2 else [-p, -p])
 
 
+@pytest.mark.slow
 def test_new_rows_of_numpy():
     rows: Any = np.array([[1.0], [2.0], [3.0]])
 
@@ -425,6 +431,7 @@ def test_new_rows_of_numpy():
         solve(prob_func=prob_func, n=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [lambda i: ARRAY[i], range], ids=["lifted", "called"])
 def test_what_was_traced_in_vain_is_forgotten(fails):
     """An array of JAX's that was made of one of NumPy's is not taken for what that is now."""
@@ -439,6 +446,7 @@ def test_what_was_traced_in_vain_is_forgotten(fails):
             assert solve(prob_func=prob_func) == [BIG[0], 2 * BIG[0]]
 
 
+@pytest.mark.slow
 def test_seeds_and_keys():
     def prob_func(prob, ctx):
         return eo.remake(prob, p=jax.random.normal(ctx.key))
@@ -456,6 +464,7 @@ def test_seeds_and_keys():
     assert len(np.unique([*drawn, draw(key=jax.random.key(1, impl="rbg"))])) == 6
 
 
+@pytest.mark.slow
 def test_precisions_of_jax():
     def f(u, p, t):
         return jnp.full_like(u, jnp.finfo(jnp.asarray(1.0).dtype).eps)
@@ -469,6 +478,7 @@ def test_precisions_of_jax():
             assert go() == np.finfo(np.float64 if x64 else np.float32).eps
 
 
+@pytest.mark.slow
 def test_a_closure_that_is_traced():
     def end(k):
         prob = eo.ODEProblem(lambda u, p, t: k * jnp.ones_like(u), jnp.ones(1), (0.0, 1.0))

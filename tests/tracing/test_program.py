@@ -57,6 +57,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "make",
     [
@@ -272,6 +273,7 @@ def in_a_jit_beside_others(a):
     return fn
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("make", [in_a_jit, in_a_jit_in_a_jit, in_two_jits, in_a_jit_beside_others])
 def test_an_inner_jit_that_closes_over_an_array(make):
     """Its array is an input, too."""
@@ -536,6 +538,7 @@ def smooth(x, y):
     return jax.grad(lambda z: jnp.sum(jax.nn.softplus(z) * jnp.tanh(y)))(x)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("fn", [polynomial, control, smooth])
 def test_evaluates_to_the_function(fn):
     traced, consts = trace(fn, X[:2], X[:2])
@@ -627,6 +630,7 @@ AROUND = {
 }
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize(
     ("op", "start", "by_hand"),

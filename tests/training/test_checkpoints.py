@@ -89,6 +89,7 @@ OPTIMISERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -129,6 +130,7 @@ def test_ctrl_c_keeps_what_it_has(tmp_path):
     assert fit_line(maxiters=9, checkpoint=tmp_path / "run").steps == 9
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_on_other_devices(tmp_path, before, after):
     options = {"batch_size": 4, "maxiters": 8}
@@ -138,6 +140,7 @@ def test_on_other_devices(tmp_path, before, after):
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_last_and_the_best_are_kept(tmp_path):
     """A loss that goes up again."""
     options = {"optimizer": optax.sgd(1.0), "maxiters": 8, **QUIET}
@@ -160,6 +163,7 @@ def saved(tmp_path, steps=3):
 
 
 # (Orbax leaves futures behind whose errors nobody asks for.)
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "gone"])
 def test_a_damaged_checkpoint(tmp_path, harm, caplog):
@@ -213,6 +217,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("error", PASSING, ids=str)
 def test_an_error_that_passes(tmp_path, monkeypatch, error):
     """Nothing is deleted, or passed over, as it can't be read for the moment."""
@@ -329,6 +334,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_loss_or_other_data(tmp_path, name):
     """Is refused; or, where it is allowed, what is best is looked for anew."""
@@ -377,6 +383,7 @@ def test_an_optimiser_is_known_by_what_it_does():
         assert known.setdefault(one, name) == name
 
 
+@pytest.mark.slow
 def test_another_optimiser(tmp_path):
     """Doesn't go on with the moments of the first one, unless that is allowed."""
     options = {"optimizer": optax.nadam(0.1), "maxiters": 8}
@@ -416,6 +423,7 @@ def test_numbers_of_the_optimiser_may_change(tmp_path, name):
     assert abs(plain[-1] - fit_line(maxiters=6).losses[-1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_same_loss_again(tmp_path):
     """Written otherwise, of other objects, on other devices, or with what can't be compared."""
     fit_line(checkpoint=tmp_path, maxiters=2)
@@ -486,6 +494,7 @@ class Loader:
             yield {"x": x, "y": slope * x}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "of", [Loader, lambda *slopes: iter(Loader(*slopes))], ids=["class", "once"]
 )
@@ -556,6 +565,7 @@ def batches_until(count, error):
     raise error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [Stopping("enough"), OSError("no route"), SystemExit(3)], ids=str)
 @pytest.mark.parametrize("where", ["callback", "data"])
 def test_an_exception_keeps_what_there_is(tmp_path, error, where):
@@ -604,6 +614,7 @@ def test_sigterm_in_this_process(tmp_path):
     assert came == [1]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda x: x.name)
 def test_told_to_end_while_it_writes(tmp_path, monkeypatch, number):
     """The checkpoint is whole."""
@@ -652,6 +663,7 @@ def no_more(call):
         yield
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("call", ["rename", "mkdir", "write"])
 def test_a_disk_that_is_full(tmp_path, monkeypatch, call):

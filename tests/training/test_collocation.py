@@ -40,6 +40,7 @@ def moment(kernel, power):
 QUICK = ("epanechnikov", "gaussian", "silverman")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name):
     kernel = KERNELS[name]
@@ -78,6 +79,7 @@ def by_numpy(ts, data, kernel, bandwidth, at):
     return np.array(du), np.array(u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [slow_unless(x in QUICK, x) for x in KERNELS])
 def test_weighted_least_squares(kernel):
     rng = np.random.default_rng(0)
@@ -91,6 +93,7 @@ def test_weighted_least_squares(kernel):
         np.testing.assert_allclose(got.u, expected[1], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @given(
     gaps=st.lists(st.floats(0.1, 2.0), min_size=5, max_size=20),
     start=st.floats(-10.0, 10.0),
@@ -139,6 +142,7 @@ def test_times_may_come_several_times():
     np.testing.assert_allclose(got.u[1::2], expected.u, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_long_data():
     """More times than are estimated at once."""
     ts = jnp.linspace(0.0, 6.0, 1001)
@@ -147,6 +151,7 @@ def test_long_data():
     np.testing.assert_allclose(u, jnp.sin(ts), atol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "state"),
     [
@@ -166,6 +171,7 @@ def test_dtypes_and_shapes(dtype, state):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=3e-5)
 
 
+@pytest.mark.slow
 def test_transformations():
     data = jnp.stack([jnp.sin(TS), jnp.exp(-TS)], axis=1)
 
@@ -186,6 +192,7 @@ def test_transformations():
     np.testing.assert_allclose(jnp.sum(total * data), jnp.sum(expected.du), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_gradient_by_the_bandwidth():
     """As a search for the best bandwidth takes it."""
 
@@ -203,6 +210,7 @@ def enough_for(ts, kernel, bandwidth, message):
     return float(re.search(r"is about ([\d.e-]+)\.$", str(e.value))[1])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -226,6 +234,7 @@ def test_weights_that_cancel():
     np.testing.assert_allclose(du, 2 * TS, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_traced_estimates_that_can_not_be_made_are_nan():
     """Of a gap in the data, and not of the times around it."""
     ts = jnp.concatenate([TS[:20], TS[40:]])
@@ -242,6 +251,7 @@ def test_traced_estimates_that_can_not_be_made_are_nan():
         jax.jit(lambda data: eo.collocate_data(TS, data, bandwidth=1e-3))(TS)
 
 
+@pytest.mark.slow
 def test_half_the_digits_at_least():
     """With the smallest bandwidth that is let through."""
     for dtype, tolerance in ((jnp.float32, 3e-3), (jnp.float64, 1e-6)):

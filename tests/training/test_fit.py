@@ -55,6 +55,7 @@ def fit_line(loss=squares, params=FLAT, data=None, **options):
     return eo.fit(loss, params, line() if data is None else data, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", parity.FITS)
 @pytest.mark.parametrize(
     "where",
@@ -103,6 +104,7 @@ def test_processes_change_nothing(count, devices, where, on_one):
     np.testing.assert_array_equal(found["predict"], 2 * parity.items()["u0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
 def test_the_gradient_is_that_of_the_mean(engine):
     """Of one step of gradient descent, with what a solver of each engine gives."""
@@ -126,6 +128,7 @@ ADJOINTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(name == "replay", name) for name in ADJOINTS])
 def test_every_adjoint(name):
     loss = parity.trajectories("auto", sensealg=ADJOINTS[name], maxiters=64)
@@ -133,6 +136,7 @@ def test_every_adjoint(name):
     np.testing.assert_allclose(parity.numbers(two), parity.numbers(one), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_trajectory_that_fails_is_alone():
     """Masked, it counts as the loss says (here 0), and the others as they are."""
 
@@ -174,6 +178,7 @@ def test_each_device_has_its_share_of_the_work():
         assert [int(x) for x in counts] == [share] * (3 * devices)
 
 
+@pytest.mark.slow
 def test_keys_are_of_items_and_steps():
     seen = []
 
@@ -260,6 +265,7 @@ def test_each_line_search(name, dtypes):
     np.testing.assert_allclose(found, p, rtol=1e-4 if "f4" in dtypes else 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"devices": 2}, {"microbatch": 3}], ids=str)
 def test_line_searches_of_the_full_batch(how):
     result = fit_line(optimizer=optax.lbfgs(), maxiters=12, **how)
@@ -267,6 +273,7 @@ def test_line_searches_of_the_full_batch(how):
     np.testing.assert_allclose(result.params["shift"], -1.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_a_line_search_found_is_used():
     """Each of its values is computed once: as often as by optax's own way to reuse them."""
     counts = {"ours": 0, "by hand": 0}
@@ -433,6 +440,7 @@ def labelled(x):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", labelled(np.ones(1)))
 def test_items_are_counted_by_position(kind):
     """Beside arrays, in minibatches, in batches that are given, and where a model predicts."""
@@ -448,6 +456,7 @@ def test_items_are_counted_by_position(kind):
     np.testing.assert_array_equal(found, 2 * data["x"])
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("shared", ["array", "dict"])
 def test_batches_in_the_same_memory(shared, checkpoint, tmp_path):
@@ -475,6 +484,7 @@ def test_batches_in_the_same_memory(shared, checkpoint, tmp_path):
     np.testing.assert_array_equal(result.losses, np.arange(6.0) ** 2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_batches_as_they_come(devices):
     """Of any size; weighed by their items over a pass."""
@@ -521,6 +531,7 @@ def test_progress(capfd):
     assert "loss" in capfd.readouterr().err
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("batch_size", [None, 1, 4, 100])
 @pytest.mark.parametrize("n", [1, 3, 10])
 def test_predict_keeps_the_order(n, batch_size):

@@ -46,6 +46,7 @@ def test_alone(environ):
     assert launch_found(environ) is None
 
 
+@pytest.mark.slow
 def test_alone_nothing_is_touched():
     """JAX isn't started, nor configured; the signals, threads and cores are as they were."""
     done = subprocess.run(

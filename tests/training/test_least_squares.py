@@ -59,6 +59,7 @@ SPLITS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("floor", [0.0, 2.0])
 @pytest.mark.parametrize("how", SPLITS, ids=str)
 def test_the_steps_are_those_by_hand(how, floor):
@@ -83,6 +84,7 @@ def test_the_steps_are_those_by_hand(how, floor):
     np.testing.assert_allclose(found.params, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "params"), [(curve, CURVE), (neurons, NEURONS)])
 @pytest.mark.parametrize("how", SPLITS[1:], ids=str)
 def test_parts_change_nothing(loss, params, how):
@@ -94,6 +96,7 @@ def test_parts_change_nothing(loss, params, how):
     assert whole.losses[-1] < 0.1 * whole.losses[0]
 
 
+@pytest.mark.slow
 def test_many_items_take_no_more_memory(monkeypatch):
     """By the compiler's account, as rows of the Jacobian are computed some at a time."""
     width = 100
@@ -116,6 +119,7 @@ def test_many_items_take_no_more_memory(monkeypatch):
     assert many - few < 100_000 * 8 * 8  # (some numbers of each item, and not `width`)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("data", [None, np.arange(4.0)], ids=["alone", "items"])
 @pytest.mark.parametrize("dtypes", [("f4", "f8"), ("f8", "f4"), ("bfloat16", "f4")], ids=str)
 def test_dtypes_stay_as_they_are(dtypes, data):
@@ -145,6 +149,7 @@ def test_rosenbrock():
     assert result.best_loss == result.losses.min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, slow_unless(False, 2)])
 def test_trajectories(width):
     """Rates are found from the ends of solves, by either mode."""
@@ -218,6 +223,7 @@ def test_nothing_finite_to_begin_with():
     assert "the loss of 1 of 4 items, first that of item 3" in result.message
 
 
+@pytest.mark.slow
 def test_units_change_nothing():
     """Without a floor: not the losses of steps of parameters in other units."""
     data = {"x": np.linspace(0, 1, N), "y": np.exp(-np.linspace(0, 2, N))}
@@ -233,6 +239,7 @@ def test_units_change_nothing():
         assert np.allclose(theirs, ours, rtol=1e-8) == same
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 def test_parameters_that_nothing_depends_on(dtype):
     """They stay as they are; of two that do the same, the sum is found."""

@@ -84,6 +84,7 @@ def test_the_largest_that_is_said_to_fit(monkeypatch, caplog):
     np.testing.assert_allclose(found.losses, whole.losses, rtol=1e-12)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("size", [1, 3, 10, 11, 1000])
 def test_the_same_whatever_it_is(size):
     expected = fit_line(batch_size=10)

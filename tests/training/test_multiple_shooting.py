@@ -45,6 +45,7 @@ def expected_parts(data, ts, size, p=RATE, starts=None):
     return data_part, continuity
 
 
+@pytest.mark.slow
 @given(n=st.integers(2, 40), data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_groups(n, data):
@@ -70,6 +71,7 @@ def test_groups(n, data):
 QUICK = {("threads", 6), ("columns", 5)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [
@@ -93,6 +95,7 @@ def test_closed_form(name, size):
     np.testing.assert_allclose(shot.u, jnp.where(jnp.isnan(shot.u), jnp.nan, exact), rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["threads", "columns"])
 def test_time_in_the_equation(name):
     """u' = t, of times that every group has for itself."""
@@ -107,6 +110,7 @@ def test_time_in_the_equation(name):
     np.testing.assert_allclose(twice.continuity_loss, 4.0, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_one_group_is_a_plain_fit():
     shot = eo.multiple_shooting(decay(), DATA, TS, 13)
     sol = eo.solve(eo.remake(decay(), u0=DATA[0], tspan=(1.0, 3.0)), saveat=TS)
@@ -137,6 +141,7 @@ def test_several_trajectories(own_times):
         np.testing.assert_allclose(many.u[i], one.u, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -165,6 +170,7 @@ def test_states_of_any_shape_and_dtype(shape, dtype):
     assert value_and_grad(p / 2)[0] > 1
 
 
+@pytest.mark.slow
 def test_losses_of_the_user():
     def huber_by_hand(x):
         return np.where(np.abs(x) < 1, x**2 / 2, np.abs(x) - 0.5)
@@ -180,6 +186,7 @@ def test_losses_of_the_user():
 GROUPS_OF_5 = np.array([range(0, 5), range(4, 9), range(8, 13)])
 
 
+@pytest.mark.slow
 def test_starts():
     starts = DATA[[0, 5, 10]] + 0.25
     shot = eo.multiple_shooting(decay(), DATA, TS, 6, 1.0, starts=starts, **TIGHT)
@@ -247,6 +254,7 @@ def test_jit():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9), got, eager)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrap", "weight"),
     [
@@ -279,6 +287,7 @@ def test_groups_that_fail_are_infinitely_bad(wrap, weight):
     np.testing.assert_allclose(gradient, jax.grad(of_the_others)(1.0), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_options_of_the_problem():
     """Those that say what is saved give way."""
     for kept in ({"saveat": 0.1, "save_start": False}, {"save_everystep": True}):

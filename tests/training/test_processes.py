@@ -102,6 +102,7 @@ print(len(jax.local_devices()), sorted(os.sched_getaffinity(0)), jax.process_cou
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="there are no affinities")
 @pytest.mark.parametrize("devices", [None, slow_unless(False, 1)])
 def test_cores_are_divided(devices, tmp_path):
@@ -165,6 +166,7 @@ def ends_cleanly(process, err, sentence):
     assert err.count("\n") == 1, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("doing", "lost"),
     [

@@ -59,6 +59,7 @@ def test_nothing_varies_without_a_prob_func():
     assert every.saving == Saving("ends", True, 2)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("varies", "changes"),
     [
@@ -165,6 +166,7 @@ def test_one_call_whatever_the_number_of_trajectories(compiles):
 #
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=25)
 @hypothesis.given(
     numbers=st.lists(st.floats(-3, 3), min_size=12, max_size=12),
@@ -218,6 +220,7 @@ def test_a_key_may_be_a_parameter(index):
     assert (keys == jnp.stack([by_index(i).key for i in range(3)])).all()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "u0",
     [
@@ -420,6 +423,7 @@ PAST = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("prob_func", "first", "index"), PAST.values(), ids=PAST)
 @pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.jit], ids=["eager", "jit"])
 def test_an_index_past_the_end_is_an_error(prob_func, first, index, wrapped):
@@ -430,6 +434,7 @@ def test_an_index_past_the_end_is_an_error(prob_func, first, index, wrapped):
         wrapped(lambda: lanes_of(prob_func, n=6))()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "prob_func",
     [
@@ -578,6 +583,7 @@ CONTAINERS = {  # of the rate, and how it is found
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("index", [jnp.asarray, int], ids=["traced", "called"])
 @pytest.mark.parametrize("number", [float, np.atleast_1d, jnp.asarray], ids=lambda x: x.__name__)
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -760,6 +766,7 @@ IMPURE = {
 }
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("make", IMPURE.values(), ids=IMPURE)
 def test_what_changes_from_call_to_call_is_drawn_for_each(make, caplog):
     """As in SciML; and inside jit, where nothing can be drawn, it is refused."""
@@ -816,6 +823,7 @@ def test_an_output_that_changes_from_call_to_call():
         eo.solve(ens, trajectories=3)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [eo.EnsembleSerial(), eo.EnsembleThreads()], ids=["serial", "all"])
 def test_reruns_compile_two_programs_whatever_is_left(alg, compiles):
     """One for the first run and for many that are left, one for few; the results are those of one

@@ -153,6 +153,7 @@ def adding(add):
     return jax.jit(lambda x: scaled(x, add=add)[0])
 
 
+@pytest.mark.slow
 def test_kernels_are_freed_that_nothing_can_call(spare):
     before, codes = len(calls._loaded), len(compiler._codes)
     first = adding(100.0)
@@ -170,6 +171,7 @@ def test_kernels_are_freed_that_nothing_can_call(spare):
     assert len(calls._trampolines) == known
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", ["lowered", "compiled", "exported", "called"])
 def test_kernels_stay_while_something_can_call_them(spare, hold):
     """And no longer, but of what was exported."""
@@ -203,6 +205,7 @@ def test_kernels_stay_while_something_can_call_them(spare, hold):
     assert bool(calls._trampolines[kernel.target].handler.value) == (hold == "exported")
 
 
+@pytest.mark.slow
 def test_kernels_stay_while_they_run(spare, monkeypatch):
     """Of programs that were forgotten as soon as they began."""
     monkeypatch.setattr(calls, "SPARE", 0)
@@ -214,6 +217,7 @@ def test_kernels_stay_while_they_run(spare, monkeypatch):
         assert (np.asarray(y) == 406 + i).all()
 
 
+@pytest.mark.slow
 def test_threads_load_and_free_kernels(spare):
     def run(i):
         add = 600.0 + i % 10
@@ -283,6 +287,7 @@ print(np.asarray(jax.jit(f)(np.arange(5.0))).tolist())
 """
 
 
+@pytest.mark.slow
 def test_a_program_goes_to_another_process_with_its_kernels(tmp_path):
     f = jax.jit(lambda x: scaled(x, 3.0)[0])
     structs = [jax.ShapeDtypeStruct((5,), jnp.float64)]

@@ -145,6 +145,7 @@ def test_errors_are_llvms(text, says):
         compiled(text)
 
 
+@pytest.mark.slow
 def test_errors_can_be_collected():
     """In cycles, as they are kept with the frames that they came from, whatever goes first."""
     texts = [text for text, _ in WRONG]
@@ -180,6 +181,7 @@ def test_a_gpu_has_no_libm(name):
     np.testing.assert_allclose(x[0], numpys(0.5), rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_without_llvmlite():
     """What would have been compiled is solved by diffrax, which is said once."""
     said = fresh(
@@ -235,6 +237,7 @@ print(code.origin)
 """
 
 
+@pytest.mark.slow
 def test_a_fresh_process_has_it_from_disk(forget):
     forget()
     assert compiled(axpy(8)).origin == "compiled"
@@ -299,6 +302,7 @@ def linked(path):
     path.symlink_to(theirs)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
 @pytest.mark.parametrize("of_folder", [False, True])
 @pytest.mark.parametrize(

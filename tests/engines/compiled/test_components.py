@@ -87,6 +87,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=() if x == "times" else slow) for x in CASES]
 )
@@ -131,6 +132,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=() if x == "times" else slow) for x in RECORDED]
@@ -203,6 +205,7 @@ def test_the_code_does_not_grow_with_the_state(monkeypatch):
         assert len(make(large)[0]) < 1.05 * len(make(small)[0])
 
 
+@pytest.mark.slow
 def test_a_failing_neighbour_changes_nothing():
     """The other lanes of a trajectory that leaves every bound have the bits that they have without
     it."""
@@ -222,6 +225,7 @@ def test_a_failing_neighbour_changes_nothing():
         assert sims[1].retcode[i] == eo.ReturnCode.Success
 
 
+@pytest.mark.slow
 def test_as_many_steps_as_can_be_counted():
     """The memory for checkpoints of a gradient doesn't grow with the largest number of steps."""
     u0, p = numbers(50)

@@ -76,6 +76,7 @@ def errors(cls, steps, span, inside):
     return np.sqrt([np.mean(error[:, -1] ** 2), np.mean(error[:, :-1] ** 2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("span", SPANS, ids=["forwards", "backwards"])
 @methods([slow_unless(cls.order > 6, cls) for cls in METHODS])
 def test_order(cls, span):
@@ -109,6 +110,7 @@ def test_order_within_one_step(cls):
     assert declared - 0.2 < order < declared + (1.2 if more else 0.2)
 
 
+@pytest.mark.slow
 @methods([slow_unless(cls in (eo.Tsit5, eo.Vern9), cls) for cls in METHODS if cls.order > 4])
 def test_errors_and_steps_follow_the_tolerance(cls):
     """From 1e-4 to 1e-10, at the ends of steps as within them."""

@@ -32,6 +32,7 @@ def circle(radius):
     return eo.ManifoldProjection(lambda u, p, t: jnp.sum(u**2) - radius**2)
 
 
+@pytest.mark.slow
 def test_an_invariant_is_kept():
     free, kept = ensemble(None), ensemble(circle(1.0))
     assert (abs(np.sum(np.square(free.u[:, -1]), axis=1) - 1) > 1e-4).all()
@@ -61,6 +62,7 @@ def test_the_correction_is_the_smallest():
     np.testing.assert_allclose(left, 0.0, atol=1e-28)
 
 
+@pytest.mark.slow
 def test_before_and_after_are_rows():
     prob = eo.ODEProblem(turns, [0.0, 1.0], (0.0, 9.0), 1.0, callback=circle(1.0))
     sol = eo.solve(prob, save_everystep=True)
@@ -69,6 +71,7 @@ def test_before_and_after_are_rows():
     np.testing.assert_allclose(jnp.sum(sol.u[::2] ** 2, axis=1), 1.0, rtol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [jax.grad, pytest.param(jax.jacfwd, marks=pytest.mark.slow)])
 def test_derivatives_of_projections(mode):
     """By the radius, which moves with p: in closed form, of first and second order, tolerances
@@ -93,6 +96,7 @@ def test_derivatives_of_projections(mode):
         np.testing.assert_allclose(a, b, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_no_manifold_to_be_found():
     """The trajectory ends there; others go on as if it weren't."""
     on = eo.ManifoldProjection(lambda u, p, t: jnp.sum(u**2) - jnp.where(p == 1.5, -1.0, 1.0))
@@ -144,6 +148,7 @@ def test_steps_are_shortened_and_states_not_negative():
     assert held.events is None
 
 
+@pytest.mark.slow
 def test_the_proposed_step_is_the_one_of_the_rule():
     """Of the first step that is shortened: 9/10 of the proposal halved until the extrapolated
     interpolant is above minus the tolerance."""

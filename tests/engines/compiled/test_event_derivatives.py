@@ -61,6 +61,7 @@ def closed(x, t=1.5):
 X = jnp.array([2.0, 9.81, 0.8])
 
 
+@pytest.mark.slow
 def test_a_ball_in_closed_form():
     """By height, gravity and restitution, of first and second order: the last state, the time of
     the bounce, the states before and after it."""
@@ -213,6 +214,7 @@ def differences(fn, x, along, h=1e-5):
     return (fn(x + h * along) - fn(x - h * along)) / (2 * h)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -297,6 +299,7 @@ def test_a_method_that_remembers(saving):
     np.testing.assert_allclose(pushed, gradient @ x, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_neighbours_that_fail():
     """Only those that succeed have derivatives, of all lanes as of one; trajectories' own numbers,
     under vmap."""

@@ -54,6 +54,7 @@ def balls(prob, ctx):
 BALLS = eo.EnsembleProblem(eo.ODEProblem(falling, [1.0, 0.0], (0.0, END), 9.8), balls)
 
 
+@pytest.mark.slow
 def test_balls_bounce():
     """Each by its own restitution, which the affect closes over."""
     bounced = eo.solve(BALLS, trajectories=N, saveat=0.5, max_events=32, **TIGHT)
@@ -87,6 +88,7 @@ def test_twenty_bounces():
     np.testing.assert_allclose(sol.events.t, expected, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_more_than_there_is_room_for():
     prob = eo.ODEProblem(falling, [1.0, 0.0], (0.0, 3.0), 9.8, callback=floor(0.9), saveat=0.1)
     sol = eo.solve(prob, max_events=2, **TIGHT)
@@ -117,6 +119,7 @@ def crossing(at, affect, *more, **how):
     return eo.ContinuousCallback(lambda u, t, integrator: u[0] - at, affect, *more, **how)
 
 
+@pytest.mark.slow
 def test_the_root_is_between_two_neighbours():
     for at in (0.25, 1 / 3):
         left, right = (
@@ -128,6 +131,7 @@ def test_the_root_is_between_two_neighbours():
         np.testing.assert_allclose(before, at, rtol=4 * np.finfo(float).eps)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_several_in_one_step(sign):
     """The earliest acts first, whatever the order."""
@@ -179,6 +183,7 @@ def test_at_the_end():
     assert sol.stats.naccept in (4, 5)  # (by a rounding behind the second)
 
 
+@pytest.mark.slow
 def test_terminated():
     """It is successful, and its last state is the one after the affect."""
 
@@ -221,6 +226,7 @@ def test_max_norm_is_of_the_state_after_events():
     assert code(beyond(eo.terminate)) == "Terminated"
 
 
+@pytest.mark.slow
 def test_every_step_and_between_them():
     sol = line(crossing(0.0, add(1.0)), save_everystep=True)
     rows = np.flatnonzero(np.asarray(sol.t) == np.asarray(sol.events.t))
@@ -252,6 +258,7 @@ def test_parameters_and_integrals():
     assert sim.events.u_after.shape == (3, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "alg", [slow_unless(x == "Vern7", x) for x in ("Vern7", "RK4", "Bosh3", "Dopri8")]
 )
@@ -320,6 +327,7 @@ def test_other_numbers_compile_nothing(compiles):
     np.testing.assert_allclose(sim.events.t[:, 0], 1.0 + 0.2 * np.arange(1, 5))
 
 
+@pytest.mark.slow
 def test_ended_by_a_callback_and_still_asking_for_a_rerun():
     """Has not succeeded, as one that came to its end has not."""
     ens = eo.EnsembleProblem(
@@ -341,6 +349,7 @@ def test_an_affect_that_stays_on_the_root():
     np.testing.assert_allclose(sol.events.t, np.pi * np.arange(1, 4), rtol=1e-9)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("direction", [1.0, -1.0])
 def test_at_the_end_of_a_stretch(direction):
     """An event at a known time acts once, whichever of the two comes first by rounding."""

@@ -283,10 +283,12 @@ def assert_same(found, others):
         same_bits(found[name], x, name)
 
 
+@pytest.mark.slow
 def test_branches_loops_and_indices():
     assert_close(control_one_by_one(), control_by_jax())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "way"),
     [(4, "apart"), slow_unless(False, 8, "inline"), slow_unless(False, 1, "apart")],
@@ -388,6 +390,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.slow
 def test_fields():
     fields = {name: lowered(case) for name, case in FIELDS.items()}
     narrow = results(fields, 1)

@@ -63,6 +63,7 @@ def assert_accurate(name, args, found, limit=None):
     assert error[worst] <= limit, (name, [float(x[worst]) for x in args], found[worst])
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("many", [False, slow_unless(False, True)])
 @DTYPES
 @EVERY
@@ -92,6 +93,7 @@ def test_the_largest_magnitude(dtype, width):
     assert ("vrange" in function.assembly) == uses
 
 
+@pytest.mark.quick_cases(10)
 @ON_X86
 @DTYPES
 @EVERY
@@ -102,6 +104,7 @@ def test_results_are_as_good_without_fused_operations(name, dtype):
     assert_accurate(name, args, function(*args))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
 def test_angles_next_to_multiples_of_a_quarter_turn_are_as_good(name):
     # The doubles nearest to multiples of pi / 2, of all sizes, by continued fractions.
@@ -125,6 +128,7 @@ def test_angles_next_to_multiples_of_a_quarter_turn_are_as_good(name):
     assert_accurate(name, [small], on_arrays(name, SINGLE)(small))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", list(ABSOLUTE))
 def test_negative_arguments_of_gamma_functions(name):
     x = -np.random.default_rng(3).uniform(0, 30, 1_000)
@@ -225,6 +229,7 @@ def test_bits_depend_on_neither_the_width_nor_other_lanes(name, dtype):
 WIDTHS = (1, 4, 16)
 
 
+@pytest.mark.quick_cases(10)
 @ON_X86
 @DTYPES
 @EVERY
@@ -296,6 +301,7 @@ def test_nothing_of_a_library_is_called_and_gpus_can_run_it():
     assert ".extern" not in ptx
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("name", list(fits.FITS))
 def test_coefficients_are_what_is_said_of_them(name):
     fit, rows = fits.FITS[name], getattr(coefficients, name)

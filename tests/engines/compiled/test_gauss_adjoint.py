@@ -53,6 +53,7 @@ def of_test_set(name, absolute=1e-4):
 OF_FORCED = jnp.array([1.0, 0.5]), jnp.array([50.0, 3.0, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "tol", "accuracy"),
     [
@@ -284,6 +285,7 @@ def test_it_is_linear_in_the_cotangents():
     assert gradient(0.0) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sensealg", [GAUSS, REPLAY], ids=str)
 def test_neighbours_that_fail_have_no_derivative_and_change_none(sensealg):
     def solved(p):
@@ -311,6 +313,7 @@ def test_the_adjoint_may_be_larger_than_max_norm():
     assert slope(1.0, 0.3) == 0
 
 
+@pytest.mark.slow
 def test_an_adjoint_that_can_not_be_solved_is_nan():
     """Each trajectory takes few steps forwards, and many back; those of the first are enough."""
 

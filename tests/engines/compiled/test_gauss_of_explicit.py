@@ -52,6 +52,7 @@ def distance(tree, other):
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "saving", [slow_unless(s == "ends", s) for s in ("ends", "end", "times", "own times")]
 )

@@ -67,6 +67,7 @@ names = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @names
 @pytest.mark.parametrize("mode", ["ends", "times"])
 def test_reverse_is_that_of_differences(alg, steps, mode):
@@ -90,6 +91,7 @@ def test_reverse_is_that_of_differences(alg, steps, mode):
     np.testing.assert_allclose(got, expected, rtol=2e-3 if "dt" in steps else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("some", "own", "engine"),
     [
@@ -136,6 +138,7 @@ def test_rows_that_are_not_reached(some, own, engine):
 TIGHT = {"abstol": 1e-12, "reltol": 1e-12}
 
 
+@pytest.mark.slow
 @names
 def test_forward_is_reverse(alg, steps):
     x = numbers()
@@ -153,6 +156,7 @@ def test_forward_is_reverse(alg, steps):
     np.testing.assert_allclose(got, tangent, rtol=1e-6)
 
 
+@pytest.mark.slow
 @names
 @pytest.mark.parametrize("mode", [pytest.param("ends", marks=slow), "times"])
 def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
@@ -181,6 +185,7 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
         np.testing.assert_allclose(found["shared"], expected["shared"], rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_many_arrays_that_trajectories_share():
     """More than LLVM takes as so many loops in one function."""
     p = {str(i): jnp.array(0.01 * (i % 7)) for i in range(120)}

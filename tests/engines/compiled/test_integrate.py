@@ -82,6 +82,7 @@ def troubled_ensemble(kinds):
     return eo.EnsembleProblem(prob, prob_func)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "saving",
     [{}, slow_unless(False, {"saveat": 0.1}), slow_unless(False, {"save_everystep": True})],
@@ -130,6 +131,7 @@ QUICK_TIMES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fixed", "alg"),
     [
@@ -222,6 +224,7 @@ def test_traced_times():
         assert np.isnan(u).tolist() == [i == lost for i in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [slow_unless(False, "float16"), "complex128"])
 def test_states_that_are_not_ours(dtype):
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2, dtype), (0.0, 1.0))

@@ -42,6 +42,7 @@ def in_tolerances(found, expected, name, tol):
     return np.max(np.abs(found - expected) / unit, axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "alg"),
     [

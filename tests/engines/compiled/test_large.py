@@ -88,6 +88,7 @@ def test_lanes_are_fewer_where_a_stack_is_small(lanes, monkeypatch):
         assert described(ens, trajectories=64).width == min(width, machine.current().lanes(float))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [METHODS[-1], eo.AutoTsit5(METHODS[0])])
 def test_both_sides_of_the_limit(alg, monkeypatch, caplog):
     prob = heat(9)

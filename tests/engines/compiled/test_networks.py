@@ -71,6 +71,7 @@ def along(direction, gradient):
     return sum(map(jnp.vdot, jax.tree.leaves(direction), jax.tree.leaves(gradient)))
 
 
+@pytest.mark.slow
 def test_gradient_is_that_of_the_steps():
     """By the weights and the states: that of JAX through the same fixed steps."""
     u0, p = states(7), weights(2, 12, 2)
@@ -143,6 +144,7 @@ def test_threads_and_collections_change_nothing(options, monkeypatch):
         same(found[1], expected[1], np.testing.assert_allclose, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "alg", "options"),
     [
@@ -187,6 +189,7 @@ def test_methods(alg):
     np.testing.assert_allclose(along(direction, found), expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "alg",
     [eo.Tsit5(), *(pytest.param(x, marks=pytest.mark.slow) for x in (eo.Rodas5P(), eo.Vern7()))],

@@ -59,6 +59,7 @@ def gradient(field, x, *args, **options):
     return jax.jit(jax.grad(loss_of(field, *args, **options), argnums=(0, 1, 2)))(*x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "dtype", "options"),
     [

@@ -93,6 +93,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [slow_unless(x in ("Tsit5", "difference"), x) for x in CASES])
 def test_the_same_events(name):
     alg, dtype, how, options = CASES[name]

@@ -111,6 +111,7 @@ def check_fixed(alg, saving, span):
         assert np.all(np.abs(part) > 1e-6), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "alg",
     [slow_unless(a is eo.Tsit5, a) for a in METHODS],
@@ -220,6 +221,7 @@ def test_saved_times_are_differentiated(saving):
     check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dt", [0.1, 0.125, 0.3, None])
 def test_the_end_moves_in_forward_mode(dt):
     """With the step that arrives there: cut short or not, or there but for rounding."""
@@ -236,6 +238,7 @@ def test_the_end_moves_in_forward_mode(dt):
         np.testing.assert_allclose([by_t0, by_t1], [-slope, slope], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_steps_are_constants_in_both_modes():
     def end(dt, sensealg):
         prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.5]), (0.0, 1.0), 0.5)

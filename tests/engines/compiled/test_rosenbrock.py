@@ -54,6 +54,7 @@ def following(u, p, t):
     return -p * (u**3 - jnp.cos(t) ** 3) - jnp.sin(t)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["compiled", on_julia("julia")])
 @pytest.mark.parametrize("problem", FIELDS)
 @methods()
@@ -83,6 +84,7 @@ def test_steps_are_those_of_ordinary_diff_eq(alg, problem, engine):
         np.testing.assert_allclose(sol.u[-1], x["u_end"], rtol=3e-7)
 
 
+@pytest.mark.quick_cases(1)
 @few()
 def test_where_the_time_is_in_f(alg):
     prob = eo.ODEProblem(following, jnp.array([1.0]), (0.0, 2.0), 1e4)
@@ -97,6 +99,7 @@ def test_where_the_time_is_in_f(alg):
     np.testing.assert_allclose(sol.u[:, 0], np.cos(times), atol=1e-7)
 
 
+@pytest.mark.slow
 @few()
 def test_a_step_that_is_hardly_shorter_is_as_long(alg):
     """After one that was accepted; with `qsteady_max=1` it never is."""
@@ -112,6 +115,7 @@ def test_a_step_that_is_hardly_shorter_is_as_long(alg):
     assert held[1.0] == 0
 
 
+@pytest.mark.quick_cases(1)
 @few()
 def test_dense_output_is_what_is_saved(alg):
     prob, times = robertsons(), np.array([1e-3, 1.3, 1e2, 7e4])
@@ -122,6 +126,7 @@ def test_dense_output_is_what_is_saved(alg):
     np.testing.assert_allclose(saved.u, exact.u, rtol=2e-2)
 
 
+@pytest.mark.quick_cases(1)
 @few()
 def test_events(alg):
     """When half is left is found to the tolerance, and an affect starts anew from there."""
@@ -138,6 +143,7 @@ def test_events(alg):
     np.testing.assert_allclose(np.sum(sol.u[-1]), 0.75, rtol=1e-12)
 
 
+@pytest.mark.quick_cases(1)
 @few()
 def test_integrals(alg):
     """Of what flows from the second to the third component, which is that."""
@@ -150,6 +156,7 @@ def test_integrals(alg):
     np.testing.assert_allclose(sol.integral["t"][-1], 5e5, rtol=1e-12)
 
 
+@pytest.mark.quick_cases(1)
 @few()
 def test_single_precision(alg):
     single = eo.solve(robertsons(dtype=np.float32), alg, abstol=1e-6, reltol=1e-4)
@@ -189,6 +196,7 @@ def one_of_several(gamma):
 GAMMAS = {"Rosenbrock23": 1 / (2 + 2**0.5), "Rodas4": 0.25, "Rodas5P": 0.21193756319429014}
 
 
+@pytest.mark.quick_cases(1)
 @few()
 def test_whichever_lane_fails_the_others_keep_their_bits(alg):
     n, gamma = 19, GAMMAS[type(alg).__name__]
@@ -259,6 +267,7 @@ def test_diffrax_says_what_to_take():
         eo.solve(robertsons(), RODAS5P, engine="diffrax")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_has_other_methods():
     def f(u, p, t):
         return -jnp.linalg.eigvalsh(jnp.outer(u, u))

@@ -155,6 +155,7 @@ COUNT_INTO = COUNT.replace("%after = add i64 %before, 1", "%after = add i64 0, 1
 P = jnp.array([10.0, 28.0, 8 / 3])
 
 
+@pytest.mark.slow
 def test_an_ensemble_on_more_threads_than_there_are_cores():
     """Whatever the number of threads, the bits are the same, and so are those of gradients."""
 

@@ -127,6 +127,7 @@ FIXED = {"adaptive": False, "dt": 0.05, "abstol": 1e-3, "reltol": 1e-3}
 SAVINGS = [{}, {"save_everystep": True}, {"saveat": 0.21}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saving", SAVINGS, ids=["ends", "steps", "times"])
 @pytest.mark.parametrize("steps", [{}, FIXED], ids=["adaptive", "fixed"])
 def test_the_same_bits_at_every_width(steps, saving, monkeypatch):
@@ -146,6 +147,7 @@ def test_the_same_bits_at_every_width(steps, saving, monkeypatch):
         assert asked
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([np.float32, np.float64]))
 def test_the_same_bits_in_every_order(seed, dtype):
@@ -156,6 +158,7 @@ def test_the_same_bits_in_every_order(seed, dtype):
     same_bits(found, solved(ensemble(moved)), order)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [eo.EnsembleThreads(1), eo.EnsembleSerial(), eo.EnsembleGPUArray()])
 @pytest.mark.parametrize("batch_size", [None, 1, 5])
 def test_the_same_bits_wherever_they_are_solved(alg, batch_size):
@@ -180,6 +183,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "saving",
     [
@@ -223,6 +227,7 @@ def test_fixed_steps_of_states_whose_sum_overflows():
     np.testing.assert_array_equal(sim.u[0, -1], 1.5e308)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3"])
 def test_lesser_machines(level):
     """Without fused operations the last bits are others, and nothing else."""
@@ -238,6 +243,7 @@ def test_lesser_machines(level):
     np.testing.assert_allclose(found.u, other.u, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_vmap_makes_one_call_wider():
     """Chains times subjects are trajectories of one call, and each has the bits of its own."""
     x = numbers(5)
@@ -254,6 +260,7 @@ def test_vmap_makes_one_call_wider():
         np.testing.assert_array_equal(wide[i], jax.jit(of)(factor))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_llvm_refuses_is_solved_by_diffrax(alone, monkeypatch, caplog):
     """By itself with engine="auto", which is said; asked for, the engine raises."""

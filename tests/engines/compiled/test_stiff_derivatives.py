@@ -34,6 +34,7 @@ def end(factors, alg, tol, tspan=(0.0, 50.0), **options):
     return eo.solve(prob, alg, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "tol", "accuracy"),
     [
@@ -98,6 +99,7 @@ def of_forced(u0, p, t0, t1, alg=None, **options):
     return jnp.sum(weights * found.u)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("which", range(4), ids=["u0", "p", "t0", "t1"])
 @pytest.mark.parametrize(
     "options",

@@ -48,6 +48,7 @@ def stiff_steps(solution, alg):
     return np.asarray(solution.stats.nsolve) // alg.stiff.method.stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", FIELDS)
 def test_steps_are_those_of_ordinary_diff_eq(problem):
     f, p = FIELDS[problem]
@@ -67,6 +68,7 @@ def test_steps_are_those_of_ordinary_diff_eq(problem):
         np.testing.assert_allclose(sol.u[-1], x["u_end"], rtol=3e-7)
 
 
+@pytest.mark.slow
 @few()
 def test_where_nothing_is_stiff_it_is_the_explicit_method(alg):
     prob = oscillator(1.0)
@@ -78,6 +80,7 @@ def test_where_nothing_is_stiff_it_is_the_explicit_method(alg):
     assert stiff_steps(sol, alg) == 0
 
 
+@pytest.mark.slow
 @few()
 def test_where_it_is_stiff_it_is_the_other(alg):
     sol = eo.solve(oscillator(1e5), alg, abstol=1e-8, reltol=1e-6)
@@ -159,6 +162,7 @@ def test_the_order_changes_no_bit():
             np.testing.assert_array_equal(np.asarray(a)[order], b)
 
 
+@pytest.mark.slow
 def test_failures_are_codes():
     def f(u, p, t):
         return jnp.where(p > 0, jnp.stack([u[0] ** 2, -1e4 * (u[1] - u[0])]), -1e4 * u)
@@ -170,6 +174,7 @@ def test_failures_are_codes():
     np.testing.assert_array_equal(sim.u[0], sim.u[2])
 
 
+@pytest.mark.slow
 @few()
 def test_dense_output_is_that_of_the_method_that_made_the_step(alg):
     times = np.array([1e-4, 1e-3, 0.7, 0.9, 1.3, 2.9])
@@ -202,6 +207,7 @@ def test_events_and_integrals():
     assert abs(int(sol.stats.nsolve) - without) < 0.5 * without
 
 
+@pytest.mark.slow
 def test_single_precision():
     prob = eo.remake(robertsons(dtype=np.float32))
     single = eo.solve(prob, ALG, abstol=1e-6, reltol=1e-4)

@@ -104,6 +104,7 @@ def agree(sim, ours, near=1e-8):
             np.testing.assert_allclose(found, expected, rtol=near, atol=near)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("saving", ["ends", "times", "steps"])
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_compiled_engine(name, saving):
@@ -119,6 +120,7 @@ def test_as_the_compiled_engine(name, saving):
     agree(sim, ours, near=2e-3 if rough else 1e-5 if saving == "times" else 1e-8)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_places(place):
     sim, ours = both(CASES["set"], 5, PLACES[place], saveat=1.0)
@@ -190,6 +192,7 @@ def test_no_component_below_zero():
     assert (np.asarray(sim.u) >= 0).all()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [eo.Rosenbrock23(), eo.Rodas5P()], ids=str)
 def test_stiff_methods(alg):
     def halved(integrator):

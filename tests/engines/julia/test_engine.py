@@ -171,6 +171,7 @@ def test_what_the_engine_refuses():
     refused("ABM54 has no error estimate", eo.JuliaAlg("ABM54()"), adaptive=True, dt=0.1)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     "sensealg", [None, eo.ForwardDiffSensitivity(), eo.BacksolveAdjoint()], ids=str
 )
@@ -288,6 +289,7 @@ def test_without_julia(monkeypatch):
         eo.solve(PROB, engine="julia")
 
 
+@pytest.mark.slow
 def test_juliacall_is_left_alone():
     code = (
         "import sys, ensembleode as eo, ensembleode.julia\n"
@@ -368,6 +370,7 @@ class Solving(session.Session):
         return ""
 
 
+@pytest.mark.quick_cases(2)
 def test_whatever_ends_a_solve_stops_julia(interrupting):
     """A time limit and a handler that exits stop Julia like Ctrl-C; the next solve doesn't wait."""
     solving = Solving(interrupting)
@@ -405,6 +408,7 @@ def _when_queued(solving, interrupt):
     interrupt()
 
 
+@pytest.mark.quick_cases(2)
 def test_an_interrupted_start_goes_on(interrupting, monkeypatch):
     """The start must go on, because a second Julia can't be started in this process."""
     released = threading.Event()

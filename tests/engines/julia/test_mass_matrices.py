@@ -48,6 +48,7 @@ def has_same_steps(julia, compiled):
         np.testing.assert_allclose(of_julia, of_compiled, atol=1, rtol=0, err_msg=name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [on_julia(x) for x in METHODS], ids=str)
 def test_the_steps_of_the_compiled_engine(alg):
     rates = jnp.array([0.04, 3e7, 1e4])
@@ -62,6 +63,7 @@ def test_the_steps_of_the_compiled_engine(alg):
         np.testing.assert_allclose(julia.u, compiled.u, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ensemblealg", [on_julia(x) for x in PLACES], ids=str)
 def test_starts_that_are_not_consistent(ensemblealg):
     """A trajectory that fails at its start keeps the state that it starts with, if that is
@@ -75,6 +77,7 @@ def test_starts_that_are_not_consistent(ensemblealg):
         np.testing.assert_allclose(julia.u, compiled.u, atol=1e-3)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [on_julia(x) for x in METHODS], ids=str)
 def test_starts_that_are_made_consistent(alg):
     options: Any = {"trajectories": 4, "initializealg": BROWN, "saveat": 0.25}
@@ -83,6 +86,7 @@ def test_starts_that_are_made_consistent(alg):
     np.testing.assert_allclose(julia.u, compiled.u, atol=1e-3)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("turn", [on_julia(1), on_julia(-1)])
 def test_functions_that_store_their_results(turn):
     """17 components; permuted equations are in the rows of others."""
@@ -97,6 +101,7 @@ def test_functions_that_store_their_results(turn):
     np.testing.assert_allclose(julia.u, compiled.u, rtol=0, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("known", [on_julia(True), on_julia(False)], ids=["times", "event"])
 def test_events(known):
     """An affect may leave the algebraic equations, or go to another point where they hold."""
@@ -120,6 +125,7 @@ def test_events(known):
     np.testing.assert_allclose(julia.events.t, compiled.events.t, atol=1e-8)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("alg", [on_julia(x) for x in METHODS], ids=str)
 def test_the_jacobian_of_the_user(alg):
     """A Jacobian that is wrong changes the steps, in the same way as in the compiled engine."""
@@ -141,6 +147,7 @@ def test_the_jacobian_of_the_user(alg):
     np.testing.assert_allclose(right[0].u, of_f.u, rtol=1e-10)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("factor", [on_julia(1.0), on_julia(0.5)])
 def test_the_jacobian_of_the_user_in_columns(factor):
     """It is mapped over the columns, with the constants that it closes over."""
@@ -167,6 +174,7 @@ def test_the_jacobian_of_the_user_in_columns(factor):
     np.testing.assert_allclose(ends, exact, rtol=1e-12 if factor == 1.0 else 1e-3)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "name", [on_julia("Rodas5P()"), on_julia("FBDF()"), on_julia("Kvaerno5()")]
 )
@@ -178,6 +186,7 @@ def test_methods_known_by_name(name):
     np.testing.assert_allclose(sol(times), exact, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mass", [on_julia([1.0, 0.0]), on_julia([2.0, 3.0])], ids=str)
 def test_no_derivatives(mass):
     def end(p):

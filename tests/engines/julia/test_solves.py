@@ -56,6 +56,7 @@ def both(ens, solver, n, place=None, **options):
     return sim, eo.solve(ens, solver, trajectories=n, engine="compiled", **options)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_steps_of_the_compiled_engine(place):
     options = {"abstol": 1e-8, "reltol": 1e-8, "saveat": 0.25}
@@ -67,6 +68,7 @@ def test_the_steps_of_the_compiled_engine(place):
     np.testing.assert_allclose(sim.u, ours.u, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("solver", [eo.Tsit5(), eo.Vern6(), eo.Vern7(), eo.Vern9()], ids=str)
 def test_accepted_times(solver):
     options = {"abstol": 1e-6, "reltol": 1e-6, "save_everystep": True}
@@ -76,6 +78,7 @@ def test_accepted_times(solver):
     np.testing.assert_allclose(sim(0.7), ours(0.7), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_the_same_bits_wherever(place):
     ens = sweep(LORENZ)
@@ -104,6 +107,7 @@ METHODS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(name):
     """A forced pendulum, whose time derivative the implicit methods need, too."""
@@ -123,6 +127,7 @@ def test_methods(name):
     np.testing.assert_allclose(sol.u, exact.u, rtol=rtol, atol=rtol)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("solver", ["Rosenbrock23()", "Rodas5P()", "KenCarp4()", "QNDF()"])
 def test_stiff(solver):
     """Robertson's problem, with the Jacobian from JAX."""
@@ -184,6 +189,7 @@ def documented():
         yield pytest.param(text, marks=skip)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("text", list(documented()))
 def test_what_is_documented_of_julia_alg(text):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), 1.0)
@@ -262,6 +268,7 @@ def close(a, b, rtol=1e-6):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7), a, b)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("sensealg", SENSEALGS)
 def test_gradient(sensealg, place):
@@ -275,6 +282,7 @@ def test_gradient(sensealg, place):
     close(gradient(POINT), jax.grad(lotka_loss)(POINT, None, engine="compiled"))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "options", [{"saveat": None}, {"saveat": None, "save_start": False}], ids=str
 )
@@ -286,6 +294,7 @@ def test_gradient_of_the_ends(sensealg, options):
     close(gradient, jax.grad(lotka_loss)(POINT, None, engine="compiled", **options))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("sensealg", SENSEALGS)
 def test_gradient_of_times(sensealg):
     """Derivatives with respect to the span and the saved times."""
@@ -377,6 +386,7 @@ def test_gradient_past_a_failure():
         np.testing.assert_allclose(jax.grad(of)(jnp.array(1.0), chosen), expected, rtol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_published_parameters(place):
     """SciML's tutorial, trained through Julia."""
@@ -390,6 +400,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", KERNELS)
 def test_gpu_algorithms(name):
@@ -417,6 +428,7 @@ def test_nothing_is_lost_by_an_error():
     assert eo.solve(LORENZ, engine="julia").retcode == eo.ReturnCode.Success
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, SystemExit])
 def test_interrupt(error):
     """Ctrl-C stops Julia, as do a time limit and a handler that exits, and the next solve works.
@@ -513,6 +525,7 @@ def test_a_process_of_its_own():
     assert done.stdout.strip().endswith("done"), done.stderr
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("number", ["SIGINT", "SIGALRM"])
 def test_interrupting_a_process_of_its_own(number):
     done = run_python(

@@ -96,6 +96,7 @@ def agree(fn, u, p=(), t=0.25, **options):
     return sources
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("name", "what"), SOURCES)
 def test_golden(name, what):
     program, *_ = lowered(name, what)
@@ -107,6 +108,7 @@ def test_golden(name, what):
     assert source == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.quick_cases(17)
 @pytest.mark.parametrize(
     ("name", "what", "apart"),
     [
@@ -280,6 +282,7 @@ def test_products_in_every_orientation(shape, transposed):
     np.testing.assert_allclose(by_printer.reshape(n, m), x @ y, rtol=1e-13)
 
 
+@pytest.mark.quick_cases(11)
 @pytest.mark.parametrize(
     "letters",
     [

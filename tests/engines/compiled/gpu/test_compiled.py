@@ -84,6 +84,7 @@ def test_the_report_refuses_what_has_no_kernel():
         eo.kernel_report(decay(), eo.KenCarp4())
 
 
+@pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("fixed", [False, slow_unless(False, True)])
@@ -134,6 +135,7 @@ def every_function(dtype):
     return eo.ODEProblem(f, jnp.zeros(len(functions), dtype), (0.0, 1.0), p)
 
 
+@pytest.mark.quick_cases(1)
 @needs_ptxas
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_function_assembles(dtype):
@@ -215,6 +217,7 @@ def code_in(call) -> str:
     return re.sub(r"\\([0-9A-F]{2})", lambda x: chr(int(x[1], 16)), code)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_lowered(as_if_on_gpu, name):
     fn = PROGRAMS[name]
@@ -230,6 +233,7 @@ def test_lowered(as_if_on_gpu, name):
     assert "block_x = 128 : i32" in calls[0]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["solve", "pull_back"])
 def test_the_call_fits_the_kernel(as_if_on_gpu, name):
     """XLA passes a pointer to each operand, and after these to each result, all row-major, aligned
@@ -273,6 +277,7 @@ def compiled_kernels(fn, x, mesh) -> list[str]:
     return list(found)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compile(for_mesh, name):
     assert all(".target sm_90\n" in x for x in compiled_kernels(PROGRAMS[name], P, for_mesh))
@@ -384,6 +389,7 @@ KINDS = {
 QUICK = ("explicit", "explicit, single", "stiff", "events", "Hessian")
 
 
+@pytest.mark.quick_cases(1)
 @needs_ptxas
 @pytest.mark.parametrize("kind", [slow_unless(x in QUICK, x) for x in KINDS])
 @pytest.mark.parametrize("mesh", MEMORY, indirect=True)

@@ -217,6 +217,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [*COMPILED, "shard_map"])
 def test_compiles(mesh, target, name):
     fn, shapes, count = COMPILED.get(name) or (in_shard_map(mesh), [(), (BATCH,)], 1)
@@ -225,6 +226,7 @@ def test_compiles(mesh, target, name):
     assert ("while(" in text) == ("scan" in name)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("mapped", [True, False])
 def test_several_gpus(h200s, mapped):
     """In a `shard_map`, each has its part. A call that XLA partitions is run by each as a whole."""
@@ -236,6 +238,7 @@ def test_several_gpus(h200s, mapped):
     assert ("all-gather" in text) == (not mapped)
 
 
+@pytest.mark.quick_cases(1)
 def test_a_transposed_operand_costs_no_copy_of_what_was_computed(mesh, target):
     # The kernel has the trajectories last; what is computed is written in that order.
     def fn(a, x):
@@ -246,6 +249,7 @@ def test_a_transposed_operand_costs_no_copy_of_what_was_computed(mesh, target):
     assert len(re.findall(r"= \S+ (?:copy|transpose)\(", text.split("ENTRY")[1])) == 0
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("indices", [(2,), (3, 2), (2, 4)])
 def test_xla_reads_where_results_are(mesh, monkeypatch, indices):
     """It refuses places other than two different ones, in order, among four pointers."""

@@ -117,6 +117,7 @@ QUICK = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [slow_unless((x, d) in QUICK, x, d) for x in OPTIONS for d in ("float32", "float64")],
@@ -153,6 +154,7 @@ def test_integrands(on_ptx):
     same(*by_ptx(loss))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("n", [1, slow_unless(False, 128), 130])
 def test_trajectories_that_are_no_whole_blocks(on_ptx, n):
     before = len(on_ptx)
@@ -193,6 +195,7 @@ def test_spans_and_tolerances_of_their_own_backwards(on_ptx):
     assert len(np.unique(got.lengths)) > 1
 
 
+@pytest.mark.slow
 def test_numbers_of_other_dtypes(on_ptx):
     """Whole numbers and choices, and more numbers of their own than a thread holds."""
     large = 2**24 + 1
@@ -270,6 +273,7 @@ def written_out(monkeypatch):
 QUICK_PROBLEMS = {("forced", False), ("pendulum", True)}
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "single"),
     [slow_unless((x, s) in QUICK_PROBLEMS, x, s) for x in PROBLEMS for s in (False, True)],
@@ -285,6 +289,7 @@ def test_every_problem(on_ptx, written_out, name, single):
     same(numbers(got), numbers(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [slow_unless(x in ("RK4", "Vern7"), x) for x in METHODS])
 def test_every_method(on_ptx, method):
     alg = METHODS[method]
@@ -294,6 +299,7 @@ def test_every_method(on_ptx, method):
     same(numbers(got), numbers(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", SOLVERS.values(), ids=SOLVERS)
 def test_methods_of_other_kinds(on_ptx, alg):
     ens = rising_lorenz()
@@ -355,6 +361,7 @@ GRADIENTS = {
 QUICK_GRADIENTS = {("times", "float64")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -431,6 +438,7 @@ def test_a_gradient_of_several_blocks(on_ptx):
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_failed_trajectory_adds_nothing(on_ptx):
     def final(x, alg, **options):
         def prob_func(prob, ctx):
