@@ -27,9 +27,9 @@ def __getattr__(name: str) -> object:
     elif _util.find_spec(f".{name}", __name__) is not None:
         found = _importlib.import_module(f".{name}", __name__)
     else:
-        from .problem import aliases
+        from .problem import unknown_options
 
-        raise aliases.missing_attribute(_sys.modules[__name__], name)
+        raise unknown_options.missing_attribute(_sys.modules[__name__], name)
     globals()[name] = found
     return found
 

@@ -23,7 +23,7 @@ from .problem.callbacks import (
     TerminateSteadyState as TerminateSteadyState,
     VectorContinuousCallback as VectorContinuousCallback,
 )
-from .problem.corrections import (
+from .problem.correcting_callbacks import (
     ManifoldProjection as ManifoldProjection,
     PositiveDomain as PositiveDomain,
 )

@@ -25,10 +25,10 @@ from .ground.retcode import count_codes, has_failed, ran_out_of_steps, ReturnCod
 from .plan.plan import dense_of, Outcome, shared_times
 from .plan.trajectory_numbers import TrajectoryNumbers
 from .problem import sensitivity
-from .problem.aliases import refuse_unknown
 from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
 from .problem.options import among, as_count
 from .problem.problem import EnsembleProblem, ODEProblem
+from .problem.unknown_options import refuse_unknown
 from .running import batches
 from .running.every_event import with_more_room
 from .running.every_step import count_steps

@@ -165,6 +165,7 @@ def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     assert not np.allclose(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, slow_unless(False, {"saveat": 0.25})], ids=str)
 def test_implicit_methods_compile_once_for_any_number_of_trajectories(compiles, options):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), 1.0)

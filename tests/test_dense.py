@@ -88,6 +88,7 @@ def test_of_ensembles(name, alg):
     np.testing.assert_allclose(sim[3](TS), expected.u[3], rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "alg",
     [

@@ -229,6 +229,7 @@ def test_the_end_where_the_record_is_too_short(monkeypatch):
             np.testing.assert_allclose(f(0.1, **options), [7.77, exact], rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_ends_on_disk(tmp_path):
     prob = eo.ODEProblem(
         lambda u, p, t: {"x": -p["v"], "y": u["x"]}, {"x": 1.0, "y": 0.0}, (0.0, 3.0), {"v": 1.0},

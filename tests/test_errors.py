@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.problem import aliases
+from ensembleode.problem import unknown_options
 from ensembleode.solvers.julia_alg import PACKAGES
 
 from .problems import decay, linear
@@ -801,7 +801,7 @@ def test_the_module_is_a_module_still():
 
 def test_whatever_is_said_to_be_here_is():
     """Each name in the hints exists, and so does every method that Julia is said to have."""
-    words = vars(aliases).values()
+    words = vars(unknown_options).values()
     texts = [x for x in words if isinstance(x, str)]
     texts += [text for x in words if isinstance(x, dict) for text in map(str, x.values())]
     for name in {name for text in texts for name in re.findall(r"eo\.(\w+)\(", text)}:
@@ -809,9 +809,9 @@ def test_whatever_is_said_to_be_here_is():
     for package in PACKAGES.values():
         for name in package.split():
             if not hasattr(eo, name):
-                eo.JuliaAlg(re.findall(r"JuliaAlg\('(.*)'\)", aliases.instead_of(name))[0])
+                eo.JuliaAlg(re.findall(r"JuliaAlg\('(.*)'\)", unknown_options.instead_of(name))[0])
     options = inspect.signature(eo.solve).parameters
-    assert not set(options) & set(aliases._OPTIONS)
+    assert not set(options) & set(unknown_options._OPTIONS)
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.grad])

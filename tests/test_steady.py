@@ -224,6 +224,7 @@ def test_mass_matrix():
     assert_close(jax.jacrev(at_rest, (0, 1))(*at), jax.jacrev(exact, (0, 1))(*at))
 
 
+@pytest.mark.slow
 def test_other_callbacks():
     """A dose that changes `p` counts; an end by another callback keeps its own derivative."""
 
@@ -279,6 +280,7 @@ def test_no_state_at_rest(name):
     assert np.isnan(rest.u).all()
 
 
+@pytest.mark.slow
 def test_failures_leave_others_alone():
     """Gradients by numbers that all share, too."""
     prob = eo.ODEProblem(lambda u, p, t: p[0] + p[1] * u**2 - u, 1.0, (0.0, 1.0), jnp.zeros(2))

@@ -202,6 +202,7 @@ def test_whatever_is_saved(tmp_path, ens, options, name):
     xarray.open_zarr(tmp_path / "a.zarr").load()
 
 
+@pytest.mark.slow
 def test_another_ensemble_is_refused(tmp_path):
     """And what differs is named."""
     path = tmp_path / "sweep.zarr"
@@ -761,6 +762,7 @@ def test_interrupted(tmp_path, monkeypatch):
     same(sim, eo.solve(ensemble(), **OPTIONS))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, to mount")
 def test_a_disk_that_is_full(tmp_path):
     """A small file system of its own."""

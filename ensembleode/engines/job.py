@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from ..jumps.at_start import after_start
 from ..jumps.consistent_start import with_consistent_start
 from ..plan.plan import Plan
 from ..problem.problem import EnsembleProblem
@@ -45,7 +46,7 @@ def job_for(
         every = every.with_numbers_apart()
     every = with_times_of_values(with_consistent_start(every))
     if every.events is not None:
-        every = every.with_one_list().after_start()
+        every = after_start(every.with_one_list())
         (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
     method = module.method(alg, every.options, has_dt=has_dt)

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ..engines import Engine
-from ..engines.compiled import gpu
+from ..engines.compiled import gpu_engine
 from ..engines.compiled.xla import launch
 from ..ground.devices.placement import computes_on_nvidia
 from ..ground.logs import log_once
@@ -25,13 +25,14 @@ class KernelExecutor(DevicesExecutor):
     def check(self, plan: Plan) -> None:
         """**Raises:** `ValueError` for a plan that has no kernel; `KernelError` where kernels can't
         be compiled."""
-        if reason := gpu.refusal(plan):
+        if reason := gpu_engine.refusal(plan):
             raise ValueError(f"EnsembleGPUKernel() {reason} Use EnsembleGPUArray() for it.")
         if self.on_gpu:
             launch.check()
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
-        return super().run(job.replan(engine=gpu.ENGINE) if self.on_gpu else job, indices, repeat)
+        job = job.replan(engine=gpu_engine.ENGINE) if self.on_gpu else job
+        return super().run(job, indices, repeat)
 
 
 def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> KernelExecutor:

@@ -194,26 +194,6 @@ class Trajectories:
             shared=shared._replace(u0=None) if held else shared,
         )
 
-    def after_start(self) -> "Trajectories":
-        """The ensemble (after `with_one_list`) whose initial states are those after the callbacks
-        that act at the start."""
-        assert self.events is not None
-        acting = [x for x in self.events.discrete if x.at_start]
-        if not acting:
-            return self
-
-        def of_one(u0: Any, numbers: Sequence, t0: Any) -> Any:
-            for x in acting:
-                given = {"uprev": u0, "tprev": t0}
-                (wanted,), out = (
-                    part.program((), u0, (*numbers, *(given[name] for name in part.extras)), t0)
-                    for part in (x.condition, x.jump.part)
-                )
-                u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
-            return u0
-
-        return self.with_start(of_one)
-
     def with_start(self, of_one: Callable[[Any, Sequence, Any], Any]) -> "Trajectories":
         """The ensemble with the initial states `of_one(u0, numbers, t0)`, a function of the
         previous initial state, of the constants and parameters, and of the start time."""

@@ -11,7 +11,7 @@ import numpy as np
 from ..ground.state_tree import StateTree
 from ..solvers.mass_matrix import mass_matrix_of, MassMatrix
 from ..tracing.program import is_tracer, Static
-from .aliases import refuse_unknown
+from .unknown_options import refuse_unknown
 
 
 class ODEFunction(eqx.Module):

@@ -10,9 +10,9 @@ import numpy as np
 from ..solvers.controllers import AbstractController
 from ..solvers.norms import AbstractNorm
 from ..tracing.program import is_tracer
-from .aliases import unknown_option
 from .initialization import BrownFullBasicInit, CheckInit
 from .number_table import NUMBERS, of_kind
+from .unknown_options import unknown_option
 
 
 # The options whose values may not differ between trajectories; then all options of a trajectory.

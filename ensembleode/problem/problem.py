@@ -15,9 +15,9 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 from ..ground.logs import log_once
 from ..ground.state_tree import as_parameters, as_state, written_order
 from ..tracing.program import is_tracer
-from .aliases import refuse_unknown
 from .callbacks import all_of, Integrator
 from .options import check_option_names, merge, time_dtype_of
+from .unknown_options import refuse_unknown
 
 
 class ODEProblem(eqx.Module):

@@ -7,7 +7,7 @@
 - `wire.py`: from the bodies of requests to arrays and back; `queries.py`: requests, checked against
     limits, and their answers; `calls.py`: requests and answers of HTTP.
 - `service.py`: the state that the endpoints share; `app.py`: the endpoints; `process.py`,
-    `protocol.py`: the process, and HTTP.
+    `http11.py`: the process, and HTTP.
 - `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: their specification;
     `through_batcher.py`: how they are solved.
 - `metrics.py`: metrics for Prometheus; `tokens.py`: who may send requests.

@@ -11,7 +11,7 @@ from typing import Any, TYPE_CHECKING
 
 # This import says which packages to install where they are missing, so it comes before others.
 from .app import App, create_app
-from .protocol import protocol
+from .http11 import protocol
 from .registry import Registry
 
 

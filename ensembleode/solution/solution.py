@@ -14,8 +14,8 @@ from ..ground.hidden_object import HiddenObject
 from ..ground.on_disk import OnDisk
 from ..ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode, was_ended
 from ..ground.state_tree import component_names, flattened
-from ..problem.aliases import missing_of_solution
 from ..problem.saving_callback import Saved
+from ..problem.unknown_options import missing_of_solution
 from ..tracing.program import is_tracer
 from .dense import Dense, kept, RemadeSteps, states_at
 from .events import cut, End, end_of, Events, first_events, with_end

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..engines.compiled import gpu
+from ..engines.compiled import gpu_engine
 from ..engines.compiled.llvm import machine
 from ..engines.compiled.xla import launch, ptxas
 from ..engines.compiled.xla.entry import entry_name
@@ -107,16 +107,16 @@ def kernel_report(
     ens = EnsembleProblem(prob) if isinstance(prob, ODEProblem) else prob
     about = ens, options, jax.random.key(0), 2, "auto", alg or Tsit5(), EnsembleGPUKernel()
     job, _ = job_for(*about, is_given=True)
-    if reason := gpu.refusal(job.plan):
+    if reason := gpu_engine.refusal(job.plan):
         raise ValueError(f"EnsembleGPUKernel() {reason}")
-    job = job.replan(engine=gpu.ENGINE)
+    job = job.replan(engine=gpu_engine.ENGINE)
     lanes = jax.eval_shape(lambda: job.trajectories.lanes(integers(np.arange(2)), 1))
     if arch is None:
         devices = launch.cuda_devices()
         arch = launch.arch_of(*devices) if devices else "sm_90"
     arch = machine.gpu(arch).name
     usages: Any = dict.fromkeys(("solve", "pull_back"))
-    for name, kernel in gpu.kernels(job.plan, lanes).items():
+    for name, kernel in gpu_engine.kernels(job.plan, lanes).items():
         if kernel is not None:
             usages[name] = ptxas.usage(launch.ptx_of(kernel, arch), arch)[entry_name(kernel.name)]
     report = KernelReport(arch, **usages)

@@ -150,7 +150,8 @@ def solve_ivp(
     callback = CallbackSet(*callbacks) if callbacks else None
     prob = ODEProblem(f, y0, (t0, t1), p, callback=callback)
     by_steps = times is None or dense_output
-    saved = {"save_everystep": True} if by_steps else {"saveat": times} if len(times) else {}
+    no_times = times is not None and times.size == 0
+    saved = {"save_everystep": True} if by_steps else {} if no_times else {"saveat": times}
     found = solve(prob, alg, **saved, **options)
     t: Any = found.t
     y: Any = found.u

@@ -21,10 +21,10 @@ from ..ground.files import locked, LockedError
 from ..ground.keys import as_before, raw
 from ..ground.logs import logger
 from ..problem.options import check_count
-from .ending import signals_held_back
 from .identity import digest, leaves_by_name
 from .parallel import Placement
 from .processes import from_first, is_first
+from .signals import signals_held_back
 
 
 class CheckpointError(ValueError):

@@ -20,7 +20,6 @@ from ..problem.options import check_count
 from ..running.progress import bar
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, SavedStates
 from .data import BatchesAhead, Piece, source_of
-from .ending import sigterm_raises, Terminated
 from .fit_result import FitResult, FitState
 from .identity import of_loss, of_optimizer
 from .least_squares import check_params, LeastSquaresStep, LevenbergMarquardt
@@ -28,6 +27,7 @@ from .log import Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import on_their_devices, Placement, placement
 from .processes import from_first, is_first, needed, peers
+from .signals import sigterm_raises, Terminated
 from .step import checked, StepReport, traced, TrainingState, UpdateStep
 from .validation import Validation, validation_of
 

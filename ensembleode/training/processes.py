@@ -15,8 +15,8 @@ import numpy as np
 
 from ..ground.devices import cpu_devices
 from . import launch as launches
-from .ending import writing
 from .lifelines import Lifeline
+from .signals import writing
 
 
 LOST = 75  # the exit status (EX_TEMPFAIL of sysexits.h: try again)

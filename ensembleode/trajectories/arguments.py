@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..plan.trajectory_numbers import Trajectories
-from ..problem.aliases import solver_by_name
 from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.options import as_count
 from ..problem.problem import EnsembleProblem
+from ..problem.unknown_options import solver_by_name
 from ..solvers import Tsit5
 from ..tracing.program import is_tracer
 

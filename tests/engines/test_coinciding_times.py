@@ -260,6 +260,7 @@ def test_more_comparisons_than_are_gone_through_at_once():
         np.testing.assert_allclose(found(at), wanted, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behind", "direction"),
     [

@@ -53,6 +53,7 @@ def serial():
     return eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), **OPTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [solved, slow_unless(False, gradient)])
 def test_a_worker_is_killed(run):
     """In mid-solve, forwards and backwards: the same bits as without."""

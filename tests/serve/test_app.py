@@ -503,6 +503,7 @@ def called(u, p, t):
     )
 
 
+@pytest.mark.slow
 def test_a_problem_without_a_gradient(running):
     """Is solved all the same, and those beside it have theirs."""
     limits = eo.serve.Limits(saveat=2)

@@ -620,6 +620,7 @@ def test_job(client):
         job.result(300)
 
 
+@pytest.mark.slow
 def test_job_of_samples(client, monkeypatch):
     ranges = {"u0": ([0.5, 0.5], [1.5, 1.5]), "trajectories": 30, "seed": 3}
     first = client.submit("lotka", **ranges).result(timeout=60)

@@ -251,6 +251,7 @@ def test_one_process_at_a_time_has_the_folder(tmp_path, caplog):
             old.cancel(id)
 
 
+@pytest.mark.slow
 def test_a_release_in_between(tmp_path, monkeypatch, caplog):
     """The store of other versions is dropped, and the job done from the beginning."""
     id = begun(tmp_path)
@@ -264,6 +265,7 @@ def test_a_release_in_between(tmp_path, monkeypatch, caplog):
         assert jobs.status(id)["status"] == "done"
 
 
+@pytest.mark.slow
 def test_another_problem_in_between(tmp_path, monkeypatch):
     """Its store is not dropped: the job fails, until it is deleted."""
     id = begun(tmp_path)

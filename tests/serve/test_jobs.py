@@ -136,6 +136,7 @@ def test_what_is_not_there(running):
         refused(running.client.get(url, params=params), 422, "invalid", path)
 
 
+@pytest.mark.slow
 def test_without_a_store(running):
     with Running(registry(), like=running) as other:
         response = other.client.post("/v1/problems/lotka/ensembles", json=DRAWN)

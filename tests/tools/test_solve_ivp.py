@@ -42,6 +42,7 @@ def error(y, exact, rtol=1e-3, atol=1e-6):
     return np.linalg.norm((y - exact) / (atol + rtol * np.abs(exact)), axis=0) / y.shape[0] ** 0.5
 
 
+@pytest.mark.quick_cases(2)
 @EVERY_METHOD
 @pytest.mark.parametrize("t_span", [(5.0, 9.0), (5.0, 1.0)], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("how", ["plain", "vectorized", "jac"])
@@ -101,6 +102,7 @@ def test_a_stiff_problem(method):
     assert result.njev < 300  # (Each step has its own Jacobian.)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("method", ["Radau", slow_unless(False, "BDF")])
 @pytest.mark.parametrize("kind", ["matrix", "function", "none"])
 def test_a_constant_jacobian(method, kind):
@@ -152,6 +154,7 @@ EVENTS = {
 SOME_EVENTS = ("all", "the first ends it")
 
 
+@pytest.mark.quick_cases(1)
 @EVERY_METHOD
 @pytest.mark.parametrize(
     "name", [slow_unless(x in ("all", "the first ends it"), x) for x in EVENTS]
@@ -178,6 +181,7 @@ def test_events(method, name, t_span):
     assert (error(result.sol(tc), exact_rational(tc)) < 5).all()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("n", [1, 2, 3, 20])
 def test_as_many_events_as_end_it(n):
     """SciPy's harmonic oscillator, whose zeros are half a period apart."""
@@ -206,6 +210,7 @@ def test_events_take_arguments():
     assert len(result.t_events[0]) > 0
 
 
+@pytest.mark.quick_cases(1)
 @EVERY_METHOD
 def test_max_step(method):
     result = eo.solve_ivp(
@@ -224,6 +229,7 @@ def test_first_step():
         eo.solve_ivp(rational, [5.0, 9.0], [1 / 3, 2 / 9], first_step=-1)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("t_span", "t_eval"),
     [
@@ -261,6 +267,7 @@ def test_wrong_t_eval(t_eval, message):
         eo.solve_ivp(rational, (5.0, 9.0), [1 / 3, 2 / 9], t_eval=t_eval)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dense_output", [False, True])
 def test_an_event_before_the_times(dense_output):
     event = with_attributes(lambda t, y: t - 7, terminal=True)

@@ -23,7 +23,7 @@ from ensembleode.ground.files import locked
 from ensembleode.ground.on_disk import OnDisk
 from ensembleode.training.checkpoints import Folder
 from ensembleode.training.identity import of_optimizer
-from ensembleode.training.log import Log
+from ensembleode.training.log import LogFile
 
 from ..marks import slow_unless
 from . import several
@@ -714,13 +714,13 @@ class Full:
 def test_no_room_for_the_log(tmp_path, monkeypatch, after):
     """While it is written, or as it is closed."""
     log = tmp_path / "fit.jsonl"
-    opened = Log.__init__
+    opened = LogFile.__init__
 
     def init(self, *args):
         opened(self, *args)
         self._file = Full(self._file, after)
 
-    monkeypatch.setattr(Log, "__init__", init)
+    monkeypatch.setattr(LogFile, "__init__", init)
     with pytest.raises(OSError, match="No space left on device") as caught:
         fit_line(maxiters=5, log=log)
     assert caught.value.filename == str(log)

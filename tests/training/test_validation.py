@@ -42,6 +42,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", WAYS)
 def test_the_lowest_is_the_best(name):
     """Of all that were validated; each loss is the mean over the held-out items."""
@@ -117,6 +118,7 @@ def test_patience_ends_the_fit():
     assert "validation  3 to 2, best 2" in repr(result)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("at", [1, 5, 6])
 @pytest.mark.parametrize("devices", [1, slow_unless(False, 2)])
 def test_interrupted_or_not(tmp_path, at, devices):
@@ -225,6 +227,7 @@ def test_an_infinite_loss_is_never_the_best(tmp_path):
 ALL = {k: np.tile(v, (3, 1)).T for k, v in line(12).items()}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("of", ["arrays", "batches"])
 def test_batches_are_accumulated(of, devices):
@@ -325,6 +328,7 @@ def test_both_curves_are_drawn():
 MISSING = np.where(np.arange(24).reshape(8, 3) % 5 == 1, np.nan, 2.0)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("how", [{}, {"batch_size": 3}, {"devices": 2}])
 def test_missing_observations(how):
     """The loss leaves them out; where it doesn't, the message says so."""

@@ -11,7 +11,7 @@ From the bottom up:
 - `field/`: the vector field as instructions. `steps/`: what a kernel computes. `loop/`: the time
     loop and its events. `reverse/`: reverse mode of the time loop.
 - `kernel.py`: the kernels, made of these parts. `solves.py`: the kernels as functions of arrays.
-    `gauss_adjoint.py`: the adjoint ODE. `gpu.py`: the engine on NVIDIA GPUs.
+    `gauss_adjoint.py`: the adjoint ODE. `gpu_engine.py`: the engine on NVIDIA GPUs.
 """
 
 import functools

@@ -57,6 +57,7 @@ def all_cases() -> dict[str, Case]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [True, slow_unless(False, False)])
 def test_primitives(apart):
     cases = all_cases()

@@ -92,6 +92,7 @@ def test_gradient_is_that_of_the_steps():
     same(found, expected, np.testing.assert_allclose, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "columns", "inner", "dtype"),
     [

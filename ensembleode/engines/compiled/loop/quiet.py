@@ -1,10 +1,11 @@
 """Recognises quiet steps, in which no condition can cross zero, without evaluating conditions at
 points within the step.
 
-The states within a step are in a box around its end (`solvers/reach.py`), and the conditions are in
-balls around their values there (`balls.py`). If no ball contains zero, the conditions have the same
-signs at the start, at the end and at all points within the step where they would be evaluated.
-These evaluations would be rounded, so the box has a margin: the result is the same, bit for bit.
+The states within a step are in a box around its end (`solvers/within_step_bounds.py`), and the
+conditions are in balls around their values there (`balls.py`). If no ball contains zero, the
+conditions have the same signs at the start, at the end and at all points within the step where they
+would be evaluated. These evaluations would be rounded, so the box has a margin: the result is the
+same, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....plan.events import TracedCallbacks, TracedContinuous
-from ....solvers.reach import Reach, reach
+from ....solvers.within_step_bounds import Reach, reach
 from ..llvm.builder import Value
 from ..steps.saved_rows import TriedStep
 from .balls import rounded, SLACK

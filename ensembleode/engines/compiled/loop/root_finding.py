@@ -15,8 +15,8 @@ import numpy as np
 
 from ....plan.events import TracedContinuous
 from ....problem.callbacks import LeftRootFind, NoRootFind
-from ....solvers.reach import blur
 from ....solvers.time import REACH, REACH_OF_STEP
+from ....solvers.within_step_bounds import blur
 from ..algebra.components import set_all
 from ..llvm.builder import BOOL, I32, integer_like, Value, Variable
 from ..steps.saved_rows import TriedStep

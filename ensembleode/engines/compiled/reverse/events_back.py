@@ -20,7 +20,7 @@ from ..algebra.components import set_all
 from ..llvm.builder import BOOL, I64, Value
 from ..loop.callback_functions import CallbackFunctions
 from ..loop.events import acting, marks_of, moved_numbers, saves_after, times_of
-from ..steps.steps import EquationCalls, PulledCotangents, within_of
+from ..steps.traced_method import EquationCalls, PulledCotangents, within_of
 
 
 if TYPE_CHECKING:

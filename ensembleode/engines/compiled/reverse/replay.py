@@ -22,7 +22,7 @@ from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from ..loop.loop import Loop
 from ..steps.layout import LaneNumbers
 from ..steps.saved_rows import EventRows
-from ..steps.steps import (
+from ..steps.traced_method import (
     EquationCalls,
     PulledCotangents,
     start_of,

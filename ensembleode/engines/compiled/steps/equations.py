@@ -31,7 +31,7 @@ from ..llvm.builder import Builder, ElementPointer, Value
 from . import tuning
 from .description import KernelDescription, with_gradients
 from .layout import LaneNumbers
-from .steps import EquationCalls, OuterProducts
+from .traced_method import EquationCalls, OuterProducts
 
 
 class FieldNumbers(OperandReader):

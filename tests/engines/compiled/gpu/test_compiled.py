@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ensembleode as eo
 from ensembleode import solvers
-from ensembleode.engines.compiled import gpu
+from ensembleode.engines.compiled import gpu_engine
 from ensembleode.engines.compiled.xla import launch, ptxas
 from ensembleode.engines.job import job_for
 from ensembleode.executors import kernel as executor
@@ -113,9 +113,9 @@ def ptx_of(ens, arch, **options):
     )
     options = dict.fromkeys(every.split()) | options
     job, _ = job_for(ens, options, jax.random.key(0), 2, "auto", eo.Tsit5())
-    job = job.replan(engine=gpu.ENGINE)
+    job = job.replan(engine=gpu_engine.ENGINE)
     lanes = jax.eval_shape(lambda: job.trajectories.lanes(np.arange(2), 1))
-    return [launch.ptx_of(x, arch) for x in gpu.kernels(job.plan, lanes).values()]
+    return [launch.ptx_of(x, arch) for x in gpu_engine.kernels(job.plan, lanes).values()]
 
 
 def every_function(dtype):

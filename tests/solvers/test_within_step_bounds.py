@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.solvers.reach import reach
 from ensembleode.solvers.runge_kutta import polynomial
+from ensembleode.solvers.within_step_bounds import reach
 
 
 POINTS = [j / 9 for j in range(9)]

@@ -1,8 +1,9 @@
 """The compiled engine on NVIDIA GPUs, with a thread for each trajectory: the engine of
 EnsembleGPUKernel.
 
-The code is that of a CPU's kernel with one lane, compiled to PTX. Only the order of numbers in
-memory (see `layout.NumbersOrder`) and a thread's own memory differ.
+The code is that of a CPU's kernel with one lane, compiled to PTX. What differs is written where
+`on_gpu` is asked: the operands and the loop over trajectories in `kernel.py`, the order of numbers
+in memory in `steps/layout.py`, the memory and the call in `solves.py`; and `is_gpu` in `llvm/`.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The short path of small requests: its answers are those of uvicorn's own protocol."""
+"""The short path of small requests: its answers are those of uvicorn's own http11."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from ensembleode.serve import calls, protocol
+from ensembleode.serve import calls, http11
 from ensembleode.serve.room import MemoryRoom
 
 from .running import held_back, registry, Running, until
@@ -31,12 +31,12 @@ def short(monkeypatch):
     """Counts the requests that go the short way."""
     taken = []
 
-    class Counted(protocol._Exchange):
+    class Counted(http11._Exchange):
         def __init__(self, *args):
             taken.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(protocol, "_Exchange", Counted)
+    monkeypatch.setattr(http11, "_Exchange", Counted)
     return taken
 
 
@@ -298,7 +298,7 @@ HALF = request()[:40]
     ],
 )
 def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
-    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http11, "_HEAD_SECONDS", 0.2)
     with Connection(running) as connection, Connection(running) as other:
         connection.socket.sendall(sent)
         for _ in range(answers):
@@ -313,7 +313,7 @@ def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
 
 @pytest.mark.slow
 def test_a_body_may_take_longer_than_headers(running, monkeypatch):
-    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(http11, "_HEAD_SECONDS", 0.1)
     for path in (SOLVE, "/v1/problems/l%6Ftka/solve"):
         whole = request(path=path)
         with Connection(running) as connection:
@@ -376,7 +376,7 @@ def test_idle_ones_make_room(running):
 @pytest.mark.parametrize("path", ["lotka/solve", "l%6Ftka/solve"])
 def test_answers_that_nobody_reads(running, monkeypatch, path):
     """They are counted until they are read, and the connection is closed after a time."""
-    monkeypatch.setattr(protocol, "_READ_SECONDS", 1.5)
+    monkeypatch.setattr(http11, "_READ_SECONDS", 1.5)
     answers = MemoryRoom(2**30, 3 * 2**20)
     monkeypatch.setattr(running.service, "answers", answers)
     # (Larger than what the kernel holds.)
