@@ -45,7 +45,7 @@ def ensemble(field, n, ps):
     )
 
 
-def by_hand(field, n, ps, steps=64):
+def by_hand(field, n, ps, steps=128):
     """The same solves by the classical method of Runge and Kutta in JAX."""
     u0 = jnp.linspace(0.5, 1.0, n)
     h = 1.0 / steps
