@@ -255,28 +255,33 @@ class _Identity:
 
 
 def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
-    number: dict = {}
+    numbers: dict = {}
+    binders = tuple((_number(v, numbers), v.aval) for v in [*jaxpr.constvars, *jaxpr.invars])
+    eqns = tuple(_equation_key(eqn, numbers) for eqn in jaxpr.eqns)
+    return len(jaxpr.constvars), binders, eqns, tuple(_atom_key(x, numbers) for x in jaxpr.outvars)
 
-    def name(var):
-        return number.setdefault(var, len(number))
 
-    def atom(x):
-        return ("lit", x.aval, _array_key(x.val)) if isinstance(x, jex.Literal) else name(x)
+def _number(var: Any, numbers: dict) -> int:
+    """The number of a variable, which is the next one for a new variable."""
+    return numbers.setdefault(var, len(numbers))
 
-    binders = tuple((name(v), v.aval) for v in [*jaxpr.constvars, *jaxpr.invars])
-    eqns = []
-    for eqn in jaxpr.eqns:
-        custom = eqn.primitive.name in _CUSTOM_RULES
-        named = custom or eqn.primitive.name in ("jit", "remat", "checkpoint")
-        params = tuple(
-            (k, _value_key(v))
-            for k, v in sorted(eqn.params.items())
-            if not (k == "name" and named) and not (custom and k in RULE_PARAMS)
-        )
-        ins = tuple(atom(x) for x in eqn.invars)
-        outs = tuple((name(v), v.aval) for v in eqn.outvars)
-        eqns.append((eqn.primitive, ins, outs, params))
-    return len(jaxpr.constvars), binders, tuple(eqns), tuple(atom(x) for x in jaxpr.outvars)
+
+def _atom_key(x: Any, numbers: dict) -> Any:
+    is_literal = isinstance(x, jex.Literal)
+    return ("lit", x.aval, _array_key(x.val)) if is_literal else _number(x, numbers)
+
+
+def _equation_key(eqn: Any, numbers: dict) -> tuple:
+    custom = eqn.primitive.name in _CUSTOM_RULES
+    named = custom or eqn.primitive.name in ("jit", "remat", "checkpoint")
+    params = tuple(
+        (k, _value_key(v))
+        for k, v in sorted(eqn.params.items())
+        if not (k == "name" and named) and not (custom and k in RULE_PARAMS)
+    )
+    ins = tuple(_atom_key(x, numbers) for x in eqn.invars)
+    outs = tuple((_number(v, numbers), v.aval) for v in eqn.outvars)
+    return eqn.primitive, ins, outs, params
 
 
 _OF_RESULTS = ("treedef_out", "static_out")
@@ -482,6 +487,9 @@ def _written(value: Any, seen: dict | None = None) -> Any:
         inside = [value.f, *(args for _, args in value.transforms)]
     elif isinstance(value, tuple | list):
         inside = value
+    elif isinstance(value, jex.JaxprEqn):
+        inside = _rule_of(value)
+        kind = _equation_key(value, {}), tuple(x.aval for x in value.invars)
     elif isinstance(value, jtu.PyTreeDef):
         inside = [value.node_data(), *value.children()]
     elif type(value).__name__ in ("Hashable", "Unhashable"):  # JAX's of a static argument

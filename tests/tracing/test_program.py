@@ -450,9 +450,21 @@ def a_linear_solve(factor):
     return with_rule(jnp.sin, slope)
 
 
+def an_equation(factor):
+    """That the rule closes over, as those of nested root finders do."""
+    call = jax.make_jaxpr(custom_jvp(factor))(X).eqns[0]
+
+    def slope(x):
+        parts = {"invars": call.invars, "outvars": call.outvars, "eqns": [call]}
+        jaxpr = jax.make_jaxpr(jnp.sin)(x).jaxpr.replace(**parts)
+        return jax.jvp(lambda y: jax.core.eval_jaxpr(jaxpr, [], y)[0], (x,), (x,))[1]
+
+    return with_rule(jnp.sin, slope)
+
+
 @pytest.mark.parametrize(
     "make",
-    [two_with_one_primal, seven_in_a_rule, a_chain, a_linear_solve],
+    [two_with_one_primal, seven_in_a_rule, a_chain, a_linear_solve, an_equation],
     ids=lambda x: x.__name__,
 )
 def test_rules_are_compared_at_any_depth(make):
