@@ -450,21 +450,22 @@ def a_linear_solve(factor):
     return with_rule(jnp.sin, slope)
 
 
-def an_equation(factor):
-    """That the rule closes over, as those of nested root finders do."""
-    call = jax.make_jaxpr(custom_jvp(factor))(X).eqns[0]
+def a_chain_with_equations(factor, order=0):
+    """Each rule closes over an equation of a trace, as those of nested root finders do."""
+    scaling = jax.make_jaxpr(lambda x: factor * x)(X).eqns[0]
 
     def slope(x):
-        parts = {"invars": call.invars, "outvars": call.outvars, "eqns": [call]}
-        jaxpr = jax.make_jaxpr(jnp.sin)(x).jaxpr.replace(**parts)
-        return jax.jvp(lambda y: jax.core.eval_jaxpr(jaxpr, [], y)[0], (x,), (x,))[1]
+        if order < 6:
+            return a_chain_with_equations(factor, order + 1)(x)
+        (by,) = (x for x in scaling.invars if isinstance(x, jex.Literal))
+        return by.val * x
 
-    return with_rule(jnp.sin, slope)
+    return with_rule(lambda x: (order + 1) * x, slope)
 
 
 @pytest.mark.parametrize(
     "make",
-    [two_with_one_primal, seven_in_a_rule, a_chain, a_linear_solve, an_equation],
+    [two_with_one_primal, seven_in_a_rule, a_chain, a_linear_solve, a_chain_with_equations],
     ids=lambda x: x.__name__,
 )
 def test_rules_are_compared_at_any_depth(make):
