@@ -379,7 +379,7 @@ OTHERS = {
     "engines.compiled.llvm.compiler.OLDEST",
     "engines.compiled.llvm.compiler._LONGEST",
     "engines.compiled.llvm.compiler._MOST",
-    "engines.compiled.gpu._MOST_ARRAYS",
+    "engines.compiled.gpu_engine._MOST_ARRAYS",
     "engines.base.tuning.MOST_COLUMN_VARIABLES",
     "engines.base.tuning.MOST_COLUMN_STEPS",
     "engines.base.checks._ROUNDINGS",

@@ -19,7 +19,7 @@ from ensembleode.serve import service
 
 from .running import held_back, registry, Running, until
 from .test_app import refused, without_seconds
-from .test_protocol import Connection, request
+from .test_http11 import Connection, request
 
 
 @pytest.fixture
