@@ -117,6 +117,7 @@ class FitResult:
         **Returns:** the axes.
         """
         import matplotlib.pyplot as plt
+        from matplotlib.colors import to_hex
 
         if ax is None:
             _, ax = plt.subplots(layout="constrained")
@@ -132,7 +133,9 @@ class FitResult:
             ax.plot(np.arange(n), self.losses, **faint)
         if several:
             marker = "o" if len(self.validation_losses) <= 50 else None
-            how = {"marker": marker, "markersize": 3, "label": "validation"}
+            used = to_hex(line.get_color())
+            color = next(x for x in ("C1", "C0") if to_hex(x) != used)
+            how = {"marker": marker, "markersize": 3, "label": "validation", "color": color}
             ax.plot(self.validation_steps, self.validation_losses, **how)
             ax.legend()
         if all((x > 0).all() for x in (self.losses, self.validation_losses)):

@@ -314,6 +314,7 @@ def test_a_fit_without_data_is_validated_by_a_function():
 
 def test_both_curves_are_drawn():
     plt = pytest.importorskip("matplotlib.pyplot")
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
     result = fit_line(**OPTIONS | {"maxiters": 120})
     ax = result.plot(color="C3")
     mean, each, validation = ax.lines
@@ -322,6 +323,9 @@ def test_both_curves_are_drawn():
     np.testing.assert_array_equal(each.get_ydata(), result.losses)
     np.testing.assert_array_equal(validation.get_xdata(), result.validation_steps)
     assert len(result.plot(smoothing=1).lines) == 2
+    for color in ("C0", "C1", "tab:blue", "red"):
+        loss, *_, validation = result.plot(color=color).lines
+        assert len({to_hex(x.get_color()) for x in (loss, validation)}) == 2
     plt.close("all")
 
 
