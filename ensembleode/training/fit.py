@@ -342,12 +342,10 @@ class _FitLoop:
                     if not math.isfinite(report.loss):
                         stopped = "nonfinite"
                         break
-                    good, now = now.state.params, self._after(now, piece, state, report.loss)
+                    after = self._after(now, piece, state, report.loss)
                     seconds = time.perf_counter() - began
-                    if self.validation is not None and (
-                        self.validation.is_due(now.step, piece.last) or self._is_done(now)
-                    ):
-                        now = self._validated(now)
+                    # (A step is done with its validation: one that is interrupted comes again.)
+                    good, now = now.state.params, self._validated(after, piece)
                     has_readers = self.callback is not None or lines.functions
                     whole = self._whole_params(good) if has_readers else None
                     told = self._told(now, piece, report, whole)
@@ -417,12 +415,17 @@ class _FitLoop:
             error.add_note(f"ensembleode: the parameters can't be had: {e}")
 
     def with_changes(self, begin: SavedStates, changed: set[str]) -> SavedStates:
-        """The states to go on from if the loss or the data have changed: without the best
-        parameters, which aren't known any more."""
-        if changed <= {"optimizer"}:
+        """The states to go on from if the loss or the data have changed, or if there is a
+        validation now and was none, or the other way round: without the best parameters, which
+        aren't known any more."""
+        was_validated = len(begin.validations) > 0
+        has_best = bool(np.isfinite(begin.best_loss))
+        is_same = changed <= {"optimizer"}
+        if is_same and (not has_best or was_validated == (self.validation is not None)):
             return begin
         state = begin.state
-        if known := optax.tree.get_all_with_path(state.optimizer, "value"):
+        known = [] if is_same else optax.tree.get_all_with_path(state.optimizer, "value")
+        if known:
             # (A line search has kept the value of the previous loss.)
             nan = self._placed.everywhere(np.full_like(known[0][1], np.nan))
             state = state._replace(optimizer=optax.tree.set(state.optimizer, value=nan))
@@ -486,11 +489,14 @@ class _FitLoop:
             now, state=state, best=best, best_loss=best_loss, step=now.step + 1, position=position
         )
 
-    def _validated(self, now: SavedStates) -> SavedStates:
-        assert self.validation is not None
+    def _validated(self, now: SavedStates, piece: Piece) -> SavedStates:
+        """The states after a step with this piece, and after the validation if one is due."""
+        if self.validation is None or not (
+            self.validation.is_due(now.step, piece.last) or self._is_done(now)
+        ):
+            return now
         params = now.state.params
-        with needed():
-            loss = self.validation.loss(self.step, params, self._whole_params, self._validation_key)
+        loss = self.validation.loss(self.step, params, self._whole_params, self._validation_key)
         validations = np.concatenate([now.validations, [[now.step, loss]]])
         if not loss < now.best_loss:
             return dataclasses.replace(now, validations=validations)

@@ -9,7 +9,7 @@ import numpy as np
 from ..problem.options import check_count
 from .data import Arrays, Batches, gives_batches, source_of
 from .parallel import Placement
-from .processes import from_first, is_first
+from .processes import from_first, is_first, needed
 from .step import UpdateStep
 
 
@@ -56,7 +56,8 @@ class Validation:
         total, items = 0.0, 0
         assert self.source is not None
         for piece in self.source.in_order():
-            total += float(step.mean_loss(params, piece.batch, key)) * piece.count
+            with needed():
+                total += float(step.mean_loss(params, piece.batch, key)) * piece.count
             items += piece.count
         return total / items
 

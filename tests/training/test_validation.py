@@ -144,6 +144,41 @@ def test_interrupted_or_not(tmp_path, at, devices):
     assert found.callback_state["count"] == 12
 
 
+def test_ctrl_c_in_a_validation(tmp_path):
+    """The step comes again, with its validation."""
+    pytest.importorskip("orbax.checkpoint")
+    interrupted = []
+
+    def validation(params):
+        if len(interrupted) == 2:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+        interrupted.append(1)
+        return loss_of_held(params)
+
+    options = OPTIONS | {"maxiters": 12, "validation": loss_of_held}
+    expected = fit_line(**options)
+    options["validation"] = validation
+    first = fit_line(**options, checkpoint=tmp_path)
+    assert (first.stopped, first.steps, len(first.validation_steps)) == ("interrupted", 8, 2)
+    found = fit_line(**options, checkpoint=tmp_path)
+    np.testing.assert_array_equal(found.validation_losses, expected.validation_losses)
+    np.testing.assert_array_equal(found.losses, expected.losses)
+
+
+def test_a_validation_that_was_not_there_before(tmp_path):
+    """What was the best by another loss isn't the best by this one."""
+    pytest.importorskip("orbax.checkpoint")
+    options = {"batch_size": 4, "maxiters": 30, "checkpoint": tmp_path}
+    assert fit_line(**options).best_loss < 5
+    given = {**options, "validation": lambda p: 5 + loss_of_held(p)}
+    result = fit_line(**given | {"maxiters": 36})
+    assert result.best_loss == result.validation_losses.min() > 5
+    result = fit_line(**options | {"maxiters": 42})
+    assert result.best_loss < 5
+    assert not len(result.validation_losses)
+
+
 def test_a_checkpoint_of_other_held_out_data(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     fit_line(**OPTIONS | {"maxiters": 6}, checkpoint=tmp_path)
