@@ -55,7 +55,7 @@ def test_same_bits_on_several():
         [sys.executable, "-m", "pytest", *how, test],
         capture_output=True,
         text=True,
-        env={**os.environ, "XLA_FLAGS": ""},
+        env={**os.environ, "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "2"},
         check=False,
     )
     assert done.returncode == 0, done.stdout
