@@ -111,7 +111,7 @@ def main(updates, ensemblealg, checkpoint, picture):
     print(f"rms error held out: {within:.3f} for t <= 4 and {beyond:.3f} after (noise {NOISE})")
     if picture:
         plot(result, sim, exact, data)
-    learned = result.best_loss < 0.9 * result.validation_losses[0]
+    learned = result.best_loss < 0.9 * result.losses[0]
     if not learned or (updates >= UPDATES and not within < NOISE / 2):
         sys.exit("the network did not learn")
 
