@@ -26,7 +26,13 @@ METHODS: dict[str, Callable] = {
     "LSODA": lambda: AutoTsit5(Rodas5P()),
 }
 # SciPy's names of options.
-_OPTIONS = {"first_step": "dt", "max_step": "dtmax", "min_step": "dtmin"}
+_OPTIONS = {
+    "rtol": "reltol",
+    "atol": "abstol",
+    "first_step": "dt",
+    "max_step": "dtmax",
+    "min_step": "dtmin",
+}
 _NOT_NEEDED = ("jac_sparsity", "lband", "uband")
 
 
@@ -140,11 +146,10 @@ def solve_ivp(
     jac = options.pop("jac", None)
     for name in _NOT_NEEDED:
         options.pop(name, None)
-    options = {"rtol": 1e-3, "atol": 1e-6} | options
     options = {_OPTIONS.get(name, name): x for name, x in options.items()}
-    options["reltol"], options["abstol"] = options.pop("rtol"), options.pop("atol")
-    if options.get("dtmax") is not None and options["dtmax"] == np.inf:
-        options["dtmax"] = None
+    longest = options.get("dtmax")
+    if not is_tracer(longest) and longest == np.inf:  # (SciPy's default)
+        del options["dtmax"]
     f = ODEFunction(_field(fun, vectorized), jac=_jacobian(jac))
     callbacks = [_callback(i, event) for i, event in enumerate(functions)]
     callback = CallbackSet(*callbacks) if callbacks else None
@@ -163,7 +168,7 @@ def solve_ivp(
             # (Where an event, or a failure, ended it.)
             reached = (times <= last) if t1 >= t0 else (times >= last)
             t, y = t[: reached.sum()], y[: reached.sum()]
-    of_events = _events(found.events, len(functions), y0) if functions else (None, None)
+    of_events = _events(found.events, len(functions)) if functions else (None, None)
     return IVPResult(
         t,
         _last_times(y),
@@ -191,9 +196,8 @@ class _DenseOutput(eqx.Module):
     solution: Any
 
     def __call__(self, t: Any) -> Any:
-        return (
-            jnp.moveaxis(jnp.asarray(self.solution(t)), 0, -1) if np.ndim(t) else self.solution(t)
-        )
+        y = self.solution(t)
+        return _last_times(y) if np.ndim(t) else y
 
 
 def _tuple_of(args: Any) -> tuple:
@@ -297,20 +301,13 @@ def _callback(i: int, event: Callable) -> ContinuousCallback:
     return ContinuousCallback(condition, up, down, save_positions=(True, False))
 
 
-def _events(events: Any, count: int, y0: Any) -> tuple[list, list]:
+def _events(events: Any, count: int) -> tuple[list, list]:
     """The times and states for each event function."""
-    times, states = [], []
-    for i in range(count):
-        if events is None:
-            times.append(np.zeros(0))
-            states.append(np.zeros((0, *y0.shape)))
-            continue
-        those = events.which == i
-        if is_tracer(events.t):
-            order = jnp.argsort(~those, stable=True)
-            times.append(jnp.where(those, events.t, jnp.nan)[order])
-            states.append(jnp.where(those[:, None], events.u_before, jnp.nan)[order])
-        else:
-            times.append(events.t[those])
-            states.append(events.u_before[those])
-    return times, states
+
+    def padded(x: Any, those: Any) -> Any:
+        wanted = jnp.where(those.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.nan)
+        return wanted[jnp.argsort(~those, stable=True)]
+
+    rows = padded if is_tracer(events.t) else np.ndarray.__getitem__
+    each = [events.which == i for i in range(count)]
+    return [rows(events.t, x) for x in each], [rows(events.u_before, x) for x in each]

@@ -337,6 +337,8 @@ def test_a_number_as_the_state_and_an_integer():
 def test_our_methods_and_options():
     result = eo.solve_ivp(lambda t, y: -y, (0, 1), [1.0], eo.Vern7(), rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(result.y[0, -1], np.exp(-1), rtol=1e-9)
+    result = eo.solve_ivp(lambda t, y: -y, (0, 1), [1.0], reltol=1e-10, abstol=1e-10)
+    np.testing.assert_allclose(result.y[0, -1], np.exp(-1), rtol=1e-9)
     result = eo.solve_ivp(lambda t, y: -y, (0, 1), [1.0], maxiters=2)
     assert result.retcode == eo.ReturnCode.MaxIters
 
@@ -362,6 +364,13 @@ def test_derivatives():
     end = y0 * np.exp(-k * t1)
     expected = end / y0 + 1 / (k * y0), -t1 * end - np.log(2 * y0) / k**2, -k * end
     np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_longest_step_that_is_traced():
+    def steps(longest):
+        return eo.solve_ivp(lambda t, y: -y, (0, 1), [1.0], t_eval=[1.0], max_step=longest).nfev
+
+    assert jax.jit(steps)(0.01) > 600 > jax.jit(steps)(1.0)
 
 
 def test_under_vmap():
