@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import queue
 import threading
@@ -55,10 +56,8 @@ class Arrays:
 
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
         """Batches without end, from this position on; each pass is in another order."""
-        if self.repeats:
-            piece = self._piece(np.arange(self.items), True)
-            while True:
-                yield piece
+        while self.repeats:
+            yield self._only
         yield from self._pass(self._order(begin.epoch, key), begin.items)
         for epoch in itertools.count(begin.epoch + 1):
             yield from self._pass(self._order(epoch, key))
@@ -79,7 +78,12 @@ class Arrays:
 
     def in_order(self) -> Iterator[Piece]:
         """The batches of one pass, in the order of the items."""
-        return self._pass(np.arange(self.items))
+        return iter([self._only]) if self.repeats else self._pass(np.arange(self.items))
+
+    @functools.cached_property
+    def _only(self) -> Piece:
+        """The batch where there is only one; it stays on its devices."""
+        return self._piece(np.arange(self.items), True)
 
     def _pass(self, order: np.ndarray, first: int = 0) -> Iterator[Piece]:
         for i in range(first, self.items, self.size):

@@ -458,7 +458,7 @@ class _FitLoop:
                 compiled = self.step.compiled
                 with needed():
                     new, number, report = compiled(state, piece.batch, self.key, self._number)
-                    report = StepReport(*map(float, report))
+                    report = StepReport(*map(float, jax.device_get(report)))
                 self._number = number
                 return new, report
             except jax.errors.JaxRuntimeError as e:

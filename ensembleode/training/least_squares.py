@@ -183,11 +183,7 @@ class LeastSquaresStep(UpdateStep):
         dtype = _dtype_of(params)
         if batch is None:
             return self.alone(params).astype(dtype)
-
-        def part(params, *rows):
-            return self.summed_losses(*rows, params)
-
-        return self.mean(part, jnp.zeros((), dtype), params, batch, key)
+        return self.mean_of_losses(params, batch, key, dtype)
 
     def _normal_equations(
         self, params: Any, batch: PaddedBatch | None, key: Any

@@ -67,14 +67,15 @@ class UpdateStep:
     @functools.cached_property
     def mean_loss(self) -> Any:
         """`mean_loss(params, batch, key)`: the mean loss of the items of a batch."""
+        return jax.jit(functools.partial(self.mean_of_losses, dtype=self.dtype))
 
-        def part(params, rows, place, count, key):
-            return self.summed_losses(rows, place, count, key, params)
+    def mean_of_losses(self, params: Any, batch: PaddedBatch, key: Any, dtype: Any) -> Any:
+        """The mean loss of the items of a batch, added up in this dtype."""
 
-        def mean(params, batch, key):
-            return self.mean(part, jnp.zeros((), self.dtype), params, batch, key)
+        def part(params, *rows):
+            return self.summed_losses(*rows, params)
 
-        return jax.jit(mean)
+        return self.mean(part, jnp.zeros((), dtype), params, batch, key)
 
     def _step(
         self, state: TrainingState, batch: Any, key: Any, number: Any
