@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 from .ground.retcode import is_successful, ReturnCode, was_ended
 from .problem.callbacks import settling
 from .problem.ensemble import EnsembleAlgorithm
+from .problem.options import SAVING
 from .problem.problem import EnsembleContext, EnsembleProblem, ODEProblem, remake
 from .solution.solution import EngineChoice, EnsembleSolution
 from .solution.stats import Stats
@@ -143,8 +144,4 @@ def steady_state(
 
 
 _FAR = 1e15  # a time that no trajectory reaches, in single precision, too
-_NOT_TAKEN = {
-    *("saveat", "save_start", "save_end", "save_everystep", "save_after_events"),
-    "save_idxs",
-    *("store", "store_key", "max_repeats"),
-}
+_NOT_TAKEN = {*SAVING, "save_after_events", "store", "store_key", "max_repeats"}

@@ -30,6 +30,8 @@ STATIC_OPTIONS = {
     "max_events": None,
     "initializealg": None,
 }
+# Those that say which times and components are saved.
+SAVING = ("saveat", "save_start", "save_end", "save_everystep", "save_idxs")
 # The options of a whole solve.
 _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "

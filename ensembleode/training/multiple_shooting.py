@@ -12,7 +12,7 @@ from ..ground.retcode import reached_end
 from ..ground.state_tree import refuse_tree
 from ..problem.ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..problem.ode_function import with_mass_of
-from ..problem.options import time_dtype_of
+from ..problem.options import SAVING, time_dtype_of
 from ..problem.problem import EnsembleProblem, ODEProblem, remake
 from ..solving import solve
 from ..tracing.program import is_tracer
@@ -229,8 +229,7 @@ def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_
     its states, and its return code."""
     if not is_tracer(weight) and not 0 <= weight < np.inf:
         raise ValueError(f"continuity_weight must be zero or positive, and finite; got {weight!r}.")
-    saves = ("saveat", "save_start", "save_end", "save_everystep", "save_idxs")
-    for name in ("trajectories", *saves, "store"):
+    for name in ("trajectories", *SAVING, "store"):
         if name in solve_options:
             raise TypeError(
                 f"{name} is no option of multiple shooting: what is solved and saved follows from "
