@@ -68,7 +68,7 @@ SECOND = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", [slow_unless(False, jnp.tanh), jax.nn.softplus])
+@pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.softplus])
 def test_other_numbers_compile_nothing_and_are_not_stale(alg, compiles, activation):
     jax.clear_caches()
     solve_fresh(alg, activation=activation, **FIRST)
@@ -148,7 +148,7 @@ def test_programs_of_old_problems_are_forgotten(compiles):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [slow_unless(False, None), 2])
+@pytest.mark.parametrize("batch_size", [None, 2])
 def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     def loss(theta):
         prob = eo.ODEProblem(
@@ -166,7 +166,7 @@ def test_eager_gradient_compiles_once(alg, compiles, batch_size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, slow_unless(False, {"saveat": 0.25})], ids=str)
+@pytest.mark.parametrize("options", [{}, {"saveat": 0.25}], ids=str)
 def test_implicit_methods_compile_once_for_any_number_of_trajectories(compiles, options):
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), 1.0)
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=jnp.float64(ctx.sim_id)))

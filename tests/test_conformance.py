@@ -959,7 +959,7 @@ def test_callbacks(name, alg, mode, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [slow_unless(x == "vector", x) for x in CALLBACKS])
+@pytest.mark.parametrize("kind", CALLBACKS)
 def test_callbacks_in_batches_under_vmap_and_beside_failures(name, alg, kind):
     if refused(name, "callback"):
         return
@@ -1019,7 +1019,7 @@ def test_outputs_and_reductions_see_events(name, alg, how, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [slow_unless(x == "continuous", x) for x in CALLBACKS])
+@pytest.mark.parametrize("kind", CALLBACKS)
 def test_gradient_through_callbacks(name, alg, kind):
     """By the slopes: of the times of events, and of the ends."""
     if refused(name, "callback") or kind == "discrete":

@@ -82,7 +82,7 @@ def test_same_bits_as_on_one(alg, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [slow_unless(x in (8, 20), x) for x in (1, 8, 20, 100)])
+@pytest.mark.parametrize("batch_size", [1, 8, 20, 100])
 def test_batches_are_dealt_out_too(batch_size):
     whole = solve(eo.EnsembleGPUArray())
     split = solve(eo.EnsembleThreads(), batch_size=batch_size)
@@ -264,7 +264,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", ["", slow_unless(False, "import jax; ")])
+@pytest.mark.parametrize("before", ["", "import jax; "])
 def test_importing_changes_nothing_of_jax(before):
     code = """
 import jax, sys

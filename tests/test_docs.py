@@ -20,8 +20,6 @@ import pytest
 
 import ensembleode as eo
 
-from .marks import slow_unless
-
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -118,18 +116,10 @@ def has_python(page):
     return any(block.language == "python" for block in blocks_of(page.read_text()))
 
 
-# What a newcomer reads.
-FIRST = ("README.md",)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        slow_unless(pathlib.PurePath(name).name in FIRST, name)
-        for name, page in PAGES.items()
-        if has_python(page)
-    ],
+    [name for name, page in PAGES.items() if has_python(page)],
 )
 def test_code_of_page_runs(name, tmp_path):
     check_page(PAGES[name].read_text(), tmp_path)

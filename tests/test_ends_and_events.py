@@ -12,8 +12,6 @@ import ensembleode as eo
 from ensembleode.ground import logs
 from ensembleode.running import every_event
 
-from .marks import slow_unless
-
 
 TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
 
@@ -139,7 +137,7 @@ SAVED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [slow_unless(x in ("before", "steps"), x) for x in SAVED])
+@pytest.mark.parametrize("how", SAVED)
 def test_where_a_solve_stopped_is_its_last_row(how):
     """Alone, in a view, in `output_func`, staged or not, with derivatives."""
     options = SAVED[how]

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from . import gpu_machine
-from .marks import slow_unless
 from .on_gpus import test_around, test_solves
 from .test_docs import blocks_of, has_python, PAGES, script_of
 from .test_examples import CASES as EXAMPLES, EXAMPLES as FOLDER
@@ -40,7 +39,7 @@ def run(*command, folder=ROOT, gpus=0):
     [
         pytest.param(("tests/on_gpus", "-m", "not slow"), id="quick"),
         *(
-            pytest.param((f"{module.__file__}::{name}", "-m", ""), marks=pytest.mark.slow, id=name)
+            pytest.param((f"{module.__file__}::{name}", "-m", ""), id=name)
             for module in (test_around, test_solves)
             for name in vars(module)
             if name.startswith("test_")
@@ -56,7 +55,7 @@ def test_what_runs_on_gpus(tests):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [slow_unless(name == "README.md", name) for name, page in PAGES.items() if has_python(page)],
+    [name for name, page in PAGES.items() if has_python(page)],
 )
 def test_page(name, tmp_path):
     """(What it prints is that of a CPU.)"""

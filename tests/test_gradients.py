@@ -81,11 +81,7 @@ def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "name"),
-    [
-        slow_unless(name == "serial" and field != "lorenz", field, name)
-        for field in FIELDS
-        for name in ALGORITHMS
-    ],
+    [(field, name) for field in FIELDS for name in ALGORITHMS],
 )
 def test_finite_differences(field, name):
     loss, x = loss_of(field, ALGORITHMS[name])
@@ -110,10 +106,8 @@ def test_adjoints_agree(name, sensealg, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow_unless(name == "serial", name) for name in ALGORITHMS])
-@pytest.mark.parametrize(
-    "sensealg", [eo.ForwardDiffSensitivity(), slow_unless(False, eo.DirectAdjoint())]
-)
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("sensealg", [eo.ForwardDiffSensitivity(), eo.DirectAdjoint()])
 def test_forward_mode(name, sensealg, expected):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)
     along = jax.tree.map(jnp.ones_like, x)

@@ -417,7 +417,7 @@ def of_found_start(x, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("derivative", [jax.jacrev, slow_unless(False, jax.hessian)])
+@pytest.mark.parametrize("derivative", [jax.jacrev, jax.hessian])
 def test_derivatives_through_starts_that_are_found(derivative):
     """Derivatives of the states at the start and at a later time."""
 

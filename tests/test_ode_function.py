@@ -82,11 +82,8 @@ def plain():
     "known",
     [
         {"jac": chain_jac},
-        pytest.param({"jac_prototype": below_diagonal()}, marks=pytest.mark.slow),
-        pytest.param(
-            {"jac": chain_jac, "jac_prototype": scipy.sparse.csr_array(below_diagonal())},
-            marks=pytest.mark.slow,
-        ),
+        {"jac_prototype": below_diagonal()},
+        {"jac": chain_jac, "jac_prototype": scipy.sparse.csr_array(below_diagonal())},
     ],
     ids=" ".join,
 )

@@ -10,8 +10,6 @@ import xarray
 
 import ensembleode as eo
 
-from .marks import slow_unless
-
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 TIMES = np.array([0.0, 0.5, 1.0])
@@ -197,10 +195,7 @@ SAVEAT = {"spaced": 0.5, "times": [0.5, 0.7], "ends": None}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "saveat"),
-    [
-        slow_unless((x, y) == ("compiled", "spaced"), x, y)
-        for x, y in itertools.product(ALGORITHMS, SAVEAT)
-    ],
+    [(x, y) for x, y in itertools.product(ALGORITHMS, SAVEAT)],
 )
 def test_own_times(name, saveat):
     """The states are those of a solve without the callback, and the values have its times."""
@@ -255,7 +250,7 @@ def test_own_times_end_with_the_trajectory():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [None, slow_unless(False, OWN, id="own")])
+@pytest.mark.parametrize("own", [None, pytest.param(OWN, id="own")])
 def test_stores_keep_them(tmp_path, own):
     callback = eo.SavingCallback(observed, own)
     options = {"trajectories": 24, "batch_size": 8, "callback": callback}

@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
 
-from .marks import slow_unless
 from .problems import ALGS_OF_EVENTS as ALGS
 
 
@@ -138,9 +137,7 @@ def test_each_acts_once_in_turn(alg):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("alg", "examples"), [("Tsit5", 2), *(slow_unless(False, x, 3) for x in ALGS)]
-)
+@pytest.mark.parametrize(("alg", "examples"), [("Tsit5", 2), *((x, 3) for x in ALGS)])
 def test_sets_at_random(alg, examples):
     @settings(max_examples=examples, deadline=None)
     @given(KINDS, st.integers(0, 2**32 - 1))
@@ -169,7 +166,7 @@ def same(integrator, *_):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("several", "wave"),
-    [slow_unless((x, y) in ((False, "sin"), (True, "scaled")), x, y) for x in (False, True)
+    [(x, y) for x in (False, True)
      for y in WAVES],
 )  # fmt: skip
 def test_each_condition_rises_and_falls_once(several, wave):
@@ -224,7 +221,7 @@ DERIVED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "name"),
-    [slow_unless((x, y) == ("Tsit5", "two"), x, y) for x in ALGS for y in DERIVED],
+    [(x, y) for x in ALGS for y in DERIVED],
 )
 def test_derivatives_of_what_stays_together(alg, name):
     """Of the end, and of times and states of events: by the level, the rate of growth, the decay,
@@ -268,7 +265,7 @@ def test_derivatives_of_what_stays_together(alg, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resets", [slow_unless(x, x) for x in (True, False)])
+@pytest.mark.parametrize("resets", [True, False])
 def test_each_moves_by_its_own_condition(resets):
     """Of callbacks that only happen to act at one time. The first one may reset what the second
     one looks at, which moves as it would have moved."""

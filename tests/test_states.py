@@ -63,12 +63,12 @@ def exact(t, n=1):
     "u0",
     [
         (jnp.ones(2), jnp.zeros(3)),
-        slow_unless(False, (jnp.array(1.0), jnp.array(2.0))),
-        slow_unless(False, [np.ones(2), np.zeros(2)]),
+        (jnp.array(1.0), jnp.array(2.0)),
+        [np.ones(2), np.zeros(2)],
         (jnp.ones((2, 2)), 0.0),
         {"x": (jnp.ones(1), [1.0, 2.0])},
         ({"x": jnp.ones(2), "v": 1.0}, {"x": jnp.ones(1), "v": 0.0}),
-        slow_unless(False, [Prey(1.0, 2.0), Place(jnp.ones(1), 0.0)]),
+        [Prey(1.0, 2.0), Place(jnp.ones(1), 0.0)],
     ],
     ids=str,
 )
@@ -291,7 +291,7 @@ def epidemic(order="SIR", **parts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [slow_unless(x == "RIS", x) for x in ("SIR", "RIS", "ISR")])
+@pytest.mark.parametrize("order", ["SIR", "RIS", "ISR"])
 def test_components_keep_the_order_they_were_written_in(order, tmp_path):
     ens, options = epidemic(order), {"trajectories": 4, "saveat": 1.0}
     sim = eo.solve(ens, **options)
@@ -415,7 +415,7 @@ def test_plots():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("everystep", [slow_unless(False, False), True])
+@pytest.mark.parametrize("everystep", [False, True])
 def test_stores(tmp_path, everystep):
     pytest.importorskip("zarr")
     options = {"save_everystep": True, "maxiters": 32} if everystep else {"saveat": 0.5}

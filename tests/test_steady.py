@@ -49,9 +49,9 @@ def assert_close(found, expected, rtol=1e-9, atol=1e-11):
     "options",
     [
         {"saveat": 500.0},
-        pytest.param({"save_start": False}, marks=pytest.mark.slow),
-        pytest.param({"saveat": jnp.array([1.0, 2.0])}, marks=pytest.mark.slow),
-        pytest.param({"save_everystep": True, "maxiters": 400}, marks=pytest.mark.slow),
+        {"save_start": False},
+        {"saveat": jnp.array([1.0, 2.0])},
+        {"save_everystep": True, "maxiters": 400},
     ],
 )
 def test_derivatives_of_an_end_at_rest(options):
@@ -74,7 +74,7 @@ def test_derivatives_of_an_end_at_rest(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", [1, 0])
 def test_second_derivatives(which):
     def of_solve(x, y):
         prob = eo.remake(SLOW, p=P | {"in": x, "gain": y})
@@ -94,7 +94,7 @@ def test_second_derivatives(which):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float64, pytest.param(np.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_what_is_conserved(dtype):
     """A conserved quantity whose weights depend on a parameter."""
     u0, p = jnp.array([3.0, 0.5, 0.0], dtype), jnp.array([2.0, 1.0, 0.6], dtype)
@@ -156,10 +156,10 @@ def weighted(u):
     ("ensemblealg", "n"),
     [
         (eo.EnsembleThreads(), 1000),
-        pytest.param(eo.EnsembleSerial(), 5, marks=pytest.mark.slow),
-        pytest.param(eo.EnsembleGPUArray(), 5, marks=pytest.mark.slow),
-        pytest.param(eo.EnsembleGPUKernel(), 5, marks=pytest.mark.slow),
-        pytest.param(eo.EnsembleDistributed(workers=1), 5, marks=pytest.mark.slow),
+        (eo.EnsembleSerial(), 5),
+        (eo.EnsembleGPUArray(), 5),
+        (eo.EnsembleGPUKernel(), 5),
+        (eo.EnsembleDistributed(workers=1), 5),
     ],
 )
 def test_ensembles(ensemblealg, n):

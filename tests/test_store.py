@@ -336,10 +336,8 @@ CALLING = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [slow_unless(x in ("a lambda", "a partial", "a lock"), x) for x in OF_THE_USER]
-)
-@pytest.mark.parametrize("output_func", [False, slow_unless(False, True)])
+@pytest.mark.parametrize("name", OF_THE_USER)
+@pytest.mark.parametrize("output_func", [False, True])
 def test_what_python_computes_has_a_name(tmp_path, name, output_func):
     """Its code doesn't tell what it computes, which may be read from a file."""
     ens, options = calls(OF_THE_USER[name], output_func), {**CALLING, "store": tmp_path / "a.zarr"}

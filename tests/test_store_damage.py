@@ -16,8 +16,6 @@ import xarray
 
 import ensembleode as eo
 
-from .marks import slow_unless
-
 
 N, BATCH = 12, 4
 FAULTS = ("bit", "cut", "empty", "exchanged", "gone", "zeros")
@@ -107,7 +105,7 @@ def damage(stores, chosen) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", [60, slow_unless(False, 2000)])
+@pytest.mark.parametrize("examples", [60, 2000])
 def test_a_fault_in_any_file(stores, caplog, examples):
     @hypothesis.settings(max_examples=examples, deadline=None)
     @hypothesis.given(CHOSEN)

@@ -113,11 +113,9 @@ def check(sim, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("every", "what"),
-    [slow_unless(False, 1, "plain"), (19, "plain"), slow_unless(False, 7, "events")],
+    [(1, "plain"), (19, "plain"), (7, "events")],
 )
-@pytest.mark.parametrize(
-    "how", ["no power", *(slow_unless(False, x) for x in ("fails", "before", "after"))]
-)
+@pytest.mark.parametrize("how", ["no power", *("fails", "before", "after")])
 def test_a_store_at_every_call(tmp_path, monkeypatch, how, every, what):
     if what == "events":
         monkeypatch.setattr(stored, "_EVENTS", 2)
@@ -169,8 +167,8 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every, what):
     ("what", "kills"),
     [
         ("fit", 1),
-        slow_unless(False, "fit", 100),
-        *(slow_unless(False, x, 100) for x in ("store", "events")),
+        ("fit", 100),
+        *((x, 100) for x in ("store", "events")),
     ],
 )
 def test_killed_at_random_moments(tmp_path, what, kills):

@@ -163,7 +163,7 @@ SHIFTS = jnp.array([0.1, 0.02, 0.3, 0.4, 0.01])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("begin", "end"), [(0.0, 1.0), slow_unless(False, 0.15, 0.0)])
+@pytest.mark.parametrize(("begin", "end"), [(0.0, 1.0), (0.15, 0.0)])
 def test_gradients(begin, end):
     loss, h = loss_of(begin, end, "compiled"), 1e-5
     slopes = [(loss(SHIFTS + h * e) - loss(SHIFTS - h * e)) / (2 * h) for e in jnp.eye(5)]
@@ -188,9 +188,7 @@ def test_second_derivatives_and_vmap():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "width"), [(2, 8), slow_unless(False, 2, 64), slow_unless(False, 64, 24)]
-)
+@pytest.mark.parametrize(("size", "width"), [(2, 8), (2, 64), (64, 24)])
 def test_a_network_with_shared_weights(size, width):
     def f(u, p, t):
         w1, b, w2 = p
@@ -269,10 +267,7 @@ def of_size(n, dtype, ensemblealg, **options):
 @pytest.mark.parametrize(
     ("n", "registers", "mode", "dtype"),
     [
-        slow_unless(
-            n in (16, 49) and (registers, mode, dtype) == (16, "times", "float64"),
-            *(n, registers, mode, dtype),
-        )
+        (n, registers, mode, dtype)
         for registers, sizes in ((16, (1, 15, 16, 17, 49)), (32, (31, 32, 33, 48, 49, 130)))
         for n in sizes
         for mode in MODES

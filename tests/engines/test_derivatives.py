@@ -42,7 +42,7 @@ def use(way, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("derivative", "way", "how"), CASES)
-@pytest.mark.parametrize("direction", [1, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("direction", [1, -1])
 def test_by_times_at_the_ends(derivative, way, how, direction, request):
     """Of `exp(-(t - t0))`, saved at both ends, twice at the start, and between."""
     use(way, request)
@@ -102,7 +102,7 @@ WAYS = {name: how for name, how in REVERSE.items() if name != "kernel"}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
-    [slow_unless(way == "replay", name, way) for name in DECIDED for way in WAYS],
+    [(name, way) for name in DECIDED for way in WAYS],
 )
 def test_only_the_branch_that_is_taken_is_differentiated(name, way):
     """`u' = -sqrt(p) u`, or zero where p is negative; the square root of that has no derivative."""

@@ -33,11 +33,7 @@ FIRST = {"jvp": jax.jacfwd, "grad": jax.grad}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        slow_unless((name, way) == ("Tsit5", "jvp"), name, way)
-        for name in METHODS
-        for way in (FIRST | WAYS)
-    ],
+    [(name, way) for name in METHODS for way in (FIRST | WAYS)],
 )
 def test_those_of_the_compiled_engine(name, way):
     alg, how = METHODS[name]
@@ -48,8 +44,8 @@ def test_those_of_the_compiled_engine(name, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alg", [eo.Kvaerno3(), slow_unless(False, eo.KenCarp4())])
-@pytest.mark.parametrize("way", [slow_unless(x == "jvp", x) for x in (FIRST | WAYS)])
+@pytest.mark.parametrize("alg", [eo.Kvaerno3(), eo.KenCarp4()])
+@pytest.mark.parametrize("way", FIRST | WAYS)
 def test_of_implicit_methods(alg, way):
     found = (FIRST | WAYS)[way](functools.partial(loss, alg=alg))(P)
     expected = (jax.grad if way in FIRST else jax.hessian)(
@@ -60,7 +56,7 @@ def test_of_implicit_methods(alg, way):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
-@pytest.mark.parametrize("way", [slow_unless(x == "jvp", x) for x in (FIRST | WAYS)])
+@pytest.mark.parametrize("way", FIRST | WAYS)
 def test_of_complex_states(way):
     """u' = (i a - b) u."""
 

@@ -72,12 +72,12 @@ def agree(one, other, rtol=1e-10):
 @pytest.mark.parametrize(
     "how",
     [
-        slow_unless(False, {}, id="ends"),
+        pytest.param({}, id="ends"),
         pytest.param({"saveat": TIMES}, id="dense"),
-        slow_unless(False, {"dt": 0.011}, id="first"),
-        slow_unless(False, {"tstops": [0.77, 2.0]}, id="tstops"),
-        slow_unless(False, {"d_discontinuities": [0.77, 2.0]}, id="jumps"),
-        slow_unless(False, {"prob": problem(tspan=(4.0, 0.0)), "saveat": TIMES[::-1]}, id="back"),
+        pytest.param({"dt": 0.011}, id="first"),
+        pytest.param({"tstops": [0.77, 2.0]}, id="tstops"),
+        pytest.param({"d_discontinuities": [0.77, 2.0]}, id="jumps"),
+        pytest.param({"prob": problem(tspan=(4.0, 0.0)), "saveat": TIMES[::-1]}, id="back"),
     ],
 )
 @pytest.mark.parametrize("alg", by_name(OURS | THEIRS))

@@ -40,7 +40,7 @@ QUICK = {("ROBER", "KenCarp4")}
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        slow_unless((name, type(method).__name__) in QUICK, name, type(method).__name__)
+        (name, type(method).__name__)
         for name in ("HIRES", "ROBER", "OREGO", "VDP", "POLLU")
         for method in METHODS
     ],
@@ -179,14 +179,11 @@ def counting(f):
     return field, calls, jacobians
 
 
-QUICK_COUNT = eo.KenCarp3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        slow_unless(isinstance(method, QUICK_COUNT) and options.keys() == {"dt"}, method, options)
+        (method, options)
         for method in METHODS
         for options in (
             {"dt": 0.9},

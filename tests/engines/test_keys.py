@@ -14,8 +14,6 @@ from ensembleode.engines.julia.fields import translate
 from ensembleode.engines.julia.numbers import _parameters
 from ensembleode.tracing.program import trace
 
-from ..marks import slow_unless
-
 
 N = 3
 KEYS = jax.random.split(jax.random.key(0), N)
@@ -44,7 +42,7 @@ def total(k, engine="compiled"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [slow_unless(x == "compiled", x) for x in ENGINES])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_keys_that_f_does_not_use(engine):
     sim = solved(decay, engine=engine, reltol=1e-6, abstol=1e-8)
     np.testing.assert_allclose(sim.u[:, -1, 0], np.exp(-1.0 - np.arange(N)), rtol=1e-5)
@@ -77,8 +75,8 @@ TIGHT = {"reltol": 1e-8, "abstol": 1e-10}
     ("engine", "alg"),
     [
         ("compiled", eo.Tsit5()),
-        slow_unless(False, "compiled", eo.Rodas5P()),
-        *(slow_unless(False, x, eo.Tsit5()) for x in ENGINES[1:]),
+        ("compiled", eo.Rodas5P()),
+        *((x, eo.Tsit5()) for x in ENGINES[1:]),
     ],
     ids=str,
 )
@@ -103,7 +101,7 @@ def test_keys_that_f_uses_are_compiled_by_default():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, slow_unless(False, np.float64)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_dropout(dtype):
     """Of a network, with a key that is closed over and folded with the number of the step."""
     weights = jax.random.normal(jax.random.key(1), (8, 2), dtype) / 3

@@ -10,8 +10,6 @@ import pytest
 import ensembleode as eo
 from ensembleode import ReturnCode
 
-from ..marks import slow_unless
-
 
 N = 5
 OPTIONS = {"abstol": 1e-9, "reltol": 1e-9, "saveat": [0.5, 1.0], "engine": "compiled"}
@@ -69,13 +67,10 @@ CASES = [
     *((name, "Tsit5", 6) for name in ("solve", "cholesky", "determinant", "triangle")),
     *(("exponential", method, 2) for method in METHODS),
 ]
-QUICK = {("solve", "Rodas5P", 3), ("qr", "Tsit5", 3)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "method", "n"), [slow_unless(case in QUICK, *case) for case in CASES]
-)
+@pytest.mark.parametrize(("name", "method", "n"), CASES)
 def test_solves_and_gradients(name, method, n):
     field, ps = FIELDS[name], 3.0 + 0.2 * jnp.arange(float(N))
 
@@ -97,7 +92,7 @@ def test_solves_and_gradients(name, method, n):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        slow_unless((name, method) == ("solve", "Tsit5"), name, method)
+        (name, method)
         for name, method in (("solve", "Tsit5"), ("solve", "Rodas5P"), ("cholesky", "Tsit5"))
     ],
 )
@@ -119,7 +114,7 @@ def test_second_derivatives(name, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow_unless(name == "solve", name) for name in FIELDS])
+@pytest.mark.parametrize("name", FIELDS)
 def test_single_precision(name):
     field = FIELDS[name]
     ps = 3.0 + 0.2 * jnp.arange(float(N))
@@ -156,7 +151,7 @@ def test_a_matrix_without_an_inverse_ends_its_trajectory_alone(n):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("derivative", [False, slow_unless(False, True)])
+@pytest.mark.parametrize("derivative", [False, True])
 def test_an_affect_that_solves_a_system(derivative):
     """Two bodies collide: momenta and speeds after it are solved for."""
 

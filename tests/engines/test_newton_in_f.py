@@ -95,7 +95,7 @@ CASES = [slow_unless((way, alg) in FAST, way, alg) for way in WAYS for alg in ("
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(("way", "alg"), CASES)
 def test_solutions_and_gradients(way, alg, size):
     """Of a state of one component, too, whose Jacobian is followed component by component."""
@@ -135,7 +135,7 @@ def nested(u, p):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [by_optimistix, pytest.param(nested, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", [by_optimistix, nested])
 def test_an_eager_repeat_compiles_nothing(way, compiles):
     """Linear solves of Lineax, in the rules of root finders, hold functions of their own in each
     trace."""

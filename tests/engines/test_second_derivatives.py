@@ -104,7 +104,7 @@ def numbers(mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["ends", slow_unless(False, "times")])
+@pytest.mark.parametrize("mode", ["ends", "times"])
 def test_by_numbers_and_times(mode, way):
     """By `u0`, `p`, `t0`, `t1` and `saveat`, all against all."""
     x = numbers(mode)
@@ -306,7 +306,7 @@ def test_every_step():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("differentiated", [False, slow_unless(False, True)])
+@pytest.mark.parametrize("differentiated", [False, True])
 def test_under_vmap(differentiated, engine):
     if engine == "diffrax" and differentiated:
         pytest.skip("takes minutes to compile, by rules that are JAX's")
@@ -327,7 +327,7 @@ def test_under_vmap(differentiated, engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_failures_change_nothing(bad):
     """Trajectories that fail have zero second derivatives, and change no others'."""
     x = of_ensemble()
@@ -403,7 +403,7 @@ def failing(x, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "mode"),
-    [slow_unless((how, mode) == ("ours", "times"), how, mode) for how in HOW for mode in SAVING],
+    [(how, mode) for how in HOW for mode in SAVING],
 )
 def test_derivatives_of_what_failed_are_zero(how, mode, engine):
     """Whatever they failed by, whichever did: also where none succeeded."""

@@ -64,7 +64,7 @@ def same(found, expected, compare=np.testing.assert_allclose, **tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [slow_unless(way == "compiled", way) for way in WAYS])
+@pytest.mark.parametrize("way", WAYS)
 def test_part_of_the_gradient(way):
     """It is the closed form, and that of the gradient by everything."""
     x = numbers()

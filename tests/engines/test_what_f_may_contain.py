@@ -186,7 +186,6 @@ NOT_DIFFERENTIABLE = {
 }
 # The derivative that JAX has of a reduction forgets its initial value.
 REFERENCES = {"reduced": lambda u, p, t: -u * (5.0 + jnp.sum(p * u)) / 9}
-QUICK = {"callback in turn"}
 
 
 def by_diffrax(field, starts):
@@ -262,7 +261,7 @@ def test_parameters_of_each_trajectory():
     assert_close(jax.grad(ours)(ps), jax.grad(theirs)(ps))
 
 
-@pytest.mark.parametrize("name", [slow_unless(n in QUICK, n) for n in RUN])
+@pytest.mark.parametrize("name", RUN)
 @pytest.mark.slow
 def test_an_ensemble_is_that_of_vmapped_diffrax(name):
     field = RUN[name]

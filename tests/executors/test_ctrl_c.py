@@ -184,7 +184,7 @@ def test_those_that_wait_for_another_method():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize("engine", ["compiled", "diffrax"])
 def test_columns(engine):
     how = {**OPTIONS, "engine": engine}
     if engine == "compiled":

@@ -527,7 +527,7 @@ def last(sol, ctx):
 @pytest.mark.parametrize(
     ("way", "options"),
     [
-        slow_unless((way, name) == ("forward over reverse", "ends"), way, options)
+        (way, options)
         for way in NESTED
         for name, options in {
             "ends": {},

@@ -19,7 +19,6 @@ import ensembleode as eo
 from ensembleode.executors.distributed import worker
 from ensembleode.executors.distributed.pools import ExecutorPool, WorkersDiedError
 
-from ..marks import slow_unless
 from ..problems import lotka_volterra
 from .clusters import cluster, Killer, wait_until, worker_pids
 
@@ -54,7 +53,7 @@ def serial():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [solved, slow_unless(False, gradient)])
+@pytest.mark.parametrize("run", [solved, gradient])
 def test_a_worker_is_killed(run):
     """In mid-solve, forwards and backwards: the same bits as without."""
     u0 = jnp.array([1.0, 1.0])

@@ -155,7 +155,7 @@ def test_a_spectral_method_is_compiled(alg):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("alg", [eo.Tsit5(), slow_unless(False, eo.Rodas5P())])
+@pytest.mark.parametrize("alg", [eo.Tsit5(), eo.Rodas5P()])
 def test_its_derivatives(alg):
     """The second derivatives, too, by the rate of decay."""
     u0 = jnp.asarray(np.random.default_rng(1).normal(size=8))

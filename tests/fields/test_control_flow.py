@@ -10,7 +10,6 @@ from jax import lax
 
 from ensembleode.fields.ir import Switch
 
-from ..marks import slow_unless
 from ..problems import with_reverse_rule
 from .drawn import reals
 from .lowered import agree, Lowered
@@ -263,7 +262,7 @@ CALLED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow_unless("custom" in name, name) for name in CALLED])
+@pytest.mark.parametrize("name", CALLED)
 def test_calls_and_their_derivatives(name):
     fn = CALLED[name]
     both_sizes(lambda u, p, t: fn(u) + fn(2 * u))

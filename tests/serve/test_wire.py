@@ -13,7 +13,6 @@ import pytest
 from ensembleode.serve import queries, wire
 from ensembleode.serve.solving import Gradients
 
-from ..marks import slow_unless
 from .running import registry
 
 
@@ -268,7 +267,7 @@ BODIES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("full_of", [slow_unless(x == "lists", x) for x in BODIES])
+@pytest.mark.parametrize("full_of", BODIES)
 def test_a_body_does_not_become_much_more(full_of):
     """Of 16 MiB of empty lists there was more than a gigabyte when they were read."""
     body, binary = BODIES[full_of](), "JSON" not in full_of

@@ -93,7 +93,7 @@ OPTIMISERS = {
 @pytest.mark.parametrize(
     ("name", "how"),
     [
-        slow_unless(name in ("adam", "least squares"), name, how, id=f"{name}-{how}")
+        pytest.param(name, how, id=f"{name}-{how}")
         for name in OPTIMISERS
         for how in ({}, {"devices": 2})
     ],

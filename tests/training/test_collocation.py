@@ -37,9 +37,6 @@ def moment(kernel, power):
     return np.trapezoid(np.asarray(kernel(x)) * x**power, x)
 
 
-QUICK = ("epanechnikov", "gaussian", "silverman")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name):
@@ -80,7 +77,7 @@ def by_numpy(ts, data, kernel, bandwidth, at):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [slow_unless(x in QUICK, x) for x in KERNELS])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_weighted_least_squares(kernel):
     rng = np.random.default_rng(0)
     ts = np.sort(rng.uniform(-2.0, 3.0, 21))
@@ -155,7 +152,7 @@ def test_long_data():
 @pytest.mark.parametrize(
     ("dtype", "state"),
     [
-        slow_unless((dtype, state) in ((jnp.float32, ()), (jnp.complex128, (2, 3))), dtype, state)
+        (dtype, state)
         for dtype in (jnp.float32, jnp.float64, jnp.complex64, jnp.complex128)
         for state in ((), (2, 3))
     ],

@@ -60,9 +60,9 @@ def fit_line(loss=squares, params=FLAT, data=None, **options):
 @pytest.mark.parametrize(
     "where",
     [
-        slow_unless(True, {"devices": 2}, id="devices"),
-        slow_unless(False, {"ensemblealg": eo.EnsembleThreads()}, id="threads"),
-        slow_unless(False, {"ensemblealg": eo.EnsembleSerial()}, id="serial"),
+        pytest.param({"devices": 2}, id="devices"),
+        pytest.param({"ensemblealg": eo.EnsembleThreads()}, id="threads"),
+        pytest.param({"ensemblealg": eo.EnsembleSerial()}, id="serial"),
     ],
 )
 def test_devices_change_nothing(name, where, on_one):
@@ -105,7 +105,7 @@ def test_processes_change_nothing(count, devices, where, on_one):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize("engine", ["compiled", "diffrax"])
 def test_the_gradient_is_that_of_the_mean(engine):
     """Of one step of gradient descent, with what a solver of each engine gives."""
     loss, rate = parity.trajectories(engine, noise=0.0), 0.01
@@ -129,7 +129,7 @@ ADJOINTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow_unless(name == "replay", name) for name in ADJOINTS])
+@pytest.mark.parametrize("name", ADJOINTS)
 def test_every_adjoint(name):
     loss = parity.trajectories("auto", sensealg=ADJOINTS[name], maxiters=64)
     one, two = (parity.fitted("minibatches", loss, devices=n) for n in (1, 2))

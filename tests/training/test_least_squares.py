@@ -12,7 +12,6 @@ from ensembleode.training.least_squares import LeastSquaresStep
 from ensembleode.training.parallel import Placement
 from ensembleode.training.step import PaddedBatch, TrainingState
 
-from ..marks import slow_unless
 from .test_fit import line, QUIET
 
 
@@ -150,7 +149,7 @@ def test_rosenbrock():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1, slow_unless(False, 2)])
+@pytest.mark.parametrize("width", [1, 2])
 def test_trajectories(width):
     """Rates are found from the ends of solves, by either mode."""
     u0 = np.random.default_rng(0).uniform(0.5, 2.0, (N, 2))

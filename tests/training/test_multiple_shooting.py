@@ -68,14 +68,11 @@ def test_groups(n, data):
     assert groups.has_next.tolist() == [True] * (len(ranges) - 1) + [False]
 
 
-QUICK = {("threads", 6), ("columns", 5)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        slow_unless((name, size) in QUICK, name, size)
+        (name, size)
         for name in ALGORITHMS
         for size in (2, 5, 6, 12, 13)
         if name != "columns" or 12 % (size - 1) == 0
@@ -146,8 +143,8 @@ def test_several_trajectories(own_times):
     ("shape", "dtype"),
     [
         ((), jnp.float32),
-        slow_unless(False, (2, 2), jnp.float64),
-        slow_unless(False, (2,), jnp.complex128),
+        ((2, 2), jnp.float64),
+        ((2,), jnp.complex128),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
@@ -259,7 +256,7 @@ def test_jit():
     ("wrap", "weight"),
     [
         (jax.jit, 100.0),
-        *[slow_unless(False, *case) for case in [(jax.jit, 0.0), (lambda f: f, 100.0)]],
+        *[(jax.jit, 0.0), (lambda f: f, 100.0)],
     ],
 )
 def test_groups_that_fail_are_infinitely_bad(wrap, weight):

@@ -19,7 +19,6 @@ import pytest
 
 from ensembleode.training.lifelines import Lifeline
 
-from ..marks import slow_unless
 from ..test_docs import blocks_of
 from . import several
 from .test_checkpoints import alone as fit_alone, result_of, wait_for_step
@@ -104,7 +103,7 @@ print(len(jax.local_devices()), sorted(os.sched_getaffinity(0)), jax.process_cou
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="there are no affinities")
-@pytest.mark.parametrize("devices", [None, slow_unless(False, 1)])
+@pytest.mark.parametrize("devices", [None, 1])
 def test_cores_are_divided(devices, tmp_path):
     """Unless it is said how many devices there are."""
     script = tmp_path / "script.py"
@@ -170,7 +169,7 @@ def ends_cleanly(process, err, sentence):
 @pytest.mark.parametrize(
     ("doing", "lost"),
     [
-        slow_unless(doing == "steps" and lost == 0, doing, lost)
+        (doing, lost)
         for doing in ("steps", "callback", "python", "computation", "caught")
         for lost in (0, 1)
         if (doing, lost) != ("computation", 0)

@@ -78,7 +78,7 @@ def errors(cls, steps, span, inside):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("span", SPANS, ids=["forwards", "backwards"])
-@methods([slow_unless(cls.order > 6, cls) for cls in METHODS])
+@methods(METHODS)
 def test_order(cls, span):
     """Of the states at the end, and within the steps."""
     steps = 8 if cls is eo.Vern8 else STEPS[cls.order]
@@ -111,7 +111,7 @@ def test_order_within_one_step(cls):
 
 
 @pytest.mark.slow
-@methods([slow_unless(cls in (eo.Tsit5, eo.Vern9), cls) for cls in METHODS if cls.order > 4])
+@methods([cls for cls in METHODS if cls.order > 4])
 def test_errors_and_steps_follow_the_tolerance(cls):
     """From 1e-4 to 1e-10, at the ends of steps as within them."""
     prob = eo.ODEProblem(field, jnp.array([0.0, 1.0]), (0.0, 3.0), jnp.array([2.0]))

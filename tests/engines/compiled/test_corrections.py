@@ -72,7 +72,7 @@ def test_before_and_after_are_rows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", [jax.grad, pytest.param(jax.jacfwd, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", [jax.grad, jax.jacfwd])
 def test_derivatives_of_projections(mode):
     """By the radius, which moves with p: in closed form, of first and second order, tolerances
     being tight."""

@@ -16,7 +16,6 @@ from ensembleode.engines.compiled.llvm.functions import FUNCTIONS
 from ensembleode.fields.equations import ELEMENTWISE
 
 from ...fields.test_primitives import ALONE, BOTH, CASES
-from ...marks import slow_unless
 from .field_harness import (
     Case,
     cotangent_of,
@@ -58,7 +57,7 @@ def all_cases() -> dict[str, Case]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("apart", [True, slow_unless(False, False)])
+@pytest.mark.parametrize("apart", [True, False])
 def test_primitives(apart):
     cases = all_cases()
     expected = expected_of(cases.values())
@@ -292,7 +291,7 @@ def test_branches_loops_and_indices():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "way"),
-    [(4, "apart"), slow_unless(False, 8, "inline"), slow_unless(False, 1, "apart")],
+    [(4, "apart"), (8, "inline"), (1, "apart")],
 )
 def test_lanes_have_the_same_bits_however_many_there_are(width, way):
     assert_same(results(control_fields(), width, way), control_one_by_one())

@@ -53,9 +53,7 @@ def distance(tree, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "saving", [slow_unless(s == "ends", s) for s in ("ends", "end", "times", "own times")]
-)
+@pytest.mark.parametrize("saving", ["ends", "end", "times", "own times"])
 def test_the_gradient_is_that_of_the_steps(saving):
     """With rows within steps, at both ends and none; forwards and backwards in time."""
     for span in SPANS:

@@ -10,8 +10,6 @@ import pytest
 
 import ensembleode as eo
 
-from ...marks import slow_unless
-
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 SUCCESS = eo.ReturnCode.Success
@@ -85,7 +83,7 @@ def troubled_ensemble(kinds):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "saving",
-    [{}, slow_unless(False, {"saveat": 0.1}), slow_unless(False, {"save_everystep": True})],
+    [{}, {"saveat": 0.1}, {"save_everystep": True}],
 )
 def test_a_failed_trajectory_is_alone(saving):
     n = 133
@@ -125,19 +123,11 @@ TIMES = {
 }
 
 
-QUICK_TIMES = (
-    ("repeated", False, "own stages"),
-    ("repeated", True, "extra stages"),
-)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fixed", "alg"),
     [
-        slow_unless(
-            # (What is repeated is at both ends, and inside.)
-            (name, fixed, alg) in QUICK_TIMES,
+        pytest.param(
             name,
             fixed,
             {"own stages": eo.Tsit5(), "extra stages": eo.Vern7()}[alg],
@@ -225,7 +215,7 @@ def test_traced_times():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [slow_unless(False, "float16"), "complex128"])
+@pytest.mark.parametrize("dtype", ["float16", "complex128"])
 def test_states_that_are_not_ours(dtype):
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2, dtype), (0.0, 1.0))
     with (

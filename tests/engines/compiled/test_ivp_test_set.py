@@ -7,7 +7,6 @@ import pytest
 
 import ensembleode as eo
 
-from ...marks import slow_unless
 from ...problems import of_benchmarks
 from ..standard_problems import ensemble, PROBLEMS as STANDARD
 
@@ -46,7 +45,7 @@ def in_tolerances(found, expected, name, tol):
 @pytest.mark.parametrize(
     ("name", "alg"),
     [
-        slow_unless(alg == eo.Rodas5P() and name != "RING", name, alg, id=f"{name}-{alg}")
+        pytest.param(name, alg, id=f"{name}-{alg}")
         for name in PROBLEMS
         for alg in (eo.Rodas5P(), eo.Rodas4(), eo.Rosenbrock23())
     ],

@@ -98,11 +98,8 @@ def test_gradient_is_that_of_the_steps():
     [
         (21, 16, 3, "float32"),
         *(
-            pytest.param(*x, marks=pytest.mark.slow)
-            for x in (
-                *((9, 37, 1, "float64"), (8, 8, 1, "float64"), (50, 50, 1, "float32")),
-                *((13, 25, 5, "float64"), (17, 18, 2, "float32"), (130, 120, 40, "float64")),
-            )
+            *((9, 37, 1, "float64"), (8, 8, 1, "float64"), (50, 50, 1, "float32")),
+            *((13, 25, 5, "float64"), (17, 18, 2, "float32"), (130, 120, 40, "float64")),
         ),
     ],
 )
@@ -152,11 +149,8 @@ def test_threads_and_collections_change_nothing(options, monkeypatch):
         (2, eo.Tsit5(), FIXED),
         (20, eo.Tsit5(), FIXED),
         *(
-            pytest.param(*x, marks=pytest.mark.slow)
-            for x in (
-                *((2, eo.Tsit5(), {}), (2, eo.RK4(), FIXED), (20, eo.Vern7(), FIXED)),
-                *((2, eo.Tsit5(), FIXED | {"saveat": [0.17, 0.5]}), (20, eo.Tsit5(), {})),
-            )
+            *((2, eo.Tsit5(), {}), (2, eo.RK4(), FIXED), (20, eo.Vern7(), FIXED)),
+            *((2, eo.Tsit5(), FIXED | {"saveat": [0.17, 0.5]}), (20, eo.Tsit5(), {})),
         ),
     ],
 )
@@ -193,7 +187,7 @@ def test_methods(alg):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "alg",
-    [eo.Tsit5(), *(pytest.param(x, marks=pytest.mark.slow) for x in (eo.Rodas5P(), eo.Vern7()))],
+    [eo.Tsit5(), *(eo.Rodas5P(), eo.Vern7())],
     ids=type,
 )
 def test_callbacks(alg):

@@ -64,10 +64,10 @@ def gradient(field, x, *args, **options):
     ("field", "dtype", "options"),
     [
         (network, float, FIXED | {"save_start": False, "alg": eo.RK4()}),
-        pytest.param(forced, float, FIXED | {"saveat": 0.3}, marks=pytest.mark.slow),
-        pytest.param(network, float, TIGHT | {"saveat": 0.3}, marks=pytest.mark.slow),
-        pytest.param(network, "float32", FIXED | {"saveat": 0.3}, marks=pytest.mark.slow),
-        pytest.param(forced, "float32", FIXED | {"save_start": False}, marks=pytest.mark.slow),
+        (forced, float, FIXED | {"saveat": 0.3}),
+        (network, float, TIGHT | {"saveat": 0.3}),
+        (network, "float32", FIXED | {"saveat": 0.3}),
+        (forced, "float32", FIXED | {"save_start": False}),
     ],
 )
 def test_gradient_is_that_of_diffrax(field, dtype, options):

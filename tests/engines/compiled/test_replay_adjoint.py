@@ -114,7 +114,7 @@ def check_fixed(alg, saving, span):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "alg",
-    [slow_unless(a is eo.Tsit5, a) for a in METHODS],
+    METHODS,
     ids=lambda cls: cls.__name__,
 )
 def test_every_method(alg):

@@ -39,8 +39,8 @@ def end(factors, alg, tol, tspan=(0.0, 50.0), **options):
     ("alg", "tol", "accuracy"),
     [
         (eo.Rodas5P(), 1e-10, 1e-6),
-        pytest.param(eo.Rodas4(), 1e-10, 1e-6, marks=pytest.mark.slow),
-        pytest.param(eo.Rosenbrock23(), 1e-7, 2e-5, marks=pytest.mark.slow),
+        (eo.Rodas4(), 1e-10, 1e-6),
+        (eo.Rosenbrock23(), 1e-7, 2e-5),
     ],
     ids=lambda x: type(x).__name__,
 )

@@ -87,7 +87,7 @@ def test_the_report_refuses_what_has_no_kernel():
 @pytest.mark.slow
 @needs_ptxas
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("fixed", [False, slow_unless(False, True)])
+@pytest.mark.parametrize("fixed", [False, True])
 def test_every_architecture(arch, fixed):
     """Forwards and in reverse, saved at times: all that is read and written of arrays is global."""
     options = {"dt": 0.1, "adaptive": False} if fixed else {}

@@ -290,7 +290,7 @@ def test_every_problem(on_ptx, written_out, name, single):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [slow_unless(x in ("RK4", "Vern7"), x) for x in METHODS])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method(on_ptx, method):
     alg = METHODS[method]
     options = {"saveat": 0.1} if alg.adaptive else {"saveat": 0.1, "dt": 0.05}
@@ -358,17 +358,12 @@ GRADIENTS = {
     "forward": {"sensealg": eo.ForwardDiffSensitivity()},
     "forward, times": {"sensealg": eo.ForwardDiffSensitivity(), "saveat": jnp.array([0.2, 0.5])},
 }
-QUICK_GRADIENTS = {("times", "float64")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        slow_unless((x, d) in QUICK_GRADIENTS, x, d)
-        for x in GRADIENTS
-        for d in ("float32", "float64")
-    ],
+    [(x, d) for x in GRADIENTS for d in ("float32", "float64")],
 )
 def test_gradients(on_ptx, name, dtype):
     x = jax.tree.map(lambda a: a.astype(dtype), X)
