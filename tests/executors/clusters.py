@@ -69,6 +69,20 @@ class Killer(threading.Thread):
         self.join()
 
 
+def after_tasks(alg, count, action, *args):
+    """A thread that calls `action` when `count` more tasks of this algorithm are done."""
+    before = alg.traffic().tasks
+
+    def waiting():
+        while alg.traffic().tasks < before + count:
+            time.sleep(0.002)
+        action(*args)
+
+    thread = threading.Thread(target=waiting, daemon=True)
+    thread.start()
+    return thread
+
+
 def wait_until(condition, seconds=30):
     deadline = time.monotonic() + seconds
     while not condition():

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
+import dask
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ from ensembleode.executors.distributed import worker
 from ensembleode.executors.distributed.pools import ExecutorPool, WorkersDiedError
 
 from ..problems import lotka_volterra
-from .clusters import cluster, Killer, wait_until, worker_pids
+from .clusters import after_tasks, cluster, Killer, wait_until, worker_pids
 
 
 N = 1500
@@ -78,7 +78,7 @@ def test_twenty_random_kills():
     expected = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), **options)
     with (
         cluster() as client,
-        Killer(client, signal.SIGKILL, after=3, every=2.5, most=20) as killer,
+        Killer(client, signal.SIGKILL, after=1, every=1.0, most=20) as killer,
     ):
         while killer.killed < 20:
             sim = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleDistributed(client), **options)
@@ -179,18 +179,19 @@ def test_the_scheduler_is_killed(tmp_path):
     """One clear error, with what was computed."""
     process = python(tmp_path, SCHEDULER)
     alg = eo.EnsembleDistributed(process.stdout.readline().strip())
-    options = {**OPTIONS, "trajectories": 15_000}
-    eo.solve(ensemble(), eo.Tsit5(), alg, **{**options, "trajectories": 256})
-    timer = threading.Timer(1.5, os.killpg, (process.pid, signal.SIGKILL))
-    timer.start()
+    ens, options = ensemble(tspan=LONG), {**OPTIONS, "trajectories": 15_000}
+    # (For so long its client tries to reach a scheduler again.)
+    with dask.config.set({"distributed.comm.timeouts.connect": "2s"}):
+        eo.solve(ens, eo.Tsit5(), alg, **{**options, "trajectories": 256})
+    after_tasks(alg, 8, os.killpg, process.pid, signal.SIGKILL)
     with pytest.raises(eo.ClusterError, match="the scheduler of the cluster at tcp://") as caught:
-        eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+        eo.solve(ens, eo.Tsit5(), alg, **options)
     process.wait()
     process.stdout.close()
     alg.close()
     done = caught.value.solution.retcode == eo.ReturnCode.Success
     assert 0 < done.sum() < 15_000
-    all_of_them = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleThreads(), **options)
+    all_of_them = eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(), **options)
     np.testing.assert_array_equal(caught.value.solution.u[done], all_of_them.u[done])
 
 
@@ -198,21 +199,18 @@ def test_the_scheduler_is_killed(tmp_path):
 def test_all_workers_are_lost():
     with cluster() as client:
         alg = eo.EnsembleDistributed(client)
-        options = {**OPTIONS, "trajectories": 30_000}
-        eo.solve(ensemble(), eo.Tsit5(), alg, **{**options, "trajectories": 256})
-        import dask
-
+        ens, options = ensemble(tspan=LONG), {**OPTIONS, "trajectories": 30_000}
+        eo.solve(ens, eo.Tsit5(), alg, **{**options, "trajectories": 256})
         with dask.config.set({"distributed.scheduler.no-workers-timeout": "1s"}):
-            timer = threading.Timer(1.0, client.cluster.scale, (0,))
-            timer.start()
+            after_tasks(alg, 8, client.cluster.scale, 0)
             with pytest.raises(eo.ClusterError, match=r"all workers of the cluster at .* are gone"):
-                eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+                eo.solve(ens, eo.Tsit5(), alg, **options)
 
 
 @pytest.mark.slow
 def test_workers_are_out_of_memory():
-    """Killed for it by Dask, whatever they are given."""
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(20_000), (0.0, 1.0))
+    """Killed for it by Dask, whatever they are given: one trajectory is too much."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(80_000), (0.0, 1.0))
     settings = {"distributed.scheduler.allowed-failures": 0}
     with cluster(1, settings=settings, memory_limit="1 GiB") as client:
         with pytest.raises(eo.ClusterError, match="The usual cause is memory") as caught:
@@ -220,7 +218,7 @@ def test_workers_are_out_of_memory():
                 eo.EnsembleProblem(prob),
                 eo.Tsit5(),
                 eo.EnsembleDistributed(client),
-                trajectories=24,
+                trajectories=3,
                 saveat=np.linspace(0, 1, 1_000),
             )
         assert "the workers that ran it died" in str(caught.value)
@@ -243,16 +241,15 @@ def test_an_executor_breaks(monkeypatch, serial):
     """Nobody can replace its workers; what they did is kept."""
     for name, value in eo.worker_environment().items():
         monkeypatch.setenv(name, value)
-    options = {**OPTIONS, "trajectories": 30_000}
+    long, options = ensemble(tspan=LONG), {**OPTIONS, "trajectories": 30_000}
     with ProcessPoolExecutor(2, get_context("spawn")) as executor:
         alg = eo.EnsembleDistributed(executor)
         sim = eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS)
         np.testing.assert_array_equal(sim.u, serial.u)
         pid = next(iter(executor._processes))
-        timer = threading.Timer(2.0, os.kill, (pid, signal.SIGKILL))
-        timer.start()
+        after_tasks(alg, 8, os.kill, pid, signal.SIGKILL)
         with pytest.raises(eo.ClusterError, match=r"the executor .* can't run anything") as caught:
-            eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+            eo.solve(long, eo.Tsit5(), alg, **options)
         assert (caught.value.solution.retcode == eo.ReturnCode.Success).sum() > 0
         with pytest.raises(eo.ClusterError, match=r"the executor .* can't run anything"):
             eo.solve(ensemble(), eo.Tsit5(), alg, **options)
