@@ -314,8 +314,8 @@ def test_a_lost_batch_is_tried_again(tmp_path):
     class Pool(ExecutorPool):
         deadly = True
 
-        def result(self, future):
-            answer = super().result(future)
+        def result(self, future, waiting):
+            answer = super().result(future, waiting)
             if self.deadly and len(answer) and future.first == 256:
                 raise WorkersDiedError("the workers that ran it died")
             return answer

@@ -152,6 +152,11 @@ class _Dispatch:
         return order[np.argsort(costs[order], kind="stable")].tolist()
 
     def run(self, stop: StopFlag) -> None:
+        def waiting():
+            if stop.is_set:
+                raise KeyboardInterrupt
+            self.pool.slots()
+
         while self.pending or self.in_flight or self.suspects:
             if stop.is_set:
                 raise KeyboardInterrupt
@@ -161,7 +166,7 @@ class _Dispatch:
             except queue.Empty:
                 continue
             if future in self.in_flight:
-                self._received(future, self.in_flight.pop(future))
+                self._received(future, waiting)
         if stop.is_set:
             raise KeyboardInterrupt
         if self.measured[1]:
@@ -218,13 +223,15 @@ class _Dispatch:
         rows = (starts[:, None] + np.arange(self.rows)).ravel()
         return rows[rows < self.batch.n]
 
-    def _received(self, future: Any, units: np.ndarray) -> None:
+    def _received(self, future: Any, waiting: Callable[[], Any]) -> None:
         try:
-            answer = self.pool.result(future)
+            answer = self.pool.result(future, waiting)
         except WorkersDiedError as e:
-            self._died(units, str(e))
-            return
+            answer = e
+        units = self.in_flight.pop(future)
         match answer:
+            case WorkersDiedError():
+                self._died(units, str(answer))
             case TaskResult():
                 self._done(units, answer)
             case MissingObjects(hashes, address):

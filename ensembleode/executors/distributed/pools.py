@@ -3,6 +3,7 @@
 # ruff: noqa: B027 (some pools have nothing to do in some of these methods)
 
 import abc
+import asyncio
 import builtins
 import collections
 import concurrent.futures
@@ -75,10 +76,11 @@ class Pool(abc.ABC):
     def deliver(self, things: dict[str, Any], to: str) -> None:
         """Send objects to the worker at this address, if it still exists, for its next tasks."""
 
-    def result(self, future: Any) -> Any:
-        """The answer to a task. Raises `WorkersDiedError`, `ClusterError` where the cluster can't
-        go on, and any exception of a function that the program calls."""
-        answer = self._result(future)
+    def result(self, future: Any, waiting: Callable[[], Any]) -> Any:
+        """The answer to a task that is done. `waiting` is called from time to time until it is
+        here, and its exceptions end that. Raises `WorkersDiedError`, `ClusterError` where the
+        cluster can't go on, and any exception of a function that the program calls."""
+        answer = self._result(future, waiting)
         self.traffic.received += len(answer)
         return pickle.loads(answer)
 
@@ -106,7 +108,7 @@ class Pool(abc.ABC):
     def _submit(self, fn: Callable, payload: bytes) -> Any: ...
 
     @abc.abstractmethod
-    def _result(self, future: Any) -> bytes: ...
+    def _result(self, future: Any, waiting: Callable[[], Any]) -> bytes: ...
 
 
 def run_pickled(payload: bytes) -> bytes:
@@ -165,7 +167,7 @@ class ExecutorPool(Pool):
         except RuntimeError as e:  # the executor is broken or shut down
             raise self._gone(e) from e
 
-    def _result(self, future: Any) -> bytes:
+    def _result(self, future: Any, waiting: Callable[[], Any]) -> bytes:
         try:
             return future.result()
         except (concurrent.futures.BrokenExecutor, concurrent.futures.CancelledError) as e:
@@ -290,12 +292,12 @@ class DaskPool(Pool):
         future = self._submit(keep, payload, workers=[to])
         self._delivering = [*(x for x in self._delivering if not x.done()), future]
 
-    def _result(self, future: Any) -> bytes:
+    def _result(self, future: Any, waiting: Callable[[], Any]) -> bytes:
         from distributed import KilledWorker
         from distributed.scheduler import NoWorkerError
 
         try:
-            return future.result()
+            return self._gathered(future, waiting)
         except KilledWorker as e:
             last = e.last_worker.address
             raise WorkersDiedError(
@@ -311,6 +313,19 @@ class DaskPool(Pool):
                 f"({e}): install ensembleode, with the same versions of everything, for the "
                 "workers, too."
             ) from e
+
+    def _gathered(self, future: Any, waiting: Callable[[], Any]) -> bytes:
+        """What the future's task returned. If the worker that holds it dies now, Dask runs the task
+        again, which may take long, or for ever if no worker is left."""
+
+        async def gathered() -> Any:
+            return await self.client.gather(future, asynchronous=True)
+
+        # (Where `waiting` raises, the dispatch cancels the task, which ends this, too.)
+        answer = asyncio.run_coroutine_threadsafe(gathered(), self.client.loop.asyncio_loop)
+        while not concurrent.futures.wait([answer], timeout=0.1).done:
+            waiting()
+        return answer.result()
 
     def _scheduler_lost(self) -> ClusterError:
         return ClusterError(
