@@ -81,6 +81,27 @@ def test_lesser_machines():
             limited(level)
 
 
+RANGE = """
+define void @largest(ptr %x) {
+  %a = load <16 x float>, ptr %x
+  %b = call <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float> %a, <16 x float> %a,
+    i32 11, <16 x float> zeroinitializer, i16 -1, i32 4)
+  store <16 x float> %b, ptr %x
+  ret void
+}
+declare <16 x float> @llvm.x86.avx512.mask.range.ps.512(<16 x float>, <16 x float>, i32,
+  <16 x float>, i16, i32)
+"""
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "aarch64-linux"])
+def test_code_of_a_better_machine(target):
+    """Kernels of a client with AVX-512 are refused by a worker without it, which lives on."""
+    with pytest.raises(CompileError, match=r"has no llvm\.x86\.avx512"):
+        assembly(RANGE, TARGETS[target])
+    assert "vrangeps" in assembly(RANGE, TARGETS["x86-64-v4"])
+
+
 def test_other_machines():
     """ARM and Windows: an instruction that only they have, and their order of parameters."""
     assert "fmla" in assembly(axpy(8), TARGETS["aarch64-linux"])

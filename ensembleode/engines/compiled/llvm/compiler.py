@@ -258,7 +258,8 @@ def _has(machine: Machine, name: str) -> bool:
         return not machine.is_gpu  # on a CPU, loading the code finds out
     _, first, *rest = name.split(".")
     if first in _FOREIGN:
-        return _OWN.get(first) == machine.architecture
+        is_range = rest[0] == "avx512"  # (the only such instruction: see `largest_magnitude`)
+        return _OWN.get(first) == machine.architecture and (machine.has_range or not is_range)
     if not machine.is_gpu or first not in _LIBM:
         return True
     # NVPTX has an instruction for 2^x of single precision.
