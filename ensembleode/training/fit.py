@@ -344,16 +344,18 @@ class _FitLoop:
                         break
                     after = self._after(now, piece, state, report.loss)
                     seconds = time.perf_counter() - began
-                    # (A step is done with its validation: one that is interrupted comes again.)
-                    good, now = now.state.params, self._validated(after, piece)
+                    after = self._validated(after, piece)
                     has_readers = self.callback is not None or lines.functions
-                    whole = self._whole_params(good) if has_readers else None
-                    told = self._told(now, piece, report, whole)
+                    whole = self._whole_params(now.state.params) if has_readers else None
+                    told = self._told(after, piece, report, whole)
                     lines.write(told, seconds)
                     if not shown.disable:
                         shown.set_postfix_str(_postfix(told), refresh=False)
                         shown.update()
-                    now, stop = self._called_back(now, told)
+                    after, stop = self._called_back(after, told)
+                    # (A step is done with its validation and its callback: one that is interrupted
+                    # comes again.)
+                    good, now = now.state.params, after
                     if stop:
                         stopped = "callback"
                         break

@@ -144,6 +144,37 @@ def test_interrupted_or_not(tmp_path, at, devices):
     assert found.callback_state["count"] == 12
 
 
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("at", [4, 5])
+def test_interrupted_in_a_callback(tmp_path, at, error):
+    """The step comes again, with its callback, which keeps what it kept before."""
+    pytest.importorskip("orbax.checkpoint")
+    options = OPTIONS | {"maxiters": 9, "callback_state": 0.0, "checkpoint": tmp_path / "run"}
+    log = tmp_path / "log.jsonl"
+    raised = []
+
+    def callback(state, own):
+        if state.step == at and not raised:
+            raised.append(state.step)
+            raise error
+        return False, own + state.step
+
+    if error is KeyboardInterrupt:
+        first = fit_line(**options, callback=callback, log=log)
+        assert (first.stopped, first.steps) == ("interrupted", at - 1)
+    else:
+        with pytest.raises(error):
+            fit_line(**options, callback=callback, log=log)
+    found = fit_line(**options, callback=callback, log=log)
+    expected = fit_line(**options | {"checkpoint": None}, callback=callback)
+    assert found.callback_state == expected.callback_state == sum(range(10))
+    np.testing.assert_array_equal(found.losses, expected.losses)
+    jax.tree.map(np.testing.assert_array_equal, found.best, expected.best)
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == list(range(1, 10))
+
+
 def test_ctrl_c_in_a_validation(tmp_path):
     """The step comes again, with its validation."""
     pytest.importorskip("orbax.checkpoint")
