@@ -128,6 +128,11 @@ from .tools.column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,
 )
+from .tools.export import (
+    export as export,
+    ExportedFunction as ExportedFunction,
+    load_exported as load_exported,
+)
 from .tools.kernel_usage import (
     kernel_report as kernel_report,
     KernelReport as KernelReport,

@@ -17,7 +17,7 @@ from ..ground.devices.placement import platform_of
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
 # For each extra, what it is for, and its modules.
 EXTRAS = {
-    "dask": ("EnsembleDistributed", ("distributed", "cloudpickle", "flatbuffers")),
+    "dask": ("EnsembleDistributed", ("distributed", "cloudpickle")),
     "store": ("solve(..., store=)", ("zarr", "xarray", "filelock")),
     "train": ("fit(..., checkpoint=)", ("filelock", "orbax.checkpoint")),
     "plot": ("plots", ("matplotlib", "xarray")),

@@ -13,11 +13,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from ...engines.compiled.xla.call import kernels_in, safety_checks
+from ...engines.compiled.xla.exporting import exported_with_kernels
 from ...ground.devices.placement import on_cpu
 from ...ground.keys import as_before
 from ...running.interrupts import looking_at
@@ -110,19 +109,15 @@ def exported(program: ChunkProgram) -> ShippedProgram | None:
     """The serialised program for CPUs; None where that isn't possible since it calls the host."""
     try:
         with on_cpu():
-            fn, structs = jax.jit(program.function()), program.structs()
-            kernels = kernels_in(fn.trace(*structs).jaxpr)
-            checks = safety_checks(kernels)
-            export = jax.export.export(fn, platforms=["cpu"], disabled_checks=checks)
-            content = export(*structs).serialize()
+            content, kernels = exported_with_kernels(
+                program.function(), program.structs(), platforms=["cpu"]
+            )
     except (ValueError, NotImplementedError) as e:
         if "callback" not in str(e).lower() and "serializ" not in str(e).lower():
             raise
         return None
     name = hashlib.sha256(content).hexdigest()
-    return ShippedProgram(
-        name, ExportedProgram(bytes(content), len(program.form.results[0]), kernels)
-    )
+    return ShippedProgram(name, ExportedProgram(content, len(program.form.results[0]), kernels))
 
 
 def pickled(program: ChunkProgram, make: Callable, arguments: JobArguments) -> ShippedProgram:
