@@ -65,8 +65,8 @@ def export(fn: Callable, *args: Any, derivatives: int = 0) -> ExportedFunction:
     """Trace `fn(*args)`, and whatever it solves, into a function that can be saved, and called
     where `fn` isn't known.
 
-    `eo.export(simulate, u0s).save("model.zip")` writes a file, and `eo.load_exported("model.zip")` is
-    the function again, in any process.
+    `eo.export(simulate, u0s).save("model.zip")` writes a file; in any process,
+    `eo.load_exported("model.zip")` is the function again.
 
     What `fn` closes over, such as a trained network, is a part of the program. The compiled engine
     goes with its kernels, for CPUs: the file is read where this library is installed, on any CPU
