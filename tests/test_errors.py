@@ -218,6 +218,11 @@ SEVERAL = [
         for value in (["a", "b"], "all", {"a": 1}, 1j, True, [0.5 + 0.1j])
     ),
     case(
+        TypeError,
+        "saveat must be a number.*Rows of different lengths.*put jnp.inf behind",
+        lambda: solve(saveat=[[0.5], [0.5, 1.0]]),
+    ),
+    case(
         ValueError,
         r"saveat has the shape \(4, 1\).*3 trajectories",
         lambda: solve(prob=decay(saveat=np.full((4, 1), 0.5))),
@@ -657,7 +662,7 @@ VALUE_ERRORS = {
     r"prob_func varies the shapes or dtypes in p.*index 1.*\(2,\).*before.*\(1,\)": lambda: remade(
         p=lambda i: np.ones(1 + i), f=lambda i: lambda u, p, t: p.sum() * u
     ),
-    "prob_func varies which times are saved.*rows=3.*before.*rows=2": lambda: remade(
+    "prob_func varies which times are saved.*rows=3.*rows=2.*rows up with jnp.inf": lambda: remade(
         saveat=lambda i: np.linspace(0, 1, 2 + i)
     ),
     "prob_func varies the computation that f does.*one ensemble for each": lambda: remade(

@@ -146,7 +146,10 @@ def _as_numbers(saveat):
     try:
         array = np.asarray(saveat)
     except ValueError as e:  # ragged
-        raise TypeError(what) from e
+        raise TypeError(
+            f"{what} Rows of different lengths are filled up: put jnp.inf behind the last time of "
+            "a shorter one."
+        ) from e
     return check_real(array, what)
 
 

@@ -275,6 +275,10 @@ class TrajectoryMaker:
     def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
         if self.kept.setdefault(name, value) != value:
             remedy = "Solve one ensemble for each."
+            if name == "saving":
+                remedy = (
+                    "Where only the numbers of times differ, fill shorter rows up with jnp.inf."
+                )
             if isinstance(value, Program):
                 remedy += f" (Where {name} differs in a number only, pass it in p.)"
             raise ValueError(
