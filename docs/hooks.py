@@ -60,6 +60,8 @@ PICTURES = {
         quantiles of z spread, for values of rho that hardly differ.""",
     "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the
         fit, which fan out, and after it, all near 1.""",
+    "universal_ode": """The error falls towards that of the noise. The equation that was found, over
+        the exact one, for twice as long as there were data.""",
     "uncertainty": """150 epidemics, coloured by their peaks. The median and the quantiles of 5000.
         A histogram of how many are ill at the worst time.""",
 }
