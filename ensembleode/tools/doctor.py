@@ -25,7 +25,7 @@ EXTRAS = {
         "ensembleode serve, eo.Client",
         ("fastapi", "httptools", "httpx", "msgpack", "orjson", "prometheus_client", "uvicorn"),
     ),
-    "examples": ("the examples", ("sklearn", "matplotlib", "xarray")),
+    "examples": ("the examples", ("SALib", "sklearn", "matplotlib", "xarray")),
 }
 
 
