@@ -54,6 +54,8 @@ PICTURES = {
         features of the images move apart, into a cluster for each digit.""",
     "multiple_shooting": """The loss of multiple shooting falls to the noise, that of single
         shooting does not. The groups before the fit. The solution after it, through the data.""",
+    "neural_cde": """The cross-entropy falls. Three noisy paths that were held out, which it tells
+        rightly to turn to the left or to the right.""",
     "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for
         twice as long as there were data. Closed orbits of prey and predators.""",
     "ode_rnn": """The error of the next value falls. Two series that were held out: the prediction
