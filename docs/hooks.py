@@ -16,6 +16,7 @@ import ast
 import pathlib
 import re
 import textwrap
+from html import unescape
 
 import ensembleode
 from ensembleode.engines.base.capabilities import cell, ENGINES, FEATURES
@@ -34,6 +35,23 @@ def on_page_markdown(markdown: str, **_) -> str:
     markdown = markdown.replace("<!-- capabilities -->", capabilities())
     markdown = re.sub(r"<!-- (limits: [\w ]+|end of limits) -->\n", "", markdown)
     return markdown.replace("<!-- julia methods -->", julia_methods())
+
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
+
+
+def on_page_content(html: str, **_) -> str:
+    """Formulas as MathML, which browsers draw without a script."""
+    html = FORMULA.sub(_mathml, html)
+    if "arithmatex" in html:
+        raise ValueError("a formula is left that isn't MathML.")
+    return html
+
+
+def _mathml(formula: re.Match) -> str:
+    from latex2mathml.converter import convert  # (tests of the other hooks do without)
+
+    return convert(unescape(formula[2]), display="block" if formula[1] == "div" else "inline")
 
 
 def examples() -> list[pathlib.Path]:
