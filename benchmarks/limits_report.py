@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and the figures of README.md, from one run of limits.py.
+"""The tables of docs/measured/limits.md and the figures of README.md, from one run of limits.py.
 
     python benchmarks/limits.py --json benchmarks/limits.json
     python benchmarks/limits_report.py [FILE] [--check]
@@ -18,7 +18,7 @@ from common.report import header, line
 
 
 TOP = pathlib.Path(__file__).parents[1]
-PAGES = (TOP / "README.md", TOP / "docs" / "performance.md")
+PAGES = (TOP / "README.md", TOP / "docs" / "measured" / "limits.md")
 RESULTS = TOP / "benchmarks" / "limits.json"
 
 LABELS = {

@@ -10,7 +10,7 @@ from .problems import of_benchmarks
 
 
 TOP = pathlib.Path(__file__).parents[1]
-README, TABLES = TOP / "README.md", TOP / "docs" / "performance.md"
+README, TABLES = TOP / "README.md", TOP / "docs" / "measured" / "limits.md"
 RESULTS = TOP / "benchmarks" / "limits.json"
 report = of_benchmarks("limits_report")
 
@@ -55,7 +55,7 @@ def of_table(page):
 
 def test_the_figures_of_the_readme():
     assert said(README.read_text()) == of_table(TABLES.read_text())
-    assert "performance.md#how-far-from-the-limit-of-the-hardware" in README.read_text()
+    assert "docs/measured/limits.md" in README.read_text()
 
 
 @pytest.mark.parametrize("scale", [0.013, 1.0, 170.0])
