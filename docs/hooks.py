@@ -52,6 +52,8 @@ PICTURES = {
         true.""",
     "digits_neural_ode": """Handwritten digits, with the eight that were taken for others. How the
         features of the images move apart, into a cluster for each digit.""",
+    "latent_ode": """The negative ELBO falls, of batches and of series held out. Three series:
+        curves drawn from the posterior go through the measurements, and on beyond them.""",
     "multiple_shooting": """The loss of multiple shooting falls to the noise, that of single
         shooting does not. The groups before the fit. The solution after it, through the data.""",
     "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for

@@ -1,0 +1,186 @@
+"""The models of "More neural ODEs", by this library and by diffrax.
+
+    python benchmarks/neural_odes.py [--case NAME ...] [--updates N]
+
+Each case is a model of an example with a batch of its data, at the same tolerances (reltol 1e-3,
+abstol 1e-6) and with the same random numbers. An update is a gradient and a step of Adam in a
+jitted function. Both take turns by single updates in one process, held to one core. Columns:
+
+- the lines of the functions that solve and that return the loss, without comments;
+- the CPU time of the first call of the loss with its gradient, in seconds;
+- the median CPU time of an update, in milliseconds.
+
+Beneath are how far apart the first losses and gradients are, relative to ours, and the losses after
+all updates.
+"""
+
+import argparse
+import ast
+import inspect
+import os
+import pathlib
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+# (For one thread, which XLA reads when it starts.)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import latent_ode
+import numpy as np
+import optax
+from common.processes import held, last_core
+from common.report import header, line, machine, PEERS
+from common.timing import timed
+
+
+class Case(NamedTuple):
+    model: Any
+    batch: Any
+    ours: tuple[Callable, ...]  # the loss `(model, batch, keys) -> [item]`, and what it calls
+    theirs: tuple[Callable, ...]
+
+
+TOLERANCES = {"rtol": 1e-3, "atol": 1e-6}  # the defaults of `solve`
+
+
+def latent_by_diffrax(model, batch, key):
+    t, y = batch["t"], batch["y"]
+    measured = jnp.isfinite(t)
+    keys = jax.vmap(jax.random.split)(key)
+    half = jax.vmap(lambda key: jax.random.bernoulli(key, shape=t[0].shape))(keys[:, 0])
+    mean, log_var = jax.vmap(model.recognize)(t, y, measured & half)
+    drawn = jax.vmap(lambda key: jax.random.normal(key, mean[0].shape))(keys[:, 1])
+
+    def follow(start, t):
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, z, field: field(z)),
+            diffrax.Tsit5(),
+            t0=0.0,
+            t1=latent_ode.MEASURED,
+            dt0=None,
+            y0=start,
+            args=model.field,
+            saveat=diffrax.SaveAt(ts=t),
+            stepsize_controller=diffrax.PIDController(**TOLERANCES),
+        ).ys
+
+    times = jnp.where(measured, t, latent_ode.MEASURED)  # no time may be infinite
+    states = jax.vmap(follow)(mean + jnp.exp(log_var / 2) * drawn, times)
+    predicted = model.decode(states)
+    misses = jnp.where(measured, predicted - jnp.where(measured, y, 0.0), 0.0) / latent_ode.NOISE
+    divergence = jnp.exp(log_var) + mean**2 - 1.0 - log_var
+    return (jnp.sum(misses**2, axis=1) + jnp.sum(divergence, axis=1)) / 2
+
+
+def latent():
+    _, batch = latent_ode.oscillations(32, seed=0)
+    ours = latent_ode.loss, latent_ode.follow
+    model = latent_ode.LatentODE(jax.random.key(0))
+    return Case(model, batch, ours, (latent_by_diffrax,))
+
+
+CASES = {"latent ODE": latent}
+
+
+def lines(functions):
+    """How many lines functions have, without empty ones, comments and docstrings."""
+    return sum(map(_lines, functions))
+
+
+def _lines(function):
+    source = textwrap.dedent(inspect.getsource(function))
+    (tree,) = ast.parse(source).body
+    docstring = ast.get_docstring(tree) is not None and tree.body[0]
+    kept = [
+        text
+        for number, text in enumerate(source.splitlines(), start=1)
+        if not docstring or not docstring.lineno <= number <= docstring.end_lineno
+    ]
+    return sum(bool(text.strip()) and not text.lstrip().startswith("#") for text in kept)
+
+
+def functions_of(loss, case):
+    """What is trained; the mean loss with its gradient, and an update by Adam, as jitted functions;
+    and the first state of Adam."""
+    trained, static = eqx.partition(case.model, eqx.is_inexact_array)
+    adam = optax.adam(1e-3)
+
+    def mean(trained, key):
+        model = eqx.combine(trained, static)
+        given = () if len(inspect.signature(loss).parameters) == 2 else (key,)
+        return jnp.mean(loss(model, case.batch, *given))
+
+    gradient = jax.jit(jax.value_and_grad(mean))
+
+    @jax.jit
+    def update(trained, state, key):
+        value, change = gradient(trained, key)
+        change, state = adam.update(change, state)
+        return optax.apply_updates(trained, change), state, value
+
+    return trained, gradient, update, adam.init(trained)
+
+
+def table(case, updates):
+    """A row of numbers for each library, and words on how far they agree."""
+    n = len(jax.tree.leaves(case.batch)[0])
+    keys = jax.random.split(jax.random.key(1), (updates, n))
+    ways = {"ensembleode": case.ours, "diffrax": case.theirs}
+    firsts, values, states, calls = {}, {}, {}, {}
+    for name, (loss, *_) in ways.items():
+        trained, gradient, update, state = functions_of(loss, case)
+        # (Before anything else that could compile a part of it.)
+        firsts[name], values[name] = timed(gradient, trained, keys[0], clock=time.process_time)
+        states[name], calls[name] = (trained, state), update
+        update(trained, state, keys[0])
+    seconds, last = {name: [] for name in ways}, {}
+    for key in keys:
+        for name, call in calls.items():
+            spent, (*states[name], last[name]) = timed(
+                call, *states[name], key, clock=time.process_time
+            )
+            seconds[name].append(spent)
+    rows = [
+        [name, lines(way), f"{firsts[name]:.1f}", f"{1e3 * np.median(seconds[name]):.2f}"]
+        for name, way in ways.items()
+    ]
+    value, other = (float(value) for value, _ in values.values())
+    ours, theirs = (jax.flatten_util.ravel_pytree(gradient)[0] for _, gradient in values.values())
+    apart = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
+    return rows, (
+        f"losses {value:.6g} and {other:.6g} ({abs(other / value - 1):.0e} apart), gradients "
+        f"{apart:.0e} apart; after {updates} updates {last['ensembleode']:.4g} and "
+        f"{last['diffrax']:.4g}"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--updates", type=int, default=200)
+    options = parser.parse_args()
+    about, core = machine(*PEERS, "optax"), last_core()
+    print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
+    print(header(["", "", "lines", "first call, s", "an update, ms"], left=2))
+    said = []
+    with held(None if core is None else {core}):
+        for name in options.case:
+            rows, agreement = table(CASES[name](), options.updates)
+            said.append(f"- {name}: {agreement}")
+            for row in rows:
+                print(line([name, *row]), flush=True)
+    print(f"\n{chr(10).join(said)}")
+
+
+if __name__ == "__main__":
+    main()
