@@ -36,6 +36,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import latent_ode
+import normalizing_flow
 import numpy as np
 import optax
 from common.processes import held, last_core
@@ -82,6 +83,28 @@ def latent_by_diffrax(model, batch, key):
     return (jnp.sum(misses**2, axis=1) + jnp.sum(divergence, axis=1)) / 2
 
 
+def flow_by_diffrax(network, points):
+    def with_divergence(t, state, network):
+        x, _ = state
+        return normalizing_flow.field(x, network, t), normalizing_flow.divergence(x, network, t)
+
+    def flow(point):
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(with_divergence),
+            diffrax.Tsit5(),
+            t0=0.0,
+            t1=1.0,
+            dt0=None,
+            y0=(point, jnp.zeros(())),
+            args=network,
+            stepsize_controller=diffrax.PIDController(**TOLERANCES),
+        ).ys
+
+    ends, log_determinants = jax.vmap(flow)(points)
+    normal = -jnp.sum(ends[:, -1] ** 2, axis=1) / 2 - jnp.log(2 * jnp.pi)
+    return -(normal + log_determinants[:, -1])
+
+
 def latent():
     _, batch = latent_ode.oscillations(32, seed=0)
     ours = latent_ode.loss, latent_ode.follow
@@ -89,7 +112,13 @@ def latent():
     return Case(model, batch, ours, (latent_by_diffrax,))
 
 
-CASES = {"latent ODE": latent}
+def flow():
+    ours = (normalizing_flow.loss, normalizing_flow.log_density, normalizing_flow.flow)
+    model = eqx.nn.MLP(3, 2, 32, 2, activation=jnp.tanh, key=jax.random.key(0))
+    return Case(model, normalizing_flow.moons(256, seed=0), ours, (flow_by_diffrax,))
+
+
+CASES = {"latent ODE": latent, "normalising flow": flow}
 
 
 def lines(functions):

@@ -58,6 +58,8 @@ PICTURES = {
         shooting does not. The groups before the fit. The solution after it, through the data.""",
     "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for
         twice as long as there were data. Closed orbits of prey and predators.""",
+    "normalizing_flow": """The negative log-likelihood falls to that of the exact density. The
+        density, two moons. Samples, and the curves on which some came from the normal.""",
     "parameter_sweep": """The maxima of z over rho, which branch into bands of chaos. How the
         quantiles of z spread, for values of rho that hardly differ.""",
     "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the

@@ -22,6 +22,7 @@ CASES = [
     slow_unless(
         False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
     ),
+    slow_unless(False, "normalizing_flow.py", ["--updates", "100", "--no-plot"], "integrates to"),
     slow_unless(
         False,
         "allen_cahn.py",
