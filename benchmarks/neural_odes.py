@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "examples"))
 
+import augmented_ode
 import diffrax
 import equinox as eqx
 import jax
@@ -105,6 +106,41 @@ def flow_by_diffrax(network, points):
     return -(normal + log_determinants[:, -1])
 
 
+def mirrored_by_diffrax(network, x):
+    def carried(x):
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, u, network: network(u)),
+            diffrax.Tsit5(),
+            t0=0.0,
+            t1=1.0,
+            dt0=None,
+            y0=jnp.pad(x[None], (0, network.in_size - 1)),
+            args=network,
+            stepsize_controller=diffrax.PIDController(**TOLERANCES),
+        ).ys[-1, 0]
+
+    return (jax.vmap(carried)(x) + x) ** 2
+
+
+def missed_by_diffrax(model, positions):
+    times = augmented_ode.TIMES
+
+    def swung(positions):
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, u, highest: jnp.concatenate([u[1:], highest(u)])),
+            diffrax.Tsit5(),
+            t0=times[0],
+            t1=times[-1],
+            dt0=None,
+            y0=model.start(positions[: augmented_ode.FIRST]),
+            args=model.highest,
+            saveat=diffrax.SaveAt(ts=times),
+            stepsize_controller=diffrax.PIDController(**TOLERANCES),
+        ).ys[:, 0]
+
+    return jnp.mean((jax.vmap(swung)(positions) - positions) ** 2, axis=1)
+
+
 def latent():
     _, batch = latent_ode.oscillations(32, seed=0)
     ours = latent_ode.loss, latent_ode.follow
@@ -118,7 +154,24 @@ def flow():
     return Case(model, normalizing_flow.moons(256, seed=0), ours, (flow_by_diffrax,))
 
 
-CASES = {"latent ODE": latent, "normalising flow": flow}
+def augmented():
+    ours = augmented_ode.mirrored, augmented_ode.carried, augmented_ode.follow
+    x = np.linspace(-1.0, 1.0, 64, dtype="f4")
+    return Case(augmented_ode.mlp(2, 2, jax.random.key(0)), x, ours, (mirrored_by_diffrax,))
+
+
+def second_order():
+    ours = augmented_ode.missed, augmented_ode.swung, augmented_ode.follow
+    _, positions = augmented_ode.pendulum(32, seed=0)
+    return Case(augmented_ode.Swing(2, jax.random.key(0)), positions, ours, (missed_by_diffrax,))
+
+
+CASES = {
+    "latent ODE": latent,
+    "normalising flow": flow,
+    "augmented": augmented,
+    "second order": second_order,
+}
 
 
 def lines(functions):

@@ -47,6 +47,9 @@ PICTURES = {
     "allen_cahn": """The reference solution and the network's look alike: two bands that sharpen in
         time. Their difference, below a hundredth, largest where the bands meet. The losses over
         seconds, by Levenberg-Marquardt, Adam and L-BFGS, which begin anew in each window.""",
+    "augmented_ode": """The loss of a plain neural ODE stays at a third, that of an augmented one
+        falls to a millionth: its solutions cross. A pendulum, held out, by a neural ODE of second
+        order, which swings, and by one of first order, which stands still.""",
     "chemistry": """Ozone falls within a minute and rises again, in a band that widens. Five
         constants, begun wrong by factors of up to three, over updates: all end where they are
         true.""",

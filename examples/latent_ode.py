@@ -24,7 +24,6 @@ import ensembleode as eo
 
 UPDATES, NOISE, LATENT, HIDDEN = 4000, 0.1, 4, 32
 MEASURED, PREDICTED = 5.0, 10.0  # until when there are data, until when series are followed
-SHOWN = 16, 18, 11  # of the series that are held out
 
 
 class LatentODE(eqx.Module):
@@ -100,7 +99,7 @@ def plot(result, batch, exact, t, drawn):
     figure, (left, *others) = plt.subplots(1, 4, figsize=(14, 3.5), layout="constrained")
     result.plot(ax=left, label="negative ELBO")
     left.set(title="Negative ELBO", xlabel="update", ylabel=None)
-    for i, ax in zip(SHOWN, others, strict=True):
+    for i, ax in zip((16, 18, 11), others, strict=True):
         ax.axvspan(MEASURED, PREDICTED, color="0.93")
         ax.plot(t, drawn[:, i].T, color="tab:blue", lw=0.5, alpha=0.4)
         ax.plot(t, exact(t)[i], "k:", lw=1)

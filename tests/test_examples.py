@@ -18,6 +18,7 @@ CASES = [
     ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
     slow_unless(False, "within_ode_batching.py", [], "coupled"),
     slow_unless(False, "neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
+    slow_unless(False, "augmented_ode.py", ["--updates", "100", "--no-plot"], "second order"),
     slow_unless(False, "latent_ode.py", ["--updates", "60", "--no-plot"], "held out"),
     slow_unless(
         False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
