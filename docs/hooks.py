@@ -65,11 +65,16 @@ PICTURES = {
     "allen_cahn": """The reference solution and the network's look alike: two bands that sharpen in
         time. Their difference, below a hundredth, largest where the bands meet. The losses over
         seconds, by Levenberg-Marquardt, Adam and L-BFGS, which begin anew in each window.""",
+    "augmented_ode": """The loss of a plain neural ODE stays at a third, that of an augmented one
+        falls to a millionth: its solutions cross. A pendulum, held out, by a neural ODE of second
+        order, which swings, and by one of first order, which stands still.""",
     "chemistry": """Ozone falls within a minute and rises again, in a band that widens. Five
         constants, begun wrong by factors of up to three, over updates: all end where they are
         true.""",
     "digits_neural_ode": """Handwritten digits, with the eight that were taken for others. How the
         features of the images move apart, into a cluster for each digit.""",
+    "latent_ode": """The negative ELBO falls, of batches and of series held out. Three series:
+        curves drawn from the posterior go through the measurements, and on beyond them.""",
     "multiple_shooting": """The loss of multiple shooting falls to the noise, that of single
         shooting does not. The groups before the fit. The solution after it, through the data.""",
     "neural_cde": """The cross-entropy falls. Three noisy paths that were held out, which it tells
@@ -78,6 +83,8 @@ PICTURES = {
         twice as long as there were data. Closed orbits of prey and predators.""",
     "ode_rnn": """The error of the next value falls. Two series that were held out: the prediction
         jumps at the first observations, and then goes through those that come.""",
+    "normalizing_flow": """The negative log-likelihood falls to that of the exact density. The
+        density, two moons. Samples, and the curves on which some came from the normal.""",
     "parameter_sweep": """The maxima of z over rho, which branch into bands of chaos. How the
         quantiles of z spread, for values of rho that hardly differ.""",
     "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the

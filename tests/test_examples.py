@@ -21,9 +21,12 @@ CASES = [
     slow_unless(False, "neural_cde.py", ["--updates", "10", "--no-plot"], "held out"),
     slow_unless(False, "ode_rnn.py", ["--updates", "10", "--no-plot"], "held out"),
     slow_unless(False, "universal_ode.py", ["--updates", "10", "--no-plot"], "dx/dt"),
+    slow_unless(False, "augmented_ode.py", ["--updates", "100", "--no-plot"], "second order"),
+    slow_unless(False, "latent_ode.py", ["--updates", "60", "--no-plot"], "held out"),
     slow_unless(
         False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
     ),
+    slow_unless(False, "normalizing_flow.py", ["--updates", "100", "--no-plot"], "integrates to"),
     slow_unless(
         False,
         "allen_cahn.py",
