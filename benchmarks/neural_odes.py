@@ -3,9 +3,9 @@
     python benchmarks/neural_odes.py [--case NAME ...] [--updates N]
 
 Each case is a model of an example with a batch of its data, at the same tolerances (reltol 1e-3, of
-the flow 1e-4; abstol 1e-6) and with the same random numbers. An update is a gradient and a step of
-Adam in a jitted function. All take turns by single updates in one process, held to one core.
-Columns:
+the flow 1e-4; abstol 1e-6, of the last two 1e-3) and with the same random numbers. An update is a
+gradient and a step of Adam in a jitted function. All take turns by single updates in one process,
+held to one core. Columns:
 
 - the lines of the functions that solve and that return the loss, without comments;
 - the CPU time of the first call of the loss with its gradient, in seconds;
@@ -39,8 +39,10 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import latent_ode
+import neural_cde
 import normalizing_flow
 import numpy as np
+import ode_rnn
 import optax
 from common.processes import held, last_core
 from common.report import header, line, machine, PEERS
@@ -143,6 +145,55 @@ def missed_by_diffrax(model, positions):
     return jnp.mean((jax.vmap(swung)(positions) - positions) ** 2, axis=1)
 
 
+def next_by_diffrax(networks, batch):
+    """From observation to observation, in a scan."""
+
+    def one(t, y):
+        def until_next(carry, seen):
+            h, start = carry
+            t, y = seen
+            end = jnp.where(jnp.isfinite(t), t, start)
+            h = diffrax.diffeqsolve(
+                diffrax.ODETerm(lambda t, h, field: field(h)),
+                diffrax.Tsit5(),
+                t0=start,
+                t1=end,
+                dt0=None,
+                y0=h,
+                args=networks["field"],
+                stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-3),
+            ).ys[-1]
+            return (networks["cell"](y[None], h), end), networks["value"](h)[0]
+
+        _, found = jax.lax.scan(until_next, (jnp.zeros(ode_rnn.SIZE), jnp.zeros(())), (t, y))
+        return found
+
+    counts = jnp.isfinite(batch["t"]).at[:, 0].set(False)
+    error = jnp.where(counts, jax.vmap(one)(batch["t"], batch["y"]) - batch["y"], 0.0)
+    return jnp.sum(error**2, axis=1) / jnp.maximum(counts.sum(axis=1), 1)
+
+
+def path_by_diffrax(networks, batch):
+    def one(t, path):
+        control = diffrax.LinearInterpolation(t, path)
+        field = networks["field"]
+        end = diffrax.diffeqsolve(
+            diffrax.ControlTerm(lambda t, h, _: field(h).reshape(-1, 3), control).to_ode(),
+            diffrax.Tsit5(),
+            t0=0.0,
+            t1=1.0,
+            dt0=None,
+            y0=networks["start"](path[0]),
+            stepsize_controller=diffrax.ClipStepSizeController(
+                diffrax.PIDController(rtol=1e-3, atol=1e-3), jump_ts=t[1:-1]
+            ),
+        ).ys[-1]
+        return networks["answer"](end)
+
+    logits = jax.vmap(one)(batch["t"], batch["path"])
+    return optax.sigmoid_binary_cross_entropy(logits, batch["left"].astype("f4"))
+
+
 def latent():
     _, batch = latent_ode.oscillations(32, seed=0)
     ways = {"solve": (latent_ode.loss, latent_ode.follow), "diffrax": (latent_by_diffrax,)}
@@ -174,11 +225,25 @@ def second_order():
     return Case(augmented_ode.Swing(2, jax.random.key(0)), positions, ways)
 
 
+def rnn():
+    ours = ode_rnn.loss, ode_rnn.errors, ode_rnn.states, ode_rnn.take_in
+    ways = {"solve": ours, "diffrax": (next_by_diffrax,)}
+    return Case(ode_rnn.make_networks(jax.random.key(0)), ode_rnn.make_data(64, 0), ways)
+
+
+def cde():
+    ours = neural_cde.loss, neural_cde.answers, neural_cde.field
+    ways = {"solve": ours, "diffrax": (path_by_diffrax,)}
+    return Case(neural_cde.make_networks(jax.random.key(0)), neural_cde.make_data(64, 0), ways)
+
+
 CASES = {
     "latent ODE": latent,
     "normalising flow": flow,
     "augmented": augmented,
     "second order": second_order,
+    "ODE-RNN": rnn,
+    "neural CDE": cde,
 }
 
 
