@@ -94,6 +94,18 @@ def test_masks():
     np.testing.assert_array_equal(bad, ~expected)
 
 
+def test_whether_one_is_successful():
+    of = [S, eo.ReturnCode.Terminated, M, U]
+    expected = [True, True, False, False]
+    assert [sol.successful for sol in solution(of)] == expected
+
+    def by_jit(u0):
+        prob = eo.ODEProblem(lambda u, p, t: u**2, u0, (0.0, 1.0))  # blows up at 1 / u0
+        return eo.solve(prob).successful
+
+    assert [bool(jax.jit(by_jit)(u0)) for u0 in (0.5, 1.5)] == [True, False]
+
+
 def test_a_return_code_is_its_name():
     assert str(eo.ReturnCode.MaxIters) == f"{solution()[2].retcode}" == "MaxIters"
 

@@ -96,7 +96,7 @@ _OF_A_SOLUTION = _by_name(
         "it is called to_pandas()": "to_dataframe to_df",
         "the states are called u: [trajectory, time, *state] of an ensemble": "y ys",
         "the times are called t": "ts",
-        "see retcode; of an ensemble, successful is a mask": "success",
+        "it is called successful, of an ensemble a mask; retcode says more": "success",
         "see retcode": "status message result",
         "it is called stats.nf": "nfev",
         _DENSE: "sol evaluate interp",

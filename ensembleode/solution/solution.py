@@ -155,6 +155,19 @@ class ODESolution(_Solution):
     p_at: PyTree = None
     _names: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
+    @property
+    def successful(self) -> Any:
+        """Whether it succeeded: a boolean, also under `jit`. A loss should leave out the states of
+        a solution that failed, as those of
+        [`EnsembleSolution.successful`][ensembleode.EnsembleSolution.successful].
+
+        >>> import ensembleode as eo
+        >>> prob = eo.ODEProblem(lambda u, p, t: u**2, 0.5, (0.0, 1.0))  # blows up at 1 / u0
+        >>> eo.solve(prob).successful, eo.solve(eo.remake(prob, u0=1.5)).successful
+        (True, False)
+        """
+        return is_successful(self.retcode)
+
     def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
