@@ -112,14 +112,14 @@ def solves(results: Results, dtype: str) -> str:
     keys = [key for key in results.rows if key[1:] == (dtype, False)]
     ways = [way for way in WAYS if any(way in results.rows[key] for key in keys)]
     rows = [[LABELS[key[0]], *(results.milliseconds(key, x) for x in ways)] for key in keys]
-    return table(["", *ways], rows)
+    return table(["problem", *ways], rows)
 
 
 def gradients(results: Results) -> str:
     keys = [key for key in results.rows if key[2]]
     keys.sort(key=lambda key: list(LABELS).index(key[0]))
     rows = [[LABELS[k[0]], k[1], *(results.milliseconds(k, x) for x in GRADIENTS)] for k in keys]
-    return table(["", "", *GRADIENTS], rows, left=2)
+    return table(["problem", "precision", *GRADIENTS], rows, left=2)
 
 
 def first_calls(results: Results) -> str:
@@ -129,7 +129,7 @@ def first_calls(results: Results) -> str:
         [LABELS[k[0]], "gradient" if k[2] else "solve", *(results.first(k, x) for x in FIRST)]
         for k in keys
     ]
-    return table(["", "", *FIRST], rows, left=2)
+    return table(["problem", "program", *FIRST], rows, left=2)
 
 
 def headline(results: Results) -> str:
