@@ -27,7 +27,8 @@ SOURCE = pathlib.Path(eo.__file__).parent
 # In place of what a message fills in.
 FILLED = "_filled_in_"
 MODULES = {
-    "eo": eo, "jax": jax, "jnp": jnp, "np": np, "optax": optax, "diffrax": diffrax, "eqx": eqx
+    "eo": eo, "jax": jax, "jnp": jnp, "np": np, "optax": optax, "diffrax": diffrax, "eqx": eqx,
+    "equinox": eqx,
 }  # fmt: skip
 # A call of something public, such as `eo.remake(` or `EnsembleColumns(`; or a name in a module.
 HINT = re.compile(
@@ -60,6 +61,8 @@ NAMES = {
     "ens": ENS,
     "sim": SIM,
     "u": jnp.ones((2, 3)),
+    "y": jnp.array([1.0, jnp.nan]),
+    "model": eqx.nn.Linear(2, 2, key=jax.random.key(0)),
     "u0s": jnp.ones((3, 2)),
     "ps": jnp.ones(3),
     "condition": condition,
@@ -148,7 +151,13 @@ def options_of(fn: Any) -> set[str]:
 
 
 # What would change the process, needs a GPU, or leaves out what the message is not about.
-NOT_RUN = ("jax.config.update", 'jax.devices("cuda")', "initialize", "fit(loss, params, data)")
+NOT_RUN = (
+    "WandbLog()",
+    "jax.config.update",
+    'jax.devices("cuda")',
+    "initialize",
+    "fit(loss, params, data)",
+)
 
 
 def test_there_are_hints():
