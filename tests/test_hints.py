@@ -62,7 +62,8 @@ NAMES = {
     "sim": SIM,
     "u": jnp.ones((2, 3)),
     "y": jnp.array([1.0, jnp.nan]),
-    "model": eqx.nn.Linear(2, 2, key=jax.random.key(0)),
+    "model": jnp.ones(2),
+    "network": eqx.nn.Linear(2, 2, key=jax.random.key(0)),
     "u0s": jnp.ones((3, 2)),
     "ps": jnp.ones(3),
     "condition": condition,
@@ -137,6 +138,7 @@ HINTS = {
     for place, text in TEXTS
     for hint in hints(text)
     if f".{FILLED}" not in hint and ", traced" not in hint and ", mapped" not in hint
+    if ") -> (" not in hint
 }
 
 
@@ -166,7 +168,6 @@ def test_there_are_hints():
     assert "eo.remake(prob, u0=...)" in HINTS
 
 
-@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("hint", HINTS)
 def test_a_hint_can_be_written(hint):
     """Its names exist; the arguments by name are there; and it runs, if it is complete."""

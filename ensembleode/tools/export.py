@@ -150,7 +150,7 @@ def _check_containers(name: str, tree: Any) -> None:
         kind = type(tree)
         raise TypeError(
             f"export: {name} contain a {kind.__module__}.{kind.__qualname__}, which isn't a plain "
-            "container (dict, list, tuple). Close over a model, or give its arrays "
-            "(jax.tree.leaves(equinox.filter(model, equinox.is_array))); return arrays such as "
+            "container (dict, list, tuple). Close over a network, or give its arrays "
+            "(jax.tree.leaves(equinox.filter(network, equinox.is_array))); return arrays such as "
             "sim.u."
         )

@@ -109,7 +109,8 @@ def fit(
     - `patience`: the fit ends when so many validations in succession were not lower than the lowest
         before them.
     - `callback`: called after each step with a [`FitState`][ensembleode.FitState] (in the first
-        process); if it returns true, the fit stops.
+        process); if it returns true, the fit stops. A step counts when its callback is done: one
+        that was interrupted in it comes again.
     - `callback_state`: a pytree of arrays or numbers that the callback is given, too, and returns
         anew: `callback(state, own) -> (stop, own)`. Checkpoints hold it, and the result has the
         last one.
