@@ -341,6 +341,14 @@ def test_a_script_is_sent_to_workers_by_value(tmp_path):
     assert done.stdout.strip() == b"6"
 
 
+def test_doctor_knows_the_extras():
+    """Those that users install, and that have packages; and each of these is found."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    of_developers = {"bench", "dev", "docs", "julia", "test"}
+    assert set(doctor.EXTRAS) == set(project["optional-dependencies"]) - of_developers
+    assert not any(x["missing"] for x in doctor.report()["extras"].values())
+
+
 def test_doctor(capsys, monkeypatch):
     assert run("doctor") == 0
     said = capsys.readouterr().out

@@ -20,6 +20,8 @@ EXTRAS = {
     "dask": ("EnsembleDistributed", ("distributed", "cloudpickle")),
     "store": ("solve(..., store=)", ("zarr", "xarray", "filelock")),
     "train": ("fit(..., checkpoint=)", ("filelock", "orbax.checkpoint")),
+    "track": ("logs of a fit for trackers", ("mlflow", "tensorboard", "wandb")),
+    "bayes": ("posteriors", ("blackjax", "numpyro")),
     "plot": ("plots", ("matplotlib", "xarray")),
     "serve": (
         "ensembleode serve, eo.Client",

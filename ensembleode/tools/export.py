@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from ..engines.compiled.llvm.compiler import CompileError
 from ..engines.compiled.llvm.machine import Machine
 from ..engines.compiled.xla.call import NativeKernel, register
-from ..engines.compiled.xla.exporting import exported_with_kernels
+from ..engines.compiled.xla.exporting import exported_with_kernels, UnexportableError
 from ..ground.files import written_whole
 from ..ground.version import __version__
 
@@ -91,9 +91,7 @@ def export(fn: Callable, *args: Any, derivatives: int = 0) -> ExportedFunction:
         _check_containers(name, found)
     try:
         serialised, kernels = exported_with_kernels(fn, args, derivatives=derivatives)
-    except (NotImplementedError, ValueError) as e:
-        if "callback" not in str(e).lower() and "custom call" not in str(e).lower():
-            raise
+    except UnexportableError as e:
         raise ValueError(
             "export: the function calls what exists only in this process (a pure_callback, Julia, "
             'or kernels for a GPU), and no file holds that: give its solves engine="diffrax", or '

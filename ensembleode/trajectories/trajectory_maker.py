@@ -102,7 +102,8 @@ class TrajectoryMaker:
         for name in ("saveat", *(row.option for row in _STOPS)):
             _check_rows(name, options[name], self.n)
         saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
-        self._keep("saving", saving, "which times are saved", index)
+        fill = "Where only the numbers of times differ, fill shorter rows up with jnp.inf."
+        self._keep("saving", saving, "which times are saved", index, fill)
         self.options = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
         self._keep("options", Static(self.options), "the solver options", index)
         numbers = {"u0": u0, "p": p, "saveat": times, "count": None, "stop": None}
@@ -272,13 +273,15 @@ class TrajectoryMaker:
         numbers = contents(list(filter(eqx.is_array_like, jtu.tree_leaves(self.options))))
         return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
 
-    def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
+    def _keep(
+        self,
+        name: str,
+        value: Any,
+        what: str,
+        index: Any,
+        remedy: str = "Solve one ensemble for each.",
+    ) -> None:
         if self.kept.setdefault(name, value) != value:
-            remedy = "Solve one ensemble for each."
-            if name == "saving":
-                remedy = (
-                    "Where only the numbers of times differ, fill shorter rows up with jnp.inf."
-                )
             if isinstance(value, Program):
                 remedy += f" (Where {name} differs in a number only, pass it in p.)"
             raise ValueError(

@@ -32,9 +32,10 @@ def simulated(u0s, p, **options):
 def elsewhere(path, call, *, without="nothing"):
     """What an expression of `model` and `args` is in a new process, which lacks a module."""
     script = f"""
-        import sys, json
+        import sys
+        import jax.export
         sys.modules[{without!r}] = None
-        import jax, jax.numpy as jnp, numpy as np
+        import jax.numpy as jnp, numpy as np
         jax.config.update("jax_enable_x64", True)
         args = [jnp.array(np.load({str(path.parent)!r} + f"/{{i}}.npy")) for i in range(2)]
         if {without != "ensembleode"}:
@@ -49,8 +50,9 @@ def elsewhere(path, call, *, without="nothing"):
     """
     for i, x in enumerate([U0S, P]):
         np.save(path.parent / f"{i}.npy", x)
-    script = textwrap.dedent(script).replace("import sys, json", "import jax.export, sys")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     with np.load(path.parent / "found.npz") as found:
         return list(found.values())
@@ -58,6 +60,11 @@ def elsewhere(path, call, *, without="nothing"):
 
 def total(u0s, p):
     return jnp.sum(jnp.sin(simulated(u0s, p).u))
+
+
+def total_and_codes(u0s, p):
+    sim = simulated(u0s, p)
+    return jnp.sum(jnp.sin(sim.u)), sim.retcode
 
 
 def test_saved_and_read_elsewhere(tmp_path):
@@ -97,6 +104,17 @@ def test_other_solves(tmp_path, options):
     expected = jax.tree.leaves(jax.jit(model)(U0S, P))
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.slow
+def test_the_derivative_of_one_of_several_results(tmp_path):
+    """Beside integers, which have none."""
+    path = tmp_path / "a.zip"
+    eo.export(total_and_codes, U0S, P, derivatives=1).save(path)
+    found = elsewhere(path, "jax.grad(model, 1, has_aux=True)(*args)")
+    expected = jax.grad(total_and_codes, 1, has_aux=True)(jnp.array(U0S), jnp.array(P))
+    for x, y in zip(found, jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
 
 
 @pytest.mark.slow

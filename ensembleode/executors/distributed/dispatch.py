@@ -152,14 +152,16 @@ class _Dispatch:
         return order[np.argsort(costs[order], kind="stable")].tolist()
 
     def run(self, stop: StopFlag) -> None:
-        def waiting():
+        def check():
             if stop.is_set:
                 raise KeyboardInterrupt
+
+        def waiting():
+            check()
             self.pool.slots()
 
         while self.pending or self.in_flight or self.suspects:
-            if stop.is_set:
-                raise KeyboardInterrupt
+            check()
             self._send()
             try:
                 future = self.finished.get(timeout=0.1)
@@ -167,8 +169,7 @@ class _Dispatch:
                 continue
             if future in self.in_flight:
                 self._received(future, waiting)
-        if stop.is_set:
-            raise KeyboardInterrupt
+        check()
         if self.measured[1]:
             self.pool.rates[self.program] = self.measured[0] / self.measured[1]
 

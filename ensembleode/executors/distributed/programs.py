@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...engines.compiled.xla.exporting import exported_with_kernels
+from ...engines.compiled.xla.exporting import exported_with_kernels, UnexportableError
 from ...ground.devices.placement import on_cpu
 from ...ground.keys import as_before
 from ...running.interrupts import looking_at
@@ -112,9 +112,7 @@ def exported(program: ChunkProgram) -> ShippedProgram | None:
             content, kernels = exported_with_kernels(
                 program.function(), program.structs(), platforms=["cpu"]
             )
-    except (ValueError, NotImplementedError) as e:
-        if "callback" not in str(e).lower() and "serializ" not in str(e).lower():
-            raise
+    except UnexportableError:
         return None
     name = hashlib.sha256(content).hexdigest()
     return ShippedProgram(name, ExportedProgram(content, len(program.form.results[0]), kernels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,9 +10,12 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 
 from .call import kernels_in, NativeKernel, safety_checks
+
+
+class UnexportableError(ValueError):
+    """A program calls what exists only in this process."""
 
 
 def exported_with_kernels(
@@ -20,13 +24,19 @@ def exported_with_kernels(
     """A function of arrays of these shapes, serialised with so many of its reverse derivatives, and
     the kernels that they call; a process that reads it gives the kernels to `register` first.
 
-    `options` are those of `jax.export.export`. **Raises:** what that raises.
+    `options` are those of `jax.export.export`. **Raises:** `UnexportableError`.
     """
-    fn = jax.jit(fn)
-    found = [kernels_in(of.trace(*xs).jaxpr) for of, xs in _with_pullbacks(fn, args, derivatives)]
-    kernels = tuple(dict.fromkeys(kernel for of_one in found for kernel in of_one))
-    exported = jax.export.export(fn, disabled_checks=safety_checks(kernels), **options)(*args)
-    return bytes(exported.serialize(vjp_order=derivatives)), kernels
+    try:
+        fn = jax.jit(fn)
+        each = _with_pullbacks(fn, args, derivatives)
+        found = [kernels_in(of.trace(*structs).jaxpr) for of, structs in each]
+        kernels = tuple(dict.fromkeys(itertools.chain.from_iterable(found)))
+        exported = jax.export.export(fn, disabled_checks=safety_checks(kernels), **options)(*args)
+        return bytes(exported.serialize(vjp_order=derivatives)), kernels
+    except (ValueError, NotImplementedError) as e:
+        if "callback" not in str(e).lower() and "serializ" not in str(e).lower():
+            raise
+        raise UnexportableError(str(e)) from e
 
 
 def _with_pullbacks(fn: Any, args: Sequence[Any], derivatives: int) -> Iterator[tuple[Any, Any]]:
@@ -39,19 +49,16 @@ def _with_pullbacks(fn: Any, args: Sequence[Any], derivatives: int) -> Iterator[
 
 def _pullback(fn: Callable, args: Sequence[Any]) -> tuple[Any, list]:
     flat, tree = jtu.tree_flatten(tuple(args))
-    outs = jtu.tree_leaves(jax.eval_shape(fn, *args))
-    moving = [jnp.issubdtype(x.dtype, jnp.inexact) for x in outs]
+
+    def moving(*xs):
+        return list(filter(_is_inexact, jtu.tree_leaves(fn(*tree.unflatten(xs)))))
 
     def pulled(xs, cts):
-        _, back = jax.vjp(lambda *xs: jtu.tree_leaves(fn(*tree.unflatten(xs))), *xs)
-        left = iter(cts)
-        found = back(
-            [
-                next(left) if moves else np.zeros(x.shape, jax.dtypes.float0)
-                for x, moves in zip(outs, moving, strict=True)
-            ]
-        )
-        return [x for x in found if x.dtype != jax.dtypes.float0]
+        _, back = jax.vjp(moving, *xs)
+        return list(filter(_is_inexact, back(cts)))
 
-    structs = [x for x, moves in zip(outs, moving, strict=True) if moves]
-    return jax.jit(pulled), [flat, structs]
+    return jax.jit(pulled), [flat, jax.eval_shape(moving, *flat)]
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
