@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from distributed.comm import CommClosedError
 
 import ensembleode as eo
 from ensembleode.executors.distributed import worker
-from ensembleode.executors.distributed.pools import ExecutorPool, WorkersDiedError
+from ensembleode.executors.distributed.pools import DaskPool, ExecutorPool, WorkersDiedError
 
 from ..problems import lotka_volterra
 from .clusters import after_tasks, cluster, Killer, wait_until, worker_pids
@@ -193,6 +194,21 @@ def test_the_scheduler_is_killed(tmp_path):
     assert 0 < done.sum() < 15_000
     all_of_them = eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(), **options)
     np.testing.assert_array_equal(caught.value.solution.u[done], all_of_them.u[done])
+
+
+@pytest.mark.slow
+def test_the_connection_breaks_while_a_result_comes(monkeypatch):
+    """Where the scheduler dies just then, Dask's own error comes first."""
+
+    def broken(*_):
+        raise CommClosedError("in <TCP (closed)>: Connection reset by peer")
+
+    monkeypatch.setattr(DaskPool, "_gathered", broken)
+    with (
+        cluster(1) as client,
+        pytest.raises(eo.ClusterError, match=r"the scheduler of the cluster at tcp://\S+ is gone"),
+    ):
+        eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleDistributed(client), **OPTIONS)
 
 
 @pytest.mark.slow

@@ -294,6 +294,7 @@ class DaskPool(Pool):
 
     def _result(self, future: Any, waiting: Callable[[], Any]) -> bytes:
         from distributed import KilledWorker
+        from distributed.comm import CommClosedError
         from distributed.scheduler import NoWorkerError
 
         try:
@@ -303,7 +304,7 @@ class DaskPool(Pool):
             raise WorkersDiedError(
                 f"the workers that ran it died, the last of them at {last}"
             ) from e
-        except concurrent.futures.CancelledError as e:
+        except (concurrent.futures.CancelledError, CommClosedError) as e:
             raise self._scheduler_lost() from e
         except NoWorkerError as e:
             raise ClusterError(f"no worker of the cluster is left: {e}") from e
