@@ -51,6 +51,11 @@ from .problem.saving_callback import (
     Saved as Saved,
     SavingCallback as SavingCallback,
 )
+from .problem.stochastic import (
+    NoiseGrid as NoiseGrid,
+    SDEProblem as SDEProblem,
+    WienerProcess as WienerProcess,
+)
 from .problem.sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,
@@ -84,7 +89,9 @@ from .solvers import (
     BS5 as BS5,
     Dopri5 as Dopri5,
     Dopri8 as Dopri8,
+    EM as EM,
     Euler as Euler,
+    EulerHeun as EulerHeun,
     ExplicitRK as ExplicitRK,
     Heun as Heun,
     ImplicitEuler as ImplicitEuler,
@@ -98,9 +105,15 @@ from .solvers import (
     Midpoint as Midpoint,
     Ralston as Ralston,
     RK4 as RK4,
+    RKMil as RKMil,
     Rodas4 as Rodas4,
     Rodas5P as Rodas5P,
     Rosenbrock23 as Rosenbrock23,
+    SDESolver as SDESolver,
+    SOSRA as SOSRA,
+    SOSRI as SOSRI,
+    SRA1 as SRA1,
+    SRIW1 as SRIW1,
     SSPRK33 as SSPRK33,
     Tsit5 as Tsit5,
     Vern6 as Vern6,

@@ -28,6 +28,7 @@ from .problem import sensitivity
 from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
 from .problem.options import among, as_count
 from .problem.problem import EnsembleProblem, ODEProblem
+from .problem.stochastic import SDEProblem
 from .problem.unknown_options import refuse_unknown
 from .running import batches
 from .running.every_event import with_more_room
@@ -50,7 +51,7 @@ from .running.run import Run
 from .solution.events import cut, first_events
 from .solution.solution import EnsembleError, EnsembleSolution, ODESolution
 from .solution.stats import COUNTS, Stats
-from .solvers import JuliaAlg
+from .solvers import JuliaAlg, Tsit5
 from .solvers.norms import AbstractNorm
 from .trajectories.arguments import (
     check_store_key,
@@ -97,6 +98,7 @@ def solve(
     save_everystep: bool | None = None,
     save_idxs: Any = None,
     save_after_events: bool | None = None,
+    save_noise: bool | None = None,
     abstol: Any = None,
     reltol: Any = None,
     dt: Any = None,
@@ -146,7 +148,9 @@ def solve(
 
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem] or
         [`EnsembleProblem`][ensembleode.EnsembleProblem].
-    - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
+    - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver. For an
+        [`SDEProblem`][ensembleode.SDEProblem], a method for it, by default `SOSRI()`; for additive
+        noise `SOSRA()`, and for other matrices of noises `EM()`.
     - `ensemblealg`: the ensemble algorithm, which says where the trajectories run, by default
         `EnsembleThreads()`. Where JAX computes on a GPU, it is `EnsembleGPUKernel()` for what that
         can solve, and otherwise `EnsembleGPUArray()`. `sim.engine` says which, and why. A single
@@ -172,6 +176,9 @@ def solve(
         or ends at rest).
     - `save_after_events`: whether the state that `saveat` saves at the time of an event is the one
         after all events at that time, instead of the one before. By default False.
+    - `save_noise`: whether solutions of an [`SDEProblem`][ensembleode.SDEProblem] have the path of
+        its noise, `sol.W`, at the saved times, and `sol.Z` for the methods with a second process.
+        By default False.
     - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the size of the first step, or of all steps if they are fixed. It may be negative if
         time runs backwards, but needn't be. (A traced one is used without its sign.)
@@ -260,6 +267,8 @@ def solve(
         refuse_unknown("solve", _unknown, known)
     alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
     alone = isinstance(prob, ODEProblem)
+    if alg is None and not isinstance(prob if alone else getattr(prob, "prob", None), SDEProblem):
+        alg = Tsit5()
     if alone:
         ens, n = EnsembleProblem(prob), 1
         of_ensembles = {"batch_size": batch_size, "progress": progress or None, "store": store}
@@ -398,7 +407,8 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in ("length", *COUNTS)}
     known["retcode"] = retcode
     if is_cut:
-        rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral", "p_at")}
+        names = ("u", "t", "inner", "integral", "p_at", "noise")
+        rows = {name: getattr(outcome, name) for name in names}
         known |= cut(rows, known["length"], int(count))
         if job.trajectories.times_of_values is None:
             values = t, outcome.saved
@@ -501,7 +511,9 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     elif ens.output_func is not None:
         kind = "outputs"
     u, t, inner, values, dense = outcome.u, outcome.t, outcome.inner, outcome.saved, None
-    beside = (outcome.integral, outcome.p_at) if kind == "trajectories" else (None, None)
+    beside: tuple = (None, None, None)
+    if kind == "trajectories":
+        beside = outcome.integral, outcome.p_at, outcome.noise
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -529,7 +541,7 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
     more: dict[str, Any] = {}
     if kind == "trajectories":
         ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
-        more = {"p_at": beside[1], "_ended": ended, "_adds_end": adds_end(job)}
+        more = {"p_at": beside[1], "noise": beside[2], "_ended": ended, "_adds_end": adds_end(job)}
         more["_names"] = job.plan.names
         more["saved"] = saved_of(job, t, values)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about, _inputs_of(job), **more)

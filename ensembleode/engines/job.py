@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 
 from ..jumps.at_start import after_start
 from ..jumps.consistent_start import with_consistent_start
+from ..plan.noise import method_for
 from ..plan.plan import Plan
 from ..problem.problem import EnsembleProblem
 from ..running.every_event import first_room, with_room_of_trace
@@ -41,9 +42,12 @@ def job_for(
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     check_direction(every, n or 1)
+    alg = method_for(alg, every.noise)
     module, choice, alg = choose(engine, alg, every, ensemblealg, is_given=is_given)
     if module.numbers_apart:
         every = every.with_numbers_apart()
+    every = every.with_noise(alg)
+    (state,) = every.field.out_avals
     every = with_times_of_values(with_consistent_start(every))
     if every.events is not None:
         every = after_start(every.with_one_list())

@@ -23,7 +23,7 @@ ELEMENTWISE = """
     integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg
     nextafter not one_minus_square or polygamma population_count pow regularized_incomplete_beta
     rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-    sqrt square sub tan tanh xor zeta
+    sqrt square sub tan tanh umulhi xor zeta
 """
 # Where fields are lowered, derivatives have been taken already. So a function with a derivative
 # rule is just the computation that it wraps.

@@ -24,3 +24,11 @@ def as_before(like: Any, x: Any) -> Any:
     if not is_key(like):
         return x
     return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))
+
+
+def words_of(key: Any) -> Any:
+    """Two numbers of 32 bits that stand for a key: its own, where it has two."""
+    words = jnp.asarray(raw(key))
+    if words.shape == (2,):
+        return words
+    return jax.random.bits(key, (2,), jnp.uint32)

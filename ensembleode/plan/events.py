@@ -361,7 +361,8 @@ def of_extended(
             held[i] = out[start:end]
             start = end
         user = out[: extension.controlled]
-        after = extension.state(user, extension.integrals(u), [*held.values()])
+        about = extension.integrals(u), [*held.values()], extension.beside(u)
+        after = extension.state(user, *about)
         return jnp.concatenate([after, out[-1:]])
 
     state = jax.ShapeDtypeStruct((extension.size,), extension.user.dtype)

@@ -1,17 +1,20 @@
 """States with components behind the user's: integrals, and held numbers.
 
-An engine sees one vector, `[user's components | integrals | held numbers]`. Its step-size control,
+An engine sees one vector, `[user's components | integrals | clock | noise | held numbers]`. Its step-size control,
 its norms and its checks for failure look only at the first part, which has `Extension.controlled`
 components. So the steps, and the bits of the user's components, are those of the problem without
 the other parts.
 
 - The integral of a function `q(u, p, t)` is a component whose derivative is `q`.
+- The clock is the time and the number of the step, which the step of a stochastic method reads; the
+    noise is the path so far. See `noise.py`.
 - A held number is a constant or a parameter of the field that an event may change. Its derivative
     is zero, and the field reads it from the state.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +38,8 @@ class Extension:
     - `user`: the shape and dtype of the user's state, without the other parts (a pytree as a
         vector: see `ground.state_tree`).
     - `integral`: the structure of the integrals; None where there are none.
+    - `has_clock`: whether there is a clock.
+    - `noise`: the names and shapes of the paths that are kept.
     - `held`: the held numbers, each with its place among the field's constants and parameters
         (constants first), its shape and its dtype.
     - `parameters`: the place of the first parameter in that list, and the structure of the
@@ -45,6 +50,9 @@ class Extension:
     integral: StateTree | None = None
     held: tuple[tuple[int, jax.ShapeDtypeStruct], ...] = ()
     parameters: tuple[int, Any] | None = None
+    # (Not in the text of an extension, of which fingerprints of stores are made.)
+    has_clock: bool = dataclasses.field(default=False, repr=False)
+    noise: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def controlled(self) -> int:
@@ -62,10 +70,17 @@ class Extension:
         return jax.ShapeDtypeStruct((self.size,), self.user.dtype)
 
     @property
-    def _ends(self) -> tuple[int, int, int]:
-        """The places at which the three parts end."""
-        integrals = self.controlled + (0 if self.integral is None else self.integral.size)
-        return self.controlled, integrals, integrals + sum(math.prod(x.shape) for _, x in self.held)
+    def _ends(self) -> tuple[int, int, int, int, int]:
+        """The places at which the five parts end."""
+        sizes = (
+            self.controlled,
+            0 if self.integral is None else self.integral.size,
+            2 * self.has_clock,
+            sum(math.prod(shape) for _, shape in self.noise),
+            sum(math.prod(x.shape) for _, x in self.held),
+        )
+        one, two, three, four, five = itertools.accumulate(sizes)
+        return one, two, three, four, five
 
     def user_of(self, u: Any) -> Any:
         """The user's part `[..., *state]` of states `[..., component]`."""
@@ -76,12 +91,29 @@ class Extension:
         None where there are none."""
         if self.integral is None:
             return None
-        first, end, _ = self._ends
+        first, end, *_ = self._ends
         return self.integral.unravel(u[..., first:end])
+
+    def clock_of(self, u: Any) -> tuple[Any, Any]:
+        """The time and the number of the step, of a vector `[component]`."""
+        start = self._ends[1]
+        return u[start], u[start + 1]
+
+    def noise_of(self, u: Any) -> dict[str, Any] | None:
+        """The paths of the noise in states `[..., component]`, by their names; None where none are
+        kept."""
+        if not self.noise:
+            return None
+        start, found = self._ends[2], {}
+        for name, shape in self.noise:
+            end = start + math.prod(shape)
+            found[name] = u[..., start:end].reshape(*u.shape[:-1], *shape)
+            start = end
+        return found
 
     def held_of(self, u: Any) -> tuple:
         """The held numbers of states `[..., component]`, each with its shape and dtype."""
-        start, found = self._ends[1], []
+        start, found = self._ends[3], []
         for _, x in self.held:
             end = start + math.prod(x.shape)
             found.append(u[..., start:end].reshape(*u.shape[:-1], *x.shape).astype(x.dtype))
@@ -101,19 +133,29 @@ class Extension:
         """The field's constants and parameters, with the held ones taken from the state."""
         return substituted(numbers, [i for i, _ in self.held], self.held_of(u))
 
-    def state(self, user: Any, integrals: Any = None, held: Sequence = ()) -> Any:
+    def state(
+        self, user: Any, integrals: Any = None, held: Sequence = (), beside: Sequence = ()
+    ) -> Any:
         """The vector `[component]` from the user's state, the vector of the integrals (by default
-        zeros, as at the start), and the held numbers."""
-        first, end, _ = self._ends
+        zeros, as at the start), the held numbers, and the numbers of the clock and the noise (by
+        default zeros)."""
+        first, second, _, end, _ = self._ends
         if integrals is None:
-            integrals = jnp.zeros(end - first, self.user.dtype)
-        parts = [x for x in (user, integrals, *held) if np.size(x)]
+            integrals = jnp.zeros(second - first, self.user.dtype)
+        if not len(beside):
+            beside = (jnp.zeros(end - second, self.user.dtype),)
+        parts = [x for x in (user, integrals, *beside, *held) if np.size(x)]
         return jnp.concatenate([jnp.reshape(x, -1).astype(self.user.dtype) for x in parts])
 
     def integrals(self, u: Any) -> Any:
         """The integrals of a vector `[component]`, as a vector."""
-        first, end, _ = self._ends
+        first, end, *_ = self._ends
         return u[first:end]
+
+    def beside(self, u: Any) -> tuple:
+        """The numbers of the clock and the noise of a vector `[component]`."""
+        _, start, _, end, _ = self._ends
+        return (u[start:end],) if end > start else ()
 
     def tolerance(self, value: Any) -> Any:
         """A tolerance (a number, or one for each component of the user's state), extended to the

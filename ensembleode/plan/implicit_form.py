@@ -1,4 +1,4 @@
-"""What implicit methods need from a problem besides its field."""
+"""What is known of a problem besides its field: what implicit methods need, and its rate."""
 
 import dataclasses
 import functools
@@ -15,32 +15,41 @@ from ..problem.ode_function import in_order_of
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, structs_of, with_constants
 from .events import CallbackProgram, over_numbers
-from .extended_state import Extension, rates, with_last_as_constants
+from .extended_state import Extension, rates, with_held, with_last_as_constants
 
 
 @dataclasses.dataclass(frozen=True)
 class ImplicitForm:
-    """What implicit methods need from a problem besides its field.
+    """What is known of a problem besides its field.
 
     - `product`: the product of the user's Jacobian with a direction, as a program of the field's
         constants, state, parameters and time; the direction is the last of `p`. None if the
         Jacobian is that of the field.
     - `mass`: the mass matrix; None if it is the identity.
+    - `rate`: the derivative of the solution with respect to time, a program like the field, where
+        the field is the step of a stochastic method; it is that of the drift.
     """
 
     product: Program | None = None
     mass: MassMatrix | None = None
+    rate: Program | None = None
 
     def mapped(self, change: Any) -> "ImplicitForm":
         """The form with its `product`, if it has one, replaced by `change(product)`."""
         product = self.product
         return self if product is None else dataclasses.replace(self, product=change(product))
 
+    def with_rate(self, change: Any) -> "ImplicitForm":
+        """The form with its `rate`, if it has one, replaced by `change(rate)`."""
+        rate = self.rate
+        return self if rate is None else dataclasses.replace(self, rate=change(rate))
+
     def over_numbers(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
         """The form over one list of numbers; see `events.over_numbers`."""
-        return self.mapped(
+        found = self.mapped(
             lambda x: over_numbers(CallbackProgram(x, ("direction",)), numbers, places).program
         )
+        return found.with_rate(lambda x: over_numbers(CallbackProgram(x), numbers, places).program)
 
     def with_integrals(
         self, field: Program, integrand: Program, extension: Extension
@@ -53,7 +62,8 @@ class ImplicitForm:
     ) -> "ImplicitForm":
         """The form for a state with held numbers behind it (see `extended_state.with_held`), from
         that for the state without them."""
-        return self._extended(extension, lambda x: _with_held(x, field, before, extension))
+        found = self._extended(extension, lambda x: _with_held(x, field, before, extension))
+        return found.with_rate(lambda x: with_held(x, before, extension))
 
     def of_user(self, field: Program, extension: Extension) -> "ImplicitForm":
         """The form for the user's state alone, from that for an extended state."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..ground.devices.placement import copied_to_jax
 from ..ground.state_tree import StateTree
-from ..solution.dense import Dense, DensePlan, KeptNodes, RemadeSteps
+from ..solution.dense import Dense, DensePlan, KeptNodes, RemadeSteps, StraightSteps
 from ..solution.stats import COUNTS
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, Static
@@ -187,6 +187,11 @@ class Plan:
         parameters; None where none change."""
         return None if self.extension is None else self.extension.changing_of(u)
 
+    def noise_of(self, u: Any) -> Any:
+        """The paths of the noise in states `[..., component]`, by their names; None where none are
+        kept."""
+        return None if self.extension is None else self.extension.noise_of(u)
+
 
 NO_CALLBACK = -1  # stands for the number of the callback, where there was no event
 
@@ -246,7 +251,7 @@ class Result(NamedTuple):
     ended: Any = None
 
 
-_GIVEN = (*Result._fields, "rerun", "integral", "p_at", "saved", "converged")
+_GIVEN = (*Result._fields, "rerun", "integral", "p_at", "saved", "converged", "noise")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
@@ -260,6 +265,7 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
     - `rerun` is None where no reruns can be asked for.
     - `integral` is that of the integrand, `[time, ...]`; None where there is none.
     - `p_at` are the parameters that affects change, `[time, ...]`; None where none change.
+    - `noise`: the paths of the noise, `[time, ...]`, by their names; None where none are kept.
     - `saved`: the values of a `SavingCallback`, `[time, ...]`; None where there is none.
     - For an ensemble with a reduction, `u` is reduced. `converged` says whether the reduction, or
         the last trajectory, ended the ensemble; it is None for a batch.
@@ -281,6 +287,8 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
         return None
     if outcome.inner is not None:
         return KeptNodes(outcome.inner)
+    if plan.extension is not None and plan.extension.has_clock:
+        return StraightSteps()
     own = own or jax.tree.map(lambda _: False, tuple(numbers))
     method: Any = plan.engine.interpolant(plan.method)
     consts, p = jax.tree.map(

@@ -18,6 +18,8 @@ from .implicit_form import ImplicitForm
 
 def rate_of(field: Program, form: ImplicitForm | None) -> Program:
     """`du/dt` as a program of the constants, state, parameters and time of the field."""
+    if form is not None and form.rate is not None:
+        return form.rate
     return field if form is None or form.mass is None else _with_mass(field, form.mass)
 
 

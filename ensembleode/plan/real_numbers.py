@@ -46,12 +46,14 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
         changes = tuple(i + sum(are_complex["p"][:i]) for i in jump.changes)
         return dataclasses.replace(jump, part=real(jump.part), changes=changes)
 
+    before_key = sum(are_complex["consts"][: traj.noise.first]) if traj.noise else 0
     found = traj.changed(
         lambda lane: in_two(lane, _parts),
         field=_of_real_numbers(traj.field),
         beside=tuple((name, _of_real_numbers(program)) for name, program in traj.beside),
         events=events and events.changed(real, real_jump),
         form=traj.form and traj.form.mapped(_of_real_numbers),
+        noise=traj.noise and traj.noise.mapped(_of_real_numbers, before_key),
         batched=in_two(traj.batched, lambda x: (x, x)),
         shared=in_two(traj.shared, _parts),
     )

@@ -7,18 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..fields import parameters_of
 from ..ground.devices.alone import alone
 from ..ground.state_tree import StateTree
 from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
-from ..tracing.program import Program, structs_of
+from ..tracing.program import Program, Static, structs_of
 from ..tracing.written_numbers import with_numbers_apart
 from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
 from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
+from .noise import NoiseTerms, stochastic_field
 
 
 _CONSTANTS = of_kind("constants")
@@ -61,6 +63,7 @@ class Trajectories:
     - `events`: the callbacks; None without callbacks. Their programs have constants of their own
         until all programs read one list of numbers (see `with_one_list`).
     - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `noise`: the noise of a stochastic problem, until its method is known (see `with_noise`).
     - `saving`: what each trajectory saves.
     - `extension`: the components of the state behind the user's; None where there are none.
     - `tree`: the structure of a state that is a pytree; None for an array.
@@ -97,6 +100,7 @@ class Trajectories:
     extension: Extension | None = None
     events: TracedCallbacks | None = None
     form: ImplicitForm | None = None
+    noise: NoiseTerms | None = None
     given: GivenInputs | None = None
     saving_callback: SavingCallback | None = None
     times_of_values: Any = None
@@ -131,11 +135,61 @@ class Trajectories:
 
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
         (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
-        changes = {"field": field, "beside": tuple(beside), "batched": batched}
+        changes: dict[str, Any] = {"field": field, "beside": tuple(beside), "batched": batched}
         if self.form is not None:
             avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
             changes["form"] = self.form.mapped(lambda x: with_constants_around(x, (), avals))
-        return self.changed(added, **changes, shared=added(self.shared))
+        found = self.changed(added, **changes, shared=added(self.shared))
+        if self.noise is None:
+            return found
+        # (The numbers in the drift are constants of the other programs by now.)
+        avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
+        noise = self.noise.mapped(lambda x: with_constants_around(x, (), avals))
+        diffusion, numbers = with_numbers_apart(noise.diffusion)
+        avals = tuple((x.shape, x.dtype) for x in numbers)
+        noise = noise.mapped(lambda x: with_constants_around(x, (), avals))
+        noise = dataclasses.replace(noise, diffusion=diffusion)
+
+        def also(lane: TrajectoryNumbers) -> TrajectoryNumbers:
+            return lane._replace(consts=(*lane.consts, *numbers))
+
+        own = found.batched._replace(consts=(*found.batched.consts, *(False for _ in numbers)))
+        field = with_constants_around(found.field, (), avals)
+        more = {"field": field, "noise": noise, "batched": own, "shared": also(found.shared)}
+        return found.changed(also, **more)
+
+    def with_noise(self, alg: Any) -> "Trajectories":
+        """The ensemble whose field is the step of the method `alg` with the noise in it; the
+        ensemble itself where there is no noise."""
+        if self.noise is None:
+            return self
+        field, extension, form = stochastic_field(self.field, self.noise, Static(alg))
+        user = extension.user
+        zeros = [np.zeros(extension.size - extension.controlled - 2), np.zeros(1)]
+        integrals = 0 if extension.integral is None else extension.integral.size
+        before, after = zeros[0][:integrals], np.zeros(len(zeros[0]) - integrals + 1)
+
+        def extended(lane: TrajectoryNumbers) -> TrajectoryNumbers:
+            parts = [(lane.u0, len(user.shape)), (before, 1), (lane.t0, 0), (after, 1)]
+            tolerances = {
+                x.name: extension.tolerance(getattr(lane, x.name))
+                for x in of_kind("tolerance")
+                if getattr(lane, x.name) is not None
+            }
+            return lane._replace(u0=_joined(parts, user.dtype), **tolerances)
+
+        own = bool(self.batched.u0 or self.batched.t0)
+        known = self.shared.u0 is not None and self.shared.t0 is not None
+        shared = extended(self.shared) if known and not own else self.shared._replace(u0=None)
+        return self.changed(
+            extended,
+            field=field,
+            extension=extension,
+            form=form,
+            noise=None,
+            batched=self.batched._replace(u0=own),
+            shared=shared,
+        )
 
     def with_one_list(self) -> "Trajectories":
         """The ensemble in which `p` holds every number that programs read: the constants of the

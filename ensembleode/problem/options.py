@@ -22,6 +22,7 @@ STATIC_OPTIONS = {
     "save_everystep": False,
     "save_idxs": None,
     "save_after_events": False,
+    "save_noise": False,
     "adaptive": None,
     "maxiters": 100_000,
     "stepsize_controller": None,
@@ -37,7 +38,7 @@ _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
     "on_interrupt store store_key"
 )
-_PARTS = ("f", "u0", "tspan", "p", "integrand")
+_PARTS = ("f", "g", "u0", "tspan", "p", "integrand", "noise_rate_prototype", "noise")
 DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS)} | STATIC_OPTIONS
 
 

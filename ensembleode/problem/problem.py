@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import equinox as eqx
 import jax
@@ -60,6 +60,9 @@ class ODEProblem(eqx.Module):
     options: dict[str, Any]
     _order: tuple[str, ...] | None = eqx.field(static=True)
 
+    # The arguments that aren't options.
+    parts: ClassVar[tuple[str, ...]] = ("f", "u0", "tspan", "p", "integrand")
+
     def __init__(
         self,
         f: Callable,
@@ -110,7 +113,7 @@ def remake(
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or an
         [`EnsembleProblem`][ensembleode.EnsembleProblem], whose arguments can be changed; or the
         integrator that an affect gets.
-    - `changes`: for a problem any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options
+    - `changes`: for a problem any of its arguments, such as `f`, `u0`, `tspan`, `p`, and solver options
         (`saveat`, `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has.
         `None` takes an option away from the problem: `remake(prob, saveat=None)`.
 
@@ -132,13 +135,12 @@ def remake(
             "remake takes an ODEProblem, an EnsembleProblem or an integrator, got "
             f"{type(prob).__name__}."
         )
-    names = ("f", "u0", "tspan", "p", "integrand")
-    fields = {name: getattr(prob, name) for name in names}
+    fields = {name: getattr(prob, name) for name in prob.parts}
     options = {k: v for k, v in changes.items() if k not in fields}
     check_option_names(options)
     fields |= {k: v for k, v in changes.items() if k in fields}
     kept = {k: v for k, v in prob.options.items() if k not in options}
-    return ODEProblem(**fields, _order=prob._order, **merge(kept, options))
+    return type(prob)(**fields, _order=prob._order, **merge(kept, options))
 
 
 class EnsembleContext(eqx.Module):
@@ -389,7 +391,7 @@ def said_of_context(call: str) -> Iterator[None]:
 def _own(prob: ODEProblem) -> ODEProblem:
     """A copy whose containers and NumPy arrays may be changed (SciML's `safetycopy`)."""
     # What is traced is known again by its identity.
-    kept = (prob.f, prob.integrand, prob.options.get("callback"))
+    kept = (prob.f, prob.integrand, prob.options.get("callback"), getattr(prob, "g", None))
     return jax.tree.map(
         lambda x: x.copy() if isinstance(x, np.ndarray) else x,
         prob,

@@ -149,7 +149,7 @@ def _as_given(plan: Plan, result: Result, numbers: Any, *, inner: bool = False) 
     events = result.events
 
     def beside(u: Any) -> tuple:
-        return plan.integral_of(u), plan.changing_of(u)
+        return plan.integral_of(u), plan.changing_of(u), plan.noise_of(u)
 
     if events is not None:
         before, after = plan.as_given(events.before), plan.as_given(events.after)
@@ -160,8 +160,8 @@ def _as_given(plan: Plan, result: Result, numbers: Any, *, inner: bool = False) 
     u = result.u if plan.chosen is not None else plan.as_given(result.u)
     within = plan.as_given(result.inner)
     given = Outcome(*result._replace(u=u, inner=within, events=events, ended=ended))
-    integral, p_at = beside(result.u)
-    given = given._replace(integral=integral, p_at=p_at)
+    integral, p_at, noise = beside(result.u)
+    given = given._replace(integral=integral, p_at=p_at, noise=noise)
     # (A step can't be made again from some of the components.)
     inner = inner or (plan.saved is not None and plan.saving.mode == "steps")
     if inner and within is None:
@@ -196,7 +196,7 @@ def _numbers(plan: Plan, lanes: TrajectoryNumbers) -> TrajectoryNumbers | None:
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
     """The outcome without states and times."""
-    gone = ("u", "t", "inner", "length", "events", "ended", "rerun", "integral", "p_at")
+    gone = ("u", "t", "inner", "length", "events", "ended", "rerun", "integral", "p_at", "noise")
     return outcome._replace(**dict.fromkeys(gone))
 
 
@@ -334,7 +334,7 @@ def solution_of(
         events_of(outcome, plan),
         HiddenObject(given),
     )
-    more: dict[str, Any] = {"p_at": outcome.p_at, "_names": plan.names}
+    more: dict[str, Any] = {"p_at": outcome.p_at, "noise": outcome.noise, "_names": plan.names}
     return ODESolution(u, t, outcome.retcode, stats, length, *about, **more)
 
 
@@ -355,10 +355,10 @@ def outcome_with_end(job: Job, outcome: Outcome) -> tuple[Outcome, Any]:
     with the end: see `events.with_end`."""
     if not (job.plan.may_end or job.plan.saving.mode == "steps"):
         return outcome, outcome.length
-    rows = End(outcome.t, outcome.u, outcome.integral, outcome.p_at)
+    rows = End(outcome.t, outcome.u, outcome.integral, outcome.p_at, outcome.noise)
     at = outcome.ended, outcome.length, outcome.retcode
     rows, count = with_end(rows, *at, adds=adds_end(job))
-    return outcome._replace(t=rows.t, u=rows.u, integral=rows.integral, p_at=rows.p_at), count
+    return outcome._replace(**vars(rows)), count
 
 
 def saved_of(job: Job, t: Any, values: Any) -> Saved | None:

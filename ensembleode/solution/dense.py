@@ -83,6 +83,19 @@ class KeptSlopes(Dense):
         return jax.tree.map(one, self.du, step.start, step.end)
 
 
+class StraightSteps(Dense):
+    """The solution is linear between the saved states."""
+
+    def inner_states(self, step: DenseStep) -> Any:
+        def one(start, end):
+            return jnp.stack([start + x * (end - start) for x in inner_nodes(1)])
+
+        return jax.tree.map(one, step.start, step.end)
+
+    def rows(self, rows: Any) -> "StraightSteps":
+        return self
+
+
 class DensePlan(NamedTuple):
     """The static properties of a solve that decide the solution within a step.
 

@@ -53,7 +53,7 @@ class End(eqx.Module):
 
     - `t []`: the times.
     - `u [*state]`: the states, after the event.
-    - `integral`, `p_at`: those of the solution there.
+    - `integral`, `p_at`, `noise`: those of the solution there.
 
     Trajectories that failed have no end; theirs is NaN.
     """
@@ -62,6 +62,7 @@ class End(eqx.Module):
     u: PyTree
     integral: PyTree = None
     p_at: PyTree = None
+    noise: PyTree = None
 
 
 def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:

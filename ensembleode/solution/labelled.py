@@ -118,6 +118,7 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     them; and their coordinates."""
     u, saved = sol.u, sol.saved
     beside = _beside("integral", sol.integral, outer) | _beside("p_at", sol.p_at, outer)
+    beside |= _beside("noise", sol.noise, outer)
     times = {}
     if saved is not None and saved.has_own_times:
         times = {OWN_TIMES: np.asarray(saved.t)}

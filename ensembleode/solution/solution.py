@@ -131,6 +131,8 @@ class ODESolution(_Solution):
     - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
     - `p_at`: the parameters that affects change, at each time, in the structure of the problem's
         `p` with leaves `[time, ...]`, and None for all others; None where none change.
+    - `W`, `Z`: the path of the noise of an [`SDEProblem`][ensembleode.SDEProblem], and that of its
+        second process, `[time, *noise]`, with `save_noise=True`; None otherwise.
 
     Where an event has ended it, `t[-1]` and `u[-1]` are the event's, whatever else is saved. Inside
     of `jit` and of an `output_func`, the last row is the end, after rows of NaN that were not
@@ -154,6 +156,17 @@ class ODESolution(_Solution):
     saved: Saved | None = None
     p_at: PyTree = None
     _names: tuple[str, ...] | None = eqx.field(static=True, default=None)
+    noise: PyTree = None
+
+    @property
+    def W(self) -> Any:  # noqa: N802
+        """The path of the noise, `[time, *noise]`; None unless it was saved."""
+        return (self.noise or {}).get("W")
+
+    @property
+    def Z(self) -> Any:  # noqa: N802
+        """The path of the second process, `[time, *noise]`; None unless there is one."""
+        return (self.noise or {}).get("Z")
 
     @property
     def successful(self) -> Any:
@@ -274,6 +287,7 @@ class EnsembleSolution(_Solution):
     - `saved`: with a `SavingCallback`, the values that it [`Saved`][ensembleode.Saved].
     - `p_at`: the parameters that affects change, `[trajectory, time, ...]`: see
         [`ODESolution`][ensembleode.ODESolution]. `end`: where the trajectories stopped.
+    - `W`, `Z`: the paths of the noise, `[trajectory, time, *noise]`, with `save_noise=True`.
 
     For any batches and any ensemble algorithm, `u` and `t` are JAX arrays, and outside of `jit`,
     `retcode`, `lengths` and `stats` are NumPy arrays. With an accelerator, results that were
@@ -308,6 +322,18 @@ class EnsembleSolution(_Solution):
     _ended: End | None = None
     _adds_end: bool = eqx.field(static=True, default=False)
     _names: tuple[str, ...] | None = eqx.field(static=True, default=None)
+    noise: PyTree = None
+
+    @property
+    def W(self) -> Any:  # noqa: N802
+        """The paths of the noise, `[trajectory, time, *noise]`; None unless they were saved."""
+        return (self.noise or {}).get("W")
+
+    @property
+    def Z(self) -> Any:  # noqa: N802
+        """The paths of the second process, `[trajectory, time, *noise]`; None unless there is
+        one."""
+        return (self.noise or {}).get("Z")
 
     @property
     def end(self) -> End:
@@ -331,7 +357,7 @@ class EnsembleSolution(_Solution):
                 "sol.u[-1]."
             )
         t = self.t if np.ndim(self.t) == 2 else jnp.broadcast_to(self.t, (len(self), len(self.t)))
-        rows = End(t, self.u, self.integral, self.p_at)
+        rows = End(t, self.u, self.integral, self.p_at, self.noise)
         rows = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), rows)
         return end_of(rows, self._ended, self.lengths, self.retcode)
 
@@ -384,7 +410,7 @@ class EnsembleSolution(_Solution):
         own_times = np.ndim(self.t) == 2
         t = self.t[i] if own_times else self.t
         values = None if self.saved is None else self.saved.values
-        every = self.u, self.integral, self.p_at, values, self._ended
+        every = self.u, self.integral, self.p_at, self.noise, values, self._ended
         *rows, values, ended = jax.tree.map(lambda x: x[i], every)
         rows, saved_t = End(t, *rows), t
         count = length = self.lengths[i]
@@ -411,7 +437,7 @@ class EnsembleSolution(_Solution):
             saved = Saved(self.saved.t if own else saved_t, values, own)
         return ODESolution(
             rows.u, rows.t, retcode, stats, length, dense, self.engine, self._order, rows.integral,
-            events, given, saved, rows.p_at, self._names,
+            events, given, saved, rows.p_at, self._names, rows.noise,
         )  # fmt: skip
 
     def _of_trajectories(self, indices: np.ndarray) -> "EnsembleSolution":

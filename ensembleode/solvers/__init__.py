@@ -12,7 +12,9 @@ from .bosh3 import Bosh3 as Bosh3
 from .bs5 import BS5 as BS5
 from .dopri5 import Dopri5 as Dopri5
 from .dopri8 import Dopri8 as Dopri8
+from .em import EM as EM
 from .euler import Euler as Euler
+from .euler_heun import EulerHeun as EulerHeun
 from .explicit_rk import ExplicitRK as ExplicitRK
 from .heun import Heun as Heun
 from .implicit import (
@@ -28,10 +30,16 @@ from .julia_alg import JuliaAlg as JuliaAlg
 from .midpoint import Midpoint as Midpoint
 from .ralston import Ralston as Ralston
 from .rk4 import RK4 as RK4
+from .rk_mil import RKMil as RKMil
 from .rodas4 import Rodas4 as Rodas4
 from .rodas5p import Rodas5P as Rodas5P
 from .rosenbrock23 import Rosenbrock23 as Rosenbrock23
+from .sosra import SOSRA as SOSRA
+from .sosri import SOSRI as SOSRI
+from .sra1 import SRA1 as SRA1
+from .sriw1 import SRIW1 as SRIW1
 from .ssprk33 import SSPRK33 as SSPRK33
+from .stochastic import SDESolver as SDESolver
 from .tsit5 import Tsit5 as Tsit5
 from .vern6 import Vern6 as Vern6
 from .vern7 import Vern7 as Vern7

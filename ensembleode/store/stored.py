@@ -94,7 +94,7 @@ def variables_of(
                 leaf = _checked(labelled.output_name(path[1:]))
                 name = leaf if field == "u" else _INNER + leaf
                 dims = (*lead, *labelled.inner_dims(name, ndim - len(lead)))
-        elif field in ("integral", "p_at", "saved"):
+        elif field in ("integral", "p_at", "noise", "saved"):
             name = labelled.name_beside(field, path[1:])
             of_rows = time if field != "saved" or times_of_values is None else OWN_TIMES
             dims = (of_rows, *labelled.inner_dims(name, ndim - 1))
@@ -141,7 +141,7 @@ def end_described(job: Job, ended: End | None) -> Any:
     """The description of the ends of trajectories in JSON; None where no event may end any."""
     if ended is None:
         return None
-    names = ("t", "u", "integral", "p_at")
+    names = ("t", "u", "integral", "p_at", "noise")
     parts = {name: described(getattr(ended, name), f"ended.{name}") for name in names}
     return {"parts": parts, "adds": adds_end(job)}
 
@@ -199,7 +199,8 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
         own = OWN_TIMES in names
         saved = Saved(np.asarray(group[OWN_TIMES]) if own else t, made(of_values), own)
     names_of = tuple(kept["names"]) if kept.get("names") else None
-    more: dict[str, Any] = {"p_at": made(kept.get("p_at")), "_names": names_of}
+    more: dict[str, Any] = {name: made(kept.get(name)) for name in ("p_at", "noise")}
+    more["_names"] = names_of
     if (of_ends := kept.get("ended")) is not None:
         ended = End(**{name: made(x) for name, x in of_ends["parts"].items()})
         more |= {"_ended": ended, "_adds_end": of_ends["adds"]}

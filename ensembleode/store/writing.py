@@ -92,6 +92,7 @@ class StoreWriter:
             "outputs": tree,
             "integral": described(outcome.integral, "integral"),
             "p_at": described(outcome.p_at, "p_at"),
+            "noise": described(outcome.noise, "noise"),
             "ended": stored.end_described(job, outcome.ended),
             "saved": described(outcome.saved, "saved"),
             "events": of_events,

@@ -17,7 +17,6 @@ from ..problem.ensemble import EnsembleGPUKernel
 from ..problem.options import among
 from ..problem.problem import EnsembleProblem, ODEProblem
 from ..running.job import integers
-from ..solvers import Tsit5
 
 
 # The registers and threads of a multiprocessor since compute capability 7.0, and the most registers
@@ -105,7 +104,7 @@ def kernel_report(
     """
     options = among(locals())
     ens = EnsembleProblem(prob) if isinstance(prob, ODEProblem) else prob
-    about = ens, options, jax.random.key(0), 2, "auto", alg or Tsit5(), EnsembleGPUKernel()
+    about = ens, options, jax.random.key(0), 2, "auto", alg, EnsembleGPUKernel()
     job, _ = job_for(*about, is_given=True)
     if reason := gpu_engine.refusal(job.plan):
         raise ValueError(f"EnsembleGPUKernel() {reason}")

@@ -12,18 +12,18 @@ from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.options import as_count
 from ..problem.problem import EnsembleProblem
 from ..problem.unknown_options import solver_by_name
-from ..solvers import Tsit5
 from ..tracing.program import is_tracer
 
 
 def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
-    """The solver and the ensemble algorithm, from the first two arguments.
+    """The solver (None for the default one) and the ensemble algorithm, from the first two
+    arguments.
 
     **Raises:** `TypeError` for a class, a string or an ensemble algorithm in place of a solver.
     """
     if isinstance(alg, EnsembleAlgorithm):
         if ensemblealg is None:  # SciML allows it
-            return Tsit5(), alg
+            return None, alg
         raise TypeError(
             "the solver is the second argument, and the ensemble algorithm the third: "
             f"solve(ens, eo.Tsit5(), eo.{type(alg).__name__}()); got {alg!r}, {ensemblealg!r}."
@@ -34,7 +34,7 @@ def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
         )
     if isinstance(alg, str):
         raise TypeError(f"alg must be a solver, got the string {alg!r}; {solver_by_name(alg)}.")
-    return Tsit5() if alg is None else alg, ensemblealg
+    return alg, ensemblealg
 
 
 def check_trajectories(ens: EnsembleProblem, trajectories: Any) -> int:

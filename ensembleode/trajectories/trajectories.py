@@ -23,6 +23,7 @@ from ..plan.saving import grid, Saving, Spacing
 from ..plan.trajectory_numbers import Trajectories
 from ..problem.number_table import of_kind
 from ..problem.problem import EnsembleProblem
+from ..problem.stochastic import SDEProblem
 from ..tracing.program import being_staged, is_tracer
 from ..tracing.purity import owned
 from .called_prob_func import called
@@ -177,9 +178,9 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 
 def _is_plain(maker: TrajectoryMaker, key: Any) -> bool:
     """Whether all trajectories solve the problem as it was given, so that only `f` has to be
-    traced: there is no `prob_func`, no traced number, and no option with a row for each
+    traced: there is no `prob_func`, no noise, no traced number, and no option with a row for each
     trajectory."""
-    if maker.ens.prob_func is not None:
+    if maker.ens.prob_func is not None or isinstance(maker.ens.prob, SDEProblem):
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):
         return False

@@ -1,15 +1,18 @@
 """From the problem that `prob_func` returns for a trajectory to its numbers and the traced `f`."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.devices.alone import without_mesh
+from ..ground.keys import words_of
 from ..ground.state_tree import StateTree, tree_of
 from ..jumps.callback_tracing import Tracing
 from ..jumps.consistent_start import with_equations_after_jumps
@@ -19,6 +22,7 @@ from ..plan.extended_state import Extension, integrals_of, with_integrand
 from ..plan.given import GivenInputs
 from ..plan.implicit_form import check_jacobian, ImplicitForm, product_of, with_constants_around
 from ..plan.known_times import before_jumps, in_order, own_times, scheduled
+from ..plan.noise import check_stochastic, noise_of, NoiseTerms, numbers_of
 from ..plan.real_numbers import with_real_numbers
 from ..plan.saved_components import saved_components
 from ..plan.saving import resolve_saving
@@ -30,6 +34,7 @@ from ..problem.ode_function import in_order_of, mass_of, ODEFunction, prototype_
 from ..problem.options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem.problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..problem.saving_callback import check_saving_function, saving_among, SavingCallback
+from ..problem.stochastic import SDEProblem
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_inexact, is_tracer, Program, Static, structs_of, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_in
@@ -61,6 +66,9 @@ class TrajectoryMaker:
         self.extension: Extension | None = None
         self.events: TracedCallbacks | None = None
         self.form: ImplicitForm | None = None
+        self.noise: NoiseTerms | None = None
+        # The words that the noise of the trajectory is drawn with.
+        self.noise_key: Any = None
         self.saving_callback: SavingCallback | None = None
         # The structure of the numbers in p, and p without these numbers.
         self.parameters: tuple[Any, Any] = (None, None)
@@ -68,7 +76,10 @@ class TrajectoryMaker:
         self.fixes_whole = False
 
     def __call__(self, index: Any, repeat: Any, key: Any) -> TrajectoryNumbers:
-        prob = self.ens.make(EnsembleContext(index, repeat, key))
+        ctx = EnsembleContext(index, repeat, key)
+        prob = self.ens.make(ctx)
+        if isinstance(prob, SDEProblem):
+            self.noise_key = words_of(ctx.key)
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
         kept = dict(self.kept)  # Integers are constants only where f needs to know them.
@@ -134,13 +145,16 @@ class TrajectoryMaker:
             if row.name not in numbers:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
         lane = TrajectoryNumbers(**numbers)
-        if isinstance(prob.f, ODEFunction):
+        traced = prob, p, types, dtype, index
+        if isinstance(prob, SDEProblem):
+            lane = self._noisy(lane, tree, *traced)
+        elif isinstance(prob.f, ODEFunction):
             more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
             lane = self._formed(lane, prob.f, tree, more)
         self._keep(
             "form", self.form, "what is known of f: mass_matrix, jac or jac_prototype", index
         )
-        if prob.integrand is not None:
+        if prob.integrand is not None and not isinstance(prob, SDEProblem):
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
             lane = self._extended(lane, more)
         self._keep("extension", self.extension, "the integrand", index)
@@ -172,6 +186,39 @@ class TrajectoryMaker:
             numbers = tuple((x.shape, x.dtype) for x in avals)
             self.programs["f"] = with_constants_around(field, (), numbers)
         return lane._replace(consts=(*lane.consts, *more))
+
+    def _noisy(self, lane, tree, prob, p, types, dtype, index) -> TrajectoryNumbers:
+        """The numbers of a trajectory of a stochastic problem, with the constants of its further
+        programs, its key, and the numbers of its noise after those of the drift."""
+        check_stochastic(prob, dtype)
+        names = ("g", "integrand")
+        more = [
+            self._trace(name, getattr(prob, name), prob, p, types, dtype, index) for name in names
+        ]
+        drift, diffusion = self.programs["f"], self.programs.pop("g")
+        integrand = self.programs.pop("integrand", None)
+        kind, shape = noise_of(prob, drift.out_avals[0], tree, diffusion)
+        numbers = numbers_of(prob)
+        groups = [lane.consts, *more, (self.noise_key, *numbers.values())]
+        avals = [[(np.shape(x), jnp.result_type(x)) for x in group] for group in groups]
+
+        def with_others(program: Program, i: int) -> Program:
+            before, after = itertools.chain(*avals[:i]), itertools.chain(*avals[i + 1 :])
+            return with_constants_around(program, tuple(before), tuple(after))
+
+        self.noise = NoiseTerms(
+            diffusion=with_others(diffusion, 1),
+            integrand=integrand and with_others(integrand, 2),
+            kind=kind,
+            shape=shape,
+            tree=tree,
+            given=tuple(numbers),
+            kept=bool(self.options["save_noise"]),
+            first=sum(map(len, avals[:3])),
+        )
+        self.programs["f"] = with_others(drift, 0)
+        self._keep("noise", self.noise, "the kind or the shape of the noise", index)
+        return lane._replace(consts=tuple(itertools.chain(*groups)))
 
     def _extended(self, lane: TrajectoryNumbers, more: tuple) -> TrajectoryNumbers:
         """The numbers of a trajectory, with the integrals after the state, and with the constants
@@ -251,7 +298,7 @@ class TrajectoryMaker:
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
-        kept |= {"form": self.form, "saving_callback": self.saving_callback}
+        kept |= {"form": self.form, "noise": self.noise, "saving_callback": self.saving_callback}
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
         given = GivenInputs(

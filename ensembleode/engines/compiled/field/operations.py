@@ -171,6 +171,13 @@ def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
         return b.where(undefined, np.nan, b.copysign(rest.get(), x))
 
 
+def _mul_high(b: Builder, x: Value, y: Value) -> Value:
+    """The upper half of the product of two integers of 32 bits without sign."""
+    wide = np.dtype(np.uint64)
+    product = b.binary("mul", b.cast(x, wide), b.cast(y, wide))
+    return b.cast(b.binary("lshr", product, 32), x.dtype)
+
+
 def _nextafter(b: Builder, x: Value, y: Value) -> Value:
     x, y = b.matched(x, y)
     integer = integer_like(x.dtype)
@@ -270,6 +277,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "sign": _sign,
     "square": lambda b, x: x * x,
     "sub": lambda b, x, y: b.sub(x, y),
+    "umulhi": _mul_high,
     **_methods("binary", "and", "or", "xor"),
     **_methods("compare", "eq", "ge", "gt", "le", "lt", "ne"),
     **{f"{how}_to": _ordered(how) for how in ("eq", "le", "lt")},

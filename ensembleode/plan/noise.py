@@ -1,0 +1,314 @@
+"""Stochastic problems as fields: the step of a method, with the noise in it, as one program.
+
+The time loop of an engine adds to the state what this program returns, and nothing else (see
+[`OneStepMap`][ensembleode.solvers.stochastic.OneStepMap]). So the derivatives of a stochastic solve
+are those of any other: they make the noise again, which is a function of the trajectory's key, of
+the number of the step and of the component (see [`philox`][ensembleode.fields.philox]).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..fields import staged
+from ..fields.philox import normals
+from ..ground.state_tree import StateTree
+from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
+from ..solvers import EM, SDESolver, SOSRA, SOSRI, Tsit5
+from ..solvers.stochastic import StochasticTerms
+from ..tracing.program import is_tracer, Program, program_of, Static
+from .extended_state import Extension, integrals_of, rates
+from .implicit_form import ImplicitForm
+
+
+# The streams of random numbers that a trajectory has.
+_INCREMENTS = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseTerms:
+    """What a stochastic problem has besides the drift, which is its field.
+
+    All programs have the same constants, of which those from number `first` on are the key of the
+    trajectory and the numbers of the noise.
+
+    - `diffusion`: the diffusion, `g(consts, u, p, t)`.
+    - `integrand`: the integrand; None without one.
+    - `kind`: `"diagonal"`, `"scalar"` or `"general"`.
+    - `shape`: the shape of the noise.
+    - `tree`: the structure of a state that is a pytree; None for an array.
+    - `given`: which numbers of the noise there are: any of `"factor"`, `"t"`, `"W"` and `"Z"`.
+    - `kept`: whether solutions keep the path.
+    """
+
+    diffusion: Program
+    integrand: Program | None
+    kind: str
+    shape: tuple[int, ...]
+    tree: StateTree | None
+    given: tuple[str, ...]
+    kept: bool
+    first: int
+
+    def mapped(self, change: Callable[[Program], Program], more: int = 0) -> "NoiseTerms":
+        """The terms with changed programs, which have `more` constants before the key."""
+        integrand = self.integrand and change(self.integrand)
+        changes = {"diffusion": change(self.diffusion), "integrand": integrand}
+        return dataclasses.replace(self, **changes, first=self.first + more)
+
+    @property
+    def size(self) -> int:
+        """The number of components of the noise."""
+        return math.prod(self.shape)
+
+    @property
+    def is_correlated(self) -> bool:
+        return "factor" in self.given
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether the diffusion doesn't depend on the state."""
+        inputs = [True] + [False] * (len(self.diffusion.jaxpr.invars) - 1)
+        return not any(self.diffusion.depends_on(inputs))
+
+
+def numbers_of(prob: SDEProblem) -> dict[str, Any]:
+    """The numbers of the noise of a problem, by their names."""
+    if isinstance(prob.noise, WienerProcess) and prob.noise.factor is not None:
+        return {"factor": prob.noise.factor}
+    if isinstance(prob.noise, NoiseGrid):
+        named = {"t": prob.noise.t, "W": prob.noise.W, "Z": prob.noise.Z}
+        return {name: x for name, x in named.items() if x is not None}
+    return {}
+
+
+def noise_of(
+    prob: SDEProblem, u0: Any, tree: StateTree | None, diffusion: Program
+) -> tuple[str, tuple[int, ...]]:
+    """The kind and the shape of the noise.
+
+    **Raises:** `TypeError` or `ValueError` where `g`, `noise_rate_prototype` or `noise` have other
+    structures, shapes or dtypes than the problem needs.
+    """
+    prototype, given = prob.noise_rate_prototype, numbers_of(prob)
+    shape = u0.shape if tree is None else (tree.size,)
+    kind = "scalar" if getattr(prob.noise, "scalar", False) else "diagonal"
+    structure = jtu.tree_structure(0) if tree is None else tree.structure
+    shapes = [shape] if tree is None else list(tree.shapes)
+    noise: tuple[int, ...] = () if kind == "scalar" else shape
+    if prototype is not None:
+        kind, leaves = "general", jtu.tree_leaves(prototype)
+        sizes = {np.shape(x)[-1] if np.ndim(x) else 0 for x in leaves}
+        before = [np.shape(x)[:-1] for x in leaves]
+        if jtu.tree_structure(prototype) != structure or before != shapes or len(sizes) != 1:
+            raise ValueError(
+                "noise_rate_prototype must be like u0, with one more axis, [*state, m], for m "
+                f"noises; it has the shapes {jax.tree.map(np.shape, prototype)}, and u0 "
+                f"{jax.tree.map(np.shape, prob.u0)}."
+            )
+        noise = (sizes.pop(),)
+        shapes = [(*x, *noise) for x in shapes]
+    if kind == "diagonal" and "W" in given:
+        # A path without axes is that of a scalar noise.
+        kind, noise = ("scalar", ()) if given["W"].ndim == 1 and shape != () else (kind, noise)
+    _check_diffusion(diffusion, structure, shapes, u0.dtype)
+    if "W" in given and given["W"].shape[1:] != noise:
+        raise ValueError(
+            f"W of NoiseGrid has the shape {given['W'].shape}; here it must be "
+            f"{('grid', *noise)}, as the noise is {kind}."
+        )
+    if "factor" in given and given["factor"].shape[0] != math.prod(noise):
+        raise ValueError(
+            f"factor of WienerProcess has the shape {given['factor'].shape}, and there are "
+            f"{math.prod(noise)} noises."
+        )
+    return kind, noise
+
+
+def check_stochastic(prob: SDEProblem, dtype: Any) -> None:
+    """**Raises:** `ValueError` for what a stochastic problem can't have."""
+    state = jax.tree.leaves(prob.u0)[0]
+    if state.dtype != dtype:
+        raise ValueError(f"the state of an SDEProblem must be real, and u0 is {state.dtype}.")
+    if getattr(prob.f, "mass_matrix", None) is not None:
+        raise ValueError("f of an SDEProblem has no mass_matrix: multiply by its inverse.")
+    t0, t1 = prob.tspan
+    if not is_tracer(t0) and not is_tracer(t1) and t1 < t0:
+        raise ValueError(
+            f"tspan of an SDEProblem must run forwards, got ({t0}, {t1}): noise has no past."
+        )
+
+
+def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: Any) -> None:
+    if program.out_tree != structure:
+        raise TypeError(
+            f"g must return the structure of the state u, {structure}; it returned "
+            f"{program.out_tree}."
+        )
+    for x, shape in zip(program.out_avals, shapes, strict=True):
+        if x.shape != shape:
+            hint = ""
+            if x.shape[: len(shape)] == shape and len(x.shape) == len(shape) + 1:
+                hint = " For a matrix of noises, give noise_rate_prototype=jnp.zeros([*state, m])."
+            raise ValueError(
+                f"g must return an array of the shape {shape}; it returned {x.shape}.{hint}"
+            )
+        if x.dtype != dtype:
+            raise TypeError(
+                f"g must return the dtype of the state u, {dtype}; it returned {x.dtype}: write "
+                "out.astype(u.dtype) for the out that it returns."
+            )
+
+
+def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
+    """The method `alg`; where it is None, the default one for this noise, or for an ODE.
+
+    **Raises:** `ValueError` for a method that isn't for this noise, or for no noise.
+    """
+    if alg is None and noise is not None:
+        only_some = noise.kind == "general" or noise.is_correlated
+        alg = SOSRA() if noise.is_additive else EM() if only_some else SOSRI()
+    elif alg is None:
+        alg = Tsit5()
+    name = type(alg).__name__
+    if noise is None:
+        if isinstance(alg, SDESolver):
+            raise ValueError(
+                f"{name} is for stochastic problems: give an eo.SDEProblem(f, g, u0, tspan, p), or "
+                "a method for ODEs, such as eo.Tsit5()."
+            )
+        return alg
+    if not isinstance(alg, SDESolver):
+        raise ValueError(
+            f"{name} is for ODEs, and this is an SDEProblem: leave alg out, or pass eo.SOSRI() "
+            "(diagonal or scalar noise), eo.SOSRA() (additive), or eo.EM() (any)."
+        )
+    if noise.kind not in alg.noises:
+        raise ValueError(
+            f"{name} is for {' or '.join(alg.noises)} noise, and this one is {noise.kind}: pass "
+            "eo.EM(), or eo.EulerHeun() (Stratonovich)."
+        )
+    if noise.is_correlated and alg.order > 0.5 and not alg.additive:
+        raise ValueError(
+            f"{name} is for independent noises, and WienerProcess has a factor: pass eo.EM()."
+        )
+    if alg.additive and not noise.is_additive:
+        raise ValueError(
+            f"{name} is for additive noise, and g depends on the state u: pass eo.SOSRI(), or "
+            "eo.EM()."
+        )
+    if alg.draws > 1 and "W" in noise.given and "Z" not in noise.given:
+        raise ValueError(
+            f"{name} uses a second process: NoiseGrid needs Z, too (sol.Z of a solve with "
+            "save_noise=True)."
+        )
+    return alg
+
+
+class StochasticField(NamedTuple):
+    """The field of a stochastic problem for a method.
+
+    - `field`: the change of the extended state in a step, `field(consts, u, p, h)`.
+    - `extension`: the parts of that state.
+    - `form`: with the rate of the drift.
+    """
+
+    field: Program
+    extension: Extension
+    form: ImplicitForm
+
+
+@functools.lru_cache(maxsize=256)
+def stochastic_field(drift: Program, noise: NoiseTerms, alg: Static) -> StochasticField:
+    """The field for the method `alg`."""
+    solver: SDESolver = alg.value
+    (aval,) = drift.out_avals
+    user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    integral = None if noise.integrand is None else integrals_of(noise.integrand, user)
+    paths = ("W", "Z")[: solver.draws] if noise.kept else ()
+    extension = Extension(
+        user, integral, has_clock=True, noise=tuple((name, noise.shape) for name in paths)
+    )
+
+    def integrand(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        return None if noise.integrand is None else rates(noise.integrand, extension, consts, u, p, t)
+
+    def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
+        y, (t, count) = extension.user_of(u), extension.clock_of(u)
+
+        def diffusion(u: Any, t: Any) -> Any:
+            return _flat(noise, noise.diffusion(consts, u, p, t), user.shape)
+
+        terms = StochasticTerms(
+            lambda u, t: drift(consts, u, p, t), diffusion, functools.partial(_times, noise.kind)
+        )
+        increments = _increments(noise, solver.draws, consts, t, count, h)
+        dw, dz = increments if solver.draws > 1 else (*increments, None)
+        change = solver.increment(terms, y, t, h, dw, dz)
+        integrals = integrand(consts, y, p, t)
+        if integrals is not None:
+            integrals = h * 0.5 * (integrals + integrand(consts, y + change, p, t + h))
+        kept = increments if noise.kept else ()
+        return extension.state(change, integrals, beside=(h, np.ones(1), *kept))
+
+    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        y = extension.user_of(u)
+        still = np.zeros(1 + len(paths) * noise.size)
+        beside = np.ones(1), still
+        return extension.state(drift(consts, y, p, t), integrand(consts, y, p, t), beside=beside)
+
+    field, rate = (
+        program_of(staged(drift, fn, state=extension.vector), drift.out_tree, rules=True)
+        for fn in (step, rate)
+    )
+    return StochasticField(field, extension, ImplicitForm(rate=rate))
+
+
+def _flat(noise: NoiseTerms, g: Any, shape: tuple[int, ...]) -> Any:
+    """A value of the diffusion, for a state that is an array of this shape."""
+    if noise.tree is None:
+        return g
+    if noise.kind != "general":
+        return noise.tree.ravel(g)
+    rows = [jnp.reshape(x, (-1, noise.size)) for x in jtu.tree_leaves(g)]
+    return jnp.concatenate(rows)
+
+
+def _times(kind: str, g: Any, w: Any) -> Any:
+    """The product of a value of the diffusion, or of the number 0.0, with numbers like the
+    noise."""
+    if isinstance(g, float):
+        return g
+    return jnp.sum(g * w, axis=-1) if kind == "general" else g * w
+
+
+def _increments(
+    noise: NoiseTerms, draws: int, consts: Any, t: Any, count: Any, h: Any
+) -> tuple[Any, ...]:
+    """The increments of the processes in the step of the number `count`, from `t`."""
+    key, *numbers = consts[noise.first :]
+    given = dict(zip(noise.given, numbers, strict=False))
+    if "W" in given:
+        times = given["t"].astype(t.dtype)
+        paths = [given[name].astype(t.dtype) for name in ("W", "Z")[:draws]]
+        return tuple(_at(times, x, t + h) - _at(times, x, t) for x in paths)
+    numbers = normals(key, count.astype(jnp.uint32), _INCREMENTS, draws * noise.size, t.dtype)
+    numbers = jnp.sqrt(h) * numbers.reshape(draws, noise.size)
+    if "factor" in given:
+        numbers = jnp.sum(given["factor"].astype(t.dtype) * numbers[:, None], axis=-1)
+    return tuple(x.reshape(noise.shape) for x in numbers)
+
+
+def _at(times: Any, path: Any, t: Any) -> Any:
+    """A path at the time `t`, linear between the given times, and constant outside of them."""
+    i = jnp.clip(jnp.searchsorted(times, t, side="right") - 1, 0, len(times) - 2)
+    start, end = times[i], times[i + 1]
+    part = jnp.clip((t - start) / (end - start), 0, 1)
+    return path[i] + part * (path[i + 1] - path[i])

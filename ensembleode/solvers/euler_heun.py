@@ -1,0 +1,25 @@
+"""The Euler-Heun method."""
+
+from typing import Any, ClassVar
+
+from .stochastic import SDESolver, StochasticTerms
+
+
+class EulerHeun(SDESolver):
+    """The Euler-Heun method, for **Stratonovich** equations with any noise: strong order 1/2, and 1
+    if the noise is commutative (scalar, diagonal or additive).
+
+    Source: Kloeden and Platen, "Numerical Solution of Stochastic Differential Equations" (1992),
+    as in StochasticDiffEq.
+    """
+
+    order: ClassVar[float] = 0.5
+    stages: ClassVar[int | None] = 2
+    interpretation: ClassVar[str] = "Stratonovich"
+    references: ClassVar[tuple[str, ...]] = ("kloeden1992",)
+
+    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+        f, g, times = terms
+        k, noise = f(u, t), g(u, t)
+        end = u + h * k + times(noise, dw)
+        return h * 0.5 * (k + f(end, t + h)) + times(0.5 * (noise + g(end, t + h)), dw)

@@ -1,0 +1,42 @@
+"""The Milstein method without derivatives."""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from .stochastic import SDESolver, StochasticTerms
+
+
+class RKMil(SDESolver):
+    """The Milstein method whose derivative of the diffusion is a difference, for diagonal or scalar
+    noise: strong order 1.
+
+    - `interpretation`: `"Ito"`, the default, or `"Stratonovich"`.
+
+    **Raises:** `ValueError` for another interpretation.
+
+    Source: Kloeden and Platen, "Numerical Solution of Stochastic Differential Equations" (1992),
+    11.1.
+    """
+
+    order: ClassVar[float] = 1.0
+    noises: ClassVar[tuple[str, ...]] = ("diagonal", "scalar")
+    references: ClassVar[tuple[str, ...]] = ("kloeden1992",)
+
+    interpretation: str = eqx.field(default="Ito", static=True)  # pyright: ignore
+
+    def __check_init__(self):
+        if self.interpretation not in ("Ito", "Stratonovich"):
+            raise ValueError(
+                f"interpretation must be 'Ito' or 'Stratonovich', got {self.interpretation!r}."
+            )
+
+    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+        f, g, times = terms
+        is_ito = self.interpretation == "Ito"
+        root, change, noise = jnp.sqrt(h), h * f(u, t), g(u, t)
+        beside = u + (change if is_ito else 0.0) + root * noise
+        slope = (g(beside, t) - noise) / root
+        square = dw * dw - h if is_ito else dw * dw
+        return change + times(noise, dw) + times(slope, 0.5 * square)

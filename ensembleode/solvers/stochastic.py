@@ -1,0 +1,193 @@
+"""Methods for stochastic differential equations, whose step is a function of the noise in it."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax.numpy as jnp
+
+from .arithmetic import Arithmetic, Components
+from .base import ODESolver
+from .method import Equations, StepAttempt
+
+
+class StochasticTerms(NamedTuple):
+    """The terms of `du = f(u, t) dt + g(u, t) dW`.
+
+    - `f(u, t)`: the drift; `g(u, t)`: the diffusion.
+    - `times(g, w)`: the product of a value of the diffusion with numbers like those of the noise.
+    """
+
+    f: Callable[[Any, Any], Any]
+    g: Callable[[Any, Any], Any]
+    times: Callable[[Any, Any], Any]
+
+
+class SDESolver(ODESolver):
+    """A method for stochastic differential equations, with steps of a fixed size.
+
+    - `order`: its strong order, for the noises that it is made for.
+    - `draws`: how many normal numbers a step takes of each noise: one, the increment of the noise,
+        or two, also one for the integral of the noise within the step.
+    - `noises`: the kinds of noise that it has: `"diagonal"`, each component its own; `"scalar"`,
+        one for all; `"general"`, a matrix.
+    - `additive`: whether the diffusion must not depend on the state.
+    - `interpretation`: the stochastic integral whose solution it converges to.
+    """
+
+    order: ClassVar[float]  # pyright: ignore[reportIncompatibleVariableOverride]
+    adaptive: ClassVar[bool] = False
+    stages: ClassVar[int | None] = 1
+    engines: ClassVar[tuple[str, ...]] = ("compiled",)
+    draws: ClassVar[int] = 1
+    noises: ClassVar[tuple[str, ...]] = ("diagonal", "scalar", "general")
+    additive: ClassVar[bool] = False
+    interpretation: ClassVar[str] = "Ito"
+
+    @property
+    def method(self) -> "OneStepMap":
+        """The method as engines use it."""
+        return OneStepMap(self.order, self.stages or 1)
+
+    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+        """The change of the state `u` in a step from `t`, of the size `h`. `dw` is the increment of
+        the noise, `dz` an independent one of the same distribution, or None."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class OneStepMap:
+    """A [`Method`][ensembleode.solvers.method.Method] whose step is the field itself: the field's
+    value for a state and for the size of the step, in the place of the time, is the change of the
+    state. Within a step the solution is linear."""
+
+    order: float
+    stages: int
+
+    embedded_order = None
+    degree = 1
+    remembers = False
+    is_implicit = False
+
+    def evaluations(self, ntried: Any) -> Any:
+        return ntried * self.stages
+
+    def linear_algebra(self, ntried: Any) -> None:
+        """None, as it is explicit."""
+
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+        return ()
+
+    def step(
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+    ) -> StepAttempt:
+        change = equations.f(y, h)
+        new = tuple(a + b for a, b in zip(y, change, strict=True))
+        return StepAttempt(new, (), (), (change,))
+
+    def dense(
+        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+    ) -> tuple:
+        return dense
+
+    def interpolate(
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+    ) -> Components:
+        (change,) = dense
+        pairs = zip(y, change, strict=True)
+        return tuple(a + xp.broadcast_over(theta, b) * b for a, b in pairs)
+
+
+def combined(weights: tuple, values: list) -> Any:
+    """`sum_i(weights_i values_i)`, without the terms whose weight is zero; 0.0 if none is left."""
+    terms = [w * x for w, x in zip(weights, values, strict=True) if w]
+    return functools.reduce(operator.add, terms) if terms else 0.0
+
+
+class SRITableau(NamedTuple):
+    """The coefficients of a stochastic Runge-Kutta method of strong order 1.5 for diagonal noise,
+    in the notation of Roessler, "Runge-Kutta methods for the strong approximation of solutions of
+    stochastic differential equations" (SIAM J. Numer. Anal. 48(3), 2010), table 6.2. Rows of `a0`
+    to `b1` are those of the second to the fourth stage."""
+
+    a0: tuple
+    a1: tuple
+    b0: tuple
+    b1: tuple
+    alpha: tuple
+    beta1: tuple
+    beta2: tuple
+    beta3: tuple
+    beta4: tuple
+    c0: tuple
+    c1: tuple
+
+
+class SRI(SDESolver):
+    """A stochastic Runge-Kutta method of four stages, for diagonal or scalar noise."""
+
+    tableau: ClassVar[SRITableau]
+    order: ClassVar[float] = 1.5
+    stages: ClassVar[int | None] = 4
+    draws: ClassVar[int] = 2
+    noises: ClassVar[tuple[str, ...]] = ("diagonal", "scalar")
+
+    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+        x, f, g, times = self.tableau, terms.f, terms.g, terms.times
+        root = jnp.sqrt(h)
+        # The iterated integrals I(1,1) / sqrt(h), I(1,0) / h and I(1,1,1) / h.
+        chi1 = (dw * dw - h) / (2 * root)
+        chi2 = (dw + dz * (1 / 3) ** 0.5) * 0.5
+        chi3 = (dw * dw * dw - 3 * dw * h) / (6 * h)
+        ks, gs = [f(u, t)], [g(u, t + x.c1[0] * h)]
+        for i in range(1, 4):
+            a0, a1, b0, b1 = (rows[i - 1] for rows in (x.a0, x.a1, x.b0, x.b1))
+            first = u + h * combined(a0, ks) + times(combined(b0, gs), chi2)
+            second = u + h * combined(a1, ks) + root * combined(b1, gs)
+            ks.append(f(first, t + x.c0[i] * h))
+            gs.append(g(second, t + x.c1[i] * h))
+        noise = [
+            times(combined(weights, gs), chi)
+            for weights, chi in ((x.beta3, chi2), (x.beta4, chi3), (x.beta1, dw), (x.beta2, chi1))
+        ]
+        return h * combined(x.alpha, ks) + noise[0] + noise[1] + noise[2] + noise[3]
+
+
+class SRATableau(NamedTuple):
+    """The coefficients of a stochastic Runge-Kutta method of strong order 1.5 for additive noise,
+    in the notation of Roessler (2010), table 6.3. Rows of `a0` and `b0` are those of the stages
+    after the first."""
+
+    a0: tuple
+    b0: tuple
+    alpha: tuple
+    beta1: tuple
+    beta2: tuple
+    c0: tuple
+    c1: tuple
+
+
+class SRA(SDESolver):
+    """A stochastic Runge-Kutta method for additive noise."""
+
+    tableau: ClassVar[SRATableau]
+    order: ClassVar[float] = 1.5
+    draws: ClassVar[int] = 2
+    additive: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls.stages = len(cls.tableau.alpha)
+
+    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+        x, f, g, times = self.tableau, terms.f, terms.g, terms.times
+        chi2 = (dw + dz * (1 / 3) ** 0.5) * 0.5
+        gs = [g(u, t + c * h) for c in x.c1]
+        ks = [f(u, t)]
+        for i in range(1, len(x.alpha)):
+            noise = times(combined(x.b0[i - 1], gs[:i]), chi2)
+            ks.append(f(u + h * combined(x.a0[i - 1], ks) + noise, t + x.c0[i] * h))
+        first, second = combined(x.beta1, gs), combined(x.beta2, gs)
+        return h * combined(x.alpha, ks) + times(first, dw) + times(second, chi2)
