@@ -1,12 +1,20 @@
-"""Random numbers from counters: the generator Philox 4x32-10, and normal numbers made of its words.
+"""Normal random numbers from counters: words of the generator Philox 4x32-10 in pairs, each of
+which Box and Muller's method makes two normal numbers of.
 
-The words are a function of a key and a counter alone. So a number of a stream needs no number
-before it, and is the same in whichever order, batch or engine it is computed.
+They are a function of a key and a counter alone. So a number of a stream needs no number before it,
+and is the same in whichever order, batch or engine it is computed. One block of four words makes
+four numbers, in float32 and float64 alike, so that both have the same path, but for rounding. With
+32 bits for the radius, no number is larger than 6.77, as one in 10^11 would be.
 
-Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11), section 3.3.
+The formulas are written once, over the operations that JAX arrays and the values of generated code
+share.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11), section 3.3; Box and
+Muller, "A note on the generation of random normal deviates" (1958).
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,108 +24,105 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
+from ..solvers.arithmetic import Arithmetic, JaxArithmetic
+
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-
-#
-# The upper half of a product, for which JAX has no operation
-#
+# A key and a counter.
+_OPERANDS = 6
 
 
-def _by_halves(x: Any, y: Any) -> tuple:
-    """The upper 32 bits of a product, from products of 16 bits."""
-    low, shift = np.uint32(0xFFFF), np.uint32(16)
-    x0, x1, y0, y1 = x & low, x >> shift, y & low, y >> shift
-    middle = x1 * y0 + (x0 * y0 >> shift)
-    other = x0 * y1 + (middle & low)
-    return (x1 * y1 + (middle >> shift) + (other >> shift),)
+def philox(product: Callable[[Any, int], tuple], key: tuple, counter: tuple) -> tuple:
+    """The four words of a counter of four words, with a key of two.
 
-
-_umulhi_p: Any = jex.Primitive("umulhi")
-_umulhi_p.def_impl(jax.jit(lambda x, y: _by_halves(x, y)[0]))
-_umulhi_p.def_abstract_eval(lambda x, y: jax.core.ShapedArray(x.shape, x.dtype))
-mlir.register_lowering(_umulhi_p, mlir.lower_fun(_by_halves, multiple_results=True))
-batching.defbroadcasting(_umulhi_p)
-ad.defjvp(_umulhi_p, None, None)
-
-
-def umulhi(x: Any, y: Any) -> Any:
-    """The upper 32 bits of the products of numbers of 32 bits without sign."""
-    x, y = jnp.broadcast_arrays(jnp.asarray(x, jnp.uint32), jnp.asarray(y, jnp.uint32))
-    return _umulhi_p.bind(x, y)
-
-
-def philox(key: Any, counter: tuple) -> tuple:
-    """The four words of each counter, arrays like those of the counter.
-
-    **Arguments:** `key [2]`, `counter`, four arrays of one shape: numbers of 32 bits without sign.
+    **Arguments:** `product(x, m)`: the upper and the lower 32 bits of the product of two words.
     """
-    k0, k1 = key[0], key[1]
-    c0, c1, c2, c3 = counter
+    (k0, k1), (c0, c1, c2, c3) = key, counter
     for i in range(_ROUNDS):
         if i:
-            k0, k1 = k0 + np.uint32(_WEYL[0]), k1 + np.uint32(_WEYL[1])
-        m0, m1 = (np.uint32(m) for m in _MULTIPLIERS)
-        high0, low0, high1, low1 = umulhi(c0, m0), c0 * m0, umulhi(c2, m1), c2 * m1
+            k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+        (high0, low0), (high1, low1) = product(c0, _MULTIPLIERS[0]), product(c2, _MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
     return c0, c1, c2, c3
 
 
-#
-# Normal numbers
-#
-
-
-def _sine_and_cosine(turn: Any, rest: Any, dtype: np.dtype) -> tuple[Any, Any]:
-    """The sine and the cosine of the angle of `turn + 2^-32 rest` units of `2^-32` turns; the first
-    is a number of 32 bits. Its two highest bits are the quadrant, and Taylor's polynomials are for
-    the angle within it, at most a quarter of pi."""
-    shifted = turn + np.uint32(1 << 29)
-    quadrant = shifted >> np.uint32(30)
-    within = (shifted & np.uint32((1 << 30) - 1)).astype(jnp.int32) - np.int32(1 << 29)
-    x = (within.astype(dtype) + rest) * dtype.type(2 * math.pi / 2**32)
-    square = x * x
-    terms = 5 if dtype.itemsize == 4 else 9
-    sine = cosine = jnp.zeros_like(x)
-    for k in reversed(range(terms)):
-        sine = sine * square + dtype.type((-1) ** k / math.factorial(2 * k + 1))
-        cosine = cosine * square + dtype.type((-1) ** k / math.factorial(2 * k))
+def box_muller(
+    xp: Arithmetic, log: Callable, radius: Any, angle: Any, dtype: Any
+) -> tuple[Any, Any]:
+    """Two normal numbers from two words, by the operations of `xp` and the logarithm of numbers
+    from `2^-33` to 1."""
+    uniform = (xp.cast(radius, dtype) + 0.5) * 2.0**-32
+    length = xp.sqrt(log(uniform) * -2.0)
+    # The two highest bits of the angle are its quadrant; Taylor's polynomials are for the angle
+    # within it, at most a quarter of pi.
+    turned = angle + (1 << 29)
+    quadrant = turned >> 30
+    within = xp.cast(turned & ((1 << 30) - 1), np.dtype(np.int32)) - (1 << 29)
+    x = xp.cast(within, dtype) * (2 * math.pi / 2**32)
+    square, terms = x * x, 5 if np.dtype(dtype).itemsize == 4 else 9
+    sine, cosine = (
+        _polynomial(square, [(-1) ** k / math.factorial(2 * k + odd) for k in range(terms)])
+        for odd in (1, 0)
+    )
     sine = sine * x
-    swapped = (quadrant & np.uint32(1)) == np.uint32(1)
-    s, c = jnp.where(swapped, cosine, sine), jnp.where(swapped, sine, cosine)
-    s = jnp.where(quadrant >= np.uint32(2), -s, s)
-    return s, jnp.where((quadrant + np.uint32(1)) & np.uint32(2) == np.uint32(2), -c, c)
+    swapped = xp.equal(quadrant & 1, 1)
+    s, c = xp.where(swapped, cosine, sine), xp.where(swapped, sine, cosine)
+    s = xp.where(quadrant >= 2, -s, s)
+    c = xp.where(xp.equal((quadrant + 1) & 2, 2), -c, c)
+    return length * c, length * s
 
 
-def _pair(radius: tuple, angle: tuple, dtype: np.dtype) -> tuple[Any, Any]:
-    """Two independent normal numbers from words, the higher one first (Box and Muller, 1958)."""
-    unit = dtype.type(2.0**-32)
-    more = [(low.astype(dtype) + dtype.type(0.5)) * unit for low in (radius[1:] + angle[1:])]
-    of_radius, of_angle = more if more else (dtype.type(0.5), dtype.type(0.0))
-    uniform = (radius[0].astype(dtype) + of_radius) * unit
-    length = jnp.sqrt(dtype.type(-2.0) * jnp.log(uniform))
-    sine, cosine = _sine_and_cosine(angle[0], of_angle, dtype)
-    return length * cosine, length * sine
+def _polynomial(x: Any, coefficients: list[float]) -> Any:
+    *rest, value = coefficients
+    for c in reversed(rest):
+        value = x * value + c
+    return value
 
 
-def normals(key: Any, place: Any, stream: int, n: int, dtype: Any) -> Any:
-    """`n` independent standard normal numbers, `[n]`.
+#
+# A number of a block, as a primitive of JAX that acts component by component
+#
 
-    **Arguments:** `key [2]`, `place []`: numbers of 32 bits without sign, on which the numbers
-    depend, as on the number of the `stream`. In float32 each number is made of 32 random bits, and
-    in float64 of 64.
+
+def _by_halves(x: Any, m: int) -> tuple[Any, Any]:
+    """The halves of a product, from products of 16 bits, as JAX may have no 64."""
+    y0, y1 = m & 0xFFFF, m >> 16
+    x0, x1 = x & 0xFFFF, x >> 16
+    middle = x1 * y0 + (x0 * y0 >> 16)
+    other = x0 * y1 + (middle & 0xFFFF)
+    return x1 * y1 + (middle >> 16) + (other >> 16), x * np.uint32(m)
+
+
+def _normal(*operands: Any, which: int, dtype: Any) -> Any:
+    words = philox(_by_halves, operands[:2], operands[2:])
+    radius, angle = words[which // 2 * 2 :][:2]
+    return box_muller(JaxArithmetic(), jnp.log, radius, angle, dtype)[which % 2]
+
+
+def _computed(*operands: Any, **params: Any) -> list:
+    return [_normal(*operands, **params)]
+
+
+_normal_p: Any = jex.Primitive("philox_normal")
+_normal_p.def_impl(jax.jit(_normal, static_argnames=("which", "dtype")))
+_normal_p.def_abstract_eval(lambda x, *_, which, dtype: jax.core.ShapedArray(x.shape, dtype))
+mlir.register_lowering(_normal_p, mlir.lower_fun(_computed, multiple_results=True))
+batching.defbroadcasting(_normal_p)
+ad.defjvp(_normal_p, *[None] * _OPERANDS)
+
+
+def normals(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
+    """`n` independent standard normal numbers, `[n]`, of which the first are the same for any `n`.
+
+    **Arguments:** `key [2]`, `place`: three numbers of 32 bits without sign, on which the numbers
+    depend.
     """
+    blocks = jnp.arange(-(-n // 4), dtype=jnp.uint32)
+    zeros = jnp.zeros_like(blocks)
+    first, *rest = (zeros + x for x in place)
+    operands = zeros + key[0], zeros + key[1], first, blocks, *rest
     dtype = np.dtype(dtype)
-    each = 4 * 4 // dtype.itemsize  # numbers of a block of four words
-    blocks = -(-n // each)
-    block = jnp.arange(blocks, dtype=jnp.uint32)
-    zeros = jnp.zeros(blocks, jnp.uint32)
-    counter = zeros + place, block, zeros + np.uint32(stream), zeros
-    a, b, c, d = philox(key, counter)
-    if dtype.itemsize == 4:
-        found = (*_pair((a,), (b,), dtype), *_pair((c,), (d,), dtype))
-    else:
-        found = _pair((a, b), (c, d), dtype)
+    found = [_normal_p.bind(*operands, which=i, dtype=dtype) for i in range(min(4, n))]
     return jnp.stack(found, axis=1).reshape(-1)[:n]

@@ -28,16 +28,16 @@ from .extended_state import Extension, integrals_of, rates
 from .implicit_form import ImplicitForm
 
 
-# The streams of random numbers that a trajectory has.
-_INCREMENTS = 0
+# The streams of random numbers that a trajectory has, of each of its runs.
+_INCREMENTS, _STREAMS = 0, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class NoiseTerms:
     """What a stochastic problem has besides the drift, which is its field.
 
-    All programs have the same constants, of which those from number `first` on are the key of the
-    trajectory and the numbers of the noise.
+    All programs have the same constants, of which those from number `first` on are the key of all
+    trajectories, the index and the run of this one, and the numbers of the noise.
 
     - `diffusion`: the diffusion, `g(consts, u, p, t)`.
     - `integrand`: the integrand; None without one.
@@ -293,17 +293,26 @@ def _increments(
     noise: NoiseTerms, draws: int, consts: Any, t: Any, count: Any, h: Any
 ) -> tuple[Any, ...]:
     """The increments of the processes in the step of the number `count`, from `t`."""
-    key, *numbers = consts[noise.first :]
+    key, index, repeat, *numbers = consts[noise.first :]
     given = dict(zip(noise.given, numbers, strict=False))
     if "W" in given:
         times = given["t"].astype(t.dtype)
         paths = [given[name].astype(t.dtype) for name in ("W", "Z")[:draws]]
         return tuple(_at(times, x, t + h) - _at(times, x, t) for x in paths)
-    numbers = normals(key, count.astype(jnp.uint32), _INCREMENTS, draws * noise.size, t.dtype)
+    place = _whole(count), index, repeat * np.uint32(_STREAMS) + np.uint32(_INCREMENTS)
+    numbers = normals(key, place, draws * noise.size, t.dtype)
     numbers = jnp.sqrt(h) * numbers.reshape(draws, noise.size)
     if "factor" in given:
         numbers = jnp.sum(given["factor"].astype(t.dtype) * numbers[:, None], axis=-1)
     return tuple(x.reshape(noise.shape) for x in numbers)
+
+
+def _whole(count: Any) -> Any:
+    """A whole number as an integer: its lowest bits, after a number whose lowest bit is one. (A
+    conversion has to look at what is out of range, one trajectory after the other.)"""
+    digits = jnp.finfo(count.dtype).nmant
+    bits = jax.lax.bitcast_convert_type(count + 2.0**digits, f"uint{8 * count.dtype.itemsize}")
+    return (bits & ((1 << min(digits, 32)) - 1)).astype(jnp.uint32)
 
 
 def _at(times: Any, path: Any, t: Any) -> Any:

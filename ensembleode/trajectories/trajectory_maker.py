@@ -67,8 +67,8 @@ class TrajectoryMaker:
         self.events: TracedCallbacks | None = None
         self.form: ImplicitForm | None = None
         self.noise: NoiseTerms | None = None
-        # The words that the noise of the trajectory is drawn with.
-        self.noise_key: Any = None
+        # The numbers of 32 bits that the noise of the trajectory is drawn with.
+        self.noise_key: tuple = ()
         self.saving_callback: SavingCallback | None = None
         # The structure of the numbers in p, and p without these numbers.
         self.parameters: tuple[Any, Any] = (None, None)
@@ -79,7 +79,8 @@ class TrajectoryMaker:
         ctx = EnsembleContext(index, repeat, key)
         prob = self.ens.make(ctx)
         if isinstance(prob, SDEProblem):
-            self.noise_key = words_of(ctx.key)
+            run = (jnp.asarray(x).astype(jnp.uint32) for x in (index, repeat))
+            self.noise_key = words_of(key), *run
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
         kept = dict(self.kept)  # Integers are constants only where f needs to know them.
@@ -199,7 +200,7 @@ class TrajectoryMaker:
         integrand = self.programs.pop("integrand", None)
         kind, shape = noise_of(prob, drift.out_avals[0], tree, diffusion)
         numbers = numbers_of(prob)
-        groups = [lane.consts, *more, (self.noise_key, *numbers.values())]
+        groups = [lane.consts, *more, (*self.noise_key, *numbers.values())]
         avals = [[(np.shape(x), jnp.result_type(x)) for x in group] for group in groups]
 
         def with_others(program: Program, i: int) -> Program:

@@ -83,6 +83,8 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
         # (A power of two, as all widths are.)
         fitting = machine.stack_bytes() // (2 * tuning.SPILLED * size * dtype.itemsize)
         width = min(width, 2 ** max(0, fitting.bit_length() - 1))
+    if plan.extension is not None and plan.extension.has_clock:
+        width = min(width, tuning.VECTORS_WITH_NOISE * here.lanes(dtype))
     if not backwards:
         return width
     _, shared = own_and_shared(plan.field, plan.batched)

@@ -15,6 +15,8 @@ GROUP, GROUP_WITH_RESIDUALS, GROUP_OF_FIXED_STEPS = 4, 2, 1
 VECTORS_BACKWARDS, MOST_NEAR, MOST_NEAR_OTHERWISE = 2, 2**13, 2**10
 # The largest number of lanes; with adaptive steps, half as many (benchmarks/limits.py).
 MOST_LANES = 64
+# The vectors of lanes for each number where steps draw random numbers (benchmarks/sde.py).
+VECTORS_WITH_NOISE = 2
 # From this number of shared weights on, products compute with at least two vectors of lanes: for
 # states in registers, and for states in memory.
 REUSED, REUSED_IN_MEMORY = 3 * 2**8, 2**8

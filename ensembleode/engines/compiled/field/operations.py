@@ -15,7 +15,7 @@ from ....fields.folding import FOLDED_INTEGERS
 from ....fields.ir import Const, Function, Load, Op
 from ....fields.walking import every_part
 from ..llvm.builder import BOOL, Builder, F32, F64, integer_like, Value
-from ..llvm.functions import FUNCTIONS, HIGHEST_ORDER, integer_pow
+from ..llvm.functions import FUNCTIONS, HIGHEST_ORDER, integer_pow, philox_normal
 
 
 DTYPES = {np.dtype(f"{kind}{n}") for kind in ("int", "uint") for n in (8, 16, 32, 64)}
@@ -49,6 +49,8 @@ def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any =
         return b.bitcast(args[0], dtype)
     if name == "integer_pow":
         return integer_pow(b, args[0], param)
+    if name == "philox_normal":
+        return philox_normal(b, args, dtype, param)
     if name == "round":
         return b.intrinsic("roundeven" if param else "round", args[0])
     if name in OPERATIONS:
@@ -80,7 +82,7 @@ def check(fn: Function) -> None:
 
 
 # The names that `operation` handles itself.
-_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round"}
+_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "philox_normal", "round"}
 
 
 #
@@ -169,13 +171,6 @@ def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
 
         b.while_(lambda: b.any(rest.get() >= divisor), turn)
         return b.where(undefined, np.nan, b.copysign(rest.get(), x))
-
-
-def _mul_high(b: Builder, x: Value, y: Value) -> Value:
-    """The upper half of the product of two integers of 32 bits without sign."""
-    wide = np.dtype(np.uint64)
-    product = b.binary("mul", b.cast(x, wide), b.cast(y, wide))
-    return b.cast(b.binary("lshr", product, 32), x.dtype)
 
 
 def _nextafter(b: Builder, x: Value, y: Value) -> Value:
@@ -277,7 +272,6 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "sign": _sign,
     "square": lambda b, x: x * x,
     "sub": lambda b, x, y: b.sub(x, y),
-    "umulhi": _mul_high,
     **_methods("binary", "and", "or", "xor"),
     **_methods("compare", "eq", "ge", "gt", "le", "lt", "ne"),
     **{f"{how}_to": _ordered(how) for how in ("eq", "le", "lt")},

@@ -72,6 +72,15 @@ def log(b: Builder, x: Value) -> Value:
     return with_limits(b, x, b.mul_add(k, high, f - (missing - k * low)))
 
 
+def log_of_normal(b: Builder, x: Value) -> Value:
+    """The logarithm of a positive normal number."""
+    high, low = ln2_parts(format_of(x))
+    k, m = split_exponent(b, x)
+    f = m - 1.0
+    _, missing = _near_one(b, f)
+    return b.mul_add(k, high, f - (missing - k * low))
+
+
 def log2(b: Builder, x: Value) -> Value:
     k, m = split_any(b, x)
     found = product(b, _pair_near_one(b, m - 1.0), constant(b, x, LOG2_E))
