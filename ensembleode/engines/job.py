@@ -54,6 +54,7 @@ def job_for(
         (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
     method = module.method(alg, every.options, has_dt=has_dt)
+    has_rate = every.form is not None and every.form.rate is not None
     room, last = first_room(every)
     saving = every.saving
     if saving.mode == "times" and every.events is not None:
@@ -73,7 +74,7 @@ def job_for(
         beside=every.beside,
         extension=extension,
         events=every.events,
-        form=every.form if module.reads_form(method) else None,
+        form=every.form if module.reads_form(method) or has_rate else None,
         max_events=room,
         last_event=last,
         saves_values=every.saving_callback is not None,

@@ -18,16 +18,20 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..fields import staged
+from ..fields.derivatives.sparsity import structure
 from ..fields.philox import normals
 from ..ground.state_tree import StateTree
 from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
 from ..solvers import EM, SDESolver, SOSRA, SOSRI, Tsit5
 from ..solvers.stochastic import StochasticTerms
+from ..tracing.evaluation import equations
 from ..tracing.program import is_tracer, Program, program_of, Static
 from .extended_state import Extension, integrals_of, rates
 from .implicit_form import ImplicitForm
 
 
+# Primitives through which a value depends on numbers that its derivative doesn't depend on.
+_STEPS = {"argmax", "argmin", "ceil", "cond", "floor", "gather", "round", "select_n", "sign", "while"}
 # The streams of random numbers that a trajectory has, of each of its runs.
 _INCREMENTS, _STREAMS = 0, 8
 
@@ -74,9 +78,12 @@ class NoiseTerms:
 
     @property
     def is_additive(self) -> bool:
-        """Whether the diffusion doesn't depend on the state."""
+        """Whether the diffusion doesn't depend on the state, other than by products with zero."""
         inputs = [True] + [False] * (len(self.diffusion.jaxpr.invars) - 1)
-        return not any(self.diffusion.depends_on(inputs))
+        if not any(self.diffusion.depends_on(inputs)):
+            return True
+        steps = _STEPS.intersection(x.primitive.name for x in equations(self.diffusion.jaxpr))
+        return not steps and not structure(self.diffusion).any()
 
 
 def numbers_of(prob: SDEProblem) -> dict[str, Any]:

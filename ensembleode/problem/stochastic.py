@@ -110,7 +110,7 @@ class SDEProblem(ODEProblem):
     `noise` that is neither; `ValueError` for a `noise_rate_prototype` with scalar noise.
 
     >>> import ensembleode as eo
-    >>> prob = eo.SDEProblem(lambda u, p, t: -u, lambda u, p, t: p + 0 * u, [1.0], (0.0, 1.0), 0.1)
+    >>> prob = eo.SDEProblem(lambda u, p, t: -u, lambda u, p, t: p, 1.0, (0.0, 1.0), 0.1)
     >>> sim = eo.solve(eo.EnsembleProblem(prob), eo.SRA1(), trajectories=1000, dt=0.01)
     >>> abs(float(sim.u[:, -1].mean()) - 0.368) < 0.02
     True

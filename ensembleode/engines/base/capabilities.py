@@ -152,6 +152,7 @@ _OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
 
 # The features by their names in the documentation, in its order.
 CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinuities`"
+NOISE = "noise"
 FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
     "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
     "every solver": lambda a: True,
@@ -171,6 +172,7 @@ FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
     "integrands": lambda a: a.every.extension is not None,
     CALLBACKS: lambda a: a.every.events is not None,
     MASS: lambda a: a.mass is not None,
+    NOISE: lambda a: a.every.noise is not None,
     **{f"`{name}`": lambda a, name=name: a.by(name) for name in _ADJOINTS},
     "adjoints of diffrax": lambda a: (
         not isinstance(a.option("sensealg"), SensitivityAlgorithm | None)
@@ -327,6 +329,26 @@ def _shared_on_gpus(asked: RequestedSolve) -> str | None:
     )
 
 
+def _noise(asked: RequestedSolve) -> str | None:
+    state = asked.state
+    events = asked.every.events
+    if events is not None and (events.settles or events.rests):
+        return "a state with noise is never at rest: leave TerminateSteadyState out."
+    if asked.every.batched.d_discontinuities is not None:
+        return "an SDEProblem has no d_discontinuities: give the times where f jumps as tstops."
+    if asked.option("maxiters") > (most := 2 ** np.finfo(state.dtype).nmant):
+        return f"in {state.dtype} it can count {most:,} steps at most, and maxiters is larger."
+    if asked.by("GaussAdjoint"):
+        return "sensealg=GaussAdjoint() is for ODEs: leave it out."
+    if asked.option("adaptive"):
+        return f"{type(asked.alg).__name__} has fixed steps here: leave adaptive=True out."
+    return None
+
+
+def _noise_elsewhere(asked: RequestedSolve) -> str:
+    return f"{type(asked.alg).__name__} runs in the compiled engine: leave engine out."
+
+
 _FURTHER = (
     "its step-size control looks at all components of a state, so it has no integrands: let f "
     "return what integrand does as further components of the state."
@@ -336,6 +358,8 @@ _ELSEWHERE = "or engine='compiled'."
 # In the order in which they are looked for.
 LACKS: tuple[Lack, ...] = (
     # Solvers and their options.
+    Lack(NOISE, _noise, ("compiled",), words="yes"),
+    Lack(NOISE, _noise_elsewhere, ("diffrax", "julia")),
     Lack("complex states, float16", _as_dtype, ("compiled", "julia")),
     Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
     Lack("every solver", _of_diffrax, ("diffrax",)),
@@ -377,6 +401,7 @@ LACKS: tuple[Lack, ...] = (
             "integrands": "EnsembleColumns has no integrands: let f return what integrand does as "
             "further components of the state, or use EnsembleThreads().",
             MASS: "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
+            NOISE: "EnsembleColumns has no noise: use EnsembleThreads().",
             "`max_norm`": "EnsembleColumns solves all trajectories with the same steps, and "
             "max_norm ends each by itself: use EnsembleThreads().",
             "`tspan`, `saveat`, tolerances by trajectory": _shared_steps,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ...plan.events import TracedCallbacks
+from ...plan.noise import NoiseTerms
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import Program, Static
@@ -66,6 +67,10 @@ class Engine(abc.ABC):
 
     def unreadable_callbacks(self, events: TracedCallbacks) -> str | None:
         """Why this engine can't run these callbacks; None when it can."""
+        return None
+
+    def unreadable_noise(self, noise: NoiseTerms) -> str | None:
+        """Why this engine can't run a stochastic problem with this noise; None when it can."""
         return None
 
     def slower(

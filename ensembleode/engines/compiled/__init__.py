@@ -30,6 +30,7 @@ from ...ground.devices.alone import alone
 from ...ground.devices.placement import platform
 from ...ground.logs import log_once
 from ...plan.events import TracedCallbacks
+from ...plan.noise import NoiseTerms
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
@@ -166,6 +167,12 @@ class CompiledEngine(Engine):
             if reason := _read_program(part.program, what).refusal:
                 return reason
         return None
+
+    def unreadable_noise(self, noise: NoiseTerms) -> str | None:
+        """Why this engine can't run a stochastic problem with this noise; None when it can."""
+        if noise.diffusion.jaxpr.effects:
+            return "g has effects, such as printing."
+        return _read_program(noise.diffusion, "g").refusal
 
     def slower(
         self, field: Program, state: Any, batched: TrajectoryNumbers, *, is_extended: bool

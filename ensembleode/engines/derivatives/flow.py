@@ -149,6 +149,12 @@ def _form_with_tangents(
     """The program, the form and the constants of the field with tangents. If the form has a
     product, the constants of the program and of the product are joined."""
     form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
+    if form.rate is not None:
+        rate, more = _field_with_tangents(form.rate, moved)
+        before, after = (tuple((x.shape, x.dtype) for x in xs) for xs in (consts, more))
+        form = dataclasses.replace(form, rate=with_constants_around(rate, before, ()))
+        program = with_constants_around(program, (), after)
+        consts = [*consts, *more]
     if form.product is None:
         return program, form, consts
     product, more = _product_with_tangents(form.product, field, moved)
