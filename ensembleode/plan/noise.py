@@ -293,7 +293,9 @@ def _times(kind: str, g: Any, w: Any) -> Any:
     noise."""
     if isinstance(g, float):
         return g
-    return jnp.sum(g * w, axis=-1) if kind == "general" else g * w
+    if kind == "general":
+        return jnp.sum(g * w.reshape(*[1] * (g.ndim - 1), w.size), axis=-1)
+    return g * w
 
 
 def _increments(
@@ -310,7 +312,7 @@ def _increments(
     numbers = normals(key, place, draws * noise.size, t.dtype)
     numbers = jnp.sqrt(h) * numbers.reshape(draws, noise.size)
     if "factor" in given:
-        numbers = jnp.sum(given["factor"].astype(t.dtype) * numbers[:, None], axis=-1)
+        numbers = jnp.sum(given["factor"].astype(t.dtype)[None] * numbers[:, None], axis=-1)
     return tuple(x.reshape(noise.shape) for x in numbers)
 
 

@@ -240,6 +240,8 @@ def _stepping_to(asked: RequestedSolve) -> str | None:
 
 def _columns(asked: RequestedSolve) -> str | None:
     options = asked.every.options
+    if asked.every.noise is not None:
+        return "EnsembleColumns has no noise: use EnsembleThreads()."
     if not isinstance(asked.alg.method, RungeKutta):
         return "its EnsembleColumns have explicit Runge-Kutta methods only."
     if not isinstance(options["internalnorm"], RMSNorm | MaxNorm | None):
@@ -401,7 +403,6 @@ LACKS: tuple[Lack, ...] = (
             "integrands": "EnsembleColumns has no integrands: let f return what integrand does as "
             "further components of the state, or use EnsembleThreads().",
             MASS: "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
-            NOISE: "EnsembleColumns has no noise: use EnsembleThreads().",
             "`max_norm`": "EnsembleColumns solves all trajectories with the same steps, and "
             "max_norm ends each by itself: use EnsembleThreads().",
             "`tspan`, `saveat`, tolerances by trajectory": _shared_steps,
