@@ -19,10 +19,12 @@ import numpy as np
 
 from ..fields import staged
 from ..fields.derivatives.sparsity import structure
-from ..fields.philox import normals
+from ..fields.philox import normals, uniforms
 from ..ground.state_tree import StateTree
+from ..problem.jump_problem import JumpProblem
 from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
-from ..solvers import EM, SDESolver, SOSRA, SOSRI, Tsit5
+from ..solvers import Direct, EM, SDESolver, SOSRA, SOSRI, Tsit5
+from ..solvers.direct import reacted
 from ..solvers.stochastic import StochasticTerms
 from ..tracing.evaluation import equations
 from ..tracing.program import is_tracer, Program, program_of, Static
@@ -33,7 +35,8 @@ from .implicit_form import ImplicitForm
 # Primitives through which a value depends on numbers that its derivative doesn't depend on.
 _STEPS = {"argmax", "argmin", "ceil", "cond", "floor", "gather", "round", "select_n", "sign", "while"}
 # The streams of random numbers that a trajectory has, of each of its runs.
-_INCREMENTS, _STREAMS = 0, 8
+_INCREMENTS, _REACTIONS, _STREAMS = 0, 1, 8
+JUMPS = "jumps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +48,12 @@ class NoiseTerms:
 
     - `diffusion`: the diffusion, `g(consts, u, p, t)`.
     - `integrand`: the integrand; None without one.
-    - `kind`: `"diagonal"`, `"scalar"` or `"general"`.
+    - `kind`: `"diagonal"`, `"scalar"` or `"general"`; or `"jumps"`, where the diffusion are the
+        propensities of reactions.
     - `shape`: the shape of the noise.
     - `tree`: the structure of a state that is a pytree; None for an array.
-    - `given`: which numbers of the noise there are: any of `"factor"`, `"t"`, `"W"` and `"Z"`.
+    - `given`: which numbers of the noise there are: any of `"factor"`, `"t"`, `"W"`, `"Z"` and
+        `"changes"`.
     - `kept`: whether solutions keep the path.
     """
 
@@ -86,8 +91,11 @@ class NoiseTerms:
         return not steps and not structure(self.diffusion).any()
 
 
-def numbers_of(prob: SDEProblem) -> dict[str, Any]:
+def numbers_of(prob: SDEProblem | JumpProblem) -> dict[str, Any]:
     """The numbers of the noise of a problem, by their names."""
+    if isinstance(prob, JumpProblem):
+        leaves = (jnp.reshape(x, (len(x), -1)) for x in jtu.tree_leaves(prob.changes))
+        return {"changes": jnp.concatenate(list(leaves), axis=1)}
     if isinstance(prob.noise, WienerProcess) and prob.noise.factor is not None:
         return {"factor": prob.noise.factor}
     if isinstance(prob.noise, NoiseGrid):
@@ -97,13 +105,15 @@ def numbers_of(prob: SDEProblem) -> dict[str, Any]:
 
 
 def noise_of(
-    prob: SDEProblem, u0: Any, tree: StateTree | None, diffusion: Program
+    prob: SDEProblem | JumpProblem, u0: Any, tree: StateTree | None, diffusion: Program
 ) -> tuple[str, tuple[int, ...]]:
     """The kind and the shape of the noise.
 
     **Raises:** `TypeError` or `ValueError` where `g`, `noise_rate_prototype` or `noise` have other
     structures, shapes or dtypes than the problem needs.
     """
+    if isinstance(prob, JumpProblem):
+        return _jumps(prob, diffusion)
     prototype, given = prob.noise_rate_prototype, numbers_of(prob)
     shape = u0.shape if tree is None else (tree.size,)
     kind = "scalar" if getattr(prob.noise, "scalar", False) else "diagonal"
@@ -139,17 +149,38 @@ def noise_of(
     return kind, noise
 
 
-def check_stochastic(prob: SDEProblem, dtype: Any) -> None:
+def _jumps(prob: JumpProblem, rates: Program) -> tuple[str, tuple[int, ...]]:
+    """The kind and the shape of the noise of reactions.
+
+    **Raises:** `TypeError` or `ValueError` for rates of another shape or dtype.
+    """
+    count = len(jtu.tree_leaves(prob.changes)[0])
+    dtype = jtu.tree_leaves(prob.u0)[0].dtype
+    outs = [(x.shape, x.dtype) for x in rates.out_avals]
+    if rates.out_tree != jtu.tree_structure(0) or outs[0][0] != (count,):
+        raise ValueError(
+            f"rates must return an array of the shape {(count,)}, a rate for each of the reactions "
+            f"in changes; it returned {rates.out_tree} of {[x for x, _ in outs]}."
+        )
+    if outs[0][1] != dtype:
+        raise TypeError(
+            f"rates must return the dtype of the state u, {dtype}; it returned {outs[0][1]}: write "
+            "out.astype(u.dtype) for the out that it returns."
+        )
+    return JUMPS, ()
+
+
+def check_stochastic(prob: SDEProblem | JumpProblem, dtype: Any) -> None:
     """**Raises:** `ValueError` for what a stochastic problem can't have."""
-    state = jax.tree.leaves(prob.u0)[0]
+    state, name = jax.tree.leaves(prob.u0)[0], type(prob).__name__
     if state.dtype != dtype:
-        raise ValueError(f"the state of an SDEProblem must be real, and u0 is {state.dtype}.")
+        raise ValueError(f"the state of an {name} must be real, and u0 is {state.dtype}.")
     if getattr(prob.f, "mass_matrix", None) is not None:
         raise ValueError("f of an SDEProblem has no mass_matrix: multiply by its inverse.")
     t0, t1 = prob.tspan
     if not is_tracer(t0) and not is_tracer(t1) and t1 < t0:
         raise ValueError(
-            f"tspan of an SDEProblem must run forwards, got ({t0}, {t1}): noise has no past."
+            f"tspan of an {name} must run forwards, got ({t0}, {t1}): noise has no past."
         )
 
 
@@ -179,6 +210,14 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
 
     **Raises:** `ValueError` for a method that isn't for this noise, or for no noise.
     """
+    if noise is not None and noise.kind == JUMPS:
+        if not isinstance(alg, Direct | None):
+            raise ValueError(
+                f"{type(alg).__name__} isn't for a JumpProblem: leave alg out, or pass eo.Direct()."
+            )
+        return Direct()
+    if isinstance(alg, Direct):
+        raise ValueError("Direct is for a JumpProblem: give one, or another method.")
     if alg is None and noise is not None:
         only_some = noise.kind == "general" or noise.is_correlated
         alg = SOSRA() if noise.is_additive else EM() if only_some else SOSRI()
@@ -235,6 +274,8 @@ class StochasticField(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def stochastic_field(drift: Program, noise: NoiseTerms, alg: Static) -> StochasticField:
     """The field for the method `alg`."""
+    if noise.kind == JUMPS:
+        return _jumping_field(drift, noise)
     solver: SDESolver = alg.value
     (aval,) = drift.out_avals
     user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -270,6 +311,42 @@ def stochastic_field(drift: Program, noise: NoiseTerms, alg: Static) -> Stochast
         still = np.zeros(1 + len(paths) * noise.size)
         beside = np.ones(1), still
         return extension.state(drift(consts, y, p, t), integrand(consts, y, p, t), beside=beside)
+
+    field, rate = (
+        program_of(staged(drift, fn, state=extension.vector), drift.out_tree, rules=True)
+        for fn in (step, rate)
+    )
+    return StochasticField(field, extension, ImplicitForm(rate=rate))
+
+
+def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
+    """The field of reactions, whose step are all those within its time."""
+    (aval,) = drift.out_avals
+    user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    extension = Extension(user, has_clock=True)
+    most = 2 ** min(31, jnp.finfo(user.dtype).nmant)
+
+    def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
+        y, (t, count) = extension.user_of(u), extension.clock_of(u)
+        key, index, repeat, changes, *_ = consts[noise.first :]
+        first = _whole(count)
+        stream = repeat * np.uint32(_STREAMS) + np.uint32(_REACTIONS)
+
+        def rates(u: Any, s: Any) -> Any:
+            return noise.diffusion(consts, u.reshape(user.shape), p, t + s)
+
+        def draw(i: Any) -> Any:
+            place = first + i.astype(jnp.uint32), index, stream
+            return uniforms(key, place, 2, user.dtype)
+
+        left = np.int32(most - 1) - first.astype(jnp.int32)
+        after, drawn = reacted(rates, draw, changes.astype(user.dtype), y.reshape(-1), h, left)
+        beside = h, drawn.astype(user.dtype)
+        return extension.state(after - y.reshape(-1), beside=beside)
+
+    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        y = extension.user_of(u)
+        return extension.state(drift(consts, y, p, t), beside=(np.array([1.0, 0.0]),))
 
     field, rate = (
         program_of(staged(drift, fn, state=extension.vector), drift.out_tree, rules=True)

@@ -20,7 +20,7 @@ from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
 from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
-from .noise import NoiseTerms, stochastic_field
+from .noise import JUMPS, NoiseTerms, stochastic_field
 
 
 _CONSTANTS = of_kind("constants")
@@ -164,7 +164,7 @@ class Trajectories:
         if self.noise is None:
             return self
         field, extension, form = stochastic_field(self.field, self.noise, Static(alg))
-        user = extension.user
+        user, jumps = extension.user, self.noise.kind == JUMPS
         zeros = [np.zeros(extension.size - extension.controlled - 2), np.zeros(1)]
         integrals = 0 if extension.integral is None else extension.integral.size
         before, after = zeros[0][:integrals], np.zeros(len(zeros[0]) - integrals + 1)
@@ -176,9 +176,13 @@ class Trajectories:
                 for x in of_kind("tolerance")
                 if getattr(lane, x.name) is not None
             }
-            return lane._replace(u0=_joined(parts, user.dtype), **tolerances)
+            lane = lane._replace(u0=_joined(parts, user.dtype), **tolerances)
+            return with_jumps_saved(lane, self.saving) if jumps else lane
 
         own = bool(self.batched.u0 or self.batched.t0)
+        batched = self.batched._replace(u0=own)
+        if jumps:
+            batched = with_jumps_saved(batched, self.saving)
         known = self.shared.u0 is not None and self.shared.t0 is not None
         shared = extended(self.shared) if known and not own else self.shared._replace(u0=None)
         return self.changed(
@@ -187,7 +191,7 @@ class Trajectories:
             extension=extension,
             form=form,
             noise=None,
-            batched=self.batched._replace(u0=own),
+            batched=batched,
             shared=shared,
         )
 
@@ -270,6 +274,28 @@ class Trajectories:
         known = None if unknown else changed(given).u0
         shared = self.shared._replace(u0=known)
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
+
+
+def with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
+    """The numbers (or the booleans that say which are each trajectory's own) of reactions: steps
+    end at the saved times, and are as long as the time span where the user doesn't say it."""
+    if isinstance(lane.t0, bool):
+        own = bool(lane.t0 or lane.t1)
+        dt = own if lane.dt is None else lane.dt
+        if saving.mode != "times":
+            return lane._replace(dt=dt)
+        return lane._replace(dt=dt, tstops=bool(lane.tstops or lane.saveat))
+    dt = lane.t1 - lane.t0 if lane.dt is None else lane.dt
+    if saving.mode != "times":
+        return lane._replace(dt=dt)
+    times = jnp.asarray(lane.saveat)
+    if lane.tstops is not None:
+        stops = jnp.asarray(lane.tstops)
+        lead = jnp.broadcast_shapes(times.shape[:-1], stops.shape[:-1])
+        both = (jnp.broadcast_to(x, (*lead, x.shape[-1])) for x in (times, stops))
+        times = jnp.concatenate(list(both), axis=-1)
+    # (NaN, which also ends a row, is infinity among known times.)
+    return lane._replace(dt=dt, tstops=jnp.sort(jnp.where(jnp.isnan(times), jnp.inf, times)))
 
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:

@@ -22,7 +22,7 @@ from ...problem.ensemble import (
 from ...problem.number_table import but, of_kind
 from ...problem.options import holds_tolerances
 from ...problem.sensitivity import SensitivityAlgorithm
-from ...solvers import JuliaAlg, ODESolver, SDESolver
+from ...solvers import Direct, JuliaAlg, ODESolver, SDESolver
 from ...solvers.auto import AutoSwitch
 from ...solvers.base import Rosenbrock
 from ...solvers.controllers import IController, PIController, PIDController
@@ -34,7 +34,7 @@ from .tuning import MOST_COLUMN_STEPS
 
 ENGINES = ("compiled", "diffrax", "julia")
 # Of this library's engines only the compiled one runs these methods.
-COMPILED_ONLY = (Rosenbrock, AutoSwitch, SDESolver)
+COMPILED_ONLY = (Rosenbrock, AutoSwitch, SDESolver, Direct)
 _ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
 
 
