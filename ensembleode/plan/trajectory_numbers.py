@@ -14,7 +14,8 @@ from ..ground.devices.alone import alone
 from ..ground.state_tree import StateTree
 from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
-from ..tracing.program import Program, Static, structs_of
+from ..problem.sensitivity import constant
+from ..tracing.program import is_tracer, Program, Static, structs_of
 from ..tracing.written_numbers import with_numbers_apart
 from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
@@ -276,6 +277,12 @@ class Trajectories:
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
 
 
+_NO_DERIVATIVES = (
+    "a JumpProblem has no derivatives, as reactions happen or don't: differentiate prob.ode() or "
+    "prob.langevin(), or take numbers for constants, jax.lax.stop_gradient(p)."
+)
+
+
 def with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
     """The numbers (or the booleans that say which are each trajectory's own) of reactions: steps
     end at the saved times, and are as long as the time span where the user doesn't say it."""
@@ -285,6 +292,7 @@ def with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
         if saving.mode != "times":
             return lane._replace(dt=dt)
         return lane._replace(dt=dt, tstops=bool(lane.tstops or lane.saveat))
+    lane = jax.tree.map(lambda x: constant(x, _NO_DERIVATIVES) if is_tracer(x) else x, lane)
     dt = lane.t1 - lane.t0 if lane.dt is None else lane.dt
     if saving.mode != "times":
         return lane._replace(dt=dt)

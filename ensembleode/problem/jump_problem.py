@@ -163,7 +163,7 @@ class MeanRate(eqx.Module):
 
     def __call__(self, u: Any, p: Any, t: Any) -> Any:
         rates = self.rates(u, p, t)
-        return jax.tree.map(lambda x: _summed(rates, x.astype(rates.dtype)), self.changes)
+        return jax.tree.map(lambda x, y: _summed(rates, x).astype(y.dtype), self.changes, u)
 
 
 class ReactionNoise(eqx.Module):
@@ -183,8 +183,13 @@ class ReactionNoise(eqx.Module):
 
 
 def _summed(rates: Any, changes: Any) -> Any:
+    if np.shape(rates) != changes.shape[:1]:
+        raise ValueError(
+            f"rates must return an array of the shape {changes.shape[:1]}, a rate for each of the "
+            f"reactions in changes; it returned the shape {np.shape(rates)}."
+        )
     weights = rates.reshape(-1, *[1] * (changes.ndim - 1))
-    return jnp.sum(weights * changes, axis=0)
+    return jnp.sum(weights * changes.astype(rates.dtype), axis=0)
 
 
 def _as_real(u: Any) -> Any:

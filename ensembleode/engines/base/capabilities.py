@@ -12,6 +12,7 @@ from typing import Any, get_origin, NamedTuple
 import numpy as np
 
 from ...ground.devices.placement import platform
+from ...plan.noise import JUMPS
 from ...plan.trajectory_numbers import Trajectories
 from ...problem.ensemble import (
     EnsembleAlgorithm,
@@ -340,6 +341,11 @@ def _noise(asked: RequestedSolve) -> str | None:
         return "an SDEProblem has no d_discontinuities: give the times where f jumps as tstops."
     if asked.option("maxiters") > (most := 2 ** np.finfo(state.dtype).nmant):
         return f"in {state.dtype} it can count {most:,} steps at most, and maxiters is larger."
+    if asked.every.noise is not None and asked.every.noise.kind == JUMPS:
+        if asked.every.saving.mode == "steps":
+            return "a JumpProblem is saved at times: give saveat, and leave save_everystep out."
+        if events is not None and events.continuous:
+            return "a JumpProblem has no ContinuousCallback: use a DiscreteCallback, with dt."
     if asked.by("GaussAdjoint"):
         return "sensealg=GaussAdjoint() is for ODEs: leave it out."
     if asked.option("adaptive"):
