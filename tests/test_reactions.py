@@ -134,14 +134,10 @@ def test_a_state_that_is_a_pytree_and_own_times():
 
 def test_callbacks_act_at_saved_times_and_steps():
     dose = eo.PresetTimeCallback([0.5], lambda x: eo.remake(x, u=x.u + 100.0))
-    sim = eo.solve(
-        eo.EnsembleProblem(birth_and_death(callback=dose)), trajectories=20, saveat=0.25
-    )
+    sim = eo.solve(eo.EnsembleProblem(birth_and_death(callback=dose)), trajectories=20, saveat=0.25)
     np.testing.assert_array_equal(sim.events.u_after - sim.events.u_before, 100.0)
     gone = eo.DiscreteCallback(lambda u, t, x: u[0] >= 8, eo.terminate)
-    sim = eo.solve(
-        eo.EnsembleProblem(birth_and_death(callback=gone)), trajectories=200, dt=0.01
-    )
+    sim = eo.solve(eo.EnsembleProblem(birth_and_death(callback=gone)), trajectories=200, dt=0.01)
     ended = np.asarray(sim.retcode) == int(eo.ReturnCode.Terminated)
     assert 100 < ended.sum() < 200
     assert set(np.asarray(sim.end.u[ended, 0]).astype(int)) <= {8, 9, 10}
@@ -150,9 +146,7 @@ def test_callbacks_act_at_saved_times_and_steps():
 def test_no_reaction_is_left_and_too_many():
     prob = eo.JumpProblem(lambda u, p, t: u, [[-1.0]], [5], (0.0, 1e9))
     assert eo.solve(prob).u[-1, 0] == 0
-    burst = eo.JumpProblem(
-        lambda u, p, t: u * u, [[1.0]], np.array([1.0], np.float32), (0.0, 1e9)
-    )
+    burst = eo.JumpProblem(lambda u, p, t: u * u, [[1.0]], np.array([1.0], np.float32), (0.0, 1e9))
     sim = eo.solve(eo.EnsembleProblem(burst), trajectories=2)
     assert set(sim.retcode.tolist()) == {int(eo.ReturnCode.Unstable)}
 
@@ -179,9 +173,9 @@ def test_what_is_refused_is_named():
         "each with one constant": lambda: eo.JumpProblem.of_reactions(
             [[1]], [[0]], [1], (0.0, 1.0), [1.0, 2.0]
         ),
-        "has no derivatives": lambda: jax.grad(
-            lambda p: eo.solve(eo.remake(prob, p=p)).u.sum()
-        )(prob.p),
+        "has no derivatives": lambda: jax.grad(lambda p: eo.solve(eo.remake(prob, p=p)).u.sum())(
+            prob.p
+        ),
         "has no ContinuousCallback": lambda: eo.solve(
             prob, callback=eo.ContinuousCallback(lambda u, t, x: u[0] - 5, eo.terminate)
         ),

@@ -25,7 +25,8 @@ from ..problem.jump_problem import JumpProblem
 from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
 from ..solvers import Direct, EM, SDESolver, SOSRA, SOSRI, Tsit5
 from ..solvers.direct import reacted
-from ..solvers.stochastic import StochasticTerms
+from ..solvers.arithmetic import JaxArithmetic
+from ..solvers.stochastic import power_below, StochasticTerms, units_of, whole_number
 from ..tracing.evaluation import equations
 from ..tracing.program import is_tracer, Program, program_of, Static
 from .extended_state import Extension, integrals_of, rates
@@ -33,9 +34,20 @@ from .implicit_form import ImplicitForm
 
 
 # Primitives through which a value depends on numbers that its derivative doesn't depend on.
-_STEPS = {"argmax", "argmin", "ceil", "cond", "floor", "gather", "round", "select_n", "sign", "while"}
+_STEPS = {
+    "argmax",
+    "argmin",
+    "ceil",
+    "cond",
+    "floor",
+    "gather",
+    "round",
+    "select_n",
+    "sign",
+    "while",
+}
 # The streams of random numbers that a trajectory has, of each of its runs.
-_INCREMENTS, _REACTIONS, _STREAMS = 0, 1, 8
+_INCREMENTS, _REACTIONS, _PIECES, _STREAMS = 0, 1, 2, 8
 JUMPS = "jumps"
 
 
@@ -44,7 +56,8 @@ class NoiseTerms:
     """What a stochastic problem has besides the drift, which is its field.
 
     All programs have the same constants, of which those from number `first` on are the key of all
-    trajectories, the index and the run of this one, and the numbers of the noise.
+    trajectories, the index, the run and the length of the time span of this one, and the numbers of
+    the noise.
 
     - `diffusion`: the diffusion, `g(consts, u, p, t)`.
     - `integrand`: the integrand; None without one.
@@ -258,6 +271,12 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
     return alg
 
 
+def is_adaptive(alg: Any, options: dict) -> bool:
+    """Whether the steps of a method adapt to the tolerances."""
+    wanted = options["adaptive"]
+    return alg.adaptive if wanted is None else bool(wanted)
+
+
 class StochasticField(NamedTuple):
     """The field of a stochastic problem for a method.
 
@@ -272,8 +291,10 @@ class StochasticField(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def stochastic_field(drift: Program, noise: NoiseTerms, alg: Static) -> StochasticField:
-    """The field for the method `alg`."""
+def stochastic_field(
+    drift: Program, noise: NoiseTerms, alg: Static, *, adaptive: bool
+) -> StochasticField:
+    """The field for the method `alg`; `adaptive`: whether its steps are."""
     if noise.kind == JUMPS:
         return _jumping_field(drift, noise)
     solver: SDESolver = alg.value
@@ -281,12 +302,14 @@ def stochastic_field(drift: Program, noise: NoiseTerms, alg: Static) -> Stochast
     user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     integral = None if noise.integrand is None else integrals_of(noise.integrand, user)
     paths = ("W", "Z")[: solver.draws] if noise.kept else ()
-    extension = Extension(
-        user, integral, has_clock=True, noise=tuple((name, noise.shape) for name in paths)
-    )
+    kept = tuple((name, noise.shape) for name in paths)
+    extension = Extension(user, integral, has_clock=True, noise=kept, has_errors=adaptive)
+    units = units_of(user.dtype)
 
     def integrand(consts: Any, u: Any, p: tuple, t: Any) -> Any:
-        return None if noise.integrand is None else rates(noise.integrand, extension, consts, u, p, t)
+        return (
+            None if noise.integrand is None else rates(noise.integrand, extension, consts, u, p, t)
+        )
 
     def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
         y, (t, count) = extension.user_of(u), extension.clock_of(u)
@@ -297,19 +320,24 @@ def stochastic_field(drift: Program, noise: NoiseTerms, alg: Static) -> Stochast
         terms = StochasticTerms(
             lambda u, t: drift(consts, u, p, t), diffusion, functools.partial(_times, noise.kind)
         )
-        increments = _increments(noise, solver.draws, consts, t, count, h)
+        numbers = consts[noise.first :]
+        if adaptive:
+            increments = _piece(noise, numbers, count, h)
+        else:
+            increments = _increments(noise, solver.draws, numbers, t, count, h)
         dw, dz = increments if solver.draws > 1 else (*increments, None)
-        change = solver.increment(terms, y, t, h, dw, dz)
+        change, error = solver.step(terms, y, t, h, dw, dz)
         integrals = integrand(consts, y, p, t)
         if integrals is not None:
             integrals = h * 0.5 * (integrals + integrand(consts, y + change, p, t + h))
         kept = increments if noise.kept else ()
-        return extension.state(change, integrals, beside=(h, np.ones(1), *kept))
+        passed, errors = (_part(noise, numbers, h) * units, (error,)) if adaptive else (1.0, ())
+        return extension.state(change, integrals, beside=(*kept, h, passed, *errors))
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
         y = extension.user_of(u)
-        still = np.zeros(1 + len(paths) * noise.size)
-        beside = np.ones(1), still
+        errors = np.zeros(extension.controlled if adaptive else 0)
+        beside = np.zeros(len(paths) * noise.size), np.array([1.0, 0.0]), errors
         return extension.state(drift(consts, y, p, t), integrand(consts, y, p, t), beside=beside)
 
     field, rate = (
@@ -328,9 +356,9 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
 
     def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
         y, (t, count) = extension.user_of(u), extension.clock_of(u)
-        key, index, repeat, changes, *_ = consts[noise.first :]
+        key, index, repeat, _, changes, *_ = consts[noise.first :]
         first = _whole(count)
-        stream = repeat * np.uint32(_STREAMS) + np.uint32(_REACTIONS)
+        stream = _stream(repeat, _REACTIONS)
 
         def rates(u: Any, s: Any) -> Any:
             return noise.diffusion(consts, u.reshape(user.shape), p, t + s)
@@ -376,29 +404,85 @@ def _times(kind: str, g: Any, w: Any) -> Any:
 
 
 def _increments(
-    noise: NoiseTerms, draws: int, consts: Any, t: Any, count: Any, h: Any
+    noise: NoiseTerms, draws: int, numbers: Any, t: Any, count: Any, h: Any
 ) -> tuple[Any, ...]:
     """The increments of the processes in the step of the number `count`, from `t`."""
-    key, index, repeat, *numbers = consts[noise.first :]
+    key, index, repeat, _, *numbers = numbers
     given = dict(zip(noise.given, numbers, strict=False))
     if "W" in given:
         times = given["t"].astype(t.dtype)
         paths = [given[name].astype(t.dtype) for name in ("W", "Z")[:draws]]
         return tuple(_at(times, x, t + h) - _at(times, x, t) for x in paths)
-    place = _whole(count), index, repeat * np.uint32(_STREAMS) + np.uint32(_INCREMENTS)
-    numbers = normals(key, place, draws * noise.size, t.dtype)
-    numbers = jnp.sqrt(h) * numbers.reshape(draws, noise.size)
+    place = _whole(count), index, _stream(repeat, _INCREMENTS)
+    found = normals(key, place, draws * noise.size, t.dtype)
+    return _shaped(noise, given, jnp.sqrt(h) * found.reshape(draws, noise.size))
+
+
+def _shaped(noise: NoiseTerms, given: dict, numbers: Any) -> tuple[Any, ...]:
+    """Independent increments `[process, noise]` in the shape of the noise, multiplied by its
+    factor."""
     if "factor" in given:
-        numbers = jnp.sum(given["factor"].astype(t.dtype)[None] * numbers[:, None], axis=-1)
+        factor = given["factor"].astype(numbers.dtype)
+        numbers = jnp.sum(factor[None] * numbers[:, None], axis=-1)
     return tuple(x.reshape(noise.shape) for x in numbers)
 
 
-def _whole(count: Any) -> Any:
-    """A whole number as an integer: its lowest bits, after a number whose lowest bit is one. (A
-    conversion has to look at what is out of range, one trajectory after the other.)"""
-    digits = jnp.finfo(count.dtype).nmant
-    bits = jax.lax.bitcast_convert_type(count + 2.0**digits, f"uint{8 * count.dtype.itemsize}")
-    return (bits & ((1 << min(digits, 32)) - 1)).astype(jnp.uint32)
+def _stream(repeat: Any, which: int) -> Any:
+    return repeat * np.uint32(_STREAMS) + np.uint32(which)
+
+
+def _whole(x: Any) -> Any:
+    """A whole number as an integer of 32 bits without sign."""
+    return whole_number(JaxArithmetic(), x).astype(jnp.uint32)
+
+
+def _part(noise: NoiseTerms, numbers: Any, h: Any) -> Any:
+    """The part of the time span, a power of two, that a step of the size `h` is."""
+    span = jax.lax.stop_gradient(numbers[3])
+    # (Times are rounded, and parts are far from each other.)
+    return power_below(JaxArithmetic(), h / span * 1.25)
+
+
+def _piece(noise: NoiseTerms, numbers: Any, at: Any, h: Any) -> tuple[Any, Any]:
+    """The increments of both processes in an adaptive step, which begins after `at` units of the
+    time span: a piece of a dyadic tree, of which each piece has its increment `w` of the path, and
+    `a`, the integral of the path within it less that of a straight line, over its length. These
+    decide those of its halves, but for two normal numbers.
+
+    Source: Foster, Lyons and Oberhauser, "An optimal polynomial approximation of Brownian motion",
+    SIAM J. Numer. Anal. 58(3), 2020; Jelincic, Foster and Kidger, arXiv:2405.06464 (2024).
+    """
+    key, index, repeat, span, *more = numbers
+    span, dtype = jax.lax.stop_gradient(span), h.dtype
+    given = dict(zip(noise.given, more, strict=False))
+    units, xp = units_of(dtype), JaxArithmetic()
+    levels, stream, size = int(math.log2(units)), _stream(repeat, _PIECES), noise.size
+    start, units_left = _whole(at), _whole(_part(noise, numbers, h) * units)
+
+    def drawn(node: Any) -> Any:
+        return normals(key, (node, index, stream), 2 * size, dtype).reshape(2, size)
+
+    def goes_on(carry: tuple) -> Any:
+        return carry[0] > units_left
+
+    def halved(carry: tuple) -> tuple:
+        length, node, root, w, a = carry
+        first, second = drawn(node)
+        half = length >> 1
+        is_right = (start & half) != 0
+        moved = 1.5 * a + (0.25 * root) * first
+        # The sum of both halves' `a` is known, and their difference is drawn.
+        rest, own = a - 0.5 * moved, (root * (1 / 48) ** 0.5) * second
+        sign = jnp.where(is_right, -1.0, 1.0).astype(dtype)
+        w = 0.5 * w + sign * moved
+        node = (node << 1) + is_right.astype(jnp.uint32)
+        return half, node, root * 0.5**0.5, w, rest + sign * own
+
+    root = jnp.sqrt(span)
+    w, a = drawn(jnp.uint32(0))
+    whole = np.uint32(units), jnp.uint32(1), root, root * w, (root * (1 / 12) ** 0.5) * a
+    *_, w, a = jax.lax.while_loop(goes_on, halved, whole)
+    return _shaped(noise, given, jnp.stack([w, 12**0.5 * a]))
 
 
 def _at(times: Any, path: Any, t: Any) -> Any:

@@ -21,7 +21,7 @@ from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
 from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
-from .noise import JUMPS, NoiseTerms, stochastic_field
+from .noise import is_adaptive, JUMPS, NoiseTerms, stochastic_field
 
 
 _CONSTANTS = of_kind("constants")
@@ -164,14 +164,15 @@ class Trajectories:
         ensemble itself where there is no noise."""
         if self.noise is None:
             return self
-        field, extension, form = stochastic_field(self.field, self.noise, Static(alg))
+        adaptive = is_adaptive(alg, self.options)
+        about = self.field, self.noise, Static(alg)
+        field, extension, form = stochastic_field(*about, adaptive=adaptive)
         user, jumps = extension.user, self.noise.kind == JUMPS
-        zeros = [np.zeros(extension.size - extension.controlled - 2), np.zeros(1)]
-        integrals = 0 if extension.integral is None else extension.integral.size
-        before, after = zeros[0][:integrals], np.zeros(len(zeros[0]) - integrals + 1)
+        before, after = extension.around_time
 
         def extended(lane: TrajectoryNumbers) -> TrajectoryNumbers:
-            parts = [(lane.u0, len(user.shape)), (before, 1), (lane.t0, 0), (after, 1)]
+            zeros = np.zeros(before), np.zeros(after)
+            parts = [(lane.u0, len(user.shape)), (zeros[0], 1), (lane.t0, 0), (zeros[1], 1)]
             tolerances = {
                 x.name: extension.tolerance(getattr(lane, x.name))
                 for x in of_kind("tolerance")

@@ -43,6 +43,8 @@ from ..tracing.purity import check_once, contents, is_known, numbers_in
 
 _CONSTANTS = of_kind("constants")
 _TOLERANCES = of_kind("tolerance")
+# The default tolerances of stochastic problems, as in StochasticDiffEq.
+_TOLERANCES_OF_PATHS = {"abstol": 1e-2, "reltol": 1e-2}
 _STOPS = of_kind("stops")
 
 
@@ -99,6 +101,8 @@ class TrajectoryMaker:
     def _lane(self, prob: ODEProblem, index: Any) -> TrajectoryNumbers:
         tree = tree_of(prob.u0, prob._order)
         given = prob.options, self.solve_options
+        if isinstance(prob, SDEProblem):
+            given = {**_TOLERANCES_OF_PATHS, **prob.options}, self.solve_options
         if tree is not None:
             given = [_with_tolerances(options, tree) for options in given]
         options = resolve(*given)
@@ -201,7 +205,8 @@ class TrajectoryMaker:
         integrand = self.programs.pop("integrand", None)
         kind, shape = noise_of(prob, drift.out_avals[0], tree, diffusion)
         numbers = numbers_of(prob)
-        groups = [lane.consts, *more, (*self.noise_key, *numbers.values())]
+        about = *self.noise_key, lane.t1 - lane.t0
+        groups = [lane.consts, *more, (*about, *numbers.values())]
         avals = [[(np.shape(x), jnp.result_type(x)) for x in group] for group in groups]
 
         def with_others(program: Program, i: int) -> Program:

@@ -12,7 +12,7 @@ from typing import Any, get_origin, NamedTuple
 import numpy as np
 
 from ...ground.devices.placement import platform
-from ...plan.noise import JUMPS
+from ...plan.noise import is_adaptive, JUMPS
 from ...plan.trajectory_numbers import Trajectories
 from ...problem.ensemble import (
     EnsembleAlgorithm,
@@ -348,8 +348,23 @@ def _noise(asked: RequestedSolve) -> str | None:
             return "a JumpProblem has no ContinuousCallback: use a DiscreteCallback, with dt."
     if asked.by("GaussAdjoint"):
         return "sensealg=GaussAdjoint() is for ODEs: leave it out."
-    if asked.option("adaptive"):
-        return f"{type(asked.alg).__name__} has fixed steps here: leave adaptive=True out."
+    if isinstance(asked.alg, SDESolver) and is_adaptive(asked.alg, asked.every.options):
+        if not asked.alg.adaptive:
+            return f"{type(asked.alg).__name__} has no error estimate: pass dt, and no adaptive."
+        return _adaptive_noise(asked)
+    return None
+
+
+def _adaptive_noise(asked: RequestedSolve) -> str | None:
+    """Why adaptive steps, which are halves of halves of the time span, can't be made."""
+    remedy = "pass adaptive=False and dt."
+    events = asked.every.events
+    if "W" in getattr(asked.every.noise, "given", ()):
+        return f"adaptive steps draw their own noise, and there is a NoiseGrid: {remedy}"
+    if asked.every.batched.tstops is not None:
+        return f"adaptive steps of a stochastic problem don't end at known times: {remedy}"
+    if events is not None and events.continuous:
+        return f"adaptive steps of a stochastic problem can't be cut by an event: {remedy}"
     return None
 
 
