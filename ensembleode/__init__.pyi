@@ -40,6 +40,7 @@ from .problem.initialization import (
     BrownFullBasicInit as BrownFullBasicInit,
     CheckInit as CheckInit,
 )
+from .problem.jump_problem import JumpProblem as JumpProblem
 from .problem.ode_function import ODEFunction as ODEFunction
 from .problem.problem import (
     EnsembleContext as EnsembleContext,
@@ -51,12 +52,6 @@ from .problem.saving_callback import (
     Saved as Saved,
     SavingCallback as SavingCallback,
 )
-from .problem.jump_problem import JumpProblem as JumpProblem
-from .problem.stochastic import (
-    NoiseGrid as NoiseGrid,
-    SDEProblem as SDEProblem,
-    WienerProcess as WienerProcess,
-)
 from .problem.sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,
@@ -65,6 +60,11 @@ from .problem.sensitivity import (
     InterpolatingAdjoint as InterpolatingAdjoint,
     RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
     ReplayAdjoint as ReplayAdjoint,
+)
+from .problem.stochastic import (
+    NoiseGrid as NoiseGrid,
+    SDEProblem as SDEProblem,
+    WienerProcess as WienerProcess,
 )
 from .running.reductions import sum_reduction as sum_reduction
 from .serve.client.client import (

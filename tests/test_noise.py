@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import operator
 import pathlib
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.fields import philox
+from ensembleode.solvers import philox
 
 from .marks import slow_unless
 
@@ -132,10 +133,8 @@ def test_numbers_are_normal_and_independent(n):
         assert abs((first * second).mean()) < 4.5 / math.sqrt(first.size), axis
         squares = (first**2 - 1) * (second**2 - 1)
         assert abs(squares.mean()) < 4.5 * 2 / math.sqrt(first.size), axis
-    other = eo.solve(
-        eo.EnsembleProblem(prob), eo.EM(), trajectories=n, adaptive=False, dt=0.25, saveat=0.25, save_noise=True,
-        seed=1,
-    )  # fmt: skip
+    options = {"dt": 0.25, "saveat": 0.25, "save_noise": True, "seed": 1}
+    other = eo.solve(eo.EnsembleProblem(prob), eo.EM(), trajectories=n, **options)
     other = np.diff(np.asarray(other.W), axis=1) / 0.5
     assert abs((every[0] * other).mean()) < 4.5 / math.sqrt(other.size)
 
@@ -215,7 +214,7 @@ def test_strong_order(name, kind):
         paths = jax.tree.map(lambda *xs: jnp.stack(xs), *grids)
 
         def one(prob, ctx, paths=paths):
-            return eo.remake(prob, noise=jax.tree.map(lambda x: x[ctx.index], paths))
+            return eo.remake(prob, noise=jax.tree.map(operator.itemgetter(ctx.index), paths))
 
         ens = eo.EnsembleProblem(eo.remake(prob, noise=grids[0]), one)
         sim = eo.solve(ens, alg, trajectories=n, adaptive=False, dt=1 / size, saveat=[1.0])
@@ -488,9 +487,7 @@ def test_pieces_of_the_tree_are_a_brownian_path(n):
     np.testing.assert_allclose(found, np.eye(16), atol=5 * math.sqrt(2 / n))
     assert np.abs(every.mean(0)).max() < 4.5 / math.sqrt(n)
     # Longer pieces are made of the same.
-    whole = eo.solve(
-        ens, eo.SRA1(), trajectories=n, abstol=1e3, dt=1.0, save_noise=True
-    )
+    whole = eo.solve(ens, eo.SRA1(), trajectories=n, abstol=1e3, dt=1.0, save_noise=True)
     assert set(whole.stats.naccept.tolist()) == {1}
     np.testing.assert_allclose(whole.W[:, -1], sim.W[:, -1], atol=1e-12)
     # The integral of the path, by all pieces and by one.

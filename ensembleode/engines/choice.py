@@ -85,7 +85,7 @@ def choose(
         reason = compiled.ENGINE.unreadable(field, state, batched)
         reason = reason or compiled.ENGINE.too_long(alg.method, field)
     if reason is not None:
-        instead = _INSTEAD.get(alg.order, Kvaerno5())
+        instead = _INSTEAD.get(int(alg.order), Kvaerno5())
         placed = lacking(diffrax.ENGINE.name, asked._replace(alg=instead), placed=True)
         refusal = placed or unfit(diffrax.ENGINE, instead)
         if (refusal or diffrax.ENGINE.unreadable(field, state, batched)) is None:

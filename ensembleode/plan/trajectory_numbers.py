@@ -21,7 +21,8 @@ from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
 from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
-from .noise import is_adaptive, JUMPS, NoiseTerms, stochastic_field
+from .noise import is_adaptive, JUMPS, NoiseTerms
+from .stochastic_field import stochastic_field
 
 
 _CONSTANTS = of_kind("constants")

@@ -113,8 +113,9 @@ def remake(
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or an
         [`EnsembleProblem`][ensembleode.EnsembleProblem], whose arguments can be changed; or the
         integrator that an affect gets.
-    - `changes`: for a problem any of its arguments, such as `f`, `u0`, `tspan`, `p`, and solver options
-        (`saveat`, `abstol`, `reltol`, `dt`, ...), which are merged into those that the problem has.
+    - `changes`: for a problem any of its arguments, such as `f`, `u0`, `tspan`, `p`, and solver
+        options (`saveat`, `abstol`, `reltol`, `dt`, ...), which are merged into those that the
+        problem has.
         `None` takes an option away from the problem: `remake(prob, saveat=None)`.
 
     **Raises:** `TypeError` when `prob` is none of these, or a name is unknown; otherwise the errors

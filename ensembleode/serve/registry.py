@@ -17,11 +17,13 @@ from ..ground.state_tree import refuse_tree
 from ..plan.known_times import scheduled
 from ..plan.saving import grid, Spacing
 from ..problem.callbacks import all_of
+from ..problem.jump_problem import JumpProblem
 from ..problem.options import check_count, check_option_names, merge, time_dtype_of
 from ..problem.problem import ODEProblem, remake
 from ..problem.saving_callback import saving_among
+from ..problem.stochastic import SDEProblem
 from ..running.tuning import MOST_EVENTS
-from ..solvers import Tsit5
+from ..solvers import Direct, Tsit5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Registry:
 
         - `name`: a name of lower-case letters, digits, `-` and `_`.
         - `prob`: its `u0`, `p` and `tspan` are the defaults of requests.
-        - `alg`: the solver, by default `Tsit5()`.
+        - `alg`: the solver, by default `Tsit5()`, and `Direct()` for a `JumpProblem`; an
+            `SDEProblem` needs one. All answers have the same noise, that of the seed 0.
         - `saveat`: a spacing or an array of times, the default of requests; by default that of the
             problem, or the start and the end.
         - `params`: a file written by `equinox.tree_serialise_leaves`, with the leaves of `prob.p`.
@@ -122,7 +125,11 @@ class Registry:
             raise TypeError(f"limits must be an eo.serve.Limits, got {type(limits).__name__}.")
         if params is not None:
             prob = remake(prob, p=eqx.tree_deserialise_leaves(os.fspath(params), prob.p))
-        alg, limits = Tsit5() if alg is None else alg, limits or Limits()
+        if alg is None and isinstance(prob, SDEProblem):
+            raise ValueError("alg is missing, which an SDEProblem needs here, such as eo.SOSRI().")
+        if alg is None:
+            alg = Direct() if isinstance(prob, JumpProblem) else Tsit5()
+        limits = limits or Limits()
         self._entries[name] = _entry(name, prob, alg, saveat, limits, description, labels, options)
         return self
 
@@ -293,7 +300,7 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Reg
             "callback has a SavingCallback, and a service answers with states: apply its fn to the "
             "states of the answer."
         )
-    prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
+    prob = remake(prob, **dict.fromkeys(prob.options))
     refuse_tree(prob.u0, "a service")
     u0 = np.asarray(prob.u0)
     if np.issubdtype(u0.dtype, np.complexfloating):

@@ -159,12 +159,12 @@ class ODESolution(_Solution):
     noise: PyTree = None
 
     @property
-    def W(self) -> Any:  # noqa: N802
+    def W(self) -> Any:
         """The path of the noise, `[time, *noise]`; None unless it was saved."""
         return (self.noise or {}).get("W")
 
     @property
-    def Z(self) -> Any:  # noqa: N802
+    def Z(self) -> Any:
         """The path of the second process, `[time, *noise]`; None unless there is one."""
         return (self.noise or {}).get("Z")
 
@@ -325,12 +325,12 @@ class EnsembleSolution(_Solution):
     noise: PyTree = None
 
     @property
-    def W(self) -> Any:  # noqa: N802
+    def W(self) -> Any:
         """The paths of the noise, `[trajectory, time, *noise]`; None unless they were saved."""
         return (self.noise or {}).get("W")
 
     @property
-    def Z(self) -> Any:  # noqa: N802
+    def Z(self) -> Any:
         """The paths of the second process, `[trajectory, time, *noise]`; None unless there is
         one."""
         return (self.noise or {}).get("Z")

@@ -11,8 +11,8 @@ from .stochastic import OneStepMap
 
 class Direct(ODESolver):
     """Gillespie's direct method, which makes each reaction of a
-    [`JumpProblem`][ensembleode.JumpProblem] at its time. It is exact: the states at saved times have
-    the distribution of the chemical master equation.
+    [`JumpProblem`][ensembleode.JumpProblem] at its time. It is exact: the states at saved times
+    have the distribution of the chemical master equation.
 
     Source: Gillespie, "Exact stochastic simulation of coupled chemical reactions", J. Phys. Chem.
     81 (1977).

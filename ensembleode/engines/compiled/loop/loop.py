@@ -17,8 +17,8 @@ import numpy as np
 
 from ....solvers import verdicts
 from ....solvers.method import Equations, evaluated_once
-from ....solvers.stochastic import OneStepMap
 from ....solvers.step_size import in_abstol, initial_step, unit_of_time
+from ....solvers.stochastic import OneStepMap
 from ....solvers.time import StepBounds
 from ....solvers.verdicts import Verdict
 from ..algebra.components import arithmetic, places, set_all, total

@@ -1,4 +1,4 @@
-"""Random numbers; see [`philox`][ensembleode.fields.philox]."""
+"""Random numbers; see [`philox`][ensembleode.solvers.philox]."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .....fields.philox import box_muller, philox, uniform
+from .....solvers.philox import box_muller, philox, uniform
 from ..builder import Builder, Value
 from .logarithms import log_of_normal
 from .powers import sqrt

@@ -1,5 +1,5 @@
-"""Random numbers from counters: words of the generator Philox 4x32-10, as numbers from 0 to 1, or in
-pairs, each of which Box and Muller's method makes two normal numbers of.
+"""Random numbers from counters: words of the generator Philox 4x32-10, as numbers from 0 to 1, or
+in pairs, each of which Box and Muller's method makes two normal numbers of.
 
 They are a function of a key and a counter alone. So a number of a stream needs no number before it,
 and is the same in whichever order, batch or engine it is computed. One block of four words makes
@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from ..solvers.arithmetic import Arithmetic, JaxArithmetic
+from .arithmetic import Arithmetic, JaxArithmetic
 
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57

@@ -1,0 +1,254 @@
+"""Stochastic problems as fields: the step of a method, with the noise in it, as one program.
+
+The time loop of an engine adds to the state what this program returns, and nothing else (see
+[`OneStepMap`][ensembleode.solvers.stochastic.OneStepMap]). So the derivatives of a stochastic solve
+are those of any other: they make the noise again, which is a function of the trajectory's key, of
+the number of the step and of the component (see [`philox`][ensembleode.solvers.philox]).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..fields import staged
+from ..solvers.arithmetic import JaxArithmetic
+from ..solvers.direct import reacted
+from ..solvers.philox import normals, uniforms
+from ..solvers.stochastic import (
+    power_below,
+    SDESolver,
+    StochasticTerms,
+    units_of,
+    whole_number,
+)
+from ..tracing.program import Program, program_of, Static
+from .extended_state import Extension, integrals_of, rates
+from .implicit_form import ImplicitForm
+from .noise import JUMPS, NoiseTerms
+
+
+# The streams of random numbers that a trajectory has, of each of its runs.
+_INCREMENTS, _REACTIONS, _PIECES, _STREAMS = 0, 1, 2, 8
+
+
+class StochasticField(NamedTuple):
+    """The field of a stochastic problem for a method.
+
+    - `field`: the change of the extended state in a step, `field(consts, u, p, h)`.
+    - `extension`: the parts of that state.
+    - `form`: with the rate of the drift.
+    """
+
+    field: Program
+    extension: Extension
+    form: ImplicitForm
+
+
+@functools.lru_cache(maxsize=256)
+def stochastic_field(
+    drift: Program, noise: NoiseTerms, alg: Static, *, adaptive: bool
+) -> StochasticField:
+    """The field for the method `alg`; `adaptive`: whether its steps are."""
+    if noise.kind == JUMPS:
+        return _jumping_field(drift, noise)
+    solver: SDESolver = alg.value
+    (aval,) = drift.out_avals
+    user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    integral = None if noise.integrand is None else integrals_of(noise.integrand, user)
+    paths = ("W", "Z")[: solver.draws] if noise.kept else ()
+    kept = tuple((name, noise.shape) for name in paths)
+    extension = Extension(user, integral, has_clock=True, noise=kept, has_errors=adaptive)
+    units = units_of(user.dtype)
+
+    def integrand(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        return (
+            None if noise.integrand is None else rates(noise.integrand, extension, consts, u, p, t)
+        )
+
+    def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
+        y, (t, count) = extension.user_of(u), extension.clock_of(u)
+
+        def diffusion(u: Any, t: Any) -> Any:
+            return _flat(noise, noise.diffusion(consts, u, p, t), user.shape)
+
+        terms = StochasticTerms(
+            lambda u, t: drift(consts, u, p, t), diffusion, functools.partial(_times, noise.kind)
+        )
+        numbers = consts[noise.first :]
+        if adaptive:
+            increments = _piece(noise, numbers, count, h)
+        else:
+            increments = _increments(noise, solver.draws, numbers, t, count, h)
+        dw, dz = increments if solver.draws > 1 else (*increments, None)
+        change, error = solver.step(terms, y, t, h, dw, dz)
+        integrals = integrand(consts, y, p, t)
+        if integrals is not None:
+            integrals = h * 0.5 * (integrals + integrand(consts, y + change, p, t + h))
+        kept = increments if noise.kept else ()
+        passed, errors = (_part(noise, numbers, h) * units, (error,)) if adaptive else (1.0, ())
+        return extension.state(change, integrals, beside=(*kept, h, passed, *errors))
+
+    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        y = extension.user_of(u)
+        errors = np.zeros(extension.controlled if adaptive else 0)
+        beside = np.zeros(len(paths) * noise.size), np.array([1.0, 0.0]), errors
+        return extension.state(drift(consts, y, p, t), integrand(consts, y, p, t), beside=beside)
+
+    return _field_of(drift, extension, step, rate)
+
+
+def _field_of(
+    drift: Program, extension: Extension, step: Callable, rate: Callable
+) -> StochasticField:
+    """The field whose values are those of `step`."""
+    field, of_drift = (
+        program_of(staged(drift, fn, state=extension.vector), drift.out_tree, rules=True)
+        for fn in (step, rate)
+    )
+    return StochasticField(field, extension, ImplicitForm(rate=of_drift))
+
+
+def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
+    """The field of reactions, whose step are all those within its time."""
+    (aval,) = drift.out_avals
+    user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    extension = Extension(user, has_clock=True)
+    most = 2 ** min(31, jnp.finfo(user.dtype).nmant)
+
+    def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
+        y, (t, count) = extension.user_of(u), extension.clock_of(u)
+        key, index, repeat, _, changes, *_ = consts[noise.first :]
+        first = _whole(count)
+        stream = _stream(repeat, _REACTIONS)
+
+        def rates(u: Any, s: Any) -> Any:
+            return noise.diffusion(consts, u.reshape(user.shape), p, t + s)
+
+        def draw(i: Any) -> Any:
+            place = first + i.astype(jnp.uint32), index, stream
+            return uniforms(key, place, 2, user.dtype)
+
+        left = np.int32(most - 1) - first.astype(jnp.int32)
+        after, drawn = reacted(rates, draw, changes.astype(user.dtype), y.reshape(-1), h, left)
+        beside = h, drawn.astype(user.dtype)
+        return extension.state(after - y.reshape(-1), beside=beside)
+
+    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        y = extension.user_of(u)
+        return extension.state(drift(consts, y, p, t), beside=(np.array([1.0, 0.0]),))
+
+    return _field_of(drift, extension, step, rate)
+
+
+def _flat(noise: NoiseTerms, g: Any, shape: tuple[int, ...]) -> Any:
+    """A value of the diffusion, for a state that is an array of this shape."""
+    if noise.tree is None:
+        return g
+    if noise.kind != "general":
+        return noise.tree.ravel(g)
+    rows = [jnp.reshape(x, (-1, noise.size)) for x in jtu.tree_leaves(g)]
+    return jnp.concatenate(rows)
+
+
+def _times(kind: str, g: Any, w: Any) -> Any:
+    """The product of a value of the diffusion, or of the number 0.0, with numbers like the
+    noise."""
+    if isinstance(g, float):
+        return g
+    if kind == "general":
+        return jnp.sum(g * w.reshape(*[1] * (g.ndim - 1), w.size), axis=-1)
+    return g * w
+
+
+def _increments(
+    noise: NoiseTerms, draws: int, numbers: Any, t: Any, count: Any, h: Any
+) -> tuple[Any, ...]:
+    """The increments of the processes in the step of the number `count`, from `t`."""
+    key, index, repeat, _, *numbers = numbers
+    given = dict(zip(noise.given, numbers, strict=False))
+    if "W" in given:
+        times = given["t"].astype(t.dtype)
+        paths = [given[name].astype(t.dtype) for name in ("W", "Z")[:draws]]
+        return tuple(_interpolated(times, x, t + h) - _interpolated(times, x, t) for x in paths)
+    place = _whole(count), index, _stream(repeat, _INCREMENTS)
+    found = normals(key, place, draws * noise.size, t.dtype)
+    return _shaped(noise, given, jnp.sqrt(h) * found.reshape(draws, noise.size))
+
+
+def _shaped(noise: NoiseTerms, given: dict, numbers: Any) -> tuple[Any, ...]:
+    """Independent increments `[process, noise]` in the shape of the noise, multiplied by its
+    factor."""
+    if "factor" in given:
+        factor = given["factor"].astype(numbers.dtype)
+        numbers = jnp.sum(factor[None] * numbers[:, None], axis=-1)
+    return tuple(x.reshape(noise.shape) for x in numbers)
+
+
+def _stream(repeat: Any, which: int) -> Any:
+    return repeat * np.uint32(_STREAMS) + np.uint32(which)
+
+
+def _whole(x: Any) -> Any:
+    """A whole number as an integer of 32 bits without sign."""
+    return whole_number(JaxArithmetic(), x).astype(jnp.uint32)
+
+
+def _part(noise: NoiseTerms, numbers: Any, h: Any) -> Any:
+    """The part of the time span, a power of two, that a step of the size `h` is."""
+    span = jax.lax.stop_gradient(numbers[3])
+    # (Times are rounded, and parts are far from each other.)
+    return power_below(JaxArithmetic(), h / span * 1.25)
+
+
+def _piece(noise: NoiseTerms, numbers: Any, at: Any, h: Any) -> tuple[Any, Any]:
+    """The increments of both processes in an adaptive step, which begins after `at` units of the
+    time span: a piece of a dyadic tree, of which each piece has its increment `w` of the path, and
+    `a`, the integral of the path within it less that of a straight line, over its length. These
+    decide those of its halves, but for two normal numbers.
+
+    Source: Foster, Lyons and Oberhauser, "An optimal polynomial approximation of Brownian motion",
+    SIAM J. Numer. Anal. 58(3), 2020; Jelincic, Foster and Kidger, arXiv:2405.06464 (2024).
+    """
+    key, index, repeat, span, *more = numbers
+    span, dtype = jax.lax.stop_gradient(span), h.dtype
+    given = dict(zip(noise.given, more, strict=False))
+    units, stream, size = units_of(dtype), _stream(repeat, _PIECES), noise.size
+    start, units_left = _whole(at), _whole(_part(noise, numbers, h) * units)
+
+    def drawn(node: Any) -> Any:
+        return normals(key, (node, index, stream), 2 * size, dtype).reshape(2, size)
+
+    def goes_on(carry: tuple) -> Any:
+        return carry[0] > units_left
+
+    def halved(carry: tuple) -> tuple:
+        length, node, root, w, a = carry
+        first, second = drawn(node)
+        half = length >> 1
+        is_right = (start & half) != 0
+        moved = 1.5 * a + (0.25 * root) * first
+        # The sum of both halves' `a` is known, and their difference is drawn.
+        rest, own = a - 0.5 * moved, (root * (1 / 48) ** 0.5) * second
+        sign = jnp.where(is_right, -1.0, 1.0).astype(dtype)
+        w = 0.5 * w + sign * moved
+        node = (node << 1) + is_right.astype(jnp.uint32)
+        return half, node, root * 0.5**0.5, w, rest + sign * own
+
+    root = jnp.sqrt(span)
+    w, a = drawn(jnp.uint32(0))
+    whole = np.uint32(units), jnp.uint32(1), root, root * w, (root * (1 / 12) ** 0.5) * a
+    *_, w, a = jax.lax.while_loop(goes_on, halved, whole)
+    return _shaped(noise, given, jnp.stack([w, 12**0.5 * a]))
+
+
+def _interpolated(times: Any, path: Any, t: Any) -> Any:
+    """A path at the time `t`, linear between the given times, and constant outside of them."""
+    i = jnp.clip(jnp.searchsorted(times, t, side="right") - 1, 0, len(times) - 2)
+    start, end = times[i], times[i + 1]
+    part = jnp.clip((t - start) / (end - start), 0, 1)
+    return path[i] + part * (path[i + 1] - path[i])
