@@ -89,7 +89,7 @@ def loss(networks, batch):
 
 
 def plot(result, networks, batch):
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     result.plot(ax=axes[0])
     axes[0].set(title="Mean square error of the next value", xlabel="update", ylabel=None)
     grid = np.linspace(0.0, END, 400, dtype="f4")

@@ -1,0 +1,52 @@
+"""Draw the pictures of `docs/images` anew, by the code that is shown beside them.
+
+    python -m docs.draw_images [NAME ...]
+
+A picture is drawn by the example of its name, or else by the page that shows it and saves it under
+its name. All take some twenty minutes on two cores. Look at them before you commit them.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from tests.test_docs import blocks_of, PAGES, script_of
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+MOST = 120_000  # bytes; larger pictures get a palette
+
+
+def draw(picture: pathlib.Path) -> None:
+    example = ROOT / "examples" / f"{picture.stem}.py"
+    with tempfile.TemporaryDirectory() as folder:
+        script, drawn = example, example.with_suffix(".png")
+        if not example.exists():
+            script, drawn = pathlib.Path(folder) / "page.py", pathlib.Path(folder) / picture.name
+            script.write_text(script_of(blocks_of(page_of(picture.name).read_text())))
+        subprocess.run([sys.executable, script], cwd=folder, check=True)
+        shutil.copy(drawn, picture)
+    if picture.stat().st_size > MOST:
+        from PIL import Image
+
+        colours = Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        colours.save(picture, optimize=True)
+
+
+def page_of(name: str) -> pathlib.Path:
+    """The page that shows the picture, and saves it."""
+    for page in PAGES.values():
+        text = page.read_text()
+        if f"images/{name})" in text and f'savefig("{name}"' in text:
+            return page
+    raise ValueError(f"no page shows {name} and saves it.")
+
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or sorted(path.stem for path in IMAGES.glob("*.png"))
+    for name in names:
+        print(name, flush=True)
+        draw(IMAGES / f"{name}.png")
