@@ -32,8 +32,9 @@ def draw(picture: pathlib.Path) -> None:
     if picture.stat().st_size > MOST:
         from PIL import Image
 
-        colours = Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        colours.save(picture, optimize=True)
+        drawing = Image.open(picture).convert("RGB")
+        palette = drawing.quantize(256, method=Image.Quantize.MAXCOVERAGE)
+        drawing.quantize(palette=palette).save(picture, optimize=True)
 
 
 def page_of(name: str) -> pathlib.Path:
