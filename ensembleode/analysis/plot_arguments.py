@@ -267,8 +267,8 @@ def wants_density(wanted: PlotArguments, plan: DrawnComponents, n: int) -> bool:
             "density=True draws how many trajectories there are, in two dimensions: leave out "
             + ("the numbers of color." if flat else "one of the three components of idxs.")
         )
-    if wanted.density is not None:
-        return wanted.density
+    if n == 0 or wanted.density is not None:
+        return bool(n and wanted.density)
     return n > MOST_LINES and flat and not by_numbers and set(line) <= DENSITY_OPTIONS
 
 

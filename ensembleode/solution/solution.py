@@ -500,8 +500,8 @@ class EnsembleSolution(_Solution):
         - `names`: the names of all components of the flattened state; by default `u0`, `u1`, ...
             (`u` for a scalar state, `u[0,1]` for a matrix).
         - `units`: units by name, which labels have in parentheses, as in `{"t": "days", "S":
-            "mg/L", "p.k": "1/h"}`. The name of a leaf, or `u` for `u0`, `u1`, ..., stands for all of
-            its components. A unit that all drawn components share labels the axis alone.
+            "mg/L", "p.k": "1/h"}`. The name of a leaf, or `u` for `u0`, `u1`, ..., stands for
+            all of its components. A unit that all drawn components share labels the axis alone.
         - `alpha`: the opacity of the lines; by default it is lower the more there are.
         - `density`: whether to draw how dense the trajectories are, instead of lines: a histogram
             of each component at each time, whose integral over the values is one, or of all points

@@ -91,6 +91,7 @@ def test_when_it_is_a_density():
     assert not is_density(many, 0, color=np.arange(501.0))
     assert not is_density(many, lw=1)
     assert not is_density(many, (0, 1, 2))
+    assert not is_density(many, trajectories=[], density=True)
     with pytest.raises(ValueError, match="leave out one of the three components"):
         many.plot((0, 1, 2), density=True)
     with pytest.raises(ValueError, match="leave out the numbers of color"):
