@@ -6,11 +6,15 @@ A picture is drawn by the example of its name, or else by the page that shows it
 its name. All take some twenty minutes on two cores. Look at them before you commit them.
 """
 
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+
+import numpy as np
+from PIL import Image
 
 from tests.test_docs import blocks_of, PAGES, script_of
 
@@ -27,14 +31,28 @@ def draw(picture: pathlib.Path) -> None:
         if not example.exists():
             script, drawn = pathlib.Path(folder) / "page.py", pathlib.Path(folder) / picture.name
             script.write_text(script_of(blocks_of(page_of(picture.name).read_text())))
-        subprocess.run([sys.executable, script], cwd=folder, check=True)
+        without_windows = {**os.environ, "MPLBACKEND": "Agg"}
+        subprocess.run([sys.executable, script], cwd=folder, env=without_windows, check=True)
         shutil.copy(drawn, picture)
     if picture.stat().st_size > MOST:
-        from PIL import Image
+        reduce_colours(picture)
 
-        drawing = Image.open(picture).convert("RGB")
-        palette = drawing.quantize(256, method=Image.Quantize.MAXCOVERAGE)
-        drawing.quantize(palette=palette).save(picture, optimize=True)
+
+def reduce_colours(picture: pathlib.Path) -> None:
+    """Leave 256 colours: those of most pixels as they are, so that areas stay flat, and others that
+    are spread over the rest, so that gradients stay smooth."""
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    flat = pixels.reshape(-1, 3)
+    every, of_pixel, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
+    weighted = np.repeat(every, np.sqrt(counts).astype(int), axis=0)
+    spread = Image.fromarray(weighted[None]).quantize(240, kmeans=5).getpalette("RGB")
+    most = every[np.argsort(-counts)[:16]]
+    palette = np.concatenate([most, np.reshape(spread, (-1, 3)).astype(np.uint8)])[:256]
+    distances = np.abs(every[:, None].astype(int) - palette).sum(axis=2)
+    nearest = np.argmin(distances, axis=1).astype(np.uint8)
+    reduced = Image.fromarray(nearest[of_pixel].reshape(pixels.shape[:2]))
+    reduced.putpalette(palette.tobytes())
+    reduced.save(picture, optimize=True)
 
 
 def page_of(name: str) -> pathlib.Path:
