@@ -12,6 +12,7 @@ from .plot_arguments import spaced
 
 _MOST_ARROWS = 24
 _EACH = 3  # the largest number of arrows on a curve
+_SHAFT = 0.01  # of the view: it is within the head
 _HEAD = "-|>,head_length=0.7,head_width=0.35"
 
 
@@ -47,20 +48,24 @@ def add_directions(ax: Any, curves: Sequence[np.ndarray], each: Any) -> None:
     for i in drawn:
         style = {"facecolor": each[i], "arrowstyle": _HEAD, "mutation_scale": 12} | edge
         style |= {"shrinkA": 0, "shrinkB": 0}
-        for ends in _pieces(curves[i], high - low, count):
+        for ends in _pieces(curves[i], low, high, count):
             three = len(limits) == 3
             arrow = _SolidArrow(ends, **style) if three else FancyArrowPatch(*ends, **style)
             ax.add_artist(arrow)
 
 
-def _pieces(curve: np.ndarray, view: np.ndarray, count: int) -> Iterator[np.ndarray]:
-    """`count` pieces of the curve between neighbouring points, evenly spaced along it as it is
-    seen."""
-    # (A trajectory that failed may go far out of the view.)
-    seen = np.clip(curve / view, -1e6, 1e6)
-    along = np.cumsum(np.linalg.norm(np.diff(seen, axis=0), axis=1))
+def _pieces(
+    curve: np.ndarray, low: np.ndarray, high: np.ndarray, count: int
+) -> Iterator[np.ndarray]:
+    """`count` short pieces of the curve, evenly spaced along what is in the view."""
+    # A trajectory that failed may go so far out that matplotlib takes forever.
+    seen = np.clip(curve, low, high)
+    lengths = np.linalg.norm(np.diff(seen, axis=0) / (high - low), axis=1)
+    along = np.cumsum(lengths)
     if along[-1] == 0:
         return
-    for part in (np.arange(count) + 0.5) / count:
-        i = np.searchsorted(along, part * along[-1])
-        yield curve[i : i + 2]
+    for place in (np.arange(count) + 0.5) / count * along[-1]:
+        i = np.searchsorted(along, place)
+        step = (seen[i + 1] - seen[i]) / lengths[i]
+        head = seen[i + 1] - (along[i] - place) * step
+        yield np.stack([head - _SHAFT * step, head])

@@ -91,7 +91,7 @@ def own_colors(
 
 
 def shaded(
-    ax: Any, each: np.ndarray, numbers: np.ndarray, label: str
+    ax: Any, each: np.ndarray, numbers: np.ndarray, norm: Any, label: str
 ) -> tuple[np.ndarray, tuple[ScalarMappable, str]]:
     """Shades of the colours `each [component, 4]`, from light to dark by the numbers of the
     trajectories: `[trajectory, component, 4]`; and the colorbar."""
@@ -102,7 +102,7 @@ def shaded(
         ends += np.outer([0.3, 0.55], color)
         return LinearSegmentedColormap.from_list("shades", [ends[0], color, ends[1]])
 
-    bar = color_bar(numbers, shades(to_rgba("gray")), norm_of(numbers), label)
+    bar = color_bar(numbers, shades(to_rgba("gray")), norm or norm_of(numbers), label)
     relative = bar[0].norm(numbers)
     return np.stack([shades(color)(relative) for color in each], axis=1), bar
 

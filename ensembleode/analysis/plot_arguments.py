@@ -253,7 +253,8 @@ def colored_by(
         few = len(plan.columns) <= _MOST_SHADED
         name = what_varies(sim, chosen) if few and "label" not in line else None
     if name is None:
-        return color, line, ""
+        unused = ("cmap", "norm") if by_default and color is None else ()
+        return color, {k: x for k, x in line.items() if k not in unused}, ""
     return named_numbers(sim, name, "color"), line, with_unit(name, wanted.units)
 
 

@@ -71,8 +71,9 @@ def plot_ensemble(sim: Any, wanted: PlotArguments, *, events: Any, against: Any)
         chosen = sample(chosen, sim)
     color, line, label = colored_by(wanted, sim, chosen, plan)
     rows, which = _marks(sim, chosen, plan.components, events)
-    shades = is_varying(wanted.color) and label and len(plan.columns) > 1
+    shades = is_varying(wanted.color) and label and len(plan.columns) > 1 and "cmap" not in line
     numbers, color = (np.asarray(color)[chosen], None) if shades else (None, color)
+    norm = line.pop("norm", None) if shades else None
     own, bar = drawing.own_colors(plan, color, line, n, chosen, label)
     if own is not None:
         color = matplotlib.rcParams["text.color"]  # that of lines in the legend
@@ -85,7 +86,7 @@ def plot_ensemble(sim: Any, wanted: PlotArguments, *, events: Any, against: Any)
     had_data = ax.has_data()
     each = colors.to_rgba_array([drawing.add_entry(ax, plan, look, line) for look in looks])
     if numbers is not None:
-        each, bar = drawing.shaded(ax, each, numbers, label)
+        each, bar = drawing.shaded(ax, each, numbers, norm, label)
         each = each.reshape(-1, 4)
     else:
         each = np.tile(each, (len(paths), 1)) if own is None else np.repeat(own, len(looks), axis=0)
