@@ -492,11 +492,12 @@ class EnsembleSolution(_Solution):
             JAX flattens them (a dictionary by its keys). A leaf with more than 10 components counts
             as no number, and nor does one that isn't finite. Several components (up to 10) have
             shades of their colours, light for small numbers, unless there is a `cmap`. Nothing is
-            coloured so with a `label`, or in axes that have data. `color=None` turns it off. Else the name of a number, such as
-            `"p.k"`, `"p[0]"` or `"u0[1]"`; or numbers `[trajectory]`, with one for each trajectory
-            of the ensemble, which a colorbar explains; or a matplotlib colour. With any of these,
-            line styles tell components apart, up to four, instead of colours. The scale of a
-            colorbar is logarithmic where the numbers are spread over decades.
+            coloured so with a `label`, or in axes that have data. `color=None` turns it off. Else
+            the name of a number, such as `"p.k"`, `"p[0]"` or `"u0[1]"`; or numbers `[trajectory]`,
+            with one for each trajectory of the ensemble, which a colorbar explains; or a matplotlib
+            colour. With any of these, line styles tell components apart, up to four, instead of
+            colours. The scale of a colorbar is logarithmic where the numbers are spread over
+            decades.
         - `names`: the names of all components of the flattened state; by default `u0`, `u1`, ...
             (`u` for a scalar state, `u[0,1]` for a matrix).
         - `units`: units by name, which labels have in parentheses, as in `{"t": "days", "S":
