@@ -73,11 +73,11 @@ PICTURES = {
         true.""",
     "digits_neural_ode": """Handwritten digits, with the eight that were taken for others. How the
         features of the images move apart, into a cluster for each digit.""",
-    "latent_ode": """The negative ELBO falls, of batches and of series held out. Three series:
+    "latent_ode": """The negative ELBO falls, of batches and of series held out. Two series:
         curves drawn from the posterior go through the measurements, and on beyond them.""",
     "multiple_shooting": """The loss of multiple shooting falls to the noise, that of single
         shooting does not. The groups before the fit. The solution after it, through the data.""",
-    "neural_cde": """The cross-entropy falls. Three noisy paths that were held out, which it tells
+    "neural_cde": """The cross-entropy falls. Two noisy paths that were held out, which it tells
         rightly to turn to the left or to the right.""",
     "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for
         twice as long as there were data. Closed orbits of prey and predators.""",

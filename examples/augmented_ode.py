@@ -96,7 +96,7 @@ def pendulum(n, seed):
 
 
 def plot(fits, x, exact, positions):
-    figure, axes = plt.subplots(1, 4, figsize=(14, 3.5), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained")
     along = np.linspace(0.0, 1.0, 41)
     for (names, mirror, swing), color in zip(fits, ("tab:orange", "tab:blue"), strict=True):
         axes[0].semilogy(mirror.losses, color=color, label=names[0])
@@ -115,7 +115,7 @@ def plot(fits, x, exact, positions):
     axes[3].set(title="One of them (dotted: exact)", xlabel="t (grey: beyond the data)")
     for ax in axes[[0, 2]]:
         ax.legend(frameon=False)
-    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=80)
+    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 
 def main(updates, picture):

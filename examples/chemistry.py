@@ -164,14 +164,14 @@ def estimation(updates):
 def plot(sim, path):
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     ozone = np.quantile(sim.u["O3"], [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
     left.fill_between(sim.t, ozone[0], ozone[4], alpha=0.2, label="90%")
     left.fill_between(sim.t, ozone[1], ozone[3], alpha=0.4, label="50%")
     left.semilogx(sim.t, ozone[2], color="black", label="median")
     left.set(title=f"Ozone, {len(sim)} sets of constants", xlabel="minute", ylabel="ppm")
     left.legend(frameon=False)
-    right.semilogy(path, label=list(UNKNOWN))
+    right.plot(path, label=list(UNKNOWN))
     right.axhline(1, color="black", lw=0.5)
     right.set(title="Constants over the true ones", xlabel="update")
     right.legend(frameon=False)

@@ -83,11 +83,11 @@ def train(model, images, labels, training, test, epochs, ensemblealg):
 
 
 def plot(images, labels, guesses, paths):
-    figure = plt.figure(figsize=(11, 5), layout="constrained")
+    figure = plt.figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subfigures(1, 2)
     wrong_first = np.argsort(guesses == labels, stable=True)
     left.suptitle(f"All {sum(guesses != labels)} errors in {len(labels)} test images, and others")
-    for panel, i in zip(left.subplots(5, 7).flat, wrong_first, strict=False):
+    for panel, i in zip(left.subplots(4, 7).flat, wrong_first, strict=False):
         panel.imshow(images[i].reshape(8, 8), cmap="gray_r")
         panel.set_title(guesses[i], color="black" if guesses[i] == labels[i] else "red", y=0.93)
         panel.axis("off")

@@ -96,17 +96,17 @@ def oscillations(n, seed):
 
 
 def plot(result, batch, exact, t, drawn):
-    figure, (left, *others) = plt.subplots(1, 4, figsize=(14, 3.5), layout="constrained")
+    figure, (left, *others) = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     result.plot(ax=left, label="negative ELBO")
     left.set(title="Negative ELBO", xlabel="update", ylabel=None)
-    for i, ax in zip((16, 18, 11), others, strict=True):
+    for i, ax in zip((16, 18), others, strict=True):
         ax.axvspan(MEASURED, PREDICTED, color="0.93")
         ax.plot(t, drawn[:, i].T, color="tab:blue", lw=0.5, alpha=0.4)
         ax.plot(t, exact(t)[i], "k:", lw=1)
         ax.plot(batch["t"][i], batch["y"][i], ".", color="tab:orange", ms=5)
-        ax.set(xlabel="t", ylim=(-1.8, 1.8))
-    others[1].set(title="Series held out (dotted: exact; grey: beyond the data)")
-    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=80)
+        ax.set(xlabel="t (grey: beyond the data)", ylim=(-1.8, 1.8))
+        ax.set(title="A series held out (dotted: exact)")
+    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 
 def main(updates, picture):

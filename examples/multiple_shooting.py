@@ -71,7 +71,7 @@ def train(network, data, group_size, updates, ensemblealg):
 
 
 def plot(data, exact, groups, sims, logs):
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     left, middle, right = axes
     for name, log in logs.items():
         left.semilogy(log, lw=0.8, label=name)
@@ -90,6 +90,8 @@ def plot(data, exact, groups, sims, logs):
         ax.set_prop_cycle(None)
         ax.plot(TS, data, ".", ms=3)
         ax.set(ylim=(-0.5, 9))
+    right.set(ylim=(-0.5, 13))
+    right.legend(frameon=False, fontsize="small")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 

@@ -78,7 +78,7 @@ def loss(networks, batch):
 
 
 def plot(result, networks, batch):
-    figure, (left, *others) = plt.subplots(1, 4, figsize=(13, 3.4), layout="constrained")
+    figure, (left, *others) = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     result.plot(ax=left)
     left.set(title="Cross-entropy", xlabel="update", ylabel=None)
     logits, _ = answers(networks, batch)
@@ -88,7 +88,7 @@ def plot(result, networks, batch):
         points = ax.scatter(*path[:, 1:].T, c=path[:, 0], s=25, zorder=2)
         truth = ("right", "left")[int(batch["left"][i])]
         chance = float(jax.nn.sigmoid(logits[i]))
-        ax.set(title=f"turns {truth}; to the left by {chance:.2f}", aspect="equal")
+        ax.set(title=f"turns {truth}; P(left) = {chance:.2f}", aspect="equal")
     figure.colorbar(points, label="t")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 

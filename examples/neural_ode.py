@@ -71,23 +71,25 @@ def train(network, training, held_out, updates, ensemblealg, checkpoint):
 
 
 def plot(result, sim, exact, data):
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     result.plot(ax=left, color="tab:blue", label="minibatches")
     left.axhline(NOISE**2, color="black", ls="--", lw=1, label="variance of the noise")
     left.set(title="Mean square error", xlabel="update", ylabel=None)
     left.legend(frameon=False)
     names = ("prey", "predators")
-    middle.set(title="A trajectory held out (dotted: exact)", ylim=(-0.3, 10))
+    middle.set(title="One held out (dotted: exact)", ylim=(-0.3, 10))
     middle.set(xlabel="t (grey: beyond the data)")
     middle.axvspan(MEASURED, PREDICTED, color="0.93")
     middle.plot(sim.t[: data.shape[1]], data[HELD_OUT[0]], ".", ms=4)
     middle.set_prop_cycle(None)
     sim[0].plot(names=names, ax=middle)
     exact[HELD_OUT[0]].plot(color="black", ls=":", ax=middle)
+    middle.legend(frameon=False)
     few = slice(None, None, 4)
     look = {"color": sim.u[:, 0].sum(1), "label": "prey + predators at t = 0"}
     sim.plot((0, 1), trajectories=few, names=names, ax=right, **look)
-    exact.plot((0, 1), trajectories=HELD_OUT[few], color="black", ls=":", lw=1, ax=right)
+    dotted = {"color": "black", "ls": ":", "lw": 1, "arrows": False}
+    exact.plot((0, 1), trajectories=HELD_OUT[few], ax=right, **dotted)
     right.set(title="Eight of them until t = 8")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 

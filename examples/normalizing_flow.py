@@ -73,7 +73,7 @@ def exact_log_density(points):
 
 
 def plot(result, best, density, paths):
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
     result.plot(ax=left, label="batches")
     left.axhline(best, color="black", ls="--", lw=1, label="by the exact density")
     left.set(title="Negative log-likelihood", xlabel="update", ylabel=None, yscale="linear")
@@ -85,7 +85,7 @@ def plot(result, best, density, paths):
     right.plot(*paths[:, -1].T, ".", ms=2)
     for ax in (middle, right):
         ax.set(aspect="equal", xlim=(-4, 4), ylim=(-3, 3))
-    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=80)
+    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 
 def main(updates, picture):

@@ -89,9 +89,9 @@ def loss(networks, batch):
 
 
 def plot(result, networks, batch):
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
     result.plot(ax=axes[0])
-    axes[0].set(title="Mean square error of the next value", xlabel="update", ylabel=None)
+    axes[0].set(title="Square error of the next value", xlabel="update", ylabel=None)
     grid = np.linspace(0.0, END, 400, dtype="f4")
     sim = states(networks, batch, grid)
     lines = predictions(networks, sim.u)
@@ -99,7 +99,7 @@ def plot(result, networks, batch):
         ax.plot(grid, lines[i], lw=1, label="prediction")
         ax.plot(batch["t"][i], batch["y"][i], ".", color="black", label="seen")
         ax.set(title="A series held out", xlabel="t", ylim=(-1.6, 1.6))
-    axes[1].legend(frameon=False, loc="lower right")
+    axes[1].legend(frameon=False, loc="upper right")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 

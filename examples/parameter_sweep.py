@@ -59,7 +59,7 @@ PROB = eo.ODEProblem(lorenz, jnp.array([1.0, 0.0, 20.0]), (0.0, 45.0), 28.0)
 def plot(picture):
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     with np.errstate(divide="ignore"):
         density = np.log(picture / picture.sum(axis=1, keepdims=True)).T
     left.imshow(density, origin="lower", extent=(*RHO, *Z), aspect="auto", cmap="magma_r")
@@ -67,8 +67,9 @@ def plot(picture):
     near = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, p=28 + ctx.index / 1e5))
     summary = eo.analysis.summarize(near, trajectories=10_000, saveat=np.arange(0, 25, 0.05))
     summary.plot(2, names=["x", "y", "z"], ax=right)
-    right.set(title="rho between 28 and 28.1: from certain to chaotic")
-    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=130)
+    right.legend(frameon=False, loc="upper right")
+    right.set(title="rho between 28 and 28.1: from certain to chaotic", ylim=(4, 50))
+    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 
 def main(trajectories, picture_too):

@@ -54,7 +54,7 @@ def train(ensemblealg, updates):
 
 
 def plot(plt, losses, theta):
-    figure, (left, before, after) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    figure, (left, before, after) = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     for (name, values), width in zip(losses.items(), (9, 6, 3.5, 1.5), strict=True):
         left.semilogy(values, lw=width, color=plt.cm.viridis(1 - width / 9), label=name)
     left.set(title="Loss: one curve for all modes", xlabel="update")
@@ -62,11 +62,10 @@ def plot(plt, losses, theta):
     after.sharey(before)
     for axes, when, (a, p) in ((before, "Before", START), (after, "After", theta)):
         sim = simulate((a, p), eo.EnsembleGPUArray())
-        for i, u in enumerate(sim.u):
-            axes.plot(sim.t, u, lw=0.9, color=plt.cm.viridis(i / 99))
+        sim.plot(ax=axes)  # coloured by u0, which differs
         axes.axhline(1.0, lw=1.2, color="black", ls="--")
-        axes.set(title=f"{when}: u(t) with a = {a:.3f}, p = {p:.3f}", xlabel="t")
-    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=130)
+        axes.set(title=f"{when}: a = {a:.3f}, p = {p:.3f}")
+    figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 
 
 def main(updates, picture):

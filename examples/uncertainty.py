@@ -48,15 +48,16 @@ PROB = eo.ODEProblem(
 def plot(sim, peaks):
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     few = slice(0, 150)
     sim.plot(1, names=NAMES, trajectories=few, color=peaks, label="peak", ax=left)
     left.set(title="150 epidemics", xlabel="day")
     eo.EnsembleSummary(sim).plot(names=NAMES, ax=middle)
-    middle.set(title=f"{len(sim)} epidemics", xlabel="day")
+    middle.set(title=f"{len(sim)} epidemics", xlabel="day", ylim=(-0.05, 1.6))
+    middle.legend(frameon=False, loc="upper right")
     right.hist(peaks, bins=60, color="C1")
     right.axvline(ROOM, color="black", ls="--", label="room")
-    right.set(title="How many are ill on the worst day", xlabel="share of the population")
+    right.set(title="Ill on the worst day", xlabel="share of the population")
     right.legend(frameon=False)
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=100)
 

@@ -90,7 +90,7 @@ def as_text(coefficients):
 
 
 def plot(result, starts, coefficients, known):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     result.plot(ax=left)
     left.axhline(NOISE**2, color="black", ls="--", lw=1, label="variance of the noise")
     left.set(title="Mean square error", xlabel="update", ylabel=None)
@@ -100,6 +100,7 @@ def plot(result, starts, coefficients, known):
     right.set_prop_cycle(None)
     simulate(known, coefficients, starts, LATER)[0].plot(names=("prey", "predators"), ax=right)
     right.axvspan(TIMES[-1], LATER[-1], color="0.93")
+    right.legend(frameon=False)
     right.set(
         title="The equation that was found (dotted: exact)", xlabel="t (grey: beyond the data)"
     )

@@ -7,13 +7,13 @@ import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgba
 from matplotlib.lines import Line2D
 from mpl_toolkits.mplot3d.art3d import Line3D, Line3DCollection
 
-from .plot_arguments import as_numbers, DrawnComponents
+from .plot_arguments import as_numbers, DrawnComponents, STYLES
 
 
-_STYLES = ("-", "--", ":", "-.")
 # The largest number of components in a legend; more have a colorbar.
 _MOST_ENTRIES = 20
 # How far failed trajectories may widen the view on each side, in ranges of the other trajectories.
@@ -48,16 +48,16 @@ def looks_of(
         return [Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
     if style is not None:  # all curves are alike, as asked for, and share an entry
         return [Look(color, style, given), *[Look(color, style, None)] * (k - 1)]
-    if k > len(_STYLES):
+    if k > len(STYLES):
         raise ValueError(
             "color leaves only line styles to tell components apart: there are "
-            f"{len(_STYLES)}, and {k} components are drawn. Choose some with idxs, draw a phase "
+            f"{len(STYLES)}, and {k} components are drawn. Choose some with idxs, draw a phase "
             "portrait (idxs as a tuple), or give a linestyle (such as ls='-') for all."
         )
-    return [Look(color, s, entry) for s, entry in zip(_STYLES, labels, strict=False)]
+    return [Look(color, s, entry) for s, entry in zip(STYLES, labels, strict=False)]
 
 
-def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
+def color_bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
     """The mappable and the label of a colorbar."""
     mappable = ScalarMappable(norm, cmap)
     mappable.set_array(numbers)
@@ -69,22 +69,54 @@ def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable
 def component_bar(plan: DrawnComponents, color: Any) -> tuple[ScalarMappable, str] | None:
     """The colorbar that explains the colours of components where a legend can't list them."""
     crowded = color is None and len(plan.columns) > _MOST_ENTRIES
-    return _bar(plan.components, "viridis", None, "component") if crowded else None
+    return color_bar(plan.components, "viridis", None, "component") if crowded else None
 
 
 def own_colors(
-    plan: DrawnComponents, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
+    plan: DrawnComponents,
+    color: Any,
+    line: dict[str, Any],
+    n: int,
+    chosen: np.ndarray,
+    label: str = "",
 ) -> tuple[np.ndarray | None, tuple[ScalarMappable, str] | None]:
     """The colours of the chosen trajectories if numbers determine them, else None; and the
-    colorbar, whose entries are removed from `line`."""
+    colorbar, whose entries are removed from `line`. `label`: its label, unless `line` has one."""
     numbers = as_numbers(color, n, chosen)
     if numbers is None:
         return None, component_bar(plan, color)
-    bar = _bar(numbers, line.pop("cmap", "viridis"), line.pop("norm", None), line.pop("label", ""))
+    norm = line.pop("norm", None) or norm_of(numbers)
+    bar = color_bar(numbers, line.pop("cmap", "viridis"), norm, line.pop("label", label))
     return bar[0].to_rgba(numbers), bar
 
 
-def density(n: int, numbered: bool) -> dict[str, float]:
+def shaded(
+    ax: Any, each: np.ndarray, numbers: np.ndarray, norm: Any, label: str
+) -> tuple[np.ndarray, tuple[ScalarMappable, str]]:
+    """Shades of the colours `each [component, 4]`, from light to dark by the numbers of the
+    trajectories: `[trajectory, component, 4]`; and the colorbar."""
+
+    def shades(color: Any) -> LinearSegmentedColormap:
+        light, dark = map(to_rgba, (ax.get_facecolor(), matplotlib.rcParams["text.color"]))
+        ends = np.array([[0.7, 0.0], [0.0, 0.45]]) @ [light, dark]
+        ends += np.outer([0.3, 0.55], color)
+        return LinearSegmentedColormap.from_list("shades", [ends[0], color, ends[1]])
+
+    bar = color_bar(numbers, shades(to_rgba("gray")), norm or norm_of(numbers), label)
+    relative = bar[0].norm(numbers)
+    return np.stack([shades(color)(relative) for color in each], axis=1), bar
+
+
+def norm_of(numbers: np.ndarray) -> LogNorm | None:
+    """A logarithmic scale for numbers over more than two decades whose median is nearer to the
+    geometric mean of the smallest and the largest than to the arithmetic one; else None."""
+    if not len(numbers) or numbers.min() <= 0 or numbers.max() <= 100 * numbers.min():
+        return None
+    low, middle, high = np.quantile(numbers, [0.0, 0.5, 1.0])
+    return LogNorm() if middle**2 < np.sqrt(low * high) * (low + high) / 2 else None
+
+
+def faintness(n: int, numbered: bool) -> dict[str, float]:
     """The style for `n` lines: few lines are opaque; many lines are thin and faint, so that one
     sees how many cross. They are less faint where colours stand for numbers, which must be told
     apart."""
@@ -209,14 +241,15 @@ def add_crosses(ax: Any, plan: DrawnComponents, failed: list[list[np.ndarray]]) 
             ax.add_artist(Line2D(*where, transform=ax.get_xaxis_transform(), zorder=3, **style))
 
 
-def finish(ax: Any, plan: DrawnComponents, bar: tuple[ScalarMappable, str] | None) -> None:
-    """Add the names to axes that have none, the colorbar, and the legend. The legend hides no data:
-    it is beside the axes, if there is space and the layout can make room for it."""
-    labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]
-    for axis, label in zip("xyz", labels, strict=False):
+def finish(ax: Any, plan: DrawnComponents, *bars: tuple[ScalarMappable, str] | None) -> None:
+    """Add the names to axes that have none, the colorbars, and the legend. The legend hides no
+    data: it is beside the axes, if there is space and the layout can make room for it."""
+    for axis, label in zip("xyz", plan.axes, strict=False):
         if not getattr(ax, f"get_{axis}label")():
             getattr(ax, f"set_{axis}label")(label)
-    if bar is not None:
+    for bar in bars:
+        if bar is None:
+            continue
         # The labels of 3-D axes extend farther to the right than the layout knows.
         room = {"location": "left", "pad": 0, "shrink": 0.8} if ax.name == "3d" else {}
         ax.figure.colorbar(bar[0], ax=ax, label=bar[1], **room)

@@ -11,39 +11,6 @@ from ..ground.keys import is_key
 from ..ground.retcode import has_failed, was_run
 from ..ground.state_tree import flattened
 from ..solution.labelled import output_name
-from ..tracing.program import is_tracer
-
-
-def numbers_against(sim: Any, against: Any) -> tuple[np.ndarray, str]:
-    """The numbers `[trajectory]` on the horizontal axis, and their name.
-
-    **Raises:** `ValueError` for an unknown name, or for numbers of another shape.
-    """
-    if not isinstance(against, str):
-        if is_tracer(against):
-            raise TypeError("against is traced: nothing has been computed yet. Plot outside jit.")
-        x = np.asarray(against)
-        if x.dtype.kind not in "biuf" or x.shape != (len(sim),):
-            raise ValueError(
-                "against must be the name of a start or a parameter, such as 'p', 'p.k', 'p[0]' or "
-                f"'u0[1]', or one number for each of the {len(sim)} trajectories, got {against!r}."
-            )
-        return x, ""
-    found = {}
-    for path, x in jtu.tree_leaves_with_path({"u0": sim.u0, "p": sim.p}):
-        if not hasattr(x, "shape") or is_key(x) or x.dtype.kind not in "biuf":
-            continue
-        name = jtu.keystr(path, simple=True, separator=".")
-        for index in np.ndindex(x.shape[1:]):
-            label = f"{name}[{','.join(map(str, index))}]" if index else name
-            found[label] = (x, index)
-    if against not in found:
-        raise ValueError(
-            f"against is {against!r}, and trajectories were given {', '.join(list(found)[:20])}"
-            + ("." if len(found) <= 20 else ", ...")
-        )
-    x, index = found[against]
-    return np.asarray(x)[:, *index], against
 
 
 def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:

@@ -1,6 +1,7 @@
 """The arguments of plots: components, trajectories, colours, names."""
 
 import operator
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,12 +12,16 @@ from ..ground.logs import log_once
 from ..ground.retcode import has_failed, was_run
 from ..ground.state_tree import array_names, components_of
 from ..tracing.program import is_tracer
+from .own_numbers import is_own_number, named_numbers, what_varies
 
 
-# The largest number of trajectories drawn where none are chosen: more can't be told apart, and take
-# minutes to draw.
-_MOST_TRAJECTORIES = 200
-_MOST_FAILED = 20
+# The largest number of trajectories drawn as lines, unless more are asked for: more can't be told
+# apart, and take minutes to draw.
+MOST_LINES = 500
+MOST_FAILED = 20
+# Line styles, which tell components apart where colours don't.
+STYLES = ("-", "--", ":", "-.")
+_MOST_SHADED = 10  # components, each of which has shades of its colour
 
 
 class PlotArguments(NamedTuple):
@@ -27,7 +32,10 @@ class PlotArguments(NamedTuple):
     trajectories: Any
     color: Any
     names: Any
+    units: Any
     alpha: Any
+    density: bool | None
+    arrows: bool
     ax: Any
     line: dict[str, Any]
 
@@ -39,15 +47,17 @@ class DrawnComponents(NamedTuple):
     names: list[str]
     portrait: bool  # against each other, not against time
     columns: list[list[int]]  # each curve's coordinates, in a path `[row, 1 + component]`
+    axes: list[str]  # the labels of the axes
 
     @property
     def dimensions(self) -> int:
         return len(self.columns[0])
 
 
-def plan_of(idxs: Any, state: tuple[int, ...], names: Any) -> DrawnComponents:
+def plan_of(idxs: Any, state: tuple[int, ...], names: Any, units: Any = None) -> DrawnComponents:
     count = int(np.prod(state))
     every = _names(names, state, count)
+    _check_units(units, every)
     portrait = isinstance(idxs, tuple)
     if idxs is None:
         idxs = range(count)
@@ -62,7 +72,51 @@ def plan_of(idxs: Any, state: tuple[int, ...], names: Any) -> DrawnComponents:
             f"against time give a list: idxs={components}."
         )
     columns = [list(range(1, 1 + k))] if portrait else [[0, 1 + i] for i in range(k)]
-    return DrawnComponents(components, [every[i] for i in components], portrait, columns)
+    drawn = [every[i] for i in components]
+    named = [with_unit(name, units) for name in drawn]
+    if portrait:
+        return DrawnComponents(components, named, portrait, columns, named)
+    time, label = with_unit("t", units), named[0] if k == 1 else ""
+    shared = {_unit_of(name, units) for name in drawn}
+    if k > 1 and len(shared) == 1 and (unit := shared.pop()) is not None:
+        named, label = drawn, unit  # the axis has it, and not the legend
+    return DrawnComponents(components, named, portrait, columns, [time, label])
+
+
+def with_unit(name: str, units: Mapping[str, Any] | None) -> str:
+    unit = _unit_of(name, units)
+    return name if unit is None else f"{name} ({unit})"
+
+
+def _unit_of(name: str, units: Mapping[str, Any] | None) -> str | None:
+    """The unit of this name, or else that of the leaf or the vector that it is a component of."""
+    found = None if units is None else units.get(name, units.get(_whole(name)))
+    return None if found is None else str(found)
+
+
+def _whole(name: str) -> str:
+    """`place` of `place[0]`, `u` of `u0` and of `u[0,1]`."""
+    whole = name.rstrip("[]0123456789,")
+    return name if whole == "t" else whole
+
+
+def _check_units(units: Any, names: list[str]) -> None:
+    """**Raises:** `TypeError` where these are not units by name; `ValueError` for a name that
+    nothing has."""
+    if units is None:
+        return
+    if not isinstance(units, Mapping):
+        raise TypeError(
+            "units must be a dictionary from names to units, such as {'t': 'days', "
+            f"{names[0]!r}: 'mg/L'}}, got {units!r}."
+        )
+    known = {"t", *names, *map(_whole, names)}
+    for name in units:
+        if name not in known and not is_own_number(name):
+            raise ValueError(
+                f"units has {name!r}, and there are t, {', '.join(names)}; parameters are named as "
+                "in 'p.k' or 'p[0]'."
+            )
 
 
 def _components(i: Any, names: list[str]) -> list[int]:
@@ -124,8 +178,8 @@ def check_numbers(u: Any, counted: Any, ndim: int) -> None:
 
 
 def choose(trajectories: Any, sim: Any) -> np.ndarray:
-    """The indices of the trajectories to draw, without those that were not run: the ones asked for,
-    or a sample."""
+    """The indices of the trajectories that are asked for, by default all, without those that were
+    not run."""
     n = len(sim)
     retcode = np.asarray(sim.retcode)
     chosen = np.arange(n)
@@ -140,21 +194,25 @@ def choose(trajectories: Any, sim: Any) -> np.ndarray:
                 f"{trajectories!r}."
             ) from e
     run = was_run(retcode)
-    chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
-    if trajectories is not None or len(chosen) <= _MOST_TRAJECTORIES:
+    return chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
+
+
+def sample(chosen: np.ndarray, sim: Any) -> np.ndarray:
+    """As many trajectories as can be told apart, evenly spaced, and some more that failed."""
+    if len(chosen) <= MOST_LINES:
         return chosen
-    # As many as can be told apart, evenly spaced, and in addition some that failed.
-    failed = chosen[has_failed(retcode[chosen])]
-    more = _spaced(failed, _MOST_FAILED)
+    failed = chosen[has_failed(np.asarray(sim.retcode)[chosen])]
+    more = spaced(failed, MOST_FAILED)
     log_once(
-        f"plot draws {_MOST_TRAJECTORIES} of {len(chosen)} trajectories, evenly spaced by index, "
+        f"plot draws {MOST_LINES} of {len(chosen)} trajectories, evenly spaced by index, "
         f"and {len(more)} of the {len(failed)} that failed. Choose with trajectories= "
-        "(trajectories=slice(None) draws all); eo.EnsembleSummary(sim).plot() shows quantiles."
+        "(trajectories=slice(None) draws all); density=True draws how dense all of them are, and "
+        "eo.EnsembleSummary(sim).plot() quantiles."
     )
-    return np.union1d(_spaced(chosen, _MOST_TRAJECTORIES), more)
+    return np.union1d(spaced(chosen, MOST_LINES), more)
 
 
-def _spaced(indices: np.ndarray, most: int) -> np.ndarray:
+def spaced(indices: np.ndarray, most: int) -> np.ndarray:
     if len(indices) <= most:
         return indices
     return indices[np.linspace(0, len(indices) - 1, most).astype(int)]
@@ -173,6 +231,50 @@ def as_color(color: Any) -> Any:
     if color is not None and not colors.is_color_like(color):
         raise ValueError(f"color must be a matplotlib colour, got {color!r}.")
     return color
+
+
+# The default of `color`.
+VARYING = "varying"
+# The options that a density has; others are for lines.
+DENSITY_OPTIONS = {"label", "cmap", "norm", "zorder"}
+
+
+def colored_by(
+    wanted: PlotArguments, sim: Any, chosen: np.ndarray, plan: DrawnComponents
+) -> tuple[Any, dict[str, Any], str]:
+    """The colour of an ensemble, or a number for each trajectory; the options of lines; and the
+    name of numbers that are asked for by name, or that vary (see `EnsembleSolution.plot`)."""
+    by_default = is_varying(wanted.color)
+    color, line = color_and_line(None if by_default else wanted.color, wanted.line)
+    name = None
+    if color is not None:
+        name = color if is_own_number(color) else None
+    elif by_default and not (wanted.ax is not None and wanted.ax.has_data()):
+        few = len(plan.columns) <= _MOST_SHADED
+        name = what_varies(sim, chosen) if few and "label" not in line else None
+    if name is None:
+        unused = ("cmap", "norm") if by_default and color is None else ()
+        return color, {k: x for k, x in line.items() if k not in unused}, ""
+    return named_numbers(sim, name, "color"), line, with_unit(name, wanted.units)
+
+
+def wants_density(wanted: PlotArguments, plan: DrawnComponents, n: int) -> bool:
+    """Whether `n` trajectories are drawn as a density and not as lines."""
+    color, line = color_and_line(None if is_varying(wanted.color) else wanted.color, wanted.line)
+    by_numbers = is_own_number(color) or not (color is None or isinstance(color, str | tuple))
+    flat = plan.dimensions == 2
+    if wanted.density and not (flat and not by_numbers):
+        raise ValueError(
+            "density=True draws how many trajectories there are, in two dimensions: leave out "
+            + ("the numbers of color." if flat else "one of the three components of idxs.")
+        )
+    if n == 0 or wanted.density is not None:
+        return bool(n and wanted.density)
+    return n > MOST_LINES and flat and not by_numbers and set(line) <= DENSITY_OPTIONS
+
+
+def is_varying(color: Any) -> bool:
+    return isinstance(color, str) and color == VARYING
 
 
 def as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:

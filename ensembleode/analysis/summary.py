@@ -1,5 +1,6 @@
 """EnsembleSummary: mean, variance and quantiles of an ensemble over time."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -156,6 +157,7 @@ class EnsembleSummary(eqx.Module):
         ci_type: str = "quantile",
         error_style: str = "ribbon",
         names: Any = None,
+        units: Mapping[str, Any] | None = None,
         ax: Any = None,
         **line: Any,
     ) -> Any:
@@ -170,6 +172,7 @@ class EnsembleSummary(eqx.Module):
             the mean with 1.96 of its standard errors, `sqrt(v / num_monte)`.
         - `error_style`: `"ribbon"`, `"bars"` or `"none"`.
         - `names`: names for the components of the flattened state.
+        - `units`: see [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot].
         - `ax`: the Axes to draw in, by default new ones.
         - `line`: passed on to the lines (`lw`, `ls`, `label`, ...).
 
@@ -180,7 +183,7 @@ class EnsembleSummary(eqx.Module):
         """
         from .plotting import plot_summary
 
-        return plot_summary(self, idxs, ci_type, error_style, names, ax, line)
+        return plot_summary(self, idxs, ci_type, error_style, names, units, ax, line)
 
     def to_xarray(self, names: Any = None) -> Any:
         """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and state,

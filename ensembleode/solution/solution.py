@@ -1,7 +1,7 @@
 """The results of a solve."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import equinox as eqx
@@ -209,6 +209,8 @@ class ODESolution(_Solution):
         *,
         color: Any = None,
         names: Any = None,
+        units: Mapping[str, Any] | None = None,
+        arrows: bool = True,
         events: bool | Sequence[str] = True,
         ax: Any = None,
         **line: Any,
@@ -220,7 +222,7 @@ class ODESolution(_Solution):
 
         **Arguments:**
 
-        - `idxs`, `names`, `events`, `ax`: see
+        - `idxs`, `names`, `units`, `arrows`, `events`, `ax`: see
             [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot].
         - `color`: a matplotlib colour; line styles then tell components apart.
         - `line`: options of the lines, for `matplotlib.lines.Line2D`.
@@ -229,7 +231,8 @@ class ODESolution(_Solution):
         """
         from ..analysis.plotting import plot_solution
 
-        return plot_solution(self, idxs, color, names, ax, line, events=events)
+        options = {"events": events, "arrows": arrows}
+        return plot_solution(self, idxs, color, names, units, ax, line, **options)
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` of `u` over time and state, the return code and the counts.
@@ -477,15 +480,22 @@ class EnsembleSolution(_Solution):
         idxs: Any = None,
         *,
         trajectories: Any = None,
-        color: Any = None,
+        color: Any = "varying",
         names: Any = None,
+        units: Mapping[str, Any] | None = None,
         alpha: float | None = None,
+        density: bool | None = None,
+        arrows: bool = True,
         events: bool | Sequence[str] = True,
         against: Any = None,
         ax: Any = None,
         **line: Any,
     ) -> Any:
         """Plot the trajectories with matplotlib (the extra `plot`); returns the axes.
+
+        Trajectories are coloured by the number that differs between them, which a colorbar names
+        (`color`). More than 500 are drawn as a density (`density`). In a phase portrait, arrows
+        show the direction of time (`arrows`).
 
         A trajectory that failed is drawn as far as it came, and ends in a red cross. So that one
         that blows up doesn't flatten the others, failed trajectories widen the view on either side
@@ -501,13 +511,32 @@ class EnsembleSolution(_Solution):
             two or three, such as `(0, 2)` or `("S", "I")`, is a phase portrait, in three dimensions
             for three.
         - `trajectories`: the trajectories to draw: indices, a slice or a mask. By default all; or
-            if there are more than 200, that many, evenly spaced by index, and up to 20 that failed.
-        - `color`: a matplotlib colour; or numbers `[trajectory]` (such as a parameter, with one for
-            each trajectory of the ensemble), which a colorbar explains. With either, line styles
-            tell components apart, up to four, instead of colours.
+            where more than 500 are drawn as lines, that many, evenly spaced by index, and up to 20
+            that failed.
+        - `color`: by default `"varying"`, the first number that differs between the trajectories
+            that are drawn: of the parameters, and then of the initial states, in the order in which
+            JAX flattens them (a dictionary by its keys). A leaf with more than 10 components counts
+            as no number, and nor does one that isn't finite. Several components (up to 10) have
+            shades of their colours, light for small numbers, unless there is a `cmap`. Nothing is
+            coloured so with a `label`, or in axes that have data. `color=None` turns it off. Else
+            the name of a number, such as `"p.k"`, `"p[0]"` or `"u0[1]"`; or numbers `[trajectory]`,
+            with one for each trajectory of the ensemble, which a colorbar explains; or a matplotlib
+            colour. With any of these, line styles tell components apart, up to four, instead of
+            colours. The scale of a colorbar is logarithmic where the numbers are spread over
+            decades.
         - `names`: the names of all components of the flattened state; by default `u0`, `u1`, ...
             (`u` for a scalar state, `u[0,1]` for a matrix).
+        - `units`: units by name, which labels have in parentheses, as in `{"t": "days", "S":
+            "mg/L", "p.k": "1/h"}`. The name of a leaf, or `u` for `u0`, `u1`, ..., stands for
+            all of its components. A unit that all drawn components share labels the axis alone.
         - `alpha`: the opacity of the lines; by default it is lower the more there are.
+        - `density`: whether to draw how dense the trajectories are, instead of lines: a histogram
+            of each component at each time, whose integral over the values is one, or of all points
+            of a phase portrait in two dimensions. The title says of how many. By default for more
+            than 500 trajectories, unless `color` has numbers or `line` has options of lines. Events
+            aren't marked in it.
+        - `arrows`: whether phase portraits have arrows in the direction of time (up to 24), and a
+            dot where each trajectory starts.
         - `events`: whether events are marked, each with the states before and after it. The shapes
             of marks tell callbacks apart. The legend has the numbers of the callbacks, or the names
             that are given instead, one for each callback.
@@ -520,7 +549,7 @@ class EnsembleSolution(_Solution):
         - `line`: options of the lines, for `matplotlib.collections.LineCollection` (`lw`, `ls`,
             ...). `label` is for the legend (before the names, if there are several components).
             With numbers as `color`: `cmap` (by default `"viridis"`), `norm`, and `label` for the
-            colorbar.
+            colorbar. A density has `cmap` and `norm`, too.
 
         **Raises:** `ValueError` and `TypeError` for bad arguments, and for an ensemble that can't
         be drawn (of outputs or reduced, traced, or with complex states); `ImportError` without
@@ -528,7 +557,9 @@ class EnsembleSolution(_Solution):
         """
         from ..analysis.plotting import plot_ensemble, PlotArguments
 
-        wanted = PlotArguments(idxs, trajectories, color, names, alpha, ax, line)
+        wanted = PlotArguments(
+            idxs, trajectories, color, names, units, alpha, density, arrows, ax, line
+        )
         return plot_ensemble(self, wanted, events=events, against=against)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray | OnDisk:
