@@ -87,7 +87,8 @@ PICTURES = {
     "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for
         twice as long as there were data. Closed orbits of prey and predators.""",
     "neural_sde": """A series that stays in one of two wells, and changes to the other now and
-        then. Drift, diffusion, density and autocorrelation that were learned, on the exact ones.""",
+        then. Drift, diffusion, density and autocorrelation that were learned, and the exact
+        ones.""",
     "ode_rnn": """The error of the next value falls. Two series that were held out: the prediction
         jumps at the first observations, and then goes through those that come.""",
     "normalizing_flow": """The negative log-likelihood falls to that of the exact density. The

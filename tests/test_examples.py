@@ -18,7 +18,7 @@ CASES = [
     ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
     slow_unless(False, "within_ode_batching.py", [], "coupled"),
     slow_unless(False, "neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
-    slow_unless(False, "neural_sde.py", ["--updates", "60", "--no-plot"], "autocorrelation"),
+    slow_unless(False, "neural_sde.py", ["--updates", "40", "--no-plot"], "autocorrelation"),
     slow_unless(
         False,
         "chemical_langevin.py",
