@@ -51,6 +51,7 @@ from .problem.saving_callback import (
     Saved as Saved,
     SavingCallback as SavingCallback,
 )
+from .problem.jump_problem import JumpProblem as JumpProblem
 from .problem.stochastic import (
     NoiseGrid as NoiseGrid,
     SDEProblem as SDEProblem,
@@ -87,6 +88,7 @@ from .solvers import (
     AutoVern9 as AutoVern9,
     Bosh3 as Bosh3,
     BS5 as BS5,
+    Direct as Direct,
     Dopri5 as Dopri5,
     Dopri8 as Dopri8,
     EM as EM,

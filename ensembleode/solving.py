@@ -26,6 +26,7 @@ from .plan.plan import dense_of, Outcome, shared_times
 from .plan.trajectory_numbers import TrajectoryNumbers
 from .problem import sensitivity
 from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
+from .problem.jump_problem import JumpProblem
 from .problem.options import among, as_count
 from .problem.problem import EnsembleProblem, ODEProblem
 from .problem.stochastic import SDEProblem
@@ -267,7 +268,8 @@ def solve(
         refuse_unknown("solve", _unknown, known)
     alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
     alone = isinstance(prob, ODEProblem)
-    if alg is None and not isinstance(prob if alone else getattr(prob, "prob", None), SDEProblem):
+    one = prob if alone else getattr(prob, "prob", None)
+    if alg is None and not isinstance(one, SDEProblem | JumpProblem):
         alg = Tsit5()
     if alone:
         ens, n = EnsembleProblem(prob), 1

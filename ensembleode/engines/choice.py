@@ -6,7 +6,7 @@ from ..ground.logs import log_once
 from ..plan.trajectory_numbers import Trajectories
 from ..problem.ensemble import EnsembleGPUKernel
 from ..solution.solution import EngineChoice
-from ..solvers import JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5, SDESolver
+from ..solvers import Direct, JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5, SDESolver
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia
@@ -118,7 +118,7 @@ def _refusals_told(refused: dict[str, str]) -> list[str]:
 
 
 def _remedy(alg: Any, sensealg: Any) -> str:
-    if not isinstance(alg, COMPILED_ONLY) or isinstance(alg, SDESolver):
+    if not isinstance(alg, COMPILED_ONLY) or isinstance(alg, SDESolver | Direct):
         return ""
     if sensealg is not None and lacks_adjoint("compiled", _name(sensealg)):
         return (

@@ -16,6 +16,7 @@ from ..running.every_step import bounded
 from ..running.job import Job, JobArguments, may_rerun, with_output
 from ..running.reductions import sum_reduction
 from ..solution.solution import EngineChoice
+from ..solvers import SDESolver
 from ..tracing.program import is_tracer
 from ..trajectories.arguments import check_direction
 from ..trajectories.saved_values import with_times_of_values
@@ -47,6 +48,9 @@ def job_for(
     if module.numbers_apart:
         every = every.with_numbers_apart()
     every = every.with_noise(alg)
+    if isinstance(alg, SDESolver):
+        assert every.extension is not None
+        alg = dataclasses.replace(alg, errors=every.extension.errors)
     (state,) = every.field.out_avals
     every = with_times_of_values(with_consistent_start(every))
     if every.events is not None:

@@ -1,10 +1,10 @@
-"""Normal random numbers from counters: words of the generator Philox 4x32-10 in pairs, each of
-which Box and Muller's method makes two normal numbers of.
+"""Random numbers from counters: words of the generator Philox 4x32-10, as numbers from 0 to 1, or in
+pairs, each of which Box and Muller's method makes two normal numbers of.
 
 They are a function of a key and a counter alone. So a number of a stream needs no number before it,
 and is the same in whichever order, batch or engine it is computed. One block of four words makes
 four numbers, in float32 and float64 alike, so that both have the same path, but for rounding. With
-32 bits for the radius, no number is larger than 6.77, as one in 10^11 would be.
+32 bits for the radius, no normal number is larger than 6.77, as one in 10^11 would be.
 
 The formulas are written once, over the operations that JAX arrays and the values of generated code
 share.
@@ -74,6 +74,12 @@ def box_muller(
     return length * c, length * s
 
 
+def uniform(xp: Arithmetic, word: Any, dtype: Any) -> Any:
+    """A number from 0 to 1 (without 1) of as many bits of a word as its dtype holds exactly."""
+    lost = 8 if np.dtype(dtype).itemsize == 4 else 0
+    return xp.cast(word >> lost if lost else word, dtype) * 2.0 ** (lost - 32)
+
+
 def _polynomial(x: Any, coefficients: list[float]) -> Any:
     *rest, value = coefficients
     for c in reversed(rest):
@@ -101,16 +107,28 @@ def _normal(*operands: Any, which: int, dtype: Any) -> Any:
     return box_muller(JaxArithmetic(), jnp.log, radius, angle, dtype)[which % 2]
 
 
-def _computed(*operands: Any, **params: Any) -> list:
-    return [_normal(*operands, **params)]
+def _uniform(*operands: Any, which: int, dtype: Any) -> Any:
+    words = philox(_by_halves, operands[:2], operands[2:])
+    return uniform(JaxArithmetic(), words[which], dtype)
 
 
-_normal_p: Any = jex.Primitive("philox_normal")
-_normal_p.def_impl(jax.jit(_normal, static_argnames=("which", "dtype")))
-_normal_p.def_abstract_eval(lambda x, *_, which, dtype: jax.core.ShapedArray(x.shape, dtype))
-mlir.register_lowering(_normal_p, mlir.lower_fun(_computed, multiple_results=True))
-batching.defbroadcasting(_normal_p)
-ad.defjvp(_normal_p, *[None] * _OPERANDS)
+def _primitive(name: str, number: Callable) -> Any:
+    """A primitive whose results are numbers of the blocks of several counters."""
+
+    def computed(*operands: Any, **params: Any) -> list:
+        return [number(*operands, **params)]
+
+    made: Any = jex.Primitive(name)
+    made.def_impl(jax.jit(number, static_argnames=("which", "dtype")))
+    made.def_abstract_eval(lambda x, *_, which, dtype: jax.core.ShapedArray(x.shape, dtype))
+    mlir.register_lowering(made, mlir.lower_fun(computed, multiple_results=True))
+    batching.defbroadcasting(made)
+    ad.defjvp(made, *[None] * _OPERANDS)
+    return made
+
+
+_normal_p = _primitive("philox_normal", _normal)
+_uniform_p = _primitive("philox_uniform", _uniform)
 
 
 def normals(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
@@ -119,10 +137,20 @@ def normals(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
     **Arguments:** `key [2]`, `place`: three numbers of 32 bits without sign, on which the numbers
     depend.
     """
+    return _drawn(_normal_p, key, place, n, dtype)
+
+
+def uniforms(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
+    """`n` independent numbers that are evenly distributed from 0 to 1 (without 1), `[n]`; for the
+    arguments see `normals`."""
+    return _drawn(_uniform_p, key, place, n, dtype)
+
+
+def _drawn(primitive: Any, key: Any, place: tuple, n: int, dtype: Any) -> Any:
     blocks = jnp.arange(-(-n // 4), dtype=jnp.uint32)
     zeros = jnp.zeros_like(blocks)
     first, *rest = (zeros + x for x in place)
     operands = zeros + key[0], zeros + key[1], first, blocks, *rest
     dtype = np.dtype(dtype)
-    found = [_normal_p.bind(*operands, which=i, dtype=dtype) for i in range(min(4, n))]
+    found = [primitive.bind(*operands, which=i, dtype=dtype) for i in range(min(4, n))]
     return jnp.stack(found, axis=1).reshape(-1)[:n]

@@ -54,7 +54,9 @@ class Tracing:
         mass: MassMatrix | None,
     ):
         self.mass = mass
-        self.u, self.tree, self.is_number, self.t0, self.f = u, tree, is_number, t0, f
+        self.u, self.tree, self.is_number, self.t0 = u, tree, is_number, t0
+        # (A function, since the arrays of a module can't be static in an integrator.)
+        self.f = lambda u, p, t: f(u, p, t)
         self.t = jax.ShapeDtypeStruct((), t0.dtype)
         numeric, self.static = eqx.partition(p, is_number)
         leaves, self.structure = jtu.tree_flatten(numeric)

@@ -1,13 +1,15 @@
 """States with components behind the user's: integrals, and held numbers.
 
-An engine sees one vector, `[user's components | integrals | clock | noise | held numbers]`. Its step-size control,
+An engine sees one vector,
+`[user's components | integrals | noise | clock | errors | held numbers]`. Its step-size control,
 its norms and its checks for failure look only at the first part, which has `Extension.controlled`
 components. So the steps, and the bits of the user's components, are those of the problem without
 the other parts.
 
 - The integral of a function `q(u, p, t)` is a component whose derivative is `q`.
-- The clock is the time and the number of the step, which the step of a stochastic method reads; the
-    noise is the path so far. See `noise.py`.
+- The clock is the time and the number of the step (with adaptive steps, the part of the time span
+    that has passed), which the step of a stochastic method reads; the noise is the path so far; the
+    errors are those of an adaptive step. See `noise.py`.
 - A held number is a constant or a parameter of the field that an event may change. Its derivative
     is zero, and the field reads it from the state.
 """
@@ -40,6 +42,7 @@ class Extension:
     - `integral`: the structure of the integrals; None where there are none.
     - `has_clock`: whether there is a clock.
     - `noise`: the names and shapes of the paths that are kept.
+    - `has_errors`: whether there are errors, of the user's components.
     - `held`: the held numbers, each with its place among the field's constants and parameters
         (constants first), its shape and its dtype.
     - `parameters`: the place of the first parameter in that list, and the structure of the
@@ -53,6 +56,7 @@ class Extension:
     # (Not in the text of an extension, of which fingerprints of stores are made.)
     has_clock: bool = dataclasses.field(default=False, repr=False)
     noise: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(default=(), repr=False)
+    has_errors: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def controlled(self) -> int:
@@ -70,17 +74,23 @@ class Extension:
         return jax.ShapeDtypeStruct((self.size,), self.user.dtype)
 
     @property
-    def _ends(self) -> tuple[int, int, int, int, int]:
-        """The places at which the five parts end."""
+    def _ends(self) -> tuple[int, int, int, int, int, int]:
+        """The places at which the parts end."""
         sizes = (
             self.controlled,
             0 if self.integral is None else self.integral.size,
-            2 * self.has_clock,
             sum(math.prod(shape) for _, shape in self.noise),
+            2 * self.has_clock,
+            self.controlled if self.has_errors else 0,
             sum(math.prod(x.shape) for _, x in self.held),
         )
-        one, two, three, four, five = itertools.accumulate(sizes)
-        return one, two, three, four, five
+        one, two, three, four, five, six = itertools.accumulate(sizes)
+        return one, two, three, four, five, six
+
+    @property
+    def errors(self) -> tuple[int, int] | None:
+        """The places at which the errors begin and end; None where there are none."""
+        return self._ends[3:5] if self.has_errors else None
 
     def user_of(self, u: Any) -> Any:
         """The user's part `[..., *state]` of states `[..., component]`."""
@@ -96,15 +106,21 @@ class Extension:
 
     def clock_of(self, u: Any) -> tuple[Any, Any]:
         """The time and the number of the step, of a vector `[component]`."""
-        start = self._ends[1]
+        start = self._ends[2]
         return u[start], u[start + 1]
+
+    @property
+    def around_time(self) -> tuple[int, int]:
+        """How many components are between those of the user and the time of the clock, and how many
+        after it, but for held numbers."""
+        return self._ends[2] - self._ends[0], self._ends[4] - self._ends[2] - 1
 
     def noise_of(self, u: Any) -> dict[str, Any] | None:
         """The paths of the noise in states `[..., component]`, by their names; None where none are
         kept."""
         if not self.noise:
             return None
-        start, found = self._ends[2], {}
+        start, found = self._ends[1], {}
         for name, shape in self.noise:
             end = start + math.prod(shape)
             found[name] = u[..., start:end].reshape(*u.shape[:-1], *shape)
@@ -113,7 +129,7 @@ class Extension:
 
     def held_of(self, u: Any) -> tuple:
         """The held numbers of states `[..., component]`, each with its shape and dtype."""
-        start, found = self._ends[3], []
+        start, found = self._ends[4], []
         for _, x in self.held:
             end = start + math.prod(x.shape)
             found.append(u[..., start:end].reshape(*u.shape[:-1], *x.shape).astype(x.dtype))
@@ -137,9 +153,9 @@ class Extension:
         self, user: Any, integrals: Any = None, held: Sequence = (), beside: Sequence = ()
     ) -> Any:
         """The vector `[component]` from the user's state, the vector of the integrals (by default
-        zeros, as at the start), the held numbers, and the numbers of the clock and the noise (by
-        default zeros)."""
-        first, second, _, end, _ = self._ends
+        zeros, as at the start), the held numbers, and the numbers of the noise, the clock and the
+        errors (by default zeros)."""
+        first, second, *_, end, _ = self._ends
         if integrals is None:
             integrals = jnp.zeros(second - first, self.user.dtype)
         if not len(beside):
@@ -153,8 +169,8 @@ class Extension:
         return u[first:end]
 
     def beside(self, u: Any) -> tuple:
-        """The numbers of the clock and the noise of a vector `[component]`."""
-        _, start, _, end, _ = self._ends
+        """The numbers of the noise, the clock and the errors of a vector `[component]`."""
+        _, start, *_, end, _ = self._ends
         return (u[start:end],) if end > start else ()
 
     def tolerance(self, value: Any) -> Any:

@@ -14,13 +14,14 @@ from ..ground.devices.alone import alone
 from ..ground.state_tree import StateTree
 from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
-from ..tracing.program import Program, Static, structs_of
+from ..problem.sensitivity import constant
+from ..tracing.program import is_tracer, Program, Static, structs_of
 from ..tracing.written_numbers import with_numbers_apart
 from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
 from .extended_state import Extension, held_like, with_held
 from .given import GivenInputs
 from .implicit_form import ImplicitForm, with_constants_around
-from .noise import NoiseTerms, stochastic_field
+from .noise import is_adaptive, JUMPS, NoiseTerms, stochastic_field
 
 
 _CONSTANTS = of_kind("constants")
@@ -163,22 +164,27 @@ class Trajectories:
         ensemble itself where there is no noise."""
         if self.noise is None:
             return self
-        field, extension, form = stochastic_field(self.field, self.noise, Static(alg))
-        user = extension.user
-        zeros = [np.zeros(extension.size - extension.controlled - 2), np.zeros(1)]
-        integrals = 0 if extension.integral is None else extension.integral.size
-        before, after = zeros[0][:integrals], np.zeros(len(zeros[0]) - integrals + 1)
+        adaptive = is_adaptive(alg, self.options)
+        about = self.field, self.noise, Static(alg)
+        field, extension, form = stochastic_field(*about, adaptive=adaptive)
+        user, jumps = extension.user, self.noise.kind == JUMPS
+        before, after = extension.around_time
 
         def extended(lane: TrajectoryNumbers) -> TrajectoryNumbers:
-            parts = [(lane.u0, len(user.shape)), (before, 1), (lane.t0, 0), (after, 1)]
+            zeros = np.zeros(before), np.zeros(after)
+            parts = [(lane.u0, len(user.shape)), (zeros[0], 1), (lane.t0, 0), (zeros[1], 1)]
             tolerances = {
                 x.name: extension.tolerance(getattr(lane, x.name))
                 for x in of_kind("tolerance")
                 if getattr(lane, x.name) is not None
             }
-            return lane._replace(u0=_joined(parts, user.dtype), **tolerances)
+            lane = lane._replace(u0=_joined(parts, user.dtype), **tolerances)
+            return with_jumps_saved(lane, self.saving) if jumps else lane
 
         own = bool(self.batched.u0 or self.batched.t0)
+        batched = self.batched._replace(u0=own)
+        if jumps:
+            batched = with_jumps_saved(batched, self.saving)
         known = self.shared.u0 is not None and self.shared.t0 is not None
         shared = extended(self.shared) if known and not own else self.shared._replace(u0=None)
         return self.changed(
@@ -187,7 +193,7 @@ class Trajectories:
             extension=extension,
             form=form,
             noise=None,
-            batched=self.batched._replace(u0=own),
+            batched=batched,
             shared=shared,
         )
 
@@ -270,6 +276,35 @@ class Trajectories:
         known = None if unknown else changed(given).u0
         shared = self.shared._replace(u0=known)
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
+
+
+_NO_DERIVATIVES = (
+    "a JumpProblem has no derivatives, as reactions happen or don't: differentiate prob.ode() or "
+    "prob.langevin(), or take numbers for constants, jax.lax.stop_gradient(p)."
+)
+
+
+def with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
+    """The numbers (or the booleans that say which are each trajectory's own) of reactions: steps
+    end at the saved times, and are as long as the time span where the user doesn't say it."""
+    if isinstance(lane.t0, bool):
+        own = bool(lane.t0 or lane.t1)
+        dt = own if lane.dt is None else lane.dt
+        if saving.mode != "times":
+            return lane._replace(dt=dt)
+        return lane._replace(dt=dt, tstops=bool(lane.tstops or lane.saveat))
+    lane = jax.tree.map(lambda x: constant(x, _NO_DERIVATIVES) if is_tracer(x) else x, lane)
+    dt = lane.t1 - lane.t0 if lane.dt is None else lane.dt
+    if saving.mode != "times":
+        return lane._replace(dt=dt)
+    times = jnp.asarray(lane.saveat)
+    if lane.tstops is not None:
+        stops = jnp.asarray(lane.tstops)
+        lead = jnp.broadcast_shapes(times.shape[:-1], stops.shape[:-1])
+        both = (jnp.broadcast_to(x, (*lead, x.shape[-1])) for x in (times, stops))
+        times = jnp.concatenate(list(both), axis=-1)
+    # (NaN, which also ends a row, is infinity among known times.)
+    return lane._replace(dt=dt, tstops=jnp.sort(jnp.where(jnp.isnan(times), jnp.inf, times)))
 
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:

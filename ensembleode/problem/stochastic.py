@@ -142,9 +142,7 @@ class SDEProblem(ODEProblem):
                 "SDEProblem(f, g, u0, tspan, p)."
             )
         if not isinstance(noise, WienerProcess | NoiseGrid | None):
-            raise TypeError(
-                f"noise must be an eo.WienerProcess or an eo.NoiseGrid, got {noise!r}."
-            )
+            raise TypeError(f"noise must be an eo.WienerProcess or an eo.NoiseGrid, got {noise!r}.")
         if noise_rate_prototype is not None and getattr(noise, "scalar", False):
             raise ValueError(
                 "noise_rate_prototype is for several noises, and noise is a scalar one: drop one "

@@ -10,6 +10,7 @@ from .auto import (
 from .base import ExplicitRungeKutta as ExplicitRungeKutta, ODESolver as ODESolver
 from .bosh3 import Bosh3 as Bosh3
 from .bs5 import BS5 as BS5
+from .direct import Direct as Direct
 from .dopri5 import Dopri5 as Dopri5
 from .dopri8 import Dopri8 as Dopri8
 from .em import EM as EM

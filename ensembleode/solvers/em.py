@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 
-from .stochastic import SDESolver, StochasticTerms
+from .stochastic import SDESolver, StochasticStep, StochasticTerms
 
 
 class EM(SDESolver):
@@ -23,6 +23,9 @@ class EM(SDESolver):
 
     split: bool = eqx.field(default=True, static=True)
 
-    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+    def step(
+        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+    ) -> StochasticStep:
         change = h * terms.f(u, t)
-        return change + terms.times(terms.g(u + change if self.split else u, t), dw)
+        noise = terms.g(u + change if self.split else u, t)
+        return StochasticStep(change + terms.times(noise, dw))

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from .stochastic import SDESolver, StochasticTerms
+from .stochastic import SDESolver, StochasticStep, StochasticTerms
 
 
 class EulerHeun(SDESolver):
@@ -18,8 +18,11 @@ class EulerHeun(SDESolver):
     interpretation: ClassVar[str] = "Stratonovich"
     references: ClassVar[tuple[str, ...]] = ("kloeden1992",)
 
-    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+    def step(
+        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+    ) -> StochasticStep:
         f, g, times = terms
         k, noise = f(u, t), g(u, t)
         end = u + h * k + times(noise, dw)
-        return h * 0.5 * (k + f(end, t + h)) + times(0.5 * (noise + g(end, t + h)), dw)
+        mean = 0.5 * (noise + g(end, t + h))
+        return StochasticStep(h * 0.5 * (k + f(end, t + h)) + times(mean, dw))

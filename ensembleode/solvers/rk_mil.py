@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax.numpy as jnp
 
-from .stochastic import SDESolver, StochasticTerms
+from .stochastic import SDESolver, StochasticStep, StochasticTerms
 
 
 class RKMil(SDESolver):
@@ -32,11 +32,13 @@ class RKMil(SDESolver):
                 f"interpretation must be 'Ito' or 'Stratonovich', got {self.interpretation!r}."
             )
 
-    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+    def step(
+        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+    ) -> StochasticStep:
         f, g, times = terms
         is_ito = self.interpretation == "Ito"
         root, change, noise = jnp.sqrt(h), h * f(u, t), g(u, t)
         beside = u + (change if is_ito else 0.0) + root * noise
         slope = (g(beside, t) - noise) / root
         square = dw * dw - h if is_ito else dw * dw
-        return change + times(noise, dw) + times(slope, 0.5 * square)
+        return StochasticStep(change + times(noise, dw) + times(slope, 0.5 * square))

@@ -12,6 +12,7 @@ class SRIW1(SRI):
     differential equations", SIAM J. Numer. Anal. 48(3), 2010, table 6.2.
     """
 
+    drift_weight: ClassVar[float] = 1 / 6
     tableau: ClassVar[SRITableau] = SRITableau(
         a0=((3 / 4,), (0, 0), (0, 0, 0)),
         a1=((1 / 4,), (1, 0), (0, 0, 1 / 4)),

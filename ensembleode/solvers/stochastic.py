@@ -6,10 +6,13 @@ import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from .arithmetic import Arithmetic, Components
 from .base import ODESolver
+from .controllers import PIController
 from .method import Equations, StepAttempt
 
 
@@ -25,19 +28,31 @@ class StochasticTerms(NamedTuple):
     times: Callable[[Any, Any], Any]
 
 
+class StochasticStep(NamedTuple):
+    """The change of the state in a step, and the estimate of its error; None for a method without
+    estimates."""
+
+    change: Any
+    error: Any = None
+
+
 class SDESolver(ODESolver):
-    """A method for stochastic differential equations, with steps of a fixed size.
+    """A method for stochastic differential equations.
 
     - `order`: its strong order, for the noises that it is made for.
+    - `control_order`: the order that step-size control takes it to have, as in StochasticDiffEq.
     - `draws`: how many normal numbers a step takes of each noise: one, the increment of the noise,
         or two, also one for the integral of the noise within the step.
     - `noises`: the kinds of noise that it has: `"diagonal"`, each component its own; `"scalar"`,
         one for all; `"general"`, a matrix.
     - `additive`: whether the diffusion must not depend on the state.
     - `interpretation`: the stochastic integral whose solution it converges to.
+    - `errors`: the places in the state at which the components of its error begin and end, where
+        its steps adapt; None where they don't.
     """
 
     order: ClassVar[float]  # pyright: ignore[reportIncompatibleVariableOverride]
+    control_order: ClassVar[float | None] = None
     adaptive: ClassVar[bool] = False
     stages: ClassVar[int | None] = 1
     engines: ClassVar[tuple[str, ...]] = ("compiled",)
@@ -46,14 +61,24 @@ class SDESolver(ODESolver):
     additive: ClassVar[bool] = False
     interpretation: ClassVar[str] = "Ito"
 
+    errors: tuple[int, int] | None = eqx.field(default=None, static=True, repr=False, kw_only=True)
+
     @property
     def method(self) -> "OneStepMap":
         """The method as engines use it."""
-        return OneStepMap(self.order, self.stages or 1)
+        return OneStepMap(self.control_order or self.order, self.stages or 1, self.errors)
 
-    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
-        """The change of the state `u` in a step from `t`, of the size `h`. `dw` is the increment of
-        the noise, `dz` an independent one of the same distribution, or None."""
+    @property
+    def controller(self) -> PIController:
+        """The controller of adaptive steps. A step is half of the one before, or twice as long, and
+        so is decided by its error alone: an integral part would keep it short."""
+        return PIController(1 / (self.control_order or self.order), 0.0)
+
+    def step(
+        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+    ) -> StochasticStep:
+        """A step of the state `u` from `t`, of the size `h`. `dw` is the increment of the noise,
+        `dz` an independent one of the same distribution, or None."""
         raise NotImplementedError
 
 
@@ -61,15 +86,25 @@ class SDESolver(ODESolver):
 class OneStepMap:
     """A [`Method`][ensembleode.solvers.method.Method] whose step is the field itself: the field's
     value for a state and for the size of the step, in the place of the time, is the change of the
-    state. Within a step the solution is linear."""
+    state. Within a step the solution is linear.
+
+    - `errors`: where the components of the step's error begin and end in that value; None for a
+        method of fixed steps. (They stay zero in the state.) The component before them says how
+        many units, of which the time span has `units_of`, lie before the step: adaptive steps are
+        halves of halves of the span.
+    """
 
     order: float
     stages: int
+    errors: tuple[int, int] | None = None
 
-    embedded_order = None
     degree = 1
     remembers = False
     is_implicit = False
+
+    @property
+    def embedded_order(self) -> float | None:
+        return None if self.errors is None else self.order
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * self.stages
@@ -85,7 +120,25 @@ class OneStepMap:
     ) -> StepAttempt:
         change = equations.f(y, h)
         new = tuple(a + b for a, b in zip(y, change, strict=True))
-        return StepAttempt(new, (), (), (change,))
+        if self.errors is None:
+            return StepAttempt(new, (), (), (change,))
+        first, end = self.errors
+        new = (*new[:first], *y[first:end], *new[end:])
+        return StepAttempt(new, (), (change[first:end],), (change,))
+
+    def end(self, xp: Arithmetic, y: Components, t0: Any, t1: Any, h: Any) -> Any:
+        """The end of an adaptive step from the state `y`, at most of the size `h > 0`: the largest
+        half of halves of the time span that begins there."""
+        assert self.errors is not None
+        at, span = y[self.errors[0] - 1], t1 - t0
+        units = units_of(at.dtype)
+        # The lowest bit of a whole number is the largest power of two that divides it.
+        whole = whole_number(xp, at)
+        most = xp.cast(whole & (0 - whole), at.dtype)
+        most = xp.where(xp.equal(at, 0.0), float(units), most)
+        wanted = xp.maximum(xp.minimum(h / span * float(units), float(units)), 1.0)
+        after = at + xp.minimum(most, power_below(xp, wanted))
+        return xp.where(after >= units, t1, t0 + span * (after * (1.0 / units)))
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -98,6 +151,28 @@ class OneStepMap:
         (change,) = dense
         pairs = zip(y, change, strict=True)
         return tuple(a + xp.broadcast_over(theta, b) * b for a, b in pairs)
+
+
+def units_of(dtype: Any) -> int:
+    """How many units the time span has that adaptive steps are made of."""
+    return 2**20 if np.dtype(dtype).itemsize == 4 else 2**30
+
+
+def whole_number(xp: Arithmetic, x: Any) -> Any:
+    """A whole number, zero or more, as an integer with sign of its size: its bits after a number
+    whose lowest bit is one. (A conversion has to look at what is out of range, one trajectory after
+    the other.)"""
+    digits = int(jnp.finfo(x.dtype).nmant)
+    integer = np.dtype(f"int{8 * x.dtype.itemsize}")
+    return xp.bitcast(x + 2.0**digits, integer) & ((1 << digits) - 1)
+
+
+def power_below(xp: Arithmetic, x: Any) -> Any:
+    """The largest power of two that is at most `x`, a positive number: its bits without those of
+    the fraction."""
+    digits = int(jnp.finfo(x.dtype).nmant)
+    integer = np.dtype(f"int{8 * x.dtype.itemsize}")
+    return xp.bitcast(xp.bitcast(x, integer) & ~((1 << digits) - 1), x.dtype)
 
 
 def combined(weights: tuple, values: list) -> Any:
@@ -131,10 +206,15 @@ class SRI(SDESolver):
     tableau: ClassVar[SRITableau]
     order: ClassVar[float] = 1.5
     stages: ClassVar[int | None] = 4
+    adaptive: ClassVar[bool] = True
     draws: ClassVar[int] = 2
     noises: ClassVar[tuple[str, ...]] = ("diagonal", "scalar")
+    # The weight of the drift's part of the error.
+    drift_weight: ClassVar[float] = 1.0
 
-    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+    def step(
+        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+    ) -> StochasticStep:
         x, f, g, times = self.tableau, terms.f, terms.g, terms.times
         root = jnp.sqrt(h)
         # The iterated integrals I(1,1) / sqrt(h), I(1,0) / h and I(1,1,1) / h.
@@ -152,7 +232,9 @@ class SRI(SDESolver):
             times(combined(weights, gs), chi)
             for weights, chi in ((x.beta3, chi2), (x.beta4, chi3), (x.beta1, dw), (x.beta2, chi1))
         ]
-        return h * combined(x.alpha, ks) + noise[0] + noise[1] + noise[2] + noise[3]
+        change = h * combined(x.alpha, ks) + noise[0] + noise[1] + noise[2] + noise[3]
+        by_drift = (self.drift_weight * h) * combined((1,) * len(ks), ks)
+        return StochasticStep(change, by_drift + noise[0] + noise[1])
 
 
 class SRATableau(NamedTuple):
@@ -174,6 +256,8 @@ class SRA(SDESolver):
 
     tableau: ClassVar[SRATableau]
     order: ClassVar[float] = 1.5
+    control_order: ClassVar[float | None] = 2.0
+    adaptive: ClassVar[bool] = True
     draws: ClassVar[int] = 2
     additive: ClassVar[bool] = True
 
@@ -181,7 +265,9 @@ class SRA(SDESolver):
         super().__init_subclass__(**kwargs)
         cls.stages = len(cls.tableau.alpha)
 
-    def increment(self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any) -> Any:
+    def step(
+        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+    ) -> StochasticStep:
         x, f, g, times = self.tableau, terms.f, terms.g, terms.times
         chi2 = (dw + dz * (1 / 3) ** 0.5) * 0.5
         gs = [g(u, t + c * h) for c in x.c1]
@@ -189,5 +275,6 @@ class SRA(SDESolver):
         for i in range(1, len(x.alpha)):
             noise = times(combined(x.b0[i - 1], gs[:i]), chi2)
             ks.append(f(u + h * combined(x.a0[i - 1], ks) + noise, t + x.c0[i] * h))
-        first, second = combined(x.beta1, gs), combined(x.beta2, gs)
-        return h * combined(x.alpha, ks) + times(first, dw) + times(second, chi2)
+        first, second = combined(x.beta1, gs), times(combined(x.beta2, gs), chi2)
+        change = h * combined(x.alpha, ks) + times(first, dw) + second
+        return StochasticStep(change, h * combined((1,) * len(ks), ks) + second)

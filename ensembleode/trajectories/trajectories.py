@@ -21,6 +21,7 @@ from ..ground.recent import jit_recent
 from ..plan.checked_reads import check_reads_by_index
 from ..plan.saving import grid, Saving, Spacing
 from ..plan.trajectory_numbers import Trajectories
+from ..problem.jump_problem import JumpProblem
 from ..problem.number_table import of_kind
 from ..problem.problem import EnsembleProblem
 from ..problem.stochastic import SDEProblem
@@ -180,7 +181,7 @@ def _is_plain(maker: TrajectoryMaker, key: Any) -> bool:
     """Whether all trajectories solve the problem as it was given, so that only `f` has to be
     traced: there is no `prob_func`, no noise, no traced number, and no option with a row for each
     trajectory."""
-    if maker.ens.prob_func is not None or isinstance(maker.ens.prob, SDEProblem):
+    if maker.ens.prob_func is not None or isinstance(maker.ens.prob, SDEProblem | JumpProblem):
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):
         return False

@@ -29,6 +29,7 @@ from ..plan.saving import resolve_saving
 from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.callbacks import all_of
 from ..problem.initialization import BrownFullBasicInit
+from ..problem.jump_problem import JumpProblem
 from ..problem.number_table import NumberRow, NUMBERS, of_kind
 from ..problem.ode_function import in_order_of, mass_of, ODEFunction, prototype_of, singular_mass_of
 from ..problem.options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
@@ -42,6 +43,8 @@ from ..tracing.purity import check_once, contents, is_known, numbers_in
 
 _CONSTANTS = of_kind("constants")
 _TOLERANCES = of_kind("tolerance")
+# The default tolerances of stochastic problems, as in StochasticDiffEq.
+_TOLERANCES_OF_PATHS = {"abstol": 1e-2, "reltol": 1e-2}
 _STOPS = of_kind("stops")
 
 
@@ -78,7 +81,7 @@ class TrajectoryMaker:
     def __call__(self, index: Any, repeat: Any, key: Any) -> TrajectoryNumbers:
         ctx = EnsembleContext(index, repeat, key)
         prob = self.ens.make(ctx)
-        if isinstance(prob, SDEProblem):
+        if isinstance(prob, SDEProblem | JumpProblem):
             run = (jnp.asarray(x).astype(jnp.uint32) for x in (index, repeat))
             self.noise_key = words_of(key), *run
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
@@ -98,6 +101,8 @@ class TrajectoryMaker:
     def _lane(self, prob: ODEProblem, index: Any) -> TrajectoryNumbers:
         tree = tree_of(prob.u0, prob._order)
         given = prob.options, self.solve_options
+        if isinstance(prob, SDEProblem):
+            given = {**_TOLERANCES_OF_PATHS, **prob.options}, self.solve_options
         if tree is not None:
             given = [_with_tolerances(options, tree) for options in given]
         options = resolve(*given)
@@ -147,7 +152,7 @@ class TrajectoryMaker:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
         lane = TrajectoryNumbers(**numbers)
         traced = prob, p, types, dtype, index
-        if isinstance(prob, SDEProblem):
+        if isinstance(prob, SDEProblem | JumpProblem):
             lane = self._noisy(lane, tree, *traced)
         elif isinstance(prob.f, ODEFunction):
             more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
@@ -155,7 +160,7 @@ class TrajectoryMaker:
         self._keep(
             "form", self.form, "what is known of f: mass_matrix, jac or jac_prototype", index
         )
-        if prob.integrand is not None and not isinstance(prob, SDEProblem):
+        if prob.integrand is not None and self.noise is None:
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
             lane = self._extended(lane, more)
         self._keep("extension", self.extension, "the integrand", index)
@@ -192,15 +197,16 @@ class TrajectoryMaker:
         """The numbers of a trajectory of a stochastic problem, with the constants of its further
         programs, its key, and the numbers of its noise after those of the drift."""
         check_stochastic(prob, dtype)
-        names = ("g", "integrand")
+        names = ("rates" if isinstance(prob, JumpProblem) else "g", "integrand")
         more = [
             self._trace(name, getattr(prob, name), prob, p, types, dtype, index) for name in names
         ]
-        drift, diffusion = self.programs["f"], self.programs.pop("g")
+        drift, diffusion = self.programs["f"], self.programs.pop(names[0])
         integrand = self.programs.pop("integrand", None)
         kind, shape = noise_of(prob, drift.out_avals[0], tree, diffusion)
         numbers = numbers_of(prob)
-        groups = [lane.consts, *more, (*self.noise_key, *numbers.values())]
+        about = *self.noise_key, lane.t1 - lane.t0
+        groups = [lane.consts, *more, (*about, *numbers.values())]
         avals = [[(np.shape(x), jnp.result_type(x)) for x in group] for group in groups]
 
         def with_others(program: Program, i: int) -> Program:

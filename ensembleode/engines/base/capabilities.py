@@ -12,6 +12,7 @@ from typing import Any, get_origin, NamedTuple
 import numpy as np
 
 from ...ground.devices.placement import platform
+from ...plan.noise import is_adaptive, JUMPS
 from ...plan.trajectory_numbers import Trajectories
 from ...problem.ensemble import (
     EnsembleAlgorithm,
@@ -22,7 +23,7 @@ from ...problem.ensemble import (
 from ...problem.number_table import but, of_kind
 from ...problem.options import holds_tolerances
 from ...problem.sensitivity import SensitivityAlgorithm
-from ...solvers import JuliaAlg, ODESolver, SDESolver
+from ...solvers import Direct, JuliaAlg, ODESolver, SDESolver
 from ...solvers.auto import AutoSwitch
 from ...solvers.base import Rosenbrock
 from ...solvers.controllers import IController, PIController, PIDController
@@ -34,7 +35,7 @@ from .tuning import MOST_COLUMN_STEPS
 
 ENGINES = ("compiled", "diffrax", "julia")
 # Of this library's engines only the compiled one runs these methods.
-COMPILED_ONLY = (Rosenbrock, AutoSwitch, SDESolver)
+COMPILED_ONLY = (Rosenbrock, AutoSwitch, SDESolver, Direct)
 _ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
 
 
@@ -240,6 +241,8 @@ def _stepping_to(asked: RequestedSolve) -> str | None:
 
 def _columns(asked: RequestedSolve) -> str | None:
     options = asked.every.options
+    if asked.every.noise is not None:
+        return "EnsembleColumns has no noise: use EnsembleThreads()."
     if not isinstance(asked.alg.method, RungeKutta):
         return "its EnsembleColumns have explicit Runge-Kutta methods only."
     if not isinstance(options["internalnorm"], RMSNorm | MaxNorm | None):
@@ -338,10 +341,30 @@ def _noise(asked: RequestedSolve) -> str | None:
         return "an SDEProblem has no d_discontinuities: give the times where f jumps as tstops."
     if asked.option("maxiters") > (most := 2 ** np.finfo(state.dtype).nmant):
         return f"in {state.dtype} it can count {most:,} steps at most, and maxiters is larger."
+    if asked.every.noise is not None and asked.every.noise.kind == JUMPS:
+        if asked.every.saving.mode == "steps":
+            return "a JumpProblem is saved at times: give saveat, and leave save_everystep out."
+        if events is not None and events.continuous:
+            return "a JumpProblem has no ContinuousCallback: use a DiscreteCallback, with dt."
     if asked.by("GaussAdjoint"):
         return "sensealg=GaussAdjoint() is for ODEs: leave it out."
-    if asked.option("adaptive"):
-        return f"{type(asked.alg).__name__} has fixed steps here: leave adaptive=True out."
+    if isinstance(asked.alg, SDESolver) and is_adaptive(asked.alg, asked.every.options):
+        if not asked.alg.adaptive:
+            return f"{type(asked.alg).__name__} has no error estimate: pass dt, and no adaptive."
+        return _adaptive_noise(asked)
+    return None
+
+
+def _adaptive_noise(asked: RequestedSolve) -> str | None:
+    """Why adaptive steps, which are halves of halves of the time span, can't be made."""
+    remedy = "pass adaptive=False and dt."
+    events = asked.every.events
+    if "W" in getattr(asked.every.noise, "given", ()):
+        return f"adaptive steps draw their own noise, and there is a NoiseGrid: {remedy}"
+    if asked.every.batched.tstops is not None:
+        return f"adaptive steps of a stochastic problem don't end at known times: {remedy}"
+    if events is not None and events.continuous:
+        return f"adaptive steps of a stochastic problem can't be cut by an event: {remedy}"
     return None
 
 
@@ -401,7 +424,6 @@ LACKS: tuple[Lack, ...] = (
             "integrands": "EnsembleColumns has no integrands: let f return what integrand does as "
             "further components of the state, or use EnsembleThreads().",
             MASS: "EnsembleColumns has no mass_matrix: use EnsembleThreads().",
-            NOISE: "EnsembleColumns has no noise: use EnsembleThreads().",
             "`max_norm`": "EnsembleColumns solves all trajectories with the same steps, and "
             "max_norm ends each by itself: use EnsembleThreads().",
             "`tspan`, `saveat`, tolerances by trajectory": _shared_steps,

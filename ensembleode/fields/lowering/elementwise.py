@@ -15,7 +15,12 @@ from .values import cast, elementwise, LoweredArray, operation, scalar
 
 
 _SAME = {"add_any": "add"}
-_PARAM = {"integer_pow": "y", "philox_normal": "which", "round": "rounding_method"}
+_PARAM = {
+    "integer_pow": "y",
+    "philox_normal": "which",
+    "philox_uniform": "which",
+    "round": "rounding_method",
+}
 
 
 @rule(ELEMENTWISE + "add_any")

@@ -15,7 +15,13 @@ from ....fields.folding import FOLDED_INTEGERS
 from ....fields.ir import Const, Function, Load, Op
 from ....fields.walking import every_part
 from ..llvm.builder import BOOL, Builder, F32, F64, integer_like, Value
-from ..llvm.functions import FUNCTIONS, HIGHEST_ORDER, integer_pow, philox_normal
+from ..llvm.functions import (
+    FUNCTIONS,
+    HIGHEST_ORDER,
+    integer_pow,
+    philox_normal,
+    philox_uniform,
+)
 
 
 DTYPES = {np.dtype(f"{kind}{n}") for kind in ("int", "uint") for n in (8, 16, 32, 64)}
@@ -49,8 +55,8 @@ def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any =
         return b.bitcast(args[0], dtype)
     if name == "integer_pow":
         return integer_pow(b, args[0], param)
-    if name == "philox_normal":
-        return philox_normal(b, args, dtype, param)
+    if name in _DRAWN:
+        return _DRAWN[name](b, args, dtype, param)
     if name == "round":
         return b.intrinsic("roundeven" if param else "round", args[0])
     if name in OPERATIONS:
@@ -82,7 +88,8 @@ def check(fn: Function) -> None:
 
 
 # The names that `operation` handles itself.
-_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "philox_normal", "round"}
+_DRAWN = {"philox_normal": philox_normal, "philox_uniform": philox_uniform}
+_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round", *_DRAWN}
 
 
 #

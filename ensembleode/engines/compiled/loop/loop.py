@@ -17,6 +17,7 @@ import numpy as np
 
 from ....solvers import verdicts
 from ....solvers.method import Equations, evaluated_once
+from ....solvers.stochastic import OneStepMap
 from ....solvers.step_size import in_abstol, initial_step, unit_of_time
 from ....solvers.time import StepBounds
 from ....solvers.verdicts import Verdict
@@ -307,6 +308,8 @@ class Loop:
         if p.has("dt"):
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
+        if isinstance(p.method, OneStepMap):
+            return carry, span * tuning.FIRST_OF_SPAN
         if p.mass is not None:
             # (OrdinaryDiffEq's choice, whatever the mass matrix.)
             return carry, b.minimum(abs(span), 1e-6 * unit_of_time(self.xp, span))

@@ -10,3 +10,7 @@ WAITING = 4
 # The number of turns that a lane may be idle, on average, before the trajectories that have
 # switched are moved out, which takes about as long.
 PATIENCE = 2
+
+# The first step of an adaptive stochastic method, as a part of the time span. (It halves it where
+# it is too long.)
+FIRST_OF_SPAN = 2.0**-6

@@ -12,6 +12,7 @@ import numpy as np
 from ....solvers import verdicts
 from ....solvers.method import Equations
 from ....solvers.step_size import squared_error
+from ....solvers.stochastic import OneStepMap
 from ....solvers.time import adaptive_step, fixed_step, size_before
 from ....solvers.verdicts import Verdict
 from ..algebra.components import copied, set_all
@@ -32,7 +33,10 @@ def attempt(
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
-    if p.adaptive:
+    if isinstance(p.method, OneStepMap) and p.adaptive:
+        t2 = p.method.end(loop.xp, loop.state(), loop.t0, loop.t1, h)
+        size = t2 - t
+    elif p.adaptive:
         t2 = adaptive_step(b, t, loop.tstop, loop.direction, h)
         size = _size(loop, t, t2)
     else:
@@ -84,6 +88,8 @@ def control(loop: Loop, step: TriedStep, unresolved: Value) -> tuple[TriedStep, 
     squared = squared_error(loop.xp, p.norm, tol, attempt, step.y, p.controlled)
     before = tuple(x.get() for x in loop.memory)
     size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
+    if isinstance(p.method, OneStepMap):
+        size = step.t2 - step.t
     times = verdicts.Times(step.t, step.t2, loop.tstop, loop.t1 - loop.t0)
     first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
     how = loop.now(p.controller), bounds, times

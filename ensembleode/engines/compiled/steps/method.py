@@ -61,7 +61,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     adjoint = "GaussAdjoint" if by_gauss else "ReplayAdjoint"
     controller = None
     if adaptive:
-        chosen = options["stepsize_controller"]
+        chosen = options["stepsize_controller"] or getattr(alg, "controller", None)
         controller = _controller(chosen, alg.method) if chosen else _default_controller(alg.method)
     norm = options["internalnorm"] or RMSNorm()
     direction = "forward" if forward else "reverse"

@@ -133,6 +133,34 @@ def test_options(on_ptx, name, dtype):
     same(numbers(got), numbers(expected))
 
 
+@pytest.mark.parametrize(
+    ("alg", "dtype"),
+    [
+        pytest.param(eo.EM(), "float32", id="EM-float32"),
+        slow_unless(False, eo.SOSRI(), "float32", id="SOSRI-float32"),
+        slow_unless(False, eo.SOSRI(), "float64", id="SOSRI-float64"),
+    ],
+)
+def test_noise(on_ptx, alg, dtype):
+    prob = rising_lorenz(dtype).prob
+    noisy = eo.SDEProblem(lorenz, lambda u, p, t: u / 10, prob.u0, (0.0, 0.2), prob.p)
+    ens, options = eo.EnsembleProblem(noisy, rising), {"trajectories": 5, "dt": 0.05}
+
+    def solve(*a, **k):
+        return eo.solve(ens, alg, *a, saveat=0.1, save_noise=True, **options, **k)
+
+    def gradient(*a, **k):
+        def of(scale):
+            scaled = eo.EnsembleProblem(eo.remake(noisy, p=scale * prob.p), rising)
+            return eo.solve(scaled, alg, *a, **options, **k).u.sum()
+
+        return jax.grad(of)(jnp.ones((), dtype))
+
+    got, expected = by_ptx(solve)
+    same((numbers(got), got.W), (numbers(expected), expected.W))
+    same(*by_ptx(gradient))
+
+
 @pytest.mark.slow
 def test_integrands(on_ptx):
     ens = rising_lorenz()

@@ -17,8 +17,8 @@ from .gamma import digamma, HIGHEST_ORDER as HIGHEST_ORDER, lgamma, polygamma
 from .hyperbolic import acosh, asinh, atanh, cosh, sinh, tanh
 from .inverse_trigonometric import acos, asin, atan, atan2
 from .logarithms import log, log1p, log2, log10
-from .normal import philox_normal as philox_normal
 from .powers import cbrt, integer_pow as integer_pow, pow, rsqrt, sqrt
+from .random_numbers import philox_normal as philox_normal, philox_uniform as philox_uniform
 from .trigonometric import cos, sin, tan
 
 

@@ -33,17 +33,25 @@ class Buffer:
             self.data[:size] = np.frombuffer(content, np.uint8)
             self.written[:size] = 0xFF
 
-    def load(self, offsets: Any, dtype: np.dtype, threads: Any, *, constant: bool = False) -> Any:
+    def load(
+        self,
+        offsets: Any,
+        dtype: np.dtype,
+        threads: Any,
+        *,
+        constant: bool = False,
+        may_be_garbage: bool = False,
+    ) -> Any:
         """What is there, a thread's at each offset.
 
-        **Arguments:** `constant`: whether nobody may ever write there.
+        **Arguments:** `constant`: whether nobody may ever write there. `may_be_garbage`: whether
+        it may be what nobody wrote, of which nothing is made.
         """
         at = self._places(offsets, dtype, threads)
         bits = np.dtype(f"u{dtype.itemsize}")
-        self._check(
-            self.written.view(bits)[at] == np.iinfo(bits).max, "reads what nobody wrote",
-            offsets, threads,
-        )  # fmt: skip
+        written = self.written.view(bits)[at] == np.iinfo(bits).max
+        if not may_be_garbage:
+            self._check(written, "reads what nobody wrote", offsets, threads)
         writer = self.writer[offsets]
         alone = (writer == threads) | (writer == _NOBODY)
         self._check(alone, "reads what another thread wrote", offsets, threads)
@@ -134,8 +142,10 @@ class Local:
         rows = self._buffer.written.reshape(self._threads, -1)
         rows[threads, start:] = 0
 
-    def load(self, addresses: Any, dtype: np.dtype, threads: Any) -> Any:
-        return self._buffer.load(self._offsets(addresses, threads), dtype, threads)
+    def load(self, addresses: Any, dtype: np.dtype, threads: Any, *, several: bool) -> Any:
+        # LLVM reads several numbers at once, also where the last isn't one of the array's.
+        how = {"may_be_garbage": several}
+        return self._buffer.load(self._offsets(addresses, threads), dtype, threads, **how)
 
     def store(self, addresses: Any, x: Any, dtype: np.dtype, threads: Any) -> None:
         self._buffer.store(self._offsets(addresses, threads), x, dtype, threads)

@@ -308,9 +308,10 @@ class _Code:
 
         def run(frame: _Frame, here: Threads) -> None:
             at, threads = address(frame, here), frame.launch.threads[here]
+            how = dtype, threads, constant, len(writes) > 1
             for number, write in enumerate(writes):
                 place = at + np.uint64(number * dtype.itemsize)
-                write(frame, here, _loaded(frame.launch, space, place, dtype, threads, constant))
+                write(frame, here, _loaded(frame.launch, space, place, *how))
 
         return run
 
@@ -408,15 +409,22 @@ def _access(i: Instruction, registers: str) -> tuple[str, bool, list[str], np.dt
 
 
 def _loaded(
-    launch: _Launch, space: str, at: Any, dtype: np.dtype, threads: Any, constant: bool
+    launch: _Launch,
+    space: str,
+    at: Any,
+    dtype: np.dtype,
+    threads: Any,
+    constant: bool,
+    several: bool,
 ) -> Any:
     if space == "global":
         return launch.memory.load(at, dtype, threads, constant=constant)
     if space == "local":
-        return launch.local.load(at, dtype, threads)
+        return launch.local.load(at, dtype, threads, several=several)
     found = np.empty(at.shape, dtype)
     for known, part in _spaces(at):
-        found[part] = _loaded(launch, *known(at[part]), dtype, threads[part], constant)
+        how = dtype, threads[part], constant, several
+        found[part] = _loaded(launch, *known(at[part]), *how)
     return found
 
 
