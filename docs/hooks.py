@@ -4,8 +4,8 @@ A comment on a line of its own stands for it, so that neither can fall out of st
 
 - `<!-- gallery -->`: a card for every example, with its picture and the start of its docstring;
   then their sources;
-- `<!-- solvers -->`: a table of them; `<!-- explicit methods -->` and `<!-- implicit methods -->`:
-  what each says of itself;
+- `<!-- solvers -->`: a table of them; `<!-- explicit methods -->`, `<!-- implicit methods -->` and
+  `<!-- stochastic methods -->`: what each says of itself;
 - `<!-- julia methods -->`: the methods that `JuliaAlg` knows;
 - `<!-- capabilities -->`: a table of what each engine can do.
 
@@ -21,6 +21,7 @@ from html import unescape
 import ensembleode
 from ensembleode.engines.base.capabilities import cell, ENGINES, FEATURES
 from ensembleode.solvers.base import ODESolver
+from ensembleode.solvers.stochastic import SDESolver
 
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -29,8 +30,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 def on_page_markdown(markdown: str, **_) -> str:
     markdown = markdown.replace("<!-- gallery -->", gallery())
     markdown = markdown.replace("<!-- solvers -->", solvers())
-    for kind in ("explicit", "implicit"):
-        methods = "\n\n".join(map(_documented, _methods(implicit=kind == "implicit")))
+    of_odes = {x: _methods(implicit=x == "implicit") for x in ("explicit", "implicit")}
+    for kind, found in {**of_odes, "stochastic": _stochastic_methods()}.items():
+        methods = "\n\n".join(map(_documented, found))
         markdown = markdown.replace(f"<!-- {kind} methods -->", methods)
     markdown = markdown.replace("<!-- capabilities -->", capabilities())
     markdown = re.sub(r"<!-- (limits: [\w ]+|end of limits) -->\n", "", markdown)
@@ -68,6 +70,9 @@ PICTURES = {
     "augmented_ode": """The loss of a plain neural ODE stays at a third, that of an augmented one
         falls to a millionth: its solutions cross. A pendulum, held out, by a neural ODE of second
         order, which swings, and by one of first order, which stands still.""",
+    "chemical_langevin": """Twelve cells, in each of which there comes to be much or little of a
+        protein. A map of both proteins, with two peaks. Histograms of one: with two peaks, and
+        without repression with one, under the curve of the theory.""",
     "chemistry": """Ozone falls within a minute and rises again, in a band that widens. Five
         constants, begun wrong by factors of up to three, over updates: all end where they are
         true.""",
@@ -81,6 +86,9 @@ PICTURES = {
         rightly to turn to the left or to the right.""",
     "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for
         twice as long as there were data. Closed orbits of prey and predators.""",
+    "neural_sde": """A series that stays in one of two wells, and changes to the other now and
+        then. Drift, diffusion, density and autocorrelation that were learned, and the exact
+        ones.""",
     "ode_rnn": """The error of the next value falls. Two series that were held out: the prediction
         jumps at the first observations, and then goes through those that come.""",
     "normalizing_flow": """The negative log-likelihood falls to that of the exact density. The
@@ -135,6 +143,13 @@ def _methods(*, implicit: bool) -> list[type]:
     ]
     chosen = [x for x in methods if x.implicit == implicit]
     return sorted(chosen, key=lambda x: (x.order, x.__name__))
+
+
+def _stochastic_methods() -> list[type]:
+    """The classes of methods for stochastic equations, by strong order."""
+    found = [x for x in vars(ensembleode.solvers).values() if isinstance(x, type)]
+    methods = [x for x in found if issubclass(x, SDESolver) and x is not SDESolver]
+    return sorted(methods, key=lambda x: (x.order, x.__name__))
 
 
 def capabilities() -> str:

@@ -18,6 +18,13 @@ CASES = [
     ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
     slow_unless(False, "within_ode_batching.py", [], "coupled"),
     slow_unless(False, "neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
+    slow_unless(False, "neural_sde.py", ["--updates", "40", "--no-plot"], "autocorrelation"),
+    slow_unless(
+        False,
+        "chemical_langevin.py",
+        ["--trajectories", "2000", "--no-plot"],
+        "without repression",
+    ),
     slow_unless(False, "neural_cde.py", ["--updates", "10", "--no-plot"], "held out"),
     slow_unless(False, "ode_rnn.py", ["--updates", "10", "--no-plot"], "held out"),
     slow_unless(False, "universal_ode.py", ["--updates", "10", "--no-plot"], "dx/dt"),
