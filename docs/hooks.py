@@ -62,9 +62,6 @@ def examples() -> list[pathlib.Path]:
 
 # What the pictures show, for those who can't see them.
 PICTURES = {
-    "allen_cahn": """The reference solution and the network's look alike: two bands that sharpen in
-        time. Their difference, below a hundredth, largest where the bands meet. The losses over
-        seconds, by Levenberg-Marquardt, Adam and L-BFGS, which begin anew in each window.""",
     "augmented_ode": """The loss of a plain neural ODE stays at a third, that of an augmented one
         falls to a millionth: its solutions cross. A pendulum, held out, by a neural ODE of second
         order, which swings, and by one of first order, which stands still.""",
@@ -87,6 +84,9 @@ PICTURES = {
         density, two moons. Samples, and the curves on which some came from the normal.""",
     "parameter_sweep": """The maxima of z over rho, which branch into bands of chaos. How the
         quantiles of z spread, for values of rho that hardly differ.""",
+    "physics_informed": """Three equations: the reference, the network's solution, which looks
+        alike, their difference, and the losses over seconds, which begin anew in each window. Two
+        bands that sharpen; a wave that steepens into a shock; standing waves.""",
     "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the
         fit, which fan out, and after it, all near 1.""",
     "universal_ode": """The error falls towards that of the noise. The equation that was found, over
