@@ -16,6 +16,7 @@ import ast
 import pathlib
 import re
 import textwrap
+import tomllib
 from html import unescape
 
 import ensembleode
@@ -24,6 +25,18 @@ from ensembleode.solvers.base import ODESolver
 
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+def on_config(config, **_):
+    """The version at the foot of pages; and links to the repository, and to edit a page there, if
+    pyproject.toml has a `Repository` among its urls, and mkdocs.yml no `repo_url`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config["copyright"] = f"{project['name']} {project['version']}"
+    repository = project.get("urls", {}).get("Repository")
+    if repository and not config["repo_url"]:
+        config["repo_url"], config["repo_name"] = repository, "Repository"
+        config["edit_uri"] = "edit/main/docs/"
+    return config
 
 
 def on_page_markdown(markdown: str, **_) -> str:
@@ -108,6 +121,8 @@ def _card(path: pathlib.Path) -> str:
     title, about, *_ = _docstring(path).split("\n\n")
     title = " ".join(title.split()).removesuffix(".")
     paragraphs = [f"**[{title}](#{path.stem})**", about]
+    notebook = f"{path.stem}.ipynb"
+    paragraphs.append(f'[As a notebook](notebooks/{notebook}){{ download="{notebook}" }}')
     if seen := " ".join(PICTURES.get(path.stem, "").split()):
         picture = f"images/{path.stem}.png"
         paragraphs.insert(0, f"[![{seen}]({picture})]({picture})")
