@@ -21,12 +21,14 @@ sys.argv = {arguments}"""
 
 
 def on_files(files, config):
+    import nbformat
     from mkdocs.structure.files import File
 
     paths = sorted((ROOT / "examples").glob("*.py"))
     made = executed(paths) if os.environ.get("EXECUTE_NOTEBOOKS") else map(notebook, paths)
-    for path, text in zip(paths, made, strict=True):
-        files.append(File.generated(config, f"notebooks/{path.stem}.ipynb", content=text))
+    for path, x in zip(paths, made, strict=True):
+        name, text = f"notebooks/{path.stem}.ipynb", nbformat.writes(x)
+        files.append(File.generated(config, name, content=text))
     return files
 
 
@@ -54,9 +56,8 @@ def cells_of(path: pathlib.Path, arguments: list[str]) -> list[tuple[str, str]]:
     return cells
 
 
-def notebook(path: pathlib.Path, arguments: list[str] = (), *, execute: bool = False) -> str:
-    """The script as a notebook."""
-    import nbformat
+def notebook(path: pathlib.Path, arguments: list[str] = ()):
+    """The script as a notebook, as nbformat has it."""
     from nbformat import v4
 
     new = {"markdown": v4.new_markdown_cell, "code": v4.new_code_cell}
@@ -64,13 +65,11 @@ def notebook(path: pathlib.Path, arguments: list[str] = (), *, execute: bool = F
     for i, cell in enumerate(cells):
         cell.id = f"cell-{i}"  # (the same in each build)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    made = v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
-    if execute:
-        _execute(made, path.name)
-    return nbformat.writes(made)
+    return v4.new_notebook(cells=cells, metadata={"kernelspec": kernel, "title": path.stem})
 
 
-def _execute(made, name: str) -> None:
+def execute(made) -> None:
+    """Fill in the outputs. **Raises:** `RuntimeError` where a cell fails."""
     from nbclient import NotebookClient
 
     with tempfile.TemporaryDirectory() as folder:
@@ -78,25 +77,20 @@ def _execute(made, name: str) -> None:
         try:
             client.execute()
         except Exception as e:
-            raise RuntimeError(f"the notebook of {name} fails: {e}") from e
+            raise RuntimeError(f"the notebook of {made.metadata.title}.py fails: {e}") from e
     for cell in made.cells:  # without progress bars
-        outputs = cell.get("outputs", [])
-        if outputs:
-            cell.outputs = [x for x in outputs if x.get("name") != "stderr"]
+        if cell.get("outputs"):
+            cell.outputs = [x for x in cell.outputs if x.get("name") != "stderr"]
 
 
-def executed(paths: list[pathlib.Path]) -> list[str]:
+def executed(paths: list[pathlib.Path]) -> list:
     """Notebooks of short runs; those that can't run here, for want of Julia, are not executed."""
     runs = short_runs()
-
-    def of(path):
-        if path.name not in runs:
-            return notebook(path)
-        print(f"executing the notebook of {path.name}", file=sys.stderr)
-        return notebook(path, runs[path.name], execute=True)
-
+    made = [notebook(path, runs.get(path.name, ())) for path in paths]
+    ready = [x for path, x in zip(paths, made, strict=True) if path.name in runs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(of, paths))
+        list(pool.map(execute, ready))
+    return made
 
 
 def short_runs() -> dict[str, list[str]]:

@@ -321,14 +321,15 @@ def test_notebook_is_executed(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    notebook = hooks("notebooks").notebook
+    module = hooks("notebooks")
     path = tmp_path / "example.py"
     path.write_text(EXAMPLE)
-    made = nbformat.reads(notebook(path, ["--fast"], execute=True), as_version=4)
+    made = module.notebook(path, ["--fast"])
+    module.execute(made)
     nbformat.validate(made)
     assert made.cells[-1].outputs[0].text == "['--fast']\n"
     with pytest.raises(RuntimeError, match=r"example\.py fails: (?s:.*)it failed"):
-        notebook(path, ["--fail"], execute=True)
+        module.execute(module.notebook(path, ["--fail"]))
 
 
 def test_repository_is_that_of_the_project(tmp_path, monkeypatch):
