@@ -64,7 +64,9 @@ def on_page_content(html: str, **_) -> str:
 def _mathml(formula: re.Match) -> str:
     from latex2mathml.converter import convert  # (tests of the other hooks do without)
 
-    return convert(unescape(formula[2]), display="block" if formula[1] == "div" else "inline")
+    if formula[1] == "span":
+        return convert(unescape(formula[2]), display="inline")
+    return f'<div class="formula">{convert(unescape(formula[2]), display="block")}</div>'
 
 
 def examples() -> list[pathlib.Path]:
@@ -97,9 +99,9 @@ PICTURES = {
         density, two moons. Samples, and the curves on which some came from the normal.""",
     "parameter_sweep": """The maxima of z over rho, which branch into bands of chaos. How the
         quantiles of z spread, for values of rho that hardly differ.""",
-    "physics_informed": """Three equations: the reference, the network's solution, which looks
-        alike, their difference, and the losses over seconds, which begin anew in each window. Two
-        bands that sharpen; a wave that steepens into a shock; standing waves.""",
+    "physics_informed": """What the network found for three equations: two bands that sharpen, a
+        wave that steepens into a shock, standing waves. Below, the differences from the references,
+        all small. The losses over seconds, which begin anew in each window.""",
     "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the
         fit, which fan out, and after it, all near 1.""",
     "universal_ode": """The error falls towards that of the noise. The equation that was found, over

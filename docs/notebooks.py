@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 ROOT = pathlib.Path(__file__).parents[1]
-ARGUMENTS = """# The arguments, as on the command line of the script (--help shows all):
+ARGUMENTS = """# The arguments{short}, as on the command line of the script (--help shows all):
 import sys
 
 __file__ = "{name}"
@@ -50,7 +50,9 @@ def cells_of(path: pathlib.Path, arguments: list[str]) -> list[tuple[str, str]]:
         else:
             if isinstance(node, ast.If):
                 given = [path.name, *arguments]
-                cells.append(("code", ARGUMENTS.format(name=path.name, arguments=given)))
+                short = " of a short run" * bool(arguments)
+                said = ARGUMENTS.format(short=short, name=path.name, arguments=given)
+                cells.append(("code", said))
             cells.append(("code", code))
         joined = not apart and len(cells) > 1
     return cells
