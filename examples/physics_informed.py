@@ -236,7 +236,7 @@ def plot(t, x, solutions, logs):
     top, bottom = axes[:, -1]
     bottom.axis("off")
     for (of, name), log in logs.items():
-        top.semilogy(*log.T, label=f"{of}, {OPTIMIZERS[name][0]}", lw=0.8)
+        top.semilogy(*log.T, label=f"{of}, {name}", lw=0.8)
     top.set(title="loss, window after window", xlabel="seconds")
     bottom.legend(*top.get_legend_handles_labels(), frameon=False, loc="upper left")
     figure.savefig(pathlib.Path(__file__).with_suffix(".png"), dpi=70)
