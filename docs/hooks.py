@@ -16,6 +16,7 @@ import ast
 import pathlib
 import re
 import textwrap
+import tomllib
 from html import unescape
 
 import ensembleode
@@ -25,6 +26,18 @@ from ensembleode.solvers.stochastic import SDESolver
 
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+def on_config(config, **_):
+    """The version at the foot of pages; and links to the repository, and to edit a page there, if
+    pyproject.toml has a `Repository` among its urls, and mkdocs.yml no `repo_url`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config["copyright"] = f"{project['name']} {project['version']}"
+    repository = project.get("urls", {}).get("Repository")
+    if repository and not config["repo_url"]:
+        config["repo_url"], config["repo_name"] = repository, "Repository"
+        config["edit_uri"] = "edit/main/docs/"
+    return config
 
 
 def on_page_markdown(markdown: str, **_) -> str:
@@ -53,7 +66,9 @@ def on_page_content(html: str, **_) -> str:
 def _mathml(formula: re.Match) -> str:
     from latex2mathml.converter import convert  # (tests of the other hooks do without)
 
-    return convert(unescape(formula[2]), display="block" if formula[1] == "div" else "inline")
+    if formula[1] == "span":
+        return convert(unescape(formula[2]), display="inline")
+    return f'<div class="formula">{convert(unescape(formula[2]), display="block")}</div>'
 
 
 def examples() -> list[pathlib.Path]:
@@ -64,9 +79,6 @@ def examples() -> list[pathlib.Path]:
 
 # What the pictures show, for those who can't see them.
 PICTURES = {
-    "allen_cahn": """The reference solution and the network's look alike: two bands that sharpen in
-        time. Their difference, below a hundredth, largest where the bands meet. The losses over
-        seconds, by Levenberg-Marquardt, Adam and L-BFGS, which begin anew in each window.""",
     "augmented_ode": """The loss of a plain neural ODE stays at a third, that of an augmented one
         falls to a millionth: its solutions cross. A pendulum, held out, by a neural ODE of second
         order, which swings, and by one of first order, which stands still.""",
@@ -95,6 +107,9 @@ PICTURES = {
         density, two moons. Samples, and the curves on which some came from the normal.""",
     "parameter_sweep": """The maxima of z over rho, which branch into bands of chaos. How the
         quantiles of z spread, for values of rho that hardly differ.""",
+    "physics_informed": """What the network found for three equations: two bands that sharpen, a
+        wave that steepens into a shock, standing waves. Below, the differences from the references,
+        all small. The losses over seconds, which begin anew in each window.""",
     "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the
         fit, which fan out, and after it, all near 1.""",
     "universal_ode": """The error falls towards that of the noise. The equation that was found, over
@@ -116,6 +131,8 @@ def _card(path: pathlib.Path) -> str:
     title, about, *_ = _docstring(path).split("\n\n")
     title = " ".join(title.split()).removesuffix(".")
     paragraphs = [f"**[{title}](#{path.stem})**", about]
+    notebook = f"{path.stem}.ipynb"
+    paragraphs.append(f'[As a notebook](notebooks/{notebook}){{ download="{notebook}" }}')
     if seen := " ".join(PICTURES.get(path.stem, "").split()):
         picture = f"images/{path.stem}.png"
         paragraphs.insert(0, f"[![{seen}]({picture})]({picture})")

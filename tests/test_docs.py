@@ -3,6 +3,7 @@
 The site itself, with its links, is built strictly by `.ci/run`.
 """
 
+import ast
 import doctest
 import functools
 import importlib.util
@@ -31,6 +32,8 @@ PAGES = {
 OTHER_LANGUAGES = {"", "bash", "julia", "text"}
 FENCE = re.compile(r"\s*```+(.*)$")
 END = chr(0)
+# Arguments of a page's script, with which it takes less time.
+ARGUMENTS = {"docs/sweep.md": ["30"]}
 
 
 #
@@ -101,11 +104,11 @@ def differs(expected, got):
     return not doctest.OutputChecker().check_output(expected + "\n", got.rstrip() + "\n", flags)
 
 
-def check_page(text, directory, name="page.py"):
+def check_page(text, directory, arguments=()):
     blocks = blocks_of(text)
-    path = directory / name
+    path = directory / "page.py"
     path.write_text(script_of(blocks))
-    done = run([path], directory)
+    done = run([path, *arguments], directory)
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(END)[:-1]
     for expected, got in zip(outputs_of(blocks), printed, strict=True):
@@ -122,7 +125,7 @@ def has_python(page):
     [name for name, page in PAGES.items() if has_python(page)],
 )
 def test_code_of_page_runs(name, tmp_path):
-    check_page(PAGES[name].read_text(), tmp_path)
+    check_page(PAGES[name].read_text(), tmp_path, ARGUMENTS.get(name, ()))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -272,6 +275,76 @@ def test_gallery_has_example(name):
         assert re.search(rf"\[!\[[A-Z0-9][^\]]{{40,}}\]\(images/{stem}.png\)\]", page)
     # (A text may not start with what is left of a formula.)
     assert re.search(rf"\(#{stem}\)\*\*\n\n    [A-Z]", page)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda x: x.stem)
+def test_notebook_is_the_script(path):
+    (_, title), *cells = hooks("notebooks").cells_of(path, ["--fast"])
+    code = [text for kind, text in cells if kind == "code"]
+    assert len(code) == len(cells)
+    said = [text for text in code if text.startswith("# The arguments")]
+    assert len(said) == ("argparse" in path.read_text())
+    for text in said:
+        assert f"sys.argv = {[path.name, '--fast']!r}" in text
+        code.remove(text)
+
+    def statements(text):
+        return [ast.dump(node) for node in ast.parse(text).body]
+
+    script = path.read_text()
+    assert statements(script)[1:] == statements("\n".join(code))
+    assert title.startswith("# ")
+    assert "\n\n" in title
+
+
+EXAMPLE = '''"""An example.
+
+Of what.
+"""
+
+import sys
+
+
+def main():
+    print(sys.argv[1:])
+    if "--fail" in sys.argv:
+        sys.exit("it failed")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def test_notebook_is_executed(tmp_path):
+    """And one that fails ends the build."""
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    module = hooks("notebooks")
+    path = tmp_path / "example.py"
+    path.write_text(EXAMPLE)
+    made = module.notebook(path, ["--fast"])
+    module.execute(made)
+    nbformat.validate(made)
+    assert made.cells[-1].outputs[0].text == "['--fast']\n"
+    with pytest.raises(RuntimeError, match=r"example\.py fails: (?s:.*)it failed"):
+        module.execute(module.notebook(path, ["--fail"]))
+
+
+def test_repository_is_that_of_the_project(tmp_path, monkeypatch):
+    """And there is none where the project has none."""
+    module = hooks()
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    project = '[project]\nname = "a"\nversion = "1.2"\n'
+    (tmp_path / "pyproject.toml").write_text(project)
+    assert module.on_config({"repo_url": None}) == {"repo_url": None, "copyright": "a 1.2"}
+    urls = '[project.urls]\nRepository = "https://example.org/a"\n'
+    (tmp_path / "pyproject.toml").write_text(project + urls)
+    config = module.on_config({"repo_url": None})
+    assert config["repo_url"] == "https://example.org/a"
+    assert config["edit_uri"] == "edit/main/docs/"
+    assert module.on_config({"repo_url": "https://example.org/b"})["repo_url"].endswith("b")
 
 
 @pytest.mark.slow

@@ -36,9 +36,15 @@ CASES = [
     slow_unless(False, "normalizing_flow.py", ["--updates", "100", "--no-plot"], "integrates to"),
     slow_unless(
         False,
-        "allen_cahn.py",
+        "physics_informed.py",
         ["--optimizer", "lm", "adam", "lbfgs", "--points", "400", "--steps", "2", "--no-plot"],
         "relative L2 error",
+    ),
+    slow_unless(
+        False,
+        "physics_informed.py",
+        ["--equation", "burgers", "wave", "--points", "2000", "--steps", "8", "--no-plot"],
+        "wave, Levenberg-Marquardt: 32 steps",
     ),
     slow_unless(
         False, "parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "compiled engine"

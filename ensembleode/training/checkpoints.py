@@ -79,11 +79,13 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SavedStates:
-    """The contents of a checkpoint: a pytree of `state`, `best`, `losses` (`[step]`), `validations`
-    (`[validation, (step, loss)]`) and `callback_state`, and static fields."""
+    """The contents of a checkpoint: a pytree of `state`, `best` (the parameters) with the model's
+    `best_state`, `losses` (`[step]`), `validations` (`[validation, (step, loss)]`) and
+    `callback_state`, and static fields."""
 
     state: Any
     best: Any
+    best_state: Any
     best_loss: float
     losses: np.ndarray
     validations: np.ndarray
@@ -95,7 +97,7 @@ class SavedStates:
 
 jtu.register_dataclass(
     SavedStates,
-    ["state", "best", "losses", "validations", "callback_state"],
+    ["state", "best", "best_state", "losses", "validations", "callback_state"],
     ["best_loss", "step", "position", "run"],
 )
 
@@ -200,8 +202,9 @@ class Folder:
             return fresh, set()
         saved = _restored(*checkpoint, fresh, self._how.allow_changes)
         changed = _changes(saved.run, run, checkpoint[-1], self._how.allow_changes)
-        state, best = placed.everywhere((saved.state, saved.best))
-        return dataclasses.replace(saved, state=state, best=best, run=run), changed
+        names = "state", "best", "best_state"
+        there = {name: placed.everywhere(getattr(saved, name)) for name in names}
+        return dataclasses.replace(saved, **there, run=run), changed
 
     def _acquire(self) -> None:
         try:

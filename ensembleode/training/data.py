@@ -33,7 +33,8 @@ class Piece:
 
 class Arrays:
     """A pytree of arrays `[item, ...]` (in memory, memory-mapped, or Zarr's), in batches of `size`
-    items, of which as many in succession are one piece as are accumulated."""
+    items, of which as many in succession are one piece as are accumulated. A last one with fewer
+    items is padded, so that a step compiles once; or it isn't."""
 
     def __init__(
         self,
@@ -42,7 +43,9 @@ class Arrays:
         placed: Placement,
         shuffle: bool,
         accumulated: int = 1,
+        padded: bool = True,
     ):
+        self._padded = padded
         self._leaves, self._structure = _arrays(tree, gives_batches)
         self.items = _length_of(self._leaves)
         self._in_memory = all(type(x) is np.ndarray for _, x in self._leaves)
@@ -97,7 +100,7 @@ class Arrays:
         return np.random.Generator(np.random.Philox(seed.tolist())).permutation(self.items)
 
     def _piece(self, rows: np.ndarray, last: bool) -> Piece:
-        size = self._placed.rows(self.size)
+        size = self._placed.rows(self.size if self._padded else len(rows))
         mine = rows[_here(len(rows), size, self._placed)]
         named = [(name, _taken_rows(x, mine)) for name, x in self._leaves]
         if not self._in_memory:
@@ -108,13 +111,17 @@ class Arrays:
 
 class Batches:
     """An iterable of batches, each of which is a pytree of arrays `[item, ...]`; as many in
-    succession are one piece as are accumulated."""
+    succession are one piece as are accumulated. Those with fewer items than one before are padded;
+    or they aren't."""
 
     repeats = False
     items = steps = None
 
-    def __init__(self, source: Iterable, placed: Placement, accumulated: int = 1):
+    def __init__(
+        self, source: Iterable, placed: Placement, accumulated: int = 1, padded: bool = True
+    ):
         self._source, self._placed, self._accumulated = source, placed, accumulated
+        self._padded = padded
         self.once = iter(source) is source
         self._room = 0
         # The batches that were taken for `identity` and are still to be used, and the rest of the
@@ -187,7 +194,7 @@ class Batches:
         tree = trees[0] if len(trees) == 1 else jax.tree.map(_joined, *trees)
         leaves, structure = _arrays(tree)
         count = _length_of(leaves)
-        self._room = max(self._room, self._placed.rows(count))
+        self._room = max(self._room * self._padded, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
         check_finite(leaves, None)
         rows = jtu.tree_unflatten(structure, [_taken_rows(x, mine) for _, x in leaves])
@@ -203,17 +210,22 @@ _NO_BATCH = "data is empty: it gave no batch."
 
 
 def source_of(
-    data: Any, size: int | None, placed: Placement, shuffle: bool, accumulated: int = 1
+    data: Any,
+    size: int | None,
+    placed: Placement,
+    shuffle: bool,
+    accumulated: int = 1,
+    padded: bool = True,
 ) -> Arrays | Batches:
-    """The source of batches for some data, of which so many are accumulated. **Raises:**
-    `ValueError` for data that is empty, ragged or not numeric."""
+    """The source of batches for some data, of which so many are accumulated, and which are padded
+    or not. **Raises:** `ValueError` for data that is empty, ragged or not numeric."""
     if isinstance(data, list) and not data:
         raise ValueError("data is empty.")
     if not gives_batches(data):
-        return Arrays(data, size, placed, shuffle, accumulated)
+        return Arrays(data, size, placed, shuffle, accumulated, padded)
     if size is not None:
         raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
-    return Batches(data, placed, accumulated)
+    return Batches(data, placed, accumulated, padded)
 
 
 def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -39,6 +40,7 @@ def fit(
     data: Any = None,
     *,
     optimizer: Any,
+    state: Any = None,
     epochs: int | None = None,
     maxiters: int | None = None,
     batch_size: int | None = None,
@@ -82,6 +84,11 @@ def fit(
     - `optimizer`: any optimizer of optax, including those with a line search, such as
         `optax.lbfgs()`; or a [`LevenbergMarquardt`][ensembleode.LevenbergMarquardt], with which
         `loss` returns residuals, `[item, ...]`, and `fit` sums their squares.
+    - `state`: the first state of the model, such as one of `eqx.nn.make_with_state`: a pytree of
+        arrays that aren't trained. The loss then is `loss(params, state, batch, key) -> ([item],
+        state)` (or without `key`; without `data`, `loss(params, state)`), and each step goes on
+        from the state of the one before. Checkpoints hold it, and the result has it. Not with
+        several devices or processes, `microbatch="auto"` or `LevenbergMarquardt`.
     - `epochs`, `maxiters`: the number of passes over the data, or the number of steps.
     - `batch_size`: the number of items of a step, by default all; the last batch of a pass may have
         fewer.
@@ -102,8 +109,9 @@ def fit(
     - `shuffle`: whether each pass over arrays is in another order.
     - `key`: the PRNG key of the fit, by default `jax.random.key(0)`.
     - `validation`: data like `data` that the fit isn't trained with, whose mean loss tells which
-        parameters are the best; or a function `validation(params)` that returns such a number. Each
-        validation has the same keys.
+        parameters are the best; or a function `validation(params)` that returns such a number
+        (`validation(params, state)` with `state=`). Equinox modules of the parameters are in
+        inference mode for such data, and each validation has the same keys.
     - `validate_every`: the number of steps between two validations, by default those of a pass over
         the data. There is one more at the end of the fit.
     - `patience`: the fit ends when so many validations in succession were not lower than the lowest
@@ -184,9 +192,12 @@ def fit(
         )
     if least_squares:
         check_params(trained, placed.first)
+    has_state = state is not None
+    if has_state:
+        _check_state(state, placed, least_squares, microbatch)
     source = None
     if data is not None:
-        source = source_of(data, batch_size, placed, shuffle, accumulate)
+        source = source_of(data, batch_size, placed, shuffle, accumulate, padded=not has_state)
         if accumulate > 1 and microbatch is None:
             size = -(-source.items_of_batch // placed.size)
     if source is not None and epochs is not None and epochs > 1 and getattr(source, "once", False):
@@ -194,15 +205,16 @@ def fit(
             f"data can be gone over once only, and epochs={epochs}: give maxiters=, or an iterable "
             "that can begin anew, such as a list."
         )
-    validated = validation_of(validation, source, placed, validate_every, patience)
-    call, takes_key = checked(loss, source is not None)
+    how = {"every": validate_every, "patience": patience, "padded": not has_state}
+    validated = validation_of(validation, source, placed, **how)
+    call, takes_key = checked(loss, source is not None, has_state)
     step = (LeastSquaresStep if least_squares else UpdateStep)(
         call,
         static,
         optimizer if least_squares else optax.with_extra_args_support(optimizer),
         placed,
         has_data=source is not None,
-        repeats=source is None or (source.repeats and not takes_key),
+        repeats=not has_state and (source is None or (source.repeats and not takes_key)),
         microbatch=size,
     )
     loop = _FitLoop(
@@ -217,7 +229,7 @@ def fit(
         microbatch == "auto",
         started,
     )
-    begin = loop.beginning(trained)
+    begin = loop.beginning(trained, state)
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = Checkpoints(checkpoint)
     folder = None if checkpoint is None else Folder(checkpoint)
@@ -236,7 +248,7 @@ def fit(
                     if validated is not None:
                         of_validation = validated.identity().items()
                         data |= {f"validation {name}": x for name, x in of_validation}
-                return {**of, "loss": of_loss(step, trained, rows, key), "data": data}
+                return {**of, "loss": of_loss(step, begin.state, rows, key), "data": data}
 
             with peers(_advice(folder)):
                 begin, changed = folder.beginning(begin, resume, placed, identity)
@@ -262,6 +274,31 @@ def _with_arrays(params: Any) -> Any:
         params,
         is_leaf=lambda x: isinstance(x, eqx.Module),
     )
+
+
+def _check_state(state: Any, placed: Placement, least_squares: bool, microbatch: Any) -> None:
+    """**Raises:** `TypeError` where the state of a model isn't made of arrays, and `ValueError`
+    where it can't be carried from step to step."""
+    wrong = [x for x in jax.tree.leaves(state) if not eqx.is_array_like(x)]
+    if wrong or not jax.tree.leaves(state):
+        what = f"it has {wrong[0]!r}" if wrong else f"{state!r} has none"
+        raise TypeError(f"state must be a pytree of arrays, as of eqx.nn.make_with_state: {what}.")
+    if placed.size > 1:
+        raise ValueError(
+            "state= is of a model on one device: several devices, or processes, would each have "
+            "another one. Drop dist=, devices= or ensemblealg=; the solve in the loss may still "
+            "run on several, by its own ensemblealg."
+        )
+    if least_squares:
+        raise ValueError(
+            "state= is of losses, and LevenbergMarquardt() has residuals, which it computes "
+            "several times in a step: give an optimizer of optax, such as optax.lbfgs()."
+        )
+    if microbatch == "auto":
+        raise ValueError(
+            "state= goes from microbatch to microbatch, so the result depends on their size, and "
+            "microbatch='auto' on the memory that is free: give microbatch= a number."
+        )
 
 
 def _advice(folder: Folder | None) -> str:
@@ -302,14 +339,16 @@ class _FitLoop:
         each = None if self.source is None else self.source.steps
         return self.maxiters or (each and each * self.epochs)
 
-    def beginning(self, trained: Any) -> SavedStates:
+    def beginning(self, trained: Any, model_state: Any) -> SavedStates:
         optimizer = self.step.optimizer.init(trained)
-        state = self._placed.everywhere(TrainingState(trained, optimizer))
+        model_state = jax.tree.map(jnp.asarray, model_state)
+        state = self._placed.everywhere(TrainingState(trained, optimizer, model_state))
         items = None if self.source is None else self.source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
         return SavedStates(
             state,
             best=state.params,
+            best_state=state.model_state,
             best_loss=np.inf,
             losses=np.zeros(0),
             validations=np.zeros((0, 2)),
@@ -347,8 +386,8 @@ class _FitLoop:
                     seconds = time.perf_counter() - began
                     after = self._validated(after, piece)
                     has_readers = self.callback is not None or lines.functions
-                    whole = self._whole_params(now.state.params) if has_readers else None
-                    told = self._told(after, piece, report, whole)
+                    given = self._given(now.state) if has_readers else (None, None)
+                    told = self._told(after, piece, report, *given)
                     lines.write(told, seconds)
                     if not shown.disable:
                         shown.set_postfix_str(_postfix(told), refresh=False)
@@ -393,6 +432,8 @@ class _FitLoop:
             now.validations[:, 1],
             now.validations[:, 0].astype(int),
             now.callback_state,
+            self._own(now.state.model_state),
+            self._own(now.best_state),
         )
 
     def _save(self, now: SavedStates, folder: Folder, lines: Log) -> None:
@@ -437,6 +478,7 @@ class _FitLoop:
             begin,
             state=state,
             best=state.params,
+            best_state=state.model_state,
             best_loss=np.inf,
             validations=begin.validations[:0],
             position=position,
@@ -451,7 +493,7 @@ class _FitLoop:
     def _stepped(self, now: SavedStates, piece: Piece) -> tuple[TrainingState, StepReport]:
         state = now.state
         if self.step.dtype is None:
-            dtype, mesh = traced(self.step, state.params, piece.batch, self.key)
+            dtype, mesh = traced(self.step, state, piece.batch, self.key)
             self.step = dataclasses.replace(self.step, dtype=dtype)
             state, self._number = self._placed.onto(mesh, (state, self._number))
             if self.automatic:
@@ -479,18 +521,16 @@ class _FitLoop:
         epoch, batches, items, total = now.position
         batches, items = batches + piece.batches, items + piece.count
         total += loss * piece.count
-        best, best_loss = now.best, now.best_loss
+        best = {}
         if self.validation is not None:
             pass
         elif self.source is None or self.source.repeats:
-            if loss < best_loss:
-                best, best_loss = now.state.params, loss
-        elif piece.last and total / items < best_loss:
-            best, best_loss = state.params, total / items
+            if loss < now.best_loss:
+                best = _best(now.state.params, state.model_state, loss)
+        elif piece.last and total / items < now.best_loss:
+            best = _best(state.params, state.model_state, total / items)
         position = Position(epoch + 1) if piece.last else Position(epoch, batches, items, total)
-        return dataclasses.replace(
-            now, state=state, best=best, best_loss=best_loss, step=now.step + 1, position=position
-        )
+        return dataclasses.replace(now, state=state, step=now.step + 1, position=position, **best)
 
     def _validated(self, now: SavedStates, piece: Piece) -> SavedStates:
         """The states after a step with this piece, and after the validation if one is due."""
@@ -498,12 +538,13 @@ class _FitLoop:
             self.validation.is_due(now.step, piece.last) or self._is_done(now)
         ):
             return now
-        params = now.state.params
-        loss = self.validation.loss(self.step, params, self._whole_params, self._validation_key)
+        given = functools.partial(self._arguments, now.state)
+        loss = self.validation.loss(self.step, now.state, self._validation_key, given)
         validations = np.concatenate([now.validations, [[now.step, loss]]])
         if not loss < now.best_loss:
             return dataclasses.replace(now, validations=validations)
-        return dataclasses.replace(now, validations=validations, best=params, best_loss=loss)
+        best = _best(now.state.params, now.state.model_state, loss)
+        return dataclasses.replace(now, validations=validations, **best)
 
     def _why_no_more(self, now: SavedStates) -> str:
         return "" if self.validation is None else self.validation.why_no_more(now.validations)
@@ -514,6 +555,19 @@ class _FitLoop:
     def _whole_params(self, params: Any) -> Any:
         params = self._placed.home(params)
         return eqx.combine(params, self._static) if self._some_static else params
+
+    def _given(self, state: TrainingState) -> tuple[Any, Any]:
+        """The parameters and the state of the model, for functions of the user."""
+        return self._whole_params(state.params), self._own(state.model_state)
+
+    def _arguments(self, state: TrainingState) -> tuple[Any, ...]:
+        """The arguments of a loss without data."""
+        params, model_state = self._given(state)
+        return (params,) if model_state is None else (params, model_state)
+
+    def _own(self, model_state: Any) -> Any:
+        """A copy for the user. (An `equinox.nn.State` can be used only once.)"""
+        return jax.tree.map(lambda x: x, self._placed.home(model_state))
 
     def _message(self, stopped: str, now: SavedStates, piece: Piece | None) -> str:
         if stopped == "nonfinite":
@@ -533,9 +587,10 @@ class _FitLoop:
             return ""
         key = jax.random.fold_in(self.key, now.step)
         losses = self._placed.mapped(
-            lambda shared, split: self.step.losses(shared[0], *split, shared[1])
+            lambda shared, split: self.step.losses(*shared[0], *split, shared[1])[0]
         )
-        values = jax.jit(losses)((now.state.params, key), (piece.batch.rows, piece.batch.place))
+        given = now.state.params, now.state.model_state
+        values = jax.jit(losses)((given, key), (piece.batch.rows, piece.batch.place))
         bad = np.flatnonzero(~np.isfinite(values[: piece.count]))
         leaves = jtu.tree_leaves_with_path(piece.batch.rows)
         some = [
@@ -549,7 +604,9 @@ class _FitLoop:
         which = "" if piece.items is None else f", first that of item {piece.items[bad[0]]}"
         return f" (the loss of {len(bad)} of {piece.count} items{which}{missing})"
 
-    def _told(self, now: SavedStates, piece: Piece, report: StepReport, params: Any) -> FitState:
+    def _told(
+        self, now: SavedStates, piece: Piece, report: StepReport, params: Any, model_state: Any
+    ) -> FitState:
         """What a callback and the log are told of a step."""
         elapsed = time.perf_counter() - self.started
         step, last = now.validations[-1] if len(now.validations) else (0, math.nan)
@@ -564,6 +621,7 @@ class _FitLoop:
             report.learning_rate,
             float(last),
             bool(step == now.step),
+            model_state,
         )
 
     def _called_back(self, now: SavedStates, told: FitState) -> tuple[SavedStates, bool]:
@@ -579,6 +637,10 @@ class _FitLoop:
                 own = _checked_state(now.callback_state, own)
                 now = dataclasses.replace(now, callback_state=own)
         return now, from_first(bytes([stop])) == b"\x01"
+
+
+def _best(params: Any, model_state: Any, loss: float) -> dict[str, Any]:
+    return {"best": params, "best_state": model_state, "best_loss": loss}
 
 
 def _stop_and_state(returned: Any) -> tuple[bool, Any]:

@@ -21,6 +21,7 @@ class FitState(NamedTuple):
         `optax.inject_hyperparams(optax.adam)(learning_rate=schedule)` or a line search; else NaN.
     - `validation_loss`: the last one (NaN before the first); it is of the parameters after a step.
     - `validated`: whether that is of this step.
+    - `state`: the state of the model that the loss was given; None without `state=`.
     """
 
     step: int
@@ -33,6 +34,7 @@ class FitState(NamedTuple):
     learning_rate: float
     validation_loss: float
     validated: bool
+    state: Any = None
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -65,6 +67,8 @@ class FitResult:
     - `validation_losses`: `[validation]`, and `validation_steps`: `[validation]`, after how many
         steps each was computed.
     - `callback_state`: the last one that the callback returned (in the first process).
+    - `state`, `best_state`: the state of the model that belongs to `params`, and to `best`; None
+        without `state=`.
     """
 
     params: Any
@@ -81,6 +85,8 @@ class FitResult:
     validation_losses: np.ndarray
     validation_steps: np.ndarray
     callback_state: Any
+    state: Any = None
+    best_state: Any = None
 
     def __repr__(self) -> str:
         shapes = eqx.tree_pformat(self.params, short_arrays=True, width=60).splitlines()

@@ -22,12 +22,12 @@ from .step import TrainingState, UpdateStep
 _BYTES = 2**20
 
 
-def of_loss(step: UpdateStep, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
+def of_loss(step: UpdateStep, state: TrainingState, rows: Any, key: Any) -> dict[str, str | None]:
     """The identity of the loss: its trace for one device, and the versions of the libraries. Parts
     that can't be identified are None. Of the batch `rows`, only shapes and dtypes matter."""
     traced = None
     with contextlib.suppress(NotKnownError):
-        traced = _hashed(text_of_jaxpr(_traced(step, params, rows, key)))
+        traced = _hashed(text_of_jaxpr(_traced(step, state, rows, key)))
     return {"traced": traced, "versions": f"ensembleode {__version__}, jax {jax.__version__}"}
 
 
@@ -63,17 +63,18 @@ def leaves_by_name(tree: Any) -> list[tuple[str, Any]]:
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
-def _traced(step: UpdateStep, params: Any, rows: Any, key: Any) -> Any:
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+def _traced(step: UpdateStep, state: TrainingState, rows: Any, key: Any) -> Any:
+    given = state.params, state.model_state
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
 
     def of(count):
         some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
         place = jax.ShapeDtypeStruct((count,), np.int32)
-        return jax.make_jaxpr(step.losses)(params, some, place, key)
+        return jax.make_jaxpr(step.losses)(*given, some, place, key)
 
     with for_one_device():
         if not step.has_data:
-            return jax.make_jaxpr(step.alone)(params)
+            return jax.make_jaxpr(step.alone)(*given)
         size = jtu.tree_leaves(rows)[0].shape[0]
         try:  # with few rows, so that the size of batches doesn't matter
             return of(min(2, size))

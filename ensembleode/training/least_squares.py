@@ -168,11 +168,13 @@ class LeastSquaresStep(UpdateStep):
         report = StepReport(jnp.where(finite, loss, jnp.nan), norm, jnp.asarray(jnp.nan))
         return new, number + 1, report
 
-    def losses(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
-        return jnp.sum(self._residuals(params, rows, place, key) ** 2, axis=1)
+    def losses(
+        self, params: Any, model_state: Any, rows: Any, place: Any, key: Any
+    ) -> tuple[Any, Any]:
+        return jnp.sum(self._residuals(params, rows, place, key) ** 2, axis=1), model_state
 
-    def alone(self, params: Any) -> Any:
-        return jnp.sum(self._residuals_alone(params) ** 2)
+    def alone(self, params: Any, model_state: Any) -> tuple[Any, Any]:
+        return jnp.sum(self._residuals_alone(params) ** 2), model_state
 
     def rows_at_a_time(self, params: Any, rows: Any, place: Any, key: Any) -> int:
         each = self._width(params, rows, place, key) * _count(params)
@@ -182,8 +184,8 @@ class LeastSquaresStep(UpdateStep):
     def _loss(self, params: Any, batch: PaddedBatch | None, key: Any) -> Any:
         dtype = _dtype_of(params)
         if batch is None:
-            return self.alone(params).astype(dtype)
-        return self.mean_of_losses(params, batch, key, dtype)
+            return self.alone(params, None)[0].astype(dtype)
+        return self.mean_of_losses(params, None, batch, key, dtype)
 
     def _normal_equations(
         self, params: Any, batch: PaddedBatch | None, key: Any
@@ -195,16 +197,16 @@ class LeastSquaresStep(UpdateStep):
             r, j = _linearised(self._residuals_alone, params, _is_tall(count, params))
             return _products(r.astype(dtype), j.astype(dtype))
 
-        def part(params, rows, place, count, key):
+        def part(params, model_state, rows, place, count, key):
             def masked(x):
                 inside = jnp.expand_dims(place < count, range(1, x.ndim))
                 return jnp.where(inside, x.astype(dtype), jnp.zeros((), dtype))
 
             r, j = map(masked, self._linearised_rows(params, rows, place, key))
-            return _products(r.ravel(), j.reshape(r.size, j.shape[-1]))
+            return _products(r.ravel(), j.reshape(r.size, j.shape[-1])), model_state
 
         zeros = tuple(jnp.zeros((_count(params),) * n, dtype) for n in range(3))
-        return self.mean(part, zeros, params, batch, key)
+        return self.mean(part, zeros, params, None, batch, key)[0]
 
     def _linearised_rows(self, params: Any, rows: Any, place: Any, key: Any) -> tuple[Any, Any]:
         """The residuals `[row, residual]`, and their Jacobian `[row, residual, parameter]`."""
@@ -223,7 +225,7 @@ class LeastSquaresStep(UpdateStep):
 
     def _residuals(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
         """`[row, residual]`"""
-        n, residuals = place.shape[0], self.returned(params, rows, place, key)
+        n, (residuals, _) = place.shape[0], self.returned(params, None, rows, place, key)
         if not eqx.is_array(residuals) or residuals.shape[:1] != (n,):
             raise TypeError(
                 f"with {_NAME}, the loss must return the residuals of each item, an array of the "
@@ -235,7 +237,7 @@ class LeastSquaresStep(UpdateStep):
 
     def _residuals_alone(self, params: Any) -> Any:
         """`[residual]`"""
-        residuals = self.loss(eqx.combine(params, self.static))
+        residuals, _ = self.loss(eqx.combine(params, self.static), None)
         if not eqx.is_array(residuals) or not residuals.shape:
             raise TypeError(
                 f"with {_NAME}, the loss must return residuals, an array of them, and not the sum "

@@ -89,8 +89,8 @@ class Placement:
         )
 
     def summed(self, fn: Callable) -> Callable:
-        """`fn(shared, split)`, whose results on each device are summed."""
-        return self._on_each(fn, _WHOLE, _all_reduced)
+        """`fn(shared, split)`, which returns what is summed over the devices, and what all have."""
+        return self._on_each(fn, _WHOLE, lambda out: (_all_reduced(out[0]), out[1]))
 
     def mapped(self, fn: Callable) -> Callable:
         """`fn(shared, split)`, whose results on each device, for its rows, are concatenated."""

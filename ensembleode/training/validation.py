@@ -10,7 +10,7 @@ from ..problem.options import check_count
 from .data import Arrays, Batches, gives_batches, source_of
 from .parallel import Placement
 from .processes import from_first, is_first, needed
-from .step import UpdateStep
+from .step import TrainingState, UpdateStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,17 +47,18 @@ class Validation:
             f"{self.patience} after it was lower."
         )
 
-    def loss(self, step: UpdateStep, params: Any, whole: Callable, key: Any) -> float:
-        """The validation loss of the parameters, the same in every process. `whole(params)` are
-        those that a user's function gets."""
+    def loss(self, step: UpdateStep, state: TrainingState, key: Any, given: Callable) -> float:
+        """The validation loss of the parameters, the same in every process. `given()` are the
+        arguments of a user's function."""
         if self.function is not None:
-            value = _number(self.function(whole(params))) if is_first() else 0.0
+            value = _number(self.function(*given())) if is_first() else 0.0
             return float.fromhex(from_first(value.hex().encode()).decode())
         total, items = 0.0, 0
         assert self.source is not None
         for piece in self.source.in_order():
             with needed():
-                total += float(step.mean_loss(params, piece.batch, key)) * piece.count
+                mean = step.mean_loss(state.params, state.model_state, piece.batch, key)
+                total += float(mean) * piece.count
             items += piece.count
         return total / items
 
@@ -72,6 +73,7 @@ def validation_of(
     placed: Placement,
     every: int | None,
     patience: int | None,
+    padded: bool,
 ) -> Validation | None:
     """The validation for these arguments of `fit`, which has the data `training`.
 
@@ -95,7 +97,8 @@ def validation_of(
             "data."
         )
     size = training.items_of_batch if isinstance(training, Arrays) else None
-    source = source_of(given, None if gives_batches(given) else size, placed, shuffle=False)
+    size = None if gives_batches(given) else size
+    source = source_of(given, size, placed, shuffle=False, padded=padded)
     if isinstance(source, Batches):
         if source.once:
             raise ValueError(

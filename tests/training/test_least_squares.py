@@ -10,7 +10,7 @@ import ensembleode as eo
 from ensembleode.training import least_squares
 from ensembleode.training.least_squares import LeastSquaresStep
 from ensembleode.training.parallel import Placement
-from ensembleode.training.step import PaddedBatch, TrainingState
+from ensembleode.training.step import checked, PaddedBatch, TrainingState
 
 from .test_fit import line, QUIET
 
@@ -106,7 +106,13 @@ def test_many_items_take_no_more_memory(monkeypatch):
             return jnp.sin(jnp.outer(x, jnp.arange(width, dtype=x.dtype))) @ params
 
         how = LeastSquaresStep(
-            loss, None, eo.LevenbergMarquardt(), Placement(), True, True, dtype=jnp.dtype("f8")
+            checked(loss, True)[0],
+            None,
+            eo.LevenbergMarquardt(),
+            Placement(),
+            has_data=True,
+            repeats=True,
+            dtype=jnp.dtype("f8"),
         )
         state = TrainingState(jnp.ones(width), how.optimizer.init(jnp.ones(width)))
         batch = PaddedBatch(jnp.ones(n), jnp.arange(n, dtype=jnp.int32), jnp.int32(n))
