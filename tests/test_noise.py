@@ -6,6 +6,7 @@ import math
 import operator
 import pathlib
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -764,7 +765,32 @@ def test_histogram_of_many_in_the_memory_of_a_batch():
     np.testing.assert_array_equal(found, np.histogram(whole[:, -1, 0], edges)[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("alg", [diffrax.SRA1(), diffrax.ShARK()])
+def test_methods_of_diffrax(alg):
+    prob = brownian(constant, decay)
+    options = {"trajectories": 500, "dt": 0.05, "saveat": [0.5, 1.0]}
+    sim = eo.solve(eo.EnsembleProblem(prob), alg, **options)
+    assert sim.engine.name == "diffrax"
+    (mean, error), (variance, spread) = moments(sim.u[:, -1, 0])
+    assert abs(mean - 0.5 * math.exp(-A)) < 4 * error
+    assert abs(variance - B**2 * (1 - math.exp(-2 * A)) / (2 * A)) < 4 * spread
+    alone = eo.solve(prob, alg, dt=0.05, saveat=[0.5, 1.0]).u
+    np.testing.assert_allclose(alone, sim.u[0], rtol=1e-9)
+
+    def loss(a):
+        made = eo.EnsembleProblem(eo.remake(prob, p=prob.p | {"a": a}))
+        return eo.solve(made, alg, trajectories=3, dt=0.1).u[:, -1].sum()
+
+    expected = (loss(A + 1e-5) - loss(A - 1e-5)) / 2e-5
+    np.testing.assert_allclose(jax.grad(loss)(A), expected, rtol=1e-6)
+
+
 REFUSED = {
+    "is eo.EM\\(split=False\\) here": lambda: eo.solve(brownian(), diffrax.Euler(), dt=0.1),
+    "keeps no path": lambda: eo.solve(
+        brownian(constant, decay), diffrax.SRA1(), dt=0.1, save_noise=True
+    ),
     "Tsit5 is for ODEs": lambda: eo.solve(brownian(), eo.Tsit5(), adaptive=False, dt=0.1),
     "EM is for stochastic problems": lambda: eo.solve(
         eo.ODEProblem(decay, [1.0], (0.0, 1.0), {"a": 1.0}), eo.EM(), adaptive=False, dt=0.1

@@ -79,6 +79,7 @@ def job_for(
         extension=extension,
         events=every.events,
         form=every.form if module.reads_form(method) or has_rate else None,
+        noise=every.noise,
         max_events=room,
         last_event=last,
         saves_values=every.saving_callback is not None,

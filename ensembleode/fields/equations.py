@@ -21,10 +21,12 @@ ELEMENTWISE = """
     abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
     cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
     integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg
-    nextafter not one_minus_square or philox_normal philox_uniform polygamma
-    population_count pow regularized_incomplete_beta rem round rsqrt select_n shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor zeta
+    nextafter not one_minus_square or polygamma population_count pow regularized_incomplete_beta
+    rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
+    sqrt square sub tan tanh xor zeta
 """
+# Those of this library, which draw random numbers (see `solvers/philox.py`).
+DRAWN = " philox_normal philox_uniform "
 # Where fields are lowered, derivatives have been taken already. So a function with a derivative
 # rule is just the computation that it wraps.
 CALLS = {

@@ -191,7 +191,7 @@ def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: 
         if x.shape != shape:
             hint = ""
             if x.shape[: len(shape)] == shape and len(x.shape) == len(shape) + 1:
-                hint = " For a matrix of noises, give noise_rate_prototype=jnp.zeros([*state, m])."
+                hint = " For a matrix of noises, give noise_rate_prototype=jnp.zeros((n, m))."
             raise ValueError(
                 f"g must return an array of the shape {shape}; it returned {x.shape}.{hint}"
             )
@@ -228,6 +228,10 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
                 "a method for ODEs, such as eo.Tsit5()."
             )
         return alg
+    if is_of_diffrax(alg):
+        if name == "Euler":
+            raise ValueError("Euler of diffrax is eo.EM(split=False) here: pass that.")
+        return alg
     if not isinstance(alg, SDESolver):
         raise ValueError(
             f"{name} is for ODEs, and this is an SDEProblem: leave alg out, or pass eo.SOSRI() "
@@ -253,6 +257,15 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
             "save_noise=True)."
         )
     return alg
+
+
+def is_of_diffrax(alg: Any) -> bool:
+    """Whether this is a method of diffrax for stochastic equations."""
+    if not type(alg).__module__.startswith("diffrax"):
+        return False
+    import diffrax  # imported here, as it takes long, and is mostly not needed
+
+    return isinstance(alg, diffrax.AbstractItoSolver | diffrax.AbstractStratonovichSolver)
 
 
 def is_adaptive(alg: Any, wanted: bool | None, has_dt: bool) -> bool:

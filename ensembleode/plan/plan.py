@@ -18,6 +18,7 @@ from ..tracing.program import Program, Static
 from .events import TracedCallbacks
 from .extended_state import Extension, users_field
 from .implicit_form import ImplicitForm
+from .noise import NoiseTerms
 from .rate import rate_of
 from .saved_components import SavedComponents
 from .saving import Saving
@@ -59,6 +60,7 @@ class Plan:
     - `inner`: whether results also have states within the steps, if every step is saved.
     - `form`: what implicit methods need besides the field; None where they need nothing, and for
         explicit methods.
+    - `noise`: the noise of a stochastic problem, where the engine draws it; None elsewhere.
     - `threads`: how many threads of the CPU may share the work, in engines that can share it.
     """
 
@@ -85,6 +87,7 @@ class Plan:
     last_event: int = 0
     keeps_end: bool = False
     form: ImplicitForm | None = None
+    noise: NoiseTerms | None = None
 
     @property
     def own_times(self) -> bool:
@@ -168,7 +171,7 @@ class Plan:
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events, self.last_event, self.keeps_end
         programs = self.field, *state, self.batched, self.output, *events, *self.beside
-        more = [x for x in (self.form, self.apart, self.saved) if x is not None]
+        more = [x for x in (self.form, self.apart, self.saved, self.noise) if x is not None]
         return (*solver, *programs, *more)
 
     def as_given(self, u: Any) -> Any:

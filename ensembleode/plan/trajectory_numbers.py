@@ -15,6 +15,7 @@ from ..ground.state_tree import StateTree
 from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
 from ..problem.sensitivity import constant
+from ..solvers import ODESolver
 from ..tracing.program import is_tracer, Program, Static, structs_of
 from ..tracing.written_numbers import with_numbers_apart
 from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
@@ -161,10 +162,14 @@ class Trajectories:
         return found.changed(also, **more)
 
     def with_noise(self, alg: Any) -> "Trajectories":
-        """The ensemble whose field is the step of the method `alg` with the noise in it; the
-        ensemble itself where there is no noise."""
+        """The ensemble whose field is the step of the method `alg` with the noise in it; where there
+        is no noise, and where the method is another library's, the ensemble itself."""
         if self.noise is None:
             return self
+        if not isinstance(alg, ODESolver):
+            known = self.options["adaptive"] is not None or self.batched.dt is None
+            options = self.options if known else self.options | {"adaptive": False}
+            return dataclasses.replace(self, options=options)
         adaptive = is_adaptive(alg, self.options["adaptive"], self.batched.dt is not None)
         about = self.field, self.noise, Static(alg)
         field, extension, form = stochastic_field(*about, adaptive=adaptive)

@@ -81,7 +81,8 @@ _RENAMED = _by_name(
 )
 _STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23t ode23tb"
 _SWITCHING = "LSODA lsoda odeint AutoDP5"
-_STOCHASTIC = "EM EulerHeun LambaEM SRIW1 SRIW2 SOSRI SOSRA SRA1 RKMil SDEProblem SDEFunction"
+_STOCHASTIC = "LambaEM LambaEulerHeun SRIW2 SOSRI2 SOSRA2 SRA2 SRA3 ISSEM ImplicitEM DRI1"
+_REACTIONS = "SSAStepper DiscreteProblem ConstantRateJump MassActionJump NRM RSSA DirectCR"
 _SYMPLECTIC = "VelocityVerlet VerletLeapfrog McAte5 KahanLi8 Yoshida6 SecondOrderODEProblem"
 _STIFF_PACKAGES = ("Rosenbrock", "SDIRK", "BDF", "FIRK", "StabilizedRK")
 
@@ -144,7 +145,11 @@ def instead_of(name: str) -> str | None:
     if name in _THINGS:
         return _THINGS[name]
     if name in _STOCHASTIC.split():
-        return "there are ordinary differential equations only, no stochastic ones"
+        return "for an eo.SDEProblem there are eo.SOSRI(), eo.SOSRA(), eo.EM() and four others"
+    if name in _REACTIONS.split():
+        return "reactions are an eo.JumpProblem, solved by eo.Direct()"
+    if name == "SDEFunction":
+        return "an eo.SDEProblem takes the drift and the diffusion, f and g"
     if name in _SYMPLECTIC.split():
         return "there are no symplectic methods: eo.Vern9() with tight tolerances drifts little"
     package = None

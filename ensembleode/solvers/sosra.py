@@ -13,7 +13,7 @@ class SOSRA(SRA):
     pathwise stiff stochastic differential equations" (IEEE HPEC, 2020).
     """
 
-    tableau: ClassVar[SRATableau] = SRATableau(
+    coefficients: ClassVar[SRATableau] = SRATableau(
         a0=((0.6923962376159507,), (-3.1609142252828395, 4.1609142252828395)),
         b0=((1.3371632704399763,), (1.442371048468624, 1.8632741501139225)),
         alpha=(0.2889874966892885, 0.6859880440839937, 0.025024459226717772),

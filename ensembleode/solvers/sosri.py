@@ -13,7 +13,7 @@ class SOSRI(SRI):
     pathwise stiff stochastic differential equations" (IEEE HPEC, 2020).
     """
 
-    tableau: ClassVar[SRITableau] = SRITableau(
+    coefficients: ClassVar[SRITableau] = SRITableau(
         a0=(
             (-0.04199224421316468,),
             (2.842612915017106, -2.0527723684000727),

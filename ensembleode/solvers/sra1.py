@@ -12,7 +12,7 @@ class SRA1(SRA):
     differential equations", SIAM J. Numer. Anal. 48(3), 2010, table 6.3.
     """
 
-    tableau: ClassVar[SRATableau] = SRATableau(
+    coefficients: ClassVar[SRATableau] = SRATableau(
         a0=((3 / 4,),),
         b0=((3 / 2,),),
         alpha=(1 / 3, 2 / 3),

@@ -13,7 +13,7 @@ class SRIW1(SRI):
     """
 
     drift_weight: ClassVar[float] = 1 / 6
-    tableau: ClassVar[SRITableau] = SRITableau(
+    coefficients: ClassVar[SRITableau] = SRITableau(
         a0=((3 / 4,), (0, 0), (0, 0, 0)),
         a1=((1 / 4,), (1, 0), (0, 0, 1 / 4)),
         b0=((3 / 2,), (0, 0), (0, 0, 0)),

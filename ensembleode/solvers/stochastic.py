@@ -202,7 +202,7 @@ class SRITableau(NamedTuple):
 class SRI(SDESolver):
     """A stochastic Runge-Kutta method of four stages, for diagonal or scalar noise."""
 
-    tableau: ClassVar[SRITableau]
+    coefficients: ClassVar[SRITableau]
     order: ClassVar[float] = 1.5
     stages: ClassVar[int | None] = 4
     adaptive: ClassVar[bool] = True
@@ -215,7 +215,7 @@ class SRI(SDESolver):
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
-        x, f, g, times = self.tableau, terms.f, terms.g, terms.times
+        x, f, g, times = self.coefficients, terms.f, terms.g, terms.times
         root = jnp.sqrt(h)
         # The iterated integrals I(1,1) / sqrt(h), I(1,0) / h and I(1,1,1) / h.
         chi1 = (dw * dw - h) / (2 * root)
@@ -254,7 +254,7 @@ class SRATableau(NamedTuple):
 class SRA(SDESolver):
     """A stochastic Runge-Kutta method for additive noise."""
 
-    tableau: ClassVar[SRATableau]
+    coefficients: ClassVar[SRATableau]
     order: ClassVar[float] = 1.5
     control_order: ClassVar[float | None] = 2.0
     adaptive: ClassVar[bool] = True
@@ -263,13 +263,13 @@ class SRA(SDESolver):
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        cls.stages = len(cls.tableau.alpha)
+        cls.stages = len(cls.coefficients.alpha)
 
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
-        x, f, g, times = self.tableau, terms.f, terms.g, terms.times
+        x, f, g, times = self.coefficients, terms.f, terms.g, terms.times
         chi2 = (dw + dz * (1 / 3) ** 0.5) * 0.5
         gs = [g(u, t + c * h) for c in x.c1]
         ks = [f(u, t)]

@@ -212,6 +212,8 @@ def _of_diffrax(asked: RequestedSolve) -> str | None:
         return None if "diffrax" in alg.engines else f"it runs on {', '.join(alg.engines)}."
     if not isinstance(alg, diffrax.AbstractSolver):
         return "it is neither an ensembleode solver nor a diffrax one."
+    if asked.every.noise is not None:
+        return None  # (These are methods for stochastic problems, see `plan/noise.py`.)
     structure = get_origin(alg.term_structure) or alg.term_structure
     if is_imex(alg) or structure is diffrax.AbstractTerm:
         return None
@@ -349,6 +351,8 @@ def _noise(asked: RequestedSolve) -> str | None:
     if asked.by("GaussAdjoint"):
         return "sensealg=GaussAdjoint() is for ODEs: leave it out."
     has_dt = asked.every.batched.dt is not None
+    if not isinstance(asked.alg, ODESolver):
+        return "it runs ensembleode's own solvers."
     if isinstance(asked.alg, SDESolver) and is_adaptive(
         asked.alg, asked.option("adaptive"), has_dt
     ):
@@ -375,6 +379,19 @@ def _noise_elsewhere(asked: RequestedSolve) -> str:
     return f"{type(asked.alg).__name__} runs in the compiled engine: leave engine out."
 
 
+def _noise_in_diffrax(asked: RequestedSolve) -> str | None:
+    if isinstance(asked.alg, ODESolver):
+        return _noise_elsewhere(asked)
+    given = asked.every.noise.given
+    if "W" in given:
+        return "its methods draw their noise from a tree, and there is a NoiseGrid: drop it."
+    if asked.every.noise.integrand is not None:
+        return "it has no integrands with noise: let f return what integrand does."
+    if asked.every.noise.kept:
+        return "it keeps no path of the noise: leave save_noise out."
+    return None
+
+
 _FURTHER = (
     "its step-size control looks at all components of a state, so it has no integrands: let f "
     "return what integrand does as further components of the state."
@@ -385,7 +402,8 @@ _ELSEWHERE = "or engine='compiled'."
 LACKS: tuple[Lack, ...] = (
     # Solvers and their options.
     Lack(NOISE, _noise, ("compiled",), words="yes"),
-    Lack(NOISE, _noise_elsewhere, ("diffrax", "julia")),
+    Lack(NOISE, _noise_in_diffrax, ("diffrax",), words="its own methods"),
+    Lack(NOISE, "it solves no stochastic problems here: leave engine out.", ("julia",)),
     Lack("complex states, float16", _as_dtype, ("compiled", "julia")),
     Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
     Lack("every solver", _of_diffrax, ("diffrax",)),

@@ -6,6 +6,7 @@
     trajectories that can't go on.
 - `within_steps.py`: the solution within saved steps.
 - `explicit.py`: this library's explicit methods that diffrax doesn't have.
+- `noise.py`: stochastic problems, by the methods of diffrax for them.
 - `gradients.py`: derivatives of any order, where no adjoint is asked for.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """

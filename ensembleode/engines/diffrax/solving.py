@@ -35,6 +35,7 @@ from ..base.checks import check_backsolve, check_controller, check_steps
 from . import implicit
 from .control import ControlledComponents, controller_for, DIVERGED, NONFINITE, STOPPED
 from .explicit import Explicit
+from .noise import stochastic_terms
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
 
@@ -117,6 +118,8 @@ def _orders(alg: Any, solver: Any) -> tuple[int, int]:
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):
         return alg.order, alg.order - 1
+    if isinstance(solver, diffrax.ItoMilstein | diffrax.StratonovichMilstein):
+        return 1, 1  # (They are for stochastic problems only, and refuse to say.)
     order = solver.order(diffrax.ODETerm(_zero)) or 1
     return int(order), max(1, int(order) - 1)
 
@@ -257,7 +260,9 @@ def _integrate(
     # BacksolveAdjoint can't take empty containers.
     args = lane.parameters or None
     terms = diffrax.ODETerm(field)
-    if method.imex:
+    if plan.noise is not None:
+        terms = stochastic_terms(plan, lane, field)
+    elif method.imex:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
     saving = plan.saving
     save = functools.partial(diffrax.SaveAt, controller_state=True)

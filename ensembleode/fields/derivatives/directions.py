@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..equations import bind, called, ELEMENTWISE, interpreted
+from ..equations import bind, called, DRAWN, ELEMENTWISE, interpreted
 
 
 class _DiagonalTangent(NamedTuple):
@@ -86,7 +86,7 @@ _IN_ORDER = {
     *("add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "neg", "reshape"),
     *("squeeze", "sub"),
 }
-_ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type"])
+_ELEMENTWISE = frozenset([*(ELEMENTWISE + DRAWN).split(), "add_any", "convert_element_type"])
 
 
 def _scaled(eqn: Any, args: Sequence[_Value]) -> _EveryDirection | None:

@@ -19,7 +19,7 @@ from ...tracing.evaluation import scan_parts
 from ...tracing.program import is_inexact, Program, tangents_of
 from .. import tuning
 from ..combining import REDUCTIONS
-from ..equations import ELEMENTWISE, interpreted
+from ..equations import DRAWN, ELEMENTWISE, interpreted
 from ..folding import FOLDED, FOLDED_INTEGERS
 from ..gather_scatter import iota
 from ..movements import MOVEMENTS
@@ -27,7 +27,9 @@ from ..plain import written_out
 from ..products import layouts
 
 
-_ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type", "stop_gradient"])
+_ELEMENTWISE = frozenset(
+    [*(ELEMENTWISE + DRAWN).split(), "add_any", "convert_element_type", "stop_gradient"]
+)
 
 
 @dc.dataclass(frozen=True, slots=True)

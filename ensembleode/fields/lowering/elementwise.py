@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import tuning
-from ..equations import branch_here, ELEMENTWISE
+from ..equations import branch_here, DRAWN, ELEMENTWISE
 from ..ir import Const, Op
 from .movement import picked
 from .passing import aval_of, Lowering, rule
@@ -23,7 +23,7 @@ _PARAM = {
 }
 
 
-@rule(ELEMENTWISE + "add_any")
+@rule(ELEMENTWISE + DRAWN + "add_any")
 def _elementwise(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval, name = aval_of(eqn), str(eqn.primitive.name)
     param = int(eqn.params[_PARAM[name]]) if name in _PARAM else None

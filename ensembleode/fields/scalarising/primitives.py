@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from ..combining import CUMULATIVE, REDUCTIONS
-from ..equations import ELEMENTWISE
+from ..equations import DRAWN, ELEMENTWISE
 from ..gather_scatter import iota, padded
 from ..movements import MOVEMENTS
 from ..plain import written_out
@@ -28,6 +28,7 @@ from .values import from_constant, rearranged, Scalars
 
 @rule(
     ELEMENTWISE
+    + DRAWN
     + """
     add_any complex conj convert_element_type copy imag mulhi polynomial real reduce_precision
     stop_gradient
