@@ -129,7 +129,7 @@ def by_engine(problem, alg=None, tolerance=None):
         span = np.zeros((), u0.dtype), np.asarray(problem.t1, u0.dtype)
         prob = eo.SDEProblem(problem.f, problem.g, u0[0], span, p[0], noise=noise)
         ens = eo.EnsembleProblem(prob, u0=u0, p=p)
-        options = {"dt": problem.dt, "adaptive": False}
+        options = {"dt": problem.dt}
         if tolerance is not None:
             options = {"abstol": tolerance, "reltol": tolerance}
         where = eo.EnsembleThreads(1)

@@ -180,10 +180,12 @@ def solve(
     - `save_noise`: whether solutions of an [`SDEProblem`][ensembleode.SDEProblem] have the path of
         its noise, `sol.W`, at the saved times, and `sol.Z` for the methods with a second process.
         By default False.
-    - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
+    - `abstol`, `reltol`: the tolerances, by default 1e-6 and 1e-3, and both 1e-2 for an
+        `SDEProblem`; numbers, or arrays like `u0`.
     - `dt`: the size of the first step, or of all steps if they are fixed. It may be negative if
         time runs backwards, but needn't be. (A traced one is used without its sign.)
-    - `adaptive`: False for fixed steps; by default true if the solver can adapt its steps.
+    - `adaptive`: False for fixed steps; by default true if the solver can adapt its steps. (For an
+        [`SDEProblem`][ensembleode.SDEProblem] it is false where `dt` is given.)
     - `maxiters`: the largest number of steps of a trajectory, by default 100,000. Where most
         trajectories reach it with an explicit method, a few are solved again for up to 4096 steps,
         to find out whether the problem is stiff, which the log then says.

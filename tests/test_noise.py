@@ -467,7 +467,7 @@ def test_adaptive_steps_are_halves_of_halves():
     assert sol.t[0] == 0.0
     assert sol.t[-1] == 1.0
     assert eo.solve(brownian(), eo.SRIW1(), dtmax=0.01).stats.naccept >= 128
-    first = eo.solve(brownian(), eo.SRIW1(), dt=1e-3, save_everystep=True).t[1]
+    first = eo.solve(brownian(), eo.SRIW1(), adaptive=True, dt=1e-3, save_everystep=True).t[1]
     assert first == 2.0**-10
 
 
@@ -477,7 +477,7 @@ def test_pieces_of_the_tree_are_a_brownian_path(n):
     nothing is correlated."""
     prob = brownian(constant, lambda u, p, t: 0 * u, u0=[0.0])
 
-    ens, pieces = eo.EnsembleProblem(prob), {"dt": 1 / 8, "dtmax": 1 / 8}
+    ens, pieces = eo.EnsembleProblem(prob), {"adaptive": True, "dt": 1 / 8, "dtmax": 1 / 8}
     sim = eo.solve(
         ens, eo.SRA1(), trajectories=n, saveat=1 / 8, save_noise=True, abstol=1e3, **pieces
     )
@@ -487,7 +487,9 @@ def test_pieces_of_the_tree_are_a_brownian_path(n):
     np.testing.assert_allclose(found, np.eye(16), atol=5 * math.sqrt(2 / n))
     assert np.abs(every.mean(0)).max() < 4.5 / math.sqrt(n)
     # Longer pieces are made of the same.
-    whole = eo.solve(ens, eo.SRA1(), trajectories=n, abstol=1e3, dt=1.0, save_noise=True)
+    whole = eo.solve(
+        ens, eo.SRA1(), trajectories=n, abstol=1e3, adaptive=True, dt=1.0, save_noise=True
+    )
     assert set(whole.stats.naccept.tolist()) == {1}
     np.testing.assert_allclose(whole.W[:, -1], sim.W[:, -1], atol=1e-12)
     # The integral of the path, by all pieces and by one.

@@ -50,7 +50,7 @@ def job_for(
     every = every.with_noise(alg)
     if isinstance(alg, SDESolver):
         assert every.extension is not None
-        alg = dataclasses.replace(alg, errors=every.extension.errors)
+        alg = dataclasses.replace(alg, _errors=every.extension.errors)
     (state,) = every.field.out_avals
     every = with_times_of_values(with_consistent_start(every))
     if every.events is not None:

@@ -255,7 +255,7 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
     return alg
 
 
-def is_adaptive(alg: Any, options: dict) -> bool:
-    """Whether the steps of a method adapt to the tolerances."""
-    wanted = options["adaptive"]
-    return alg.adaptive if wanted is None else bool(wanted)
+def is_adaptive(alg: Any, wanted: bool | None, has_dt: bool) -> bool:
+    """Whether the steps of a method adapt to the tolerances: as is `wanted`; or else, if the method
+    has error estimates and no size of steps is given."""
+    return alg.adaptive and not has_dt if wanted is None else bool(wanted)

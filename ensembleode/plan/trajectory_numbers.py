@@ -165,7 +165,7 @@ class Trajectories:
         ensemble itself where there is no noise."""
         if self.noise is None:
             return self
-        adaptive = is_adaptive(alg, self.options)
+        adaptive = is_adaptive(alg, self.options["adaptive"], self.batched.dt is not None)
         about = self.field, self.noise, Static(alg)
         field, extension, form = stochastic_field(*about, adaptive=adaptive)
         user, jumps = extension.user, self.noise.kind == JUMPS
@@ -194,6 +194,7 @@ class Trajectories:
             extension=extension,
             form=form,
             noise=None,
+            options=self.options | {"adaptive": adaptive},
             batched=batched,
             shared=shared,
         )

@@ -94,6 +94,11 @@ class SDEProblem(ODEProblem):
     trajectory has a path of its own, which is the same on every ensemble algorithm, for any number
     of trajectories and batches; another `seed` (or `key`) of `solve` gives other paths.
 
+    With `dt`, steps have that size. Without, the methods of order 3/2 choose them by `abstol` and
+    `reltol`, among the halves of halves of the time span, whose noise is a function of the key and
+    of the piece of time; so tolerances don't change the path. (Such steps don't end at `tstops` and
+    at events that are found by their condition, which need a `dt`.)
+
     **Arguments:**
 
     - `f`: the drift `f(u, p, t)`.

@@ -26,6 +26,7 @@ class EM(SDESolver):
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
+        """See [`SDESolver`][ensembleode.SDESolver.step]."""
         change = h * terms.f(u, t)
         noise = terms.g(u + change if self.split else u, t)
         return StochasticStep(change + terms.times(noise, dw))

@@ -21,6 +21,7 @@ class EulerHeun(SDESolver):
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
+        """See [`SDESolver`][ensembleode.SDESolver.step]."""
         f, g, times = terms
         k, noise = f(u, t), g(u, t)
         end = u + h * k + times(noise, dw)

@@ -35,6 +35,7 @@ class RKMil(SDESolver):
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
+        """See [`SDESolver`][ensembleode.SDESolver.step]."""
         f, g, times = terms
         is_ito = self.interpretation == "Ito"
         root, change, noise = jnp.sqrt(h), h * f(u, t), g(u, t)

@@ -47,8 +47,6 @@ class SDESolver(ODESolver):
         one for all; `"general"`, a matrix.
     - `additive`: whether the diffusion must not depend on the state.
     - `interpretation`: the stochastic integral whose solution it converges to.
-    - `errors`: the places in the state at which the components of its error begin and end, where
-        its steps adapt; None where they don't.
     """
 
     order: ClassVar[float]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -61,12 +59,13 @@ class SDESolver(ODESolver):
     additive: ClassVar[bool] = False
     interpretation: ClassVar[str] = "Ito"
 
-    errors: tuple[int, int] | None = eqx.field(default=None, static=True, repr=False, kw_only=True)
+    # The places in the state at which the components of the error begin and end, where steps adapt.
+    _errors: tuple[int, int] | None = eqx.field(default=None, static=True, repr=False, kw_only=True)
 
     @property
     def method(self) -> "OneStepMap":
         """The method as engines use it."""
-        return OneStepMap(self.control_order or self.order, self.stages or 1, self.errors)
+        return OneStepMap(self.control_order or self.order, self.stages or 1, self._errors)
 
     @property
     def controller(self) -> PIController:
@@ -77,8 +76,8 @@ class SDESolver(ODESolver):
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
-        """A step of the state `u` from `t`, of the size `h`. `dw` is the increment of the noise,
-        `dz` an independent one of the same distribution, or None."""
+        """A step with the `terms` of the state `u` from `t`, of the size `h`. `dw` is the increment
+        of the noise, `dz` an independent one of the same distribution, or None."""
         raise NotImplementedError
 
 
@@ -215,6 +214,7 @@ class SRI(SDESolver):
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
+        """See [`SDESolver`][ensembleode.SDESolver.step]."""
         x, f, g, times = self.tableau, terms.f, terms.g, terms.times
         root = jnp.sqrt(h)
         # The iterated integrals I(1,1) / sqrt(h), I(1,0) / h and I(1,1,1) / h.
@@ -268,6 +268,7 @@ class SRA(SDESolver):
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
+        """See [`SDESolver`][ensembleode.SDESolver.step]."""
         x, f, g, times = self.tableau, terms.f, terms.g, terms.times
         chi2 = (dw + dz * (1 / 3) ** 0.5) * 0.5
         gs = [g(u, t + c * h) for c in x.c1]

@@ -348,7 +348,10 @@ def _noise(asked: RequestedSolve) -> str | None:
             return "a JumpProblem has no ContinuousCallback: use a DiscreteCallback, with dt."
     if asked.by("GaussAdjoint"):
         return "sensealg=GaussAdjoint() is for ODEs: leave it out."
-    if isinstance(asked.alg, SDESolver) and is_adaptive(asked.alg, asked.every.options):
+    has_dt = asked.every.batched.dt is not None
+    if isinstance(asked.alg, SDESolver) and is_adaptive(
+        asked.alg, asked.option("adaptive"), has_dt
+    ):
         if not asked.alg.adaptive:
             return f"{type(asked.alg).__name__} has no error estimate: pass dt, and no adaptive."
         return _adaptive_noise(asked)
