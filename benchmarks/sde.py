@@ -1,6 +1,7 @@
 """Stochastic equations on one core: the time of a step, the error, and the gradient.
 
-    python benchmarks/sde.py [--n 4096] [--steps 1000] [--only EM,C++] [--json FILE]
+    python benchmarks/sde.py [--n 4096] [--steps 1000] [--only 'EM;C++'] [--json FILE]
+    python benchmarks/sde.py --precision
 
 The equations are those of Lorenz with three noises, each in proportion to its component (for
 SRA1, which is for additive noise, they are constant). Each trajectory has its own parameter.
@@ -24,6 +25,9 @@ t = 1, after 64 steps, from the exact solution on its own path. It is half a per
 uncertain. (So all Euler-Maruyama steps have the same, if they are right.) `gradient` is the time of
 the gradient of the sum of all ends with respect to all initial states and parameters, divided by
 that of the sum, in float64.
+
+`--precision` prints the time that the engine needs for a strong error instead: of the geometric
+Brownian motion, by fixed steps and by adaptive ones, in float64.
 """
 
 import argparse
@@ -119,14 +123,17 @@ def strong_error(ends):
 #
 
 
-def by_engine(problem, alg=None):
+def by_engine(problem, alg=None, tolerance=None):
     def solve(u0, p):
         noise = eo.WienerProcess(scalar=True) if problem.is_scalar else None
         span = np.zeros((), u0.dtype), np.asarray(problem.t1, u0.dtype)
         prob = eo.SDEProblem(problem.f, problem.g, u0[0], span, p[0], noise=noise)
         ens = eo.EnsembleProblem(prob, u0=u0, p=p)
-        options = {"dt": problem.dt, "save_start": False}
-        return eo.solve(ens, alg or eo.EM(split=False), eo.EnsembleThreads(1), **options).u[:, -1]
+        options = {"dt": problem.dt}
+        if tolerance is not None:
+            options = {"abstol": tolerance, "reltol": tolerance}
+        where = eo.EnsembleThreads(1)
+        return eo.solve(ens, alg, where, save_start=False, **options).u[:, -1]
 
     return solve
 
@@ -337,13 +344,39 @@ def tried(make: Callable, name: str, problem: Problem) -> tuple[Callable, float]
         return None
 
 
+def precision_table(n):
+    """The times and errors of the engine's methods, by the number of steps or by tolerances."""
+    methods = METHODS | {"RKMil": eo.RKMil()}
+    steps = {f"{x} steps": (x, None) for x in (16, 64, 256, 1024)}
+    tolerances = {f"tolerance {x:g}": (1, x) for x in (1e-1, 1e-2, 1e-3)}
+    calls = {}
+    for name in ("EM", "RKMil", "SRIW1", "SOSRI"):
+        settings = steps | tolerances if methods[name].adaptive else steps
+        for setting, (count, tolerance) in settings.items():
+            problem = growth(n, count)
+            solve = by_engine(problem, methods[name], tolerance)
+            calls[name, setting] = compiled(solve, problem)
+    in_turns(calls, 1)  # compiles
+    spent = in_turns(calls, 5, budget=60, clock=time.process_time)
+    print(header(("method", "steps", "us a trajectory", "error"), left=2))
+    for (name, setting), call in calls.items():
+        us = min(spent[name, setting]) / n * 1e6
+        print(line((name, setting, f"{us:.2f}", f"{strong_error(call()):.1e}")))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--n", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--only", default="", help="names of ways, separated by semicolons")
+    parser.add_argument("--precision", action="store_true", help="times by errors, of the engine")
     parser.add_argument("--json")
     args = parser.parse_args()
+    if args.precision:
+        print(machine(*PEERS))
+        with held(None if (core := last_core()) is None else {core}):
+            precision_table(args.n)
+        return
     names = args.only.split(";") if args.only else [*IN_JAX, *ELSEWHERE]
     core, calls, report, sizes = last_core(), {}, {}, {}
     print(machine(*PEERS, "torchsde"))

@@ -153,20 +153,20 @@ def _docstring(path: pathlib.Path) -> str:
 
 
 def _methods(*, implicit: bool) -> list[type]:
-    """The solver classes, by order."""
+    """The solver classes for ODEs, by order."""
     found = [x for x in vars(ensembleode.solvers).values() if isinstance(x, type)]
     methods = [
         x for x in found if issubclass(x, ODESolver) and isinstance(getattr(x, "order", None), int)
     ]
-    chosen = [x for x in methods if x.implicit == implicit]
+    chosen = [x for x in methods if x.implicit == implicit and x not in _stochastic_methods()]
     return sorted(chosen, key=lambda x: (x.order, x.__name__))
 
 
 def _stochastic_methods() -> list[type]:
-    """The classes of methods for stochastic equations, by strong order."""
+    """The classes of methods for noise, by strong order, and that for reactions."""
     found = [x for x in vars(ensembleode.solvers).values() if isinstance(x, type)]
     methods = [x for x in found if issubclass(x, SDESolver) and x is not SDESolver]
-    return sorted(methods, key=lambda x: (x.order, x.__name__))
+    return [*sorted(methods, key=lambda x: (x.order, x.__name__)), ensembleode.Direct]
 
 
 def capabilities() -> str:
