@@ -572,7 +572,7 @@ def batches_until(count, error):
 def test_an_exception_keeps_what_there_is(tmp_path, error, where):
     options = {"callback": fails_at(4, error)} if where == "callback" else {}
     data = batches_until(4, error) if where == "data" else None
-    done = 4 if data is None else 3  # (a batch is used when the next one is there)
+    done = 3  # (A step counts when its callback is done, a batch when the next one is there.)
     expected = fit_line(maxiters=done, data=None if data is None else iter([line()] * 9))
     with pytest.raises(type(error)) as caught:
         fit_line(maxiters=9, data=data, checkpoint=tmp_path / "run", **options)
