@@ -162,8 +162,8 @@ class Trajectories:
         return found.changed(also, **more)
 
     def with_noise(self, alg: Any) -> "Trajectories":
-        """The ensemble whose field is the step of the method `alg` with the noise in it; where there
-        is no noise, and where the method is another library's, the ensemble itself."""
+        """The ensemble whose field is the step of the method `alg` with the noise in it; the
+        ensemble itself where there is no noise, or the method is another library's."""
         if self.noise is None:
             return self
         if not isinstance(alg, ODESolver):

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "every solver",
     "arrays on an accelerator",
     "steps shared by all",
+    "noise",
     "`tspan`, `saveat`, tolerances by trajectory",
 }
 

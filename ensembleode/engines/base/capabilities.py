@@ -364,7 +364,7 @@ def _noise(asked: RequestedSolve) -> str | None:
 
 def _adaptive_noise(asked: RequestedSolve) -> str | None:
     """Why adaptive steps, which are halves of halves of the time span, can't be made."""
-    remedy = "pass adaptive=False and dt."
+    remedy = "pass dt, for steps of a fixed size."
     events = asked.every.events
     if "W" in getattr(asked.every.noise, "given", ()):
         return f"adaptive steps draw their own noise, and there is a NoiseGrid: {remedy}"
@@ -382,12 +382,12 @@ def _noise_elsewhere(asked: RequestedSolve) -> str:
 def _noise_in_diffrax(asked: RequestedSolve) -> str | None:
     if isinstance(asked.alg, ODESolver):
         return _noise_elsewhere(asked)
-    given = asked.every.noise.given
-    if "W" in given:
+    noise: Any = asked.every.noise
+    if "W" in noise.given:
         return "its methods draw their noise from a tree, and there is a NoiseGrid: drop it."
-    if asked.every.noise.integrand is not None:
+    if noise.integrand is not None:
         return "it has no integrands with noise: let f return what integrand does."
-    if asked.every.noise.kept:
+    if noise.kept:
         return "it keeps no path of the noise: leave save_noise out."
     return None
 
