@@ -11,8 +11,10 @@ from jaxtyping import PyTree
 from .ground.retcode import is_successful, ReturnCode, was_ended
 from .problem.callbacks import settling
 from .problem.ensemble import EnsembleAlgorithm
+from .problem.jump_problem import JumpProblem
 from .problem.options import SAVING
 from .problem.problem import EnsembleContext, EnsembleProblem, ODEProblem, remake
+from .problem.stochastic import SDEProblem
 from .solution.solution import EngineChoice, EnsembleSolution
 from .solution.stats import Stats
 from .solvers import Rodas5P
@@ -100,6 +102,11 @@ def steady_state(
     if not isinstance(prob, ODEProblem | EnsembleProblem):
         raise TypeError(
             f"steady_state takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
+        )
+    if isinstance(prob if alone else prob.prob, SDEProblem | JumpProblem):
+        raise ValueError(
+            "steady_state is for ODEs, and a state with noise is never at rest: give its drift, "
+            "eo.ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)."
         )
     if wrong := sorted(_NOT_TAKEN & set(options)):
         raise ValueError(

@@ -728,6 +728,22 @@ def test_callbacks():
     np.testing.assert_allclose(sol.p_at["a"], A * np.array([1, 1, 1, 2, 2]))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_an_event_keeps_the_path(dtype):
+    """One that changes nothing changes no path, which goes on as a line within the step."""
+    still = eo.ContinuousCallback(lambda u, t, x: u[0] - 0.1, lambda x: x)
+    prob = eo.SDEProblem(
+        lambda u, p, t: 0 * u, lambda u, p, t: jnp.ones_like(u), jnp.zeros(2, dtype), (0.0, 1.0)
+    )
+    options = {"trajectories": 500, "dt": 0.1, "saveat": 0.1, "save_noise": True}
+    plain = eo.solve(eo.EnsembleProblem(prob), eo.EM(), **options)
+    sim = eo.solve(eo.EnsembleProblem(eo.remake(prob, callback=still)), eo.EM(), **options)
+    assert np.asarray(sim.events.count).sum() > 500
+    tolerance = 1e-12 if dtype == np.float64 else 2e-6
+    np.testing.assert_allclose(sim.u, plain.u, atol=tolerance)
+    np.testing.assert_allclose(sim.W, plain.W, atol=tolerance)
+
+
 def test_integrals_are_those_of_the_steps():
     prob = brownian(integrand=lambda u, p, t: {"u": u, "t": t})
     sol = eo.solve(prob, adaptive=False, dt=1 / 64, save_everystep=True, save_noise=True)
@@ -787,6 +803,17 @@ def test_methods_of_diffrax(alg):
 
 
 REFUSED = {
+    "must cover tspan": lambda: eo.solve(
+        brownian(noise=eo.NoiseGrid([0.0, 0.5], np.zeros((2, 2)))), eo.EM(), dt=0.1
+    ),
+    "is of an eo.SDEProblem": lambda: eo.ODEProblem(
+        decay, [1.0], (0.0, 1.0), {"a": 1.0}, noise=eo.WienerProcess()
+    ),
+    "is for an SDEProblem": lambda: eo.solve(
+        eo.ODEProblem(decay, [1.0], (0.0, 1.0), {"a": 1.0}), save_noise=True
+    ),
+    "steady_state is for ODEs": lambda: eo.steady_state(brownian()),
+    "jnp.full_like": lambda: eo.solve(brownian(lambda u, p, t: p["b"]), dt=0.1),
     "is eo.EM\\(split=False\\) here": lambda: eo.solve(brownian(), diffrax.Euler(), dt=0.1),
     "keeps no path": lambda: eo.solve(
         brownian(constant, decay), diffrax.SRA1(), dt=0.1, save_noise=True

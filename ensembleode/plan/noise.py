@@ -138,6 +138,8 @@ def noise_of(
             f"W of NoiseGrid has the shape {given['W'].shape}; here it must be "
             f"{('grid', *noise)}, as the noise is {kind}."
         )
+    if "W" in given:
+        _check_cover(given["t"], prob.tspan)
     if "factor" in given and given["factor"].shape[0] != math.prod(noise):
         raise ValueError(
             f"factor of WienerProcess has the shape {given['factor'].shape}, and there are "
@@ -181,6 +183,20 @@ def check_stochastic(prob: SDEProblem | JumpProblem, dtype: Any) -> None:
         )
 
 
+def _check_cover(times: Any, tspan: tuple) -> None:
+    """**Raises:** `ValueError` for known times that don't cover a known time span."""
+    if any(map(is_tracer, (times, *tspan))):
+        return
+    first, last = np.asarray(times)[[0, -1]].tolist()
+    t0, t1 = map(float, tspan)
+    near = 1e-6 * (t1 - t0)
+    if first > t0 + near or last < t1 - near:
+        raise ValueError(
+            f"t of NoiseGrid goes from {first:g} to {last:g}; it must cover tspan, from {t0:g} to "
+            f"{t1:g}."
+        )
+
+
 def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: Any) -> None:
     if program.out_tree != structure:
         raise TypeError(
@@ -190,6 +206,8 @@ def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: 
     for x, shape in zip(program.out_avals, shapes, strict=True):
         if x.shape != shape:
             hint = ""
+            if x.shape == ():
+                hint = " Of a number, make such an array: jnp.full_like(u, number)."
             if x.shape[: len(shape)] == shape and len(x.shape) == len(shape) + 1:
                 hint = " For a matrix of noises, give noise_rate_prototype=jnp.zeros((n, m))."
             raise ValueError(

@@ -51,9 +51,10 @@ class StochasticField(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def stochastic_field(
-    drift: Program, noise: NoiseTerms, alg: Static, *, adaptive: bool
+    drift: Program, noise: NoiseTerms, alg: Static, *, adaptive: bool, is_cut: bool
 ) -> StochasticField:
-    """The field for the method `alg`; `adaptive`: whether its steps are."""
+    """The field for the method `alg`. **Arguments:** `adaptive`: whether its steps are; `is_cut`:
+    whether events may cut fixed steps."""
     if noise.kind == JUMPS:
         return _jumping_field(drift, noise)
     solver: SDESolver = alg.value
@@ -83,14 +84,18 @@ def stochastic_field(
         if adaptive:
             increments = _piece(noise, numbers, count, h)
         else:
-            increments = _increments(noise, solver.draws, numbers, t, count, h)
+            whole = jnp.floor(count) if is_cut else count
+            rest = 1.0 - jax.lax.stop_gradient(count - whole) if is_cut else 1.0
+            increments = _increments(noise, solver.draws, numbers, t, whole, h, rest)
         dw, dz = increments if solver.draws > 1 else (*increments, None)
         change, error = solver.step(terms, y, t, h, dw, dz)
         integrals = integrand(consts, y, p, t)
         if integrals is not None:
             integrals = h * 0.5 * (integrals + integrand(consts, y + change, p, t + h))
         kept = increments if noise.kept else ()
-        passed, errors = (_part(noise, numbers, h) * units, (error,)) if adaptive else (1.0, ())
+        passed, errors = jnp.floor(count) + 1.0 - count if is_cut else 1.0, ()
+        if adaptive:
+            passed, errors = _part(noise, numbers, h) * units, (error,)
         return extension.state(change, integrals, beside=(*kept, h, passed, *errors))
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
@@ -166,9 +171,11 @@ def _times(kind: str, g: Any, w: Any) -> Any:
 
 
 def _increments(
-    noise: NoiseTerms, draws: int, numbers: Any, t: Any, count: Any, h: Any
+    noise: NoiseTerms, draws: int, numbers: Any, t: Any, count: Any, h: Any, rest: Any
 ) -> tuple[Any, ...]:
-    """The increments of the processes in the step of the number `count`, from `t`."""
+    """The increments of the processes in the step of the number `count`, from `t`. It is the `rest`
+    of a step that an event has cut, along the line that the path is within a step; 1.0 for a whole
+    step."""
     key, index, repeat, _, *numbers = numbers
     given = dict(zip(noise.given, numbers, strict=False))
     if "W" in given:
@@ -177,7 +184,8 @@ def _increments(
         return tuple(_interpolated(times, x, t + h) - _interpolated(times, x, t) for x in paths)
     place = _whole(count), index, _stream(repeat, _INCREMENTS)
     found = normals(key, place, draws * noise.size, t.dtype)
-    return _shaped(noise, given, jnp.sqrt(h) * found.reshape(draws, noise.size))
+    # (The whole step had the size `h / rest`.)
+    return _shaped(noise, given, jnp.sqrt(h * rest) * found.reshape(draws, noise.size))
 
 
 def _shaped(noise: NoiseTerms, given: dict, numbers: Any) -> tuple[Any, ...]:

@@ -172,7 +172,8 @@ class Trajectories:
             return dataclasses.replace(self, options=options)
         adaptive = is_adaptive(alg, self.options["adaptive"], self.batched.dt is not None)
         about = self.field, self.noise, Static(alg)
-        field, extension, form = stochastic_field(*about, adaptive=adaptive)
+        is_cut = self.events is not None and bool(self.events.continuous)
+        field, extension, form = stochastic_field(*about, adaptive=adaptive, is_cut=is_cut)
         user, jumps = extension.user, self.noise.kind == JUMPS
         before, after = extension.around_time
 

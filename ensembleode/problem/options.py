@@ -38,7 +38,8 @@ _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
     "on_interrupt store store_key"
 )
-_PARTS = ("f", "g", "u0", "tspan", "p", "integrand", "noise_rate_prototype", "noise")
+_OF_NOISE = ("g", "noise_rate_prototype", "noise")
+_PARTS = ("f", "u0", "tspan", "p", "integrand")
 DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS)} | STATIC_OPTIONS
 
 
@@ -56,6 +57,8 @@ def check_option_names(options: Mapping[str, Any]) -> None:
                 f"{name!r} is neither f, u0, tspan or p nor a solver option that a problem can "
                 f"hold: give it to solve. A problem can hold {', '.join(DEFAULTS)}."
             )
+        if name in _OF_NOISE:
+            raise TypeError(f"{name!r} is of an eo.SDEProblem(f, g, u0, tspan, p), not of others.")
         raise unknown_option("an ODEProblem", name, (*_PARTS, *DEFAULTS))
 
 

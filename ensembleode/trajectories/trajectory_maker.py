@@ -154,6 +154,8 @@ class TrajectoryMaker:
         traced = prob, p, types, dtype, index
         if isinstance(prob, SDEProblem | JumpProblem):
             lane = self._noisy(lane, tree, *traced)
+        elif self.options["save_noise"]:
+            raise ValueError("save_noise=True is for an SDEProblem, and this problem has no noise.")
         elif isinstance(prob.f, ODEFunction):
             more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
             lane = self._formed(lane, prob.f, tree, more)

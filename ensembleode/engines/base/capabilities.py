@@ -344,6 +344,8 @@ def _noise(asked: RequestedSolve) -> str | None:
     if asked.option("maxiters") > (most := 2 ** np.finfo(state.dtype).nmant):
         return f"in {state.dtype} it can count {most:,} steps at most, and maxiters is larger."
     if asked.every.noise is not None and asked.every.noise.kind == JUMPS:
+        if asked.option("save_noise"):
+            return "a JumpProblem has no path of a noise: leave save_noise out."
         if asked.every.saving.mode == "steps":
             return "a JumpProblem is saved at times: give saveat, and leave save_everystep out."
         if events is not None and events.continuous:

@@ -382,7 +382,7 @@ class LaneEvents:
         loop = self.loop
         loop.begin_anew(here)
         if not loop.problem.adaptive:
-            loop.set_anchor(here)
+            loop.set_anchor_after_event(here)
         t = loop.t.get()
         for x, marks in marks_of(self.events, self.marks):
             if isinstance(x, TracedDiscrete) and x.after_jump:

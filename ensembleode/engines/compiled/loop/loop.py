@@ -19,7 +19,7 @@ from ....solvers import verdicts
 from ....solvers.method import Equations, evaluated_once
 from ....solvers.step_size import in_abstol, initial_step, unit_of_time
 from ....solvers.stochastic import OneStepMap
-from ....solvers.time import StepBounds
+from ....solvers.time import fixed_step, StepBounds
 from ....solvers.verdicts import Verdict
 from ..algebra.components import arithmetic, places, set_all, total
 from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, I64, Value, Variable
@@ -262,6 +262,19 @@ class Loop:
         """Lay fixed steps out from the current time, in the lanes of the mask."""
         self._anchor.set_where(mask, self.t.get())
         self._tried_before.set_where(mask, self.ntried.get())
+
+    def set_anchor_after_event(self, mask: Value) -> None:
+        """Lay fixed steps out after an event in the lanes of the mask: from the current time; or,
+        with noise, where the event has cut a step, such that the next one is the rest of that."""
+        if not isinstance(self.problem.method, OneStepMap):
+            self.set_anchor(mask)
+            return
+        (anchor, before), t = self.anchor, self.t.get()
+        number = self.ntried.get() - before - 1
+        end, _ = fixed_step(self.b, anchor, self.tstop, t, self.h.get(), number)
+        is_cut = mask & t.ne(end)
+        self._tried_before.set_where(is_cut, before + 1)
+        self.set_anchor(mask & ~is_cut)
 
     def state(self) -> tuple[Value, ...]:
         return tuple(x.get() for x in self.y)
