@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.random import threefry_2x32
 from jax.lax import linalg
 
-from ensembleode.fields.equations import CALLS, DRAWN, ELEMENTWISE
+from ensembleode.fields.equations import CALLS, DRAWN as RANDOM, ELEMENTWISE
 from ensembleode.fields.lowering.passing import RULES
 from ensembleode.fields.plain import RULES as WRITTEN_OUT
 
@@ -166,7 +166,7 @@ ON_MESHES = {"pvary", "reshard"}
 
 def test_every_rule_has_a_case():
     # (Those that draw are compared in `test_noise.py`, in compiled code.)
-    assert NAMES - set(CALLS) - ON_MESHES - set(DRAWN.split()) <= set(CASES)
+    assert NAMES - set(CALLS) - ON_MESHES - set(RANDOM.split()) <= set(CASES)
 
 
 @pytest.mark.quick_cases(18)
