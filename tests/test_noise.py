@@ -78,6 +78,7 @@ def test_words_are_those_of_random123():
         assert " ".join(f"{int(x):08x}" for x in found) == expected
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_compiled_numbers_are_those_of_jax(dtype):
     """Paths that the engine draws, against the same numbers drawn by JAX."""
@@ -190,14 +191,22 @@ def fine_paths(n, steps):
 STRATONOVICH = {"EulerHeun", "RKMil, Stratonovich"}
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("kind", ["multiplicative", "additive"])
+QUICK = {("EM", "multiplicative"), ("SRIW1", "multiplicative"), ("SOSRA", "additive")}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        slow_unless((name, kind) in QUICK, name, kind)
+        for name, alg in METHODS.items()
+        for kind in ("multiplicative", "additive")
+        if kind == "additive" or not alg.additive
+    ],
+)
 def test_strong_order(name, kind):
     """Against the exact solution on the same paths: geometric Brownian motion, and a process with
     additive noise that depends on the time."""
     alg, n, fine = METHODS[name], 60, 2**14
-    if alg.additive and kind != "additive":
-        pytest.skip("it is for additive noise")
     t, w = fine_paths(n, fine)
     if kind == "multiplicative":
         order, drift = alg.order, A if name in STRATONOVICH else A - B**2 / 2
@@ -303,9 +312,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [slow_unless(name in ("EM", "SOSRA"), name, id=name) for name in METHODS]
-)
+@pytest.mark.parametrize("name", [slow_unless(name == "SOSRA", name, id=name) for name in METHODS])
 def test_the_same_bits_everywhere(name):
     alg, n = METHODS[name], 37
     ens = eo.EnsembleProblem(for_method(alg), rising)
@@ -379,9 +386,7 @@ def test_the_same_bits_on_workers_and_in_stores(tmp_path):
 #
 
 
-@pytest.mark.parametrize(
-    "name", [slow_unless(name in ("EM", "SRIW1"), name, id=name) for name in METHODS]
-)
+@pytest.mark.parametrize("name", [slow_unless(name == "SRIW1", name, id=name) for name in METHODS])
 def test_a_saved_path_is_replayed(name):
     alg = METHODS[name]
     prob, dt = for_method(alg), 1 / 32
@@ -437,7 +442,7 @@ def test_every_step_is_saved_and_the_solution_is_linear_between():
 ADAPTIVE = [name for name, alg in METHODS.items() if alg.adaptive]
 
 
-@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("name", [slow_unless(x == "SRIW1", x, id=x) for x in ADAPTIVE])
 def test_the_path_does_not_depend_on_tolerances(name):
     alg = METHODS[name]
     ens = eo.EnsembleProblem(for_method(alg))
@@ -620,9 +625,7 @@ def test_a_state_that_is_a_pytree():
 #
 
 
-@pytest.mark.parametrize(
-    "name", [slow_unless(name in ("EM", "SOSRI"), name, id=name) for name in METHODS]
-)
+@pytest.mark.parametrize("name", [slow_unless(name == "EM", name, id=name) for name in METHODS])
 def test_gradients_against_differences(name):
     alg = METHODS[name]
     prob = for_method(alg)
@@ -767,6 +770,7 @@ def test_one_that_fails_leaves_the_others():
     assert set(short.retcode.tolist()) == {int(eo.ReturnCode.MaxIters)}
 
 
+@pytest.mark.slow
 def test_histogram_of_many_in_the_memory_of_a_batch():
     edges = np.linspace(0, 2, 41)
 
