@@ -79,7 +79,9 @@ class AbstractController(eqx.Module):
         """
         return squared <= 1
 
-    def for_method(self: _Controller, order: int | None, embedded_order: int | None) -> _Controller:
+    def for_method(
+        self: _Controller, order: float | None, embedded_order: float | None
+    ) -> _Controller:
         """The controller with constants that depend on the `order` of the method, and on the
         `embedded_order` of the solution with which it is compared; either is None where it isn't
         known."""
@@ -187,7 +189,7 @@ class PIController(_ClippedController):
         if not (_is_number(self.qoldinit) and self.qoldinit > 0):
             raise ValueError(f"qoldinit must be positive, got {self.qoldinit!r}.")
 
-    def for_method(self, order: int | None, embedded_order: int | None) -> "PIController":
+    def for_method(self, order: float | None, embedded_order: float | None) -> "PIController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if order is None:
             return self
@@ -232,7 +234,7 @@ class IController(_ClippedController):
 
     exponent: float | None = _constant(default=None, init=False)
 
-    def for_method(self, order: int | None, embedded_order: int | None) -> "IController":
+    def for_method(self, order: float | None, embedded_order: float | None) -> "IController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if embedded_order is None:
             return self
@@ -282,7 +284,7 @@ class PIDController(AbstractController):
         if not 0 < self.accept_safety < 1:
             raise ValueError(f"accept_safety must be in (0, 1), got {self.accept_safety}.")
 
-    def for_method(self, order: int | None, embedded_order: int | None) -> "PIDController":
+    def for_method(self, order: float | None, embedded_order: float | None) -> "PIDController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if order is None or embedded_order is None:
             return self

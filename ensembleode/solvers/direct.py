@@ -27,10 +27,10 @@ class Direct(ODESolver):
     @property
     def method(self) -> OneStepMap:
         """The method as engines use it."""
-        return OneStepMap(self.order, 1)
+        return OneStepMap(1.0, 1)
 
 
-def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: int) -> tuple[Any, Any]:
+def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> tuple[Any, Any]:
     """The state `u [component]` after all reactions of the time `h`, and how often numbers were
     drawn for them. The state is NaN where that would be more than `most` times.
 

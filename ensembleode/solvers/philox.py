@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from .arithmetic import Arithmetic, JaxArithmetic
+from .arithmetic import JaxArithmetic
 
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -48,11 +48,9 @@ def philox(product: Callable[[Any, int], tuple], key: tuple, counter: tuple) -> 
     return c0, c1, c2, c3
 
 
-def box_muller(
-    xp: Arithmetic, log: Callable, radius: Any, angle: Any, dtype: Any
-) -> tuple[Any, Any]:
-    """Two normal numbers from two words, by the operations of `xp` and the logarithm of numbers
-    from `2^-33` to 1."""
+def box_muller(xp: Any, log: Callable, radius: Any, angle: Any, dtype: Any) -> tuple[Any, Any]:
+    """Two normal numbers from two words, by the operations `cast`, `where`, `equal` and `sqrt` of
+    `xp`, as of an `Arithmetic`, and the logarithm of numbers from `2^-33` to 1."""
     uniform = (xp.cast(radius, dtype) + 0.5) * 2.0**-32
     length = xp.sqrt(log(uniform) * -2.0)
     # The two highest bits of the angle are its quadrant; Taylor's polynomials are for the angle
@@ -74,7 +72,7 @@ def box_muller(
     return length * c, length * s
 
 
-def uniform(xp: Arithmetic, word: Any, dtype: Any) -> Any:
+def uniform(xp: Any, word: Any, dtype: Any) -> Any:
     """A number from 0 to 1 (without 1) of as many bits of a word as its dtype holds exactly."""
     lost = 8 if np.dtype(dtype).itemsize == 4 else 0
     return xp.cast(word >> lost if lost else word, dtype) * 2.0 ** (lost - 32)

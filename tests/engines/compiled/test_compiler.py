@@ -383,6 +383,17 @@ def test_unreadable_files(forget, directory):
     assert compiled(axpy(8)).origin == "compiled"
 
 
+def test_code_may_go_while_another_thread_compiles(forget):
+    """The collector frees it, on any thread, and waits for nobody."""
+    forget()
+    compiled(axpy(8))
+    with compiler._lock, ThreadPoolExecutor() as pool:
+        pool.submit(compiler._codes.clear).result(timeout=60)
+        assert len(compiler._gone) == 1
+    run(compiled(axpy(8)))
+    assert not compiler._gone
+
+
 def test_a_directory_that_cant_be(forget, monkeypatch, tmp_path):
     forget()
     (tmp_path / "file").touch()

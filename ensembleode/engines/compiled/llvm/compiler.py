@@ -5,6 +5,7 @@ A lock makes sure that only one thread uses LLVM at a time.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -32,6 +33,8 @@ _PASSES = ("sroa", "instruction_combine", "simplify_cfg", "new_gvn", "aggressive
 
 _lock = threading.RLock()
 _codes: weakref.WeakValueDictionary[str, Code] = weakref.WeakValueDictionary()
+# The engines of code that nobody needs any more.
+_gone: collections.deque[Any] = collections.deque()
 
 
 class CompileError(RuntimeError):
@@ -58,9 +61,22 @@ class Code:
 
 
 def _free(engine: Any) -> None:
-    with _lock:
-        engine.close()
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(engine))
+    _gone.append(engine)
+    _close_gone()
+
+
+def _close_gone() -> None:
+    """Free the code that nobody needs any more, unless another thread uses LLVM, which does so
+    then. (This is called by the collector of garbage, on any thread, at any time: also on the one
+    that compiles for a thread that holds the lock, which would wait for itself.)"""
+    while _gone and _lock.acquire(blocking=False):
+        try:
+            with contextlib.suppress(IndexError):  # another thread has taken the last one
+                engine = _gone.popleft()
+                engine.close()
+                ctypes.pythonapi.Py_DecRef(ctypes.py_object(engine))
+        finally:
+            _lock.release()
 
 
 @functools.cache
@@ -103,6 +119,7 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
         if saved is None:
             object_cache.save(key, object_code)
         code = _codes[key] = Code(engine, key, "compiled" if saved is None else "disk")
+    _close_gone()
     return code
 
 
