@@ -157,8 +157,15 @@ OF_JULIA = {
 }
 
 
+FIRST = {record["alg"]: record for record in RECORDED["records"]}
+
+
 @pytest.mark.parametrize(
-    "record", RECORDED["records"], ids=lambda r: f"{r['alg']}-{r['problem']}-{r['steps']}"
+    "record",
+    [
+        slow_unless(x is FIRST[x["alg"]], x, id=f"{x['alg']}-{x['problem']}-{x['steps']}")
+        for x in RECORDED["records"]
+    ],
 )
 def test_paths_are_those_of_julia(record):
     f, g, u0 = OF_JULIA[record["problem"]]
@@ -648,6 +655,7 @@ def test_gradients_against_differences(name):
     np.testing.assert_allclose(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     prob = brownian()
 
@@ -731,6 +739,7 @@ def test_callbacks():
     np.testing.assert_allclose(sol.p_at["a"], A * np.array([1, 1, 1, 2, 2]))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_an_event_keeps_the_path(dtype):
     """One that changes nothing changes no path, which goes on as a line within the step."""
@@ -747,6 +756,7 @@ def test_an_event_keeps_the_path(dtype):
     np.testing.assert_allclose(sim.W, plain.W, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_integrals_are_those_of_the_steps():
     prob = brownian(integrand=lambda u, p, t: {"u": u, "t": t})
     sol = eo.solve(prob, adaptive=False, dt=1 / 64, save_everystep=True, save_noise=True)

@@ -223,6 +223,7 @@ def test_without_data():
     assert result.best_state["count"] == np.argmin(losses) + 1
 
 
+@pytest.mark.slow
 def test_a_callback_may_use_the_state():
     """An `equinox.nn.State` can be used once: each call has its own."""
 
