@@ -207,7 +207,7 @@ def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: 
         if x.shape != shape:
             hint = ""
             if x.shape == ():
-                hint = " Of a number, make such an array: jnp.full_like(u, number)."
+                hint = " Of a number, make such an array: jnp.full_like(u, 0.1)."
             if x.shape[: len(shape)] == shape and len(x.shape) == len(shape) + 1:
                 hint = " For a matrix of noises, give noise_rate_prototype=jnp.zeros((n, m))."
             raise ValueError(
