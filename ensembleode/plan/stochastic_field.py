@@ -95,7 +95,7 @@ def stochastic_field(
         kept = increments if noise.kept else ()
         passed, errors = jnp.floor(count) + 1.0 - count if is_cut else 1.0, ()
         if adaptive:
-            passed, errors = _part(noise, numbers, h) * units, (error,)
+            passed, errors = _part(numbers, h) * units, (error,)
         return extension.state(change, integrals, beside=(*kept, h, passed, *errors))
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
@@ -206,7 +206,7 @@ def _whole(x: Any) -> Any:
     return whole_number(JaxArithmetic(), x).astype(jnp.uint32)
 
 
-def _part(noise: NoiseTerms, numbers: Any, h: Any) -> Any:
+def _part(numbers: Any, h: Any) -> Any:
     """The part of the time span, a power of two, that a step of the size `h` is."""
     span = jax.lax.stop_gradient(numbers[3])
     # (Times are rounded, and parts are far from each other.)
@@ -226,7 +226,7 @@ def _piece(noise: NoiseTerms, numbers: Any, at: Any, h: Any) -> tuple[Any, Any]:
     span, dtype = jax.lax.stop_gradient(span), h.dtype
     given = dict(zip(noise.given, more, strict=False))
     units, stream, size = units_of(dtype), _stream(repeat, _PIECES), noise.size
-    start, units_left = _whole(at), _whole(_part(noise, numbers, h) * units)
+    start, units_left = _whole(at), _whole(_part(numbers, h) * units)
 
     def drawn(node: Any) -> Any:
         return normals(key, (node, index, stream), 2 * size, dtype).reshape(2, size)

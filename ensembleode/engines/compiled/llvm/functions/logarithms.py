@@ -64,21 +64,21 @@ def with_limits(b: Builder, x: Value, found: Value) -> Value:
     return b.where(x > 0.0, b.where(x < np.inf, found, x), outside)
 
 
-def log(b: Builder, x: Value) -> Value:
-    high, low = ln2_parts(format_of(x))
-    k, m = split_any(b, x)
+def _log_of_parts(b: Builder, k: Value, m: Value) -> Value:
+    """log(2^k m)."""
+    high, low = ln2_parts(format_of(m))
     f = m - 1.0
     _, missing = _near_one(b, f)
-    return with_limits(b, x, b.mul_add(k, high, f - (missing - k * low)))
+    return b.mul_add(k, high, f - (missing - k * low))
+
+
+def log(b: Builder, x: Value) -> Value:
+    return with_limits(b, x, _log_of_parts(b, *split_any(b, x)))
 
 
 def log_of_normal(b: Builder, x: Value) -> Value:
     """The logarithm of a positive normal number."""
-    high, low = ln2_parts(format_of(x))
-    k, m = split_exponent(b, x)
-    f = m - 1.0
-    _, missing = _near_one(b, f)
-    return b.mul_add(k, high, f - (missing - k * low))
+    return _log_of_parts(b, *split_exponent(b, x))
 
 
 def log2(b: Builder, x: Value) -> Value:
