@@ -7,7 +7,7 @@ needs no more accuracy, and accurate powers would take a third of the time of a 
 
 import abc
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -17,6 +17,8 @@ from .powers import arctan, exp2, log2
 
 
 _Controller = TypeVar("_Controller", bound="AbstractController")
+# (The order of a stochastic method may be 1/2 or 3/2.)
+_Order: TypeAlias = int | float | None
 
 
 def _number(value: Any) -> Any:
@@ -79,9 +81,7 @@ class AbstractController(eqx.Module):
         """
         return squared <= 1
 
-    def for_method(
-        self: _Controller, order: float | None, embedded_order: float | None
-    ) -> _Controller:
+    def for_method(self: _Controller, order: _Order, embedded_order: _Order) -> _Controller:
         """The controller with constants that depend on the `order` of the method, and on the
         `embedded_order` of the solution with which it is compared; either is None where it isn't
         known."""
@@ -189,7 +189,7 @@ class PIController(_ClippedController):
         if not (_is_number(self.qoldinit) and self.qoldinit > 0):
             raise ValueError(f"qoldinit must be positive, got {self.qoldinit!r}.")
 
-    def for_method(self, order: float | None, embedded_order: float | None) -> "PIController":
+    def for_method(self, order: _Order, embedded_order: _Order) -> "PIController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if order is None:
             return self
@@ -234,7 +234,7 @@ class IController(_ClippedController):
 
     exponent: float | None = _constant(default=None, init=False)
 
-    def for_method(self, order: float | None, embedded_order: float | None) -> "IController":
+    def for_method(self, order: _Order, embedded_order: _Order) -> "IController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if embedded_order is None:
             return self
@@ -284,7 +284,7 @@ class PIDController(AbstractController):
         if not 0 < self.accept_safety < 1:
             raise ValueError(f"accept_safety must be in (0, 1), got {self.accept_safety}.")
 
-    def for_method(self, order: float | None, embedded_order: float | None) -> "PIDController":
+    def for_method(self, order: _Order, embedded_order: _Order) -> "PIDController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if order is None or embedded_order is None:
             return self

@@ -50,7 +50,7 @@ class SDESolver(ODESolver):
     """
 
     order: ClassVar[float]  # pyright: ignore[reportIncompatibleVariableOverride]
-    control_order: ClassVar[float | None] = None
+    control_order: ClassVar[int | float | None] = None
     adaptive: ClassVar[bool] = False
     stages: ClassVar[int | None] = 1
     engines: ClassVar[tuple[str, ...]] = ("compiled",)
@@ -102,7 +102,7 @@ class OneStepMap:
     is_implicit = False
 
     @property
-    def embedded_order(self) -> float | None:
+    def embedded_order(self) -> int | float | None:
         return None if self.errors is None else self.order
 
     def evaluations(self, ntried: Any) -> Any:
@@ -256,7 +256,7 @@ class SRA(SDESolver):
 
     coefficients: ClassVar[SRATableau]
     order: ClassVar[float] = 1.5
-    control_order: ClassVar[float | None] = 2.0
+    control_order: ClassVar[int | float | None] = 2.0
     adaptive: ClassVar[bool] = True
     draws: ClassVar[int] = 2
     additive: ClassVar[bool] = True
