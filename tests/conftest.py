@@ -80,6 +80,9 @@ def pytest_collection_modifyitems(items):
     most tests."""
     from .test_conformance import is_slow
 
+    if unsteady := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        # (Processes that share the tests would refuse to: each has another address.)
+        raise pytest.UsageError(f"give these cases ids, which hold addresses: {unsteady}")
     of_file = collections.Counter(item.path for item in items)
     waits = {"cluster", "subprocess", "Running", "uvicorn"}
     items.sort(

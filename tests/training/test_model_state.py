@@ -130,12 +130,13 @@ def test_accumulated_batches_are_those_of_before():
 @pytest.mark.parametrize(
     "how",
     [
-        {},
-        pytest.param({"accumulate": 2}, marks=pytest.mark.slow),
-        pytest.param({"optimizer": optax.lbfgs()}, marks=pytest.mark.slow),
-        pytest.param({"validation": line(5), "batch_size": None}, marks=pytest.mark.slow),
+        pytest.param({}, id="as it is"),
+        pytest.param({"accumulate": 2}, id="accumulating", marks=pytest.mark.slow),
+        pytest.param({"optimizer": optax.lbfgs()}, id="a line search", marks=pytest.mark.slow),
+        pytest.param(
+            {"validation": line(5), "batch_size": None}, id="validation", marks=pytest.mark.slow
+        ),
     ],
-    ids=str,
 )
 def test_interrupted_or_not(tmp_path, how):
     """A fit that goes on has the same bits, in its state, too."""
