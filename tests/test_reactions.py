@@ -143,6 +143,26 @@ def test_callbacks_act_at_saved_times_and_steps():
     assert set(np.asarray(sim.end.u[ended, 0]).astype(int)) <= {8, 9, 10}
 
 
+@pytest.mark.parametrize(
+    ("u0", "changes"),
+    [
+        ([7, 2], [[-1, 0], [0, 1]]),
+        ((7, 2), ([-1, 0], [0, 1])),
+        ((np.array([7, 2]), np.array([1.0])), (np.array([[-1, 0], [0, 1]]), np.zeros((2, 1)))),
+        ([jnp.array([7, 2]), 1], [jnp.array([[-1, 0], [0, 1]]), [0, 0]]),
+        ({"b": 7, "a": 2.0}, {"b": [-1, 0], "a": [0, 1.0]}),
+    ],
+    ids=["lists", "tuples", "arrays", "an array and a number", "names"],
+)
+def test_states_as_people_write_them(u0, changes):
+    """As for an ODE; and whole numbers are real ones. (A third component, of 1, stays.)"""
+    rates, span = lambda u, p, t: jnp.array([3.0, 2.0]), (0.0, 4.0)
+    sol = eo.solve(eo.JumpProblem(rates, changes, u0, span))
+    expected = eo.solve(eo.JumpProblem(rates, np.diag([-1.0, 1.0]), [7.0, 2.0], span))
+    ends = jnp.concatenate([jnp.ravel(x[-1]) for x in jax.tree.leaves(sol.u)])
+    assert set(ends.tolist()) - {1.0} == set(expected.u[-1].tolist())
+
+
 def test_no_reaction_is_left_and_too_many():
     prob = eo.JumpProblem(lambda u, p, t: u, [[-1.0]], [5], (0.0, 1e9))
     assert eo.solve(prob).u[-1, 0] == 0
@@ -155,7 +175,7 @@ def test_what_is_refused_is_named():
     prob = birth_and_death()
     refused = {
         "isn't for a JumpProblem": lambda: eo.solve(prob, eo.Tsit5()),
-        "is for a JumpProblem": lambda: eo.solve(prob.ode(), eo.Direct()),
+        "is for an eo.JumpProblem": lambda: eo.solve(prob.ode(), eo.Direct()),
         "saved at times": lambda: eo.solve(prob, save_everystep=True),
         "rates must return an array": lambda: eo.solve(eo.remake(prob, rates=lambda u, p, t: u)),
         "rates must return the dtype": lambda: eo.solve(

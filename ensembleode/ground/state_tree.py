@@ -131,6 +131,19 @@ def as_state(u0: Any) -> Any:
     return jtu.tree_unflatten(structure, [a.astype(dtype) for a in arrays])
 
 
+def with_real_numbers(u0: Any) -> Any:
+    """An initial state whose whole numbers, where an array or a leaf has no others, are real."""
+
+    def real(x: Any) -> Any:
+        if isinstance(x, int) and not isinstance(x, bool):
+            return float(x)
+        x = jnp.asarray(x) if _is_array(x) else x
+        is_whole = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
+        return x.astype(float) if is_whole else x
+
+    return jtu.tree_map(real, u0, is_leaf=_is_array)
+
+
 def as_parameters(p: Any, dtype: Any) -> Any:
     """Parameters in which lists of nothing but numbers, at any depth, are arrays.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
-from ..ground.state_tree import as_state
+from ..ground.state_tree import as_state, with_real_numbers
 from .problem import ODEProblem
 from .stochastic import SDEProblem
 
@@ -64,8 +64,8 @@ class JumpProblem(ODEProblem):
     ):
         if not callable(rates):
             raise TypeError(f"rates must be a function rates(u, p, t), got {rates!r}.")
-        u0 = _as_real(u0)
-        changes = as_state(_as_real(changes))
+        u0 = with_real_numbers(u0)
+        changes = as_state(with_real_numbers(changes))
         shapes = [np.shape(x)[1:] for x in jax.tree.leaves(changes)]
         counts = {np.shape(x)[:1] for x in jax.tree.leaves(changes)}
         wanted = [np.shape(x) for x in jax.tree.leaves(as_state(u0))]
@@ -114,7 +114,7 @@ class JumpProblem(ODEProblem):
                 "constant."
             )
         taken = tuple(map(tuple, taken.astype(int).tolist()))
-        u0 = jnp.asarray(_as_real(u0))
+        u0 = jnp.asarray(with_real_numbers(u0))
         changes = (made - np.asarray(taken)).astype(u0.dtype)
         return cls(MassAction(taken), changes, u0, tspan, jnp.asarray(k, u0.dtype), **options)
 
@@ -190,13 +190,3 @@ def _summed(rates: Any, changes: Any) -> Any:
         )
     weights = rates.reshape(-1, *[1] * (changes.ndim - 1))
     return jnp.sum(weights * changes.astype(rates.dtype), axis=0)
-
-
-def _as_real(u: Any) -> Any:
-    """The numbers of molecules as real numbers."""
-    if isinstance(u, list | tuple) and not any(isinstance(x, dict) for x in u):
-        u = np.asarray(u)
-    return jax.tree.map(
-        lambda x: x if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.asarray(x, float),
-        u,
-    )

@@ -13,6 +13,12 @@ from .problem import ODEProblem
 from .unknown_options import refuse_unknown
 
 
+def as_inexact(x: Any) -> Any:
+    """An array of real or complex numbers, whole ones as real ones."""
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
+
+
 class WienerProcess(eqx.Module):
     """The noise of an [`SDEProblem`][ensembleode.SDEProblem]: a Wiener process of standard
     components.
@@ -34,7 +40,7 @@ class WienerProcess(eqx.Module):
     def __init__(self, *, scalar: bool = False, factor: Any = None, **_unknown: Any):
         refuse_unknown("WienerProcess", _unknown, ("scalar", "factor"))
         self.scalar = bool(scalar)
-        self.factor = None if factor is None else jnp.asarray(factor)
+        self.factor = None if factor is None else as_inexact(factor)
         if factor is None:
             return
         shape = np.shape(factor)
@@ -67,10 +73,12 @@ class NoiseGrid(eqx.Module):
     Z: Inexact[Array, "grid ..."] | None
 
     def __init__(self, t: Any, W: Any, Z: Any = None):
-        self.t, self.W = jnp.asarray(t), jnp.asarray(W)
-        self.Z = None if Z is None else jnp.asarray(Z)
+        self.t, self.W = as_inexact(t), as_inexact(W)
+        self.Z = None if Z is None else as_inexact(Z)
         if self.t.ndim != 1 or len(self.t) < 2:
-            raise ValueError(f"t of NoiseGrid must be two or more times, got the shape {t.shape}.")
+            raise ValueError(
+                f"t of NoiseGrid must be two or more times, got the shape {self.t.shape}."
+            )
         for name, x in (("W", self.W), ("Z", self.Z)):
             if x is not None and (not x.ndim or len(x) != len(self.t)):
                 raise ValueError(
