@@ -528,16 +528,8 @@ def test_adaptive_solves_are_the_same_everywhere_and_have_derivatives(name):
         made = eo.EnsembleProblem(eo.remake(prob, p=p, u0=u0))
         return jnp.sin(eo.solve(made, alg, trajectories=5, **options).u).sum()
 
-    at, along = (prob.p, prob.u0), ({"a": 0.3, "b": -0.7}, jnp.array([0.5, 1.0]))
-    along = jax.tree.map(jnp.asarray, along)
-    by, tangent = jax.grad(loss, argnums=(0, 1))(*at), jax.jvp(loss, at, along)[1]
-    pairs = zip(jax.tree.leaves(by), jax.tree.leaves(along), strict=True)
-    np.testing.assert_allclose(sum((a * b).sum() for a, b in pairs), tangent, rtol=1e-9)
-
-    def moved(e):
-        return loss(*jax.tree.map(lambda x, v: x + e * v, at, along))
-
-    np.testing.assert_allclose(tangent, (moved(1e-7) - moved(-1e-7)) / 2e-7, rtol=1e-5)
+    # (Other steps, where a tolerance is just met, would show in larger differences.)
+    check_derivatives(loss, prob, 1e-7, rtol=1e-5)
 
 
 #
@@ -632,6 +624,20 @@ def test_a_state_that_is_a_pytree():
 #
 
 
+def check_derivatives(loss, prob, size, rtol):
+    """In reverse mode, in forward mode and by differences of this size, of `loss(p, u0)`."""
+    at, along = (prob.p, prob.u0), ({"a": 0.3, "b": -0.7}, jnp.array([0.5, 1.0]))
+    along = jax.tree.map(jnp.asarray, along)
+    by, tangent = jax.grad(loss, argnums=(0, 1))(*at), jax.jvp(loss, at, along)[1]
+    pairs = zip(jax.tree.leaves(by), jax.tree.leaves(along), strict=True)
+    np.testing.assert_allclose(sum((a * b).sum() for a, b in pairs), tangent, rtol=1e-9)
+
+    def moved(e):
+        return loss(*jax.tree.map(lambda x, v: x + e * v, at, along))
+
+    np.testing.assert_allclose(tangent, (moved(size) - moved(-size)) / (2 * size), rtol=rtol)
+
+
 @pytest.mark.parametrize("name", [slow_unless(name == "EM", name, id=name) for name in METHODS])
 def test_gradients_against_differences(name):
     alg = METHODS[name]
@@ -643,16 +649,7 @@ def test_gradients_against_differences(name):
             eo.solve(ens, alg, trajectories=5, adaptive=False, dt=0.07, saveat=[0.3, 1.0]).u
         ).sum()
 
-    at, along = (prob.p, prob.u0), ({"a": 0.3, "b": -0.7}, jnp.array([0.5, 1.0]))
-    along = jax.tree.map(jnp.asarray, along)
-    by, tangent = jax.grad(loss, argnums=(0, 1))(*at), jax.jvp(loss, at, along)[1]
-    pairs = zip(jax.tree.leaves(by), jax.tree.leaves(along), strict=True)
-    np.testing.assert_allclose(sum((a * b).sum() for a, b in pairs), tangent, rtol=1e-10)
-
-    def moved(e):
-        return loss(*jax.tree.map(lambda x, v: x + e * v, at, along))
-
-    np.testing.assert_allclose(tangent, (moved(1e-6) - moved(-1e-6)) / 2e-6, rtol=1e-6)
+    check_derivatives(loss, prob, 1e-6, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -833,7 +830,7 @@ REFUSED = {
         brownian(constant, decay), diffrax.SRA1(), dt=0.1, save_noise=True
     ),
     "Tsit5 is for ODEs": lambda: eo.solve(brownian(), eo.Tsit5(), adaptive=False, dt=0.1),
-    "EM is for stochastic problems": lambda: eo.solve(
+    "EM is for an eo.SDEProblem": lambda: eo.solve(
         eo.ODEProblem(decay, [1.0], (0.0, 1.0), {"a": 1.0}), eo.EM(), adaptive=False, dt=0.1
     ),
     "dt is missing": lambda: eo.solve(brownian(), eo.EM()),
@@ -900,6 +897,8 @@ REFUSED = {
     "factor of WienerProcess": lambda: eo.solve(
         brownian(noise=eo.WienerProcess(factor=np.eye(3))), adaptive=False, dt=0.1
     ),
+    "Direct is for an eo.JumpProblem": lambda: eo.solve(brownian(), eo.Direct(), dt=0.1),
+    "two or more times": lambda: eo.NoiseGrid([0.0], [1.0]),
     "t of NoiseGrid must increase": lambda: eo.NoiseGrid([1.0, 0.0], np.zeros(2)),
     "must be \\[grid": lambda: eo.NoiseGrid([0.0, 1.0], np.zeros(3)),
     "square matrix": lambda: eo.WienerProcess(factor=np.zeros((2, 3))),
@@ -916,6 +915,19 @@ REFUSED = {
 def test_what_is_refused_is_named(said):
     with pytest.raises((ValueError, TypeError), match=said):
         REFUSED[said]()
+
+
+def test_whole_numbers_as_noise():
+    """Of a path and of a factor."""
+    path = eo.NoiseGrid([0, 1], [[0, 0], [1, 2]])
+    as_real = eo.NoiseGrid([0.0, 1.0], [[0.0, 0.0], [1.0, 2.0]])
+    for whole, real in (
+        (path, as_real),
+        (eo.WienerProcess(factor=[[1, 0], [0, 2]]), eo.WienerProcess(factor=[[1.0, 0], [0, 2.0]])),
+    ):
+        assert {x.dtype for x in jax.tree.leaves(whole)} == {np.dtype(float)}
+        ends = [eo.solve(brownian(noise=x), eo.EM(), dt=0.25).u[-1] for x in (whole, real)]
+        np.testing.assert_array_equal(*ends)
 
 
 def test_wrong_arguments_are_named():

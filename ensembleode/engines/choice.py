@@ -10,8 +10,9 @@ from ..solvers import Direct, JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5, SDESolver
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia
-from .base.capabilities import COMPILED_ONLY, lacking, lacks_adjoint, RequestedSolve
+from .base.capabilities import COMPILED_ONLY, lacking, lacks_adjoint
 from .base.engine import Engine
+from .base.requested_solve import RequestedSolve
 
 
 # In the order of preference.

@@ -41,7 +41,6 @@ def job_for(
     **Arguments:** `is_given`: whether the user asked for this ensemble algorithm.
     """
     every = describe(ens, options, key, n)
-    state = every.field.out_avals[0]
     check_direction(every, n or 1)
     alg = method_for(alg, every.noise)
     module, choice, alg = choose(engine, alg, every, ensemblealg, is_given=is_given)
@@ -51,11 +50,10 @@ def job_for(
     if isinstance(alg, SDESolver):
         assert every.extension is not None
         alg = dataclasses.replace(alg, _errors=every.extension.errors)
-    (state,) = every.field.out_avals
     every = with_times_of_values(with_consistent_start(every))
     if every.events is not None:
         every = after_start(every.with_one_list())
-        (state,) = every.field.out_avals
+    (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
     method = module.method(alg, every.options, has_dt=has_dt)
     has_rate = every.form is not None and every.form.rate is not None

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,28 @@ _STEPS = {
 JUMPS = "jumps"
 
 
+class NoiseNumbers(NamedTuple):
+    """The numbers of the noise of one trajectory.
+
+    - `key`: the key of all trajectories; `index` and `repeat`: which trajectory this is, and which
+        run of it.
+    - `span`: the length of its time span, which derivatives take for a constant.
+    - `given`: the numbers that the user gave, by the names of `NoiseTerms.given`.
+    """
+
+    key: Any
+    index: Any
+    repeat: Any
+    span: Any
+    given: dict[str, Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class NoiseTerms:
     """What a stochastic problem has besides the drift, which is its field.
 
-    All programs have the same constants, of which those from number `first` on are the key of all
-    trajectories, the index, the run and the length of the time span of this one, and the numbers of
-    the noise.
+    All programs have the same constants, of which those from number `first` on are the numbers of
+    the noise (see `numbers`).
 
     - `diffusion`: the diffusion, `g(consts, u, p, t)`.
     - `integrand`: the integrand; None without one.
@@ -68,6 +83,21 @@ class NoiseTerms:
         integrand = self.integrand and change(self.integrand)
         changes = {"diffusion": change(self.diffusion), "integrand": integrand}
         return dataclasses.replace(self, **changes, first=self.first + more)
+
+    def numbers(self, consts: Sequence) -> NoiseNumbers:
+        """The numbers of the noise among the constants of the programs."""
+        key, index, repeat, span, *more = consts[self.first :]
+        given = dict(zip(self.given, more, strict=False))
+        return NoiseNumbers(key, index, repeat, jax.lax.stop_gradient(span), given)
+
+    def rows(self, g: Any) -> Any:
+        """A value of the diffusion for the state as engines see it: `[*state]`, or `[*state, m]`
+        for a matrix of `m` noises, with one axis in place of the state's for a pytree."""
+        if self.tree is None:
+            return g
+        if self.kind != "general":
+            return self.tree.ravel(g)
+        return jnp.concatenate([jnp.reshape(x, (-1, self.size)) for x in jtu.tree_leaves(g)])
 
     @property
     def size(self) -> int:
@@ -114,14 +144,14 @@ def noise_of(
     prototype, given = prob.noise_rate_prototype, numbers_of(prob)
     shape = u0.shape if tree is None else (tree.size,)
     kind = "scalar" if getattr(prob.noise, "scalar", False) else "diagonal"
-    structure = jtu.tree_structure(0) if tree is None else tree.structure
+    of_state = jtu.tree_structure(0) if tree is None else tree.structure
     shapes = [shape] if tree is None else list(tree.shapes)
     noise: tuple[int, ...] = () if kind == "scalar" else shape
     if prototype is not None:
         kind, leaves = "general", jtu.tree_leaves(prototype)
         sizes = {np.shape(x)[-1] if np.ndim(x) else 0 for x in leaves}
         before = [np.shape(x)[:-1] for x in leaves]
-        if jtu.tree_structure(prototype) != structure or before != shapes or len(sizes) != 1:
+        if jtu.tree_structure(prototype) != of_state or before != shapes or len(sizes) != 1:
             raise ValueError(
                 "noise_rate_prototype must be like u0, with one more axis, [*state, m], for m "
                 f"noises; it has the shapes {jax.tree.map(np.shape, prototype)}, and u0 "
@@ -132,7 +162,7 @@ def noise_of(
     if kind == "diagonal" and "W" in given:
         # A path without axes is that of a scalar noise.
         kind, noise = ("scalar", ()) if given["W"].ndim == 1 and shape != () else (kind, noise)
-    _check_diffusion(diffusion, structure, shapes, u0.dtype)
+    _check_diffusion(diffusion, of_state, shapes, u0.dtype)
     if "W" in given and given["W"].shape[1:] != noise:
         raise ValueError(
             f"W of NoiseGrid has the shape {given['W'].shape}; here it must be "
@@ -225,56 +255,67 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
 
     **Raises:** `ValueError` for a method that isn't for this noise, or for no noise.
     """
-    if noise is not None and noise.kind == JUMPS:
+    if noise is None:
+        alg = Tsit5() if alg is None else alg
+        if isinstance(alg, SDESolver | Direct):
+            problem = "JumpProblem" if isinstance(alg, Direct) else "SDEProblem"
+            raise ValueError(
+                f"{type(alg).__name__} is for an eo.{problem}, and this is an ODEProblem: "
+                "give such a problem, or a method for ODEs, as eo.Tsit5()."
+            )
+        return alg
+    if noise.kind == JUMPS:
         if not isinstance(alg, Direct | None):
             raise ValueError(
                 f"{type(alg).__name__} isn't for a JumpProblem: leave alg out, or pass eo.Direct()."
             )
         return Direct()
-    if isinstance(alg, Direct):
-        raise ValueError("Direct is for a JumpProblem: give one, or another method.")
-    if alg is None and noise is not None:
-        only_some = noise.kind == "general" or noise.is_correlated
-        alg = SOSRA() if noise.is_additive else EM() if only_some else SOSRI()
-    elif alg is None:
-        alg = Tsit5()
+    if alg is None:
+        alg = _default_method(noise)
+    wrong = _not_for(alg, noise)
+    if wrong is not None:
+        raise ValueError(wrong)
+    return alg
+
+
+def _default_method(noise: NoiseTerms) -> SDESolver:
+    if noise.is_additive:
+        return SOSRA()
+    return EM() if noise.kind == "general" or noise.is_correlated else SOSRI()
+
+
+def _not_for(alg: Any, noise: NoiseTerms) -> str | None:
+    """Why a method isn't for this noise; None where it is."""
     name = type(alg).__name__
-    if noise is None:
-        if isinstance(alg, SDESolver):
-            raise ValueError(
-                f"{name} is for stochastic problems: give an eo.SDEProblem(f, g, u0, tspan, p), or "
-                "a method for ODEs, such as eo.Tsit5()."
-            )
-        return alg
     if is_of_diffrax(alg):
-        if name == "Euler":
-            raise ValueError("Euler of diffrax is eo.EM(split=False) here: pass that.")
-        return alg
+        return (
+            "Euler of diffrax is eo.EM(split=False) here: pass that." if name == "Euler" else None
+        )
+    if isinstance(alg, Direct):
+        return "Direct is for an eo.JumpProblem, and this is an SDEProblem: leave alg out."
     if not isinstance(alg, SDESolver):
-        raise ValueError(
+        return (
             f"{name} is for ODEs, and this is an SDEProblem: leave alg out, or pass eo.SOSRI() "
             "(diagonal or scalar noise), eo.SOSRA() (additive), or eo.EM() (any)."
         )
     if noise.kind not in alg.noises:
-        raise ValueError(
+        return (
             f"{name} is for {' or '.join(alg.noises)} noise, and this one is {noise.kind}: pass "
             "eo.EM(), or eo.EulerHeun() (Stratonovich)."
         )
     if noise.is_correlated and alg.order > 0.5 and not alg.additive:
-        raise ValueError(
-            f"{name} is for independent noises, and WienerProcess has a factor: pass eo.EM()."
-        )
+        return f"{name} is for independent noises, and WienerProcess has a factor: pass eo.EM()."
     if alg.additive and not noise.is_additive:
-        raise ValueError(
+        return (
             f"{name} is for additive noise, and g depends on the state u: pass eo.SOSRI(), or "
             "eo.EM()."
         )
     if alg.draws > 1 and "W" in noise.given and "Z" not in noise.given:
-        raise ValueError(
+        return (
             f"{name} uses a second process: NoiseGrid needs Z, too (sol.Z of a solve with "
             "save_noise=True)."
         )
-    return alg
+    return None
 
 
 def is_of_diffrax(alg: Any) -> bool:

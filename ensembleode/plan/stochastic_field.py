@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 
 from ..fields import staged
@@ -29,7 +28,7 @@ from ..solvers.stochastic import (
 from ..tracing.program import Program, program_of, Static
 from .extended_state import Extension, integrals_of, rates
 from .implicit_form import ImplicitForm
-from .noise import JUMPS, NoiseTerms
+from .noise import JUMPS, NoiseNumbers, NoiseTerms
 
 
 # The streams of random numbers that a trajectory has, of each of its runs.
@@ -75,16 +74,18 @@ def stochastic_field(
         y, (t, count) = extension.user_of(u), extension.clock_of(u)
 
         def diffusion(u: Any, t: Any) -> Any:
-            return _flat(noise, noise.diffusion(consts, u, p, t), user.shape)
+            return noise.rows(noise.diffusion(consts, u, p, t))
 
         terms = StochasticTerms(
             lambda u, t: drift(consts, u, p, t), diffusion, functools.partial(_times, noise.kind)
         )
-        numbers = consts[noise.first :]
+        numbers = noise.numbers(consts)
         if adaptive:
-            increments = _piece(noise, numbers, count, h)
+            passed = _part(numbers.span, h) * units
+            increments = _piece(noise, numbers, count, passed, h)
         else:
             whole = jnp.floor(count) if is_cut else count
+            passed = whole + 1.0 - count if is_cut else 1.0
             rest = 1.0 - jax.lax.stop_gradient(count - whole) if is_cut else 1.0
             increments = _increments(noise, solver.draws, numbers, t, whole, h, rest)
         dw, dz = increments if solver.draws > 1 else (*increments, None)
@@ -93,9 +94,7 @@ def stochastic_field(
         if integrals is not None:
             integrals = h * 0.5 * (integrals + integrand(consts, y + change, p, t + h))
         kept = increments if noise.kept else ()
-        passed, errors = jnp.floor(count) + 1.0 - count if is_cut else 1.0, ()
-        if adaptive:
-            passed, errors = _part(numbers, h) * units, (error,)
+        errors = (error,) if adaptive else ()
         return extension.state(change, integrals, beside=(*kept, h, passed, *errors))
 
     def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
@@ -127,19 +126,20 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
 
     def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
         y, (t, count) = extension.user_of(u), extension.clock_of(u)
-        key, index, repeat, _, changes, *_ = consts[noise.first :]
+        numbers = noise.numbers(consts)
         first = _whole(count)
-        stream = _stream(repeat, _REACTIONS)
+        stream = _stream(numbers.repeat, _REACTIONS)
 
         def rates(u: Any, s: Any) -> Any:
             return noise.diffusion(consts, u.reshape(user.shape), p, t + s)
 
         def draw(i: Any) -> Any:
-            place = first + i.astype(jnp.uint32), index, stream
-            return uniforms(key, place, 2, user.dtype)
+            place = first + i.astype(jnp.uint32), numbers.index, stream
+            return uniforms(numbers.key, place, 2, user.dtype)
 
         left = np.int32(most - 1) - first.astype(jnp.int32)
-        after, drawn = reacted(rates, draw, changes.astype(user.dtype), y.reshape(-1), h, left)
+        changes = numbers.given["changes"].astype(user.dtype)
+        after, drawn = reacted(rates, draw, changes, y.reshape(-1), h, left)
         beside = h, drawn.astype(user.dtype)
         return extension.state(after - y.reshape(-1), beside=beside)
 
@@ -148,16 +148,6 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
         return extension.state(drift(consts, y, p, t), beside=(np.array([1.0, 0.0]),))
 
     return _field_of(drift, extension, step, rate)
-
-
-def _flat(noise: NoiseTerms, g: Any, shape: tuple[int, ...]) -> Any:
-    """A value of the diffusion, for a state that is an array of this shape."""
-    if noise.tree is None:
-        return g
-    if noise.kind != "general":
-        return noise.tree.ravel(g)
-    rows = [jnp.reshape(x, (-1, noise.size)) for x in jtu.tree_leaves(g)]
-    return jnp.concatenate(rows)
 
 
 def _times(kind: str, g: Any, w: Any) -> Any:
@@ -171,19 +161,18 @@ def _times(kind: str, g: Any, w: Any) -> Any:
 
 
 def _increments(
-    noise: NoiseTerms, draws: int, numbers: Any, t: Any, count: Any, h: Any, rest: Any
+    noise: NoiseTerms, draws: int, numbers: NoiseNumbers, t: Any, count: Any, h: Any, rest: Any
 ) -> tuple[Any, ...]:
     """The increments of the processes in the step of the number `count`, from `t`. It is the `rest`
     of a step that an event has cut, along the line that the path is within a step; 1.0 for a whole
     step."""
-    key, index, repeat, _, *numbers = numbers
-    given = dict(zip(noise.given, numbers, strict=False))
+    given = numbers.given
     if "W" in given:
         times = given["t"].astype(t.dtype)
         paths = [given[name].astype(t.dtype) for name in ("W", "Z")[:draws]]
         return tuple(_interpolated(times, x, t + h) - _interpolated(times, x, t) for x in paths)
-    place = _whole(count), index, _stream(repeat, _INCREMENTS)
-    found = normals(key, place, draws * noise.size, t.dtype)
+    place = _whole(count), numbers.index, _stream(numbers.repeat, _INCREMENTS)
+    found = normals(numbers.key, place, draws * noise.size, t.dtype)
     # (The whole step had the size `h / rest`.)
     return _shaped(noise, given, jnp.sqrt(h * rest) * found.reshape(draws, noise.size))
 
@@ -206,33 +195,30 @@ def _whole(x: Any) -> Any:
     return whole_number(JaxArithmetic(), x).astype(jnp.uint32)
 
 
-def _part(numbers: Any, h: Any) -> Any:
+def _part(span: Any, h: Any) -> Any:
     """The part of the time span, a power of two, that a step of the size `h` is."""
-    span = jax.lax.stop_gradient(numbers[3])
     # (Times are rounded, and parts are far from each other.)
     return power_below(JaxArithmetic(), h / span * 1.25)
 
 
-def _piece(noise: NoiseTerms, numbers: Any, at: Any, h: Any) -> tuple[Any, Any]:
+def _piece(noise: NoiseTerms, numbers: NoiseNumbers, at: Any, size: Any, h: Any) -> tuple[Any, Any]:
     """The increments of both processes in an adaptive step, which begins after `at` units of the
-    time span: a piece of a dyadic tree, of which each piece has its increment `w` of the path, and
-    `a`, the integral of the path within it less that of a straight line, over its length. These
-    decide those of its halves, but for two normal numbers.
+    time span and lasts `size` of them: a piece of a dyadic tree, of which each piece has its
+    increment `w` of the path, and `a`, the integral of the path within it less that of a straight
+    line, over its length. These decide those of its halves, but for two normal numbers.
 
     Source: Foster, Lyons and Oberhauser, "An optimal polynomial approximation of Brownian motion",
     SIAM J. Numer. Anal. 58(3), 2020; Jelincic, Foster and Kidger, arXiv:2405.06464 (2024).
     """
-    key, index, repeat, span, *more = numbers
-    span, dtype = jax.lax.stop_gradient(span), h.dtype
-    given = dict(zip(noise.given, more, strict=False))
-    units, stream, size = units_of(dtype), _stream(repeat, _PIECES), noise.size
-    start, units_left = _whole(at), _whole(_part(numbers, h) * units)
+    dtype, stream = h.dtype, _stream(numbers.repeat, _PIECES)
+    start, last = _whole(at), _whole(size)
 
     def drawn(node: Any) -> Any:
-        return normals(key, (node, index, stream), 2 * size, dtype).reshape(2, size)
+        place = node, numbers.index, stream
+        return normals(numbers.key, place, 2 * noise.size, dtype).reshape(2, noise.size)
 
     def goes_on(carry: tuple) -> Any:
-        return carry[0] > units_left
+        return carry[0] > last
 
     def halved(carry: tuple) -> tuple:
         length, node, root, w, a = carry
@@ -247,11 +233,11 @@ def _piece(noise: NoiseTerms, numbers: Any, at: Any, h: Any) -> tuple[Any, Any]:
         node = (node << 1) + is_right.astype(jnp.uint32)
         return half, node, root * 0.5**0.5, w, rest + sign * own
 
-    root = jnp.sqrt(span)
+    root = jnp.sqrt(numbers.span)
     w, a = drawn(jnp.uint32(0))
-    whole = np.uint32(units), jnp.uint32(1), root, root * w, (root * (1 / 12) ** 0.5) * a
+    whole = np.uint32(units_of(dtype)), jnp.uint32(1), root, root * w, (root * (1 / 12) ** 0.5) * a
     *_, w, a = jax.lax.while_loop(goes_on, halved, whole)
-    return _shaped(noise, given, jnp.stack([w, 12**0.5 * a]))
+    return _shaped(noise, numbers.given, jnp.stack([w, 12**0.5 * a]))
 
 
 def _interpolated(times: Any, path: Any, t: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -132,34 +133,32 @@ class Trajectories:
         programs = {"f": self.field, **dict(self.beside)}
         apart = {name: with_numbers_apart(program) for name, program in programs.items()}
         more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
+        (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
+        changes: dict[str, Any] = {"field": field, "beside": tuple(beside)}
+        around = functools.partial(_with_constants_behind, numbers=apart["f"][1])
+        if self.form is not None:
+            changes["form"] = self.form.mapped(around)
+        if self.noise is not None:
+            changes["noise"] = self.noise.mapped(around)
+        found = self._with_more_constants(more, **changes)
+        if found.noise is None:
+            return found
+        # (The numbers in the drift are constants of the other programs by now.)
+        diffusion, numbers = with_numbers_apart(found.noise.diffusion)
+        around = functools.partial(_with_constants_behind, numbers=numbers)
+        noise = dataclasses.replace(found.noise.mapped(around), diffusion=diffusion)
+        more = {"consts": numbers}
+        return found._with_more_constants(more, field=around(found.field), noise=noise)
+
+    def _with_more_constants(self, more: dict[str, list], **changes: Any) -> "Trajectories":
+        """The ensemble with more constants, the same for all trajectories, behind those of these
+        names, and with other changes."""
 
         def added(lane: TrajectoryNumbers, more: dict[str, list] = more) -> TrajectoryNumbers:
             return lane._replace(**{name: (*getattr(lane, name), *x) for name, x in more.items()})
 
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
-        (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
-        changes: dict[str, Any] = {"field": field, "beside": tuple(beside), "batched": batched}
-        if self.form is not None:
-            avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
-            changes["form"] = self.form.mapped(lambda x: with_constants_around(x, (), avals))
-        found = self.changed(added, **changes, shared=added(self.shared))
-        if self.noise is None:
-            return found
-        # (The numbers in the drift are constants of the other programs by now.)
-        avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
-        noise = self.noise.mapped(lambda x: with_constants_around(x, (), avals))
-        diffusion, numbers = with_numbers_apart(noise.diffusion)
-        avals = tuple((x.shape, x.dtype) for x in numbers)
-        noise = noise.mapped(lambda x: with_constants_around(x, (), avals))
-        noise = dataclasses.replace(noise, diffusion=diffusion)
-
-        def also(lane: TrajectoryNumbers) -> TrajectoryNumbers:
-            return lane._replace(consts=(*lane.consts, *numbers))
-
-        own = found.batched._replace(consts=(*found.batched.consts, *(False for _ in numbers)))
-        field = with_constants_around(found.field, (), avals)
-        more = {"field": field, "noise": noise, "batched": own, "shared": also(found.shared)}
-        return found.changed(also, **more)
+        return self.changed(added, **changes, batched=batched, shared=added(self.shared))
 
     def with_noise(self, alg: Any) -> "Trajectories":
         """The ensemble whose field is the step of the method `alg` with the noise in it; the
@@ -186,12 +185,12 @@ class Trajectories:
                 if getattr(lane, x.name) is not None
             }
             lane = lane._replace(u0=_joined(parts, user.dtype), **tolerances)
-            return with_jumps_saved(lane, self.saving) if jumps else lane
+            return _with_jumps_saved(lane, self.saving) if jumps else lane
 
         own = bool(self.batched.u0 or self.batched.t0)
         batched = self.batched._replace(u0=own)
         if jumps:
-            batched = with_jumps_saved(batched, self.saving)
+            batched = _batched_with_jumps_saved(batched, self.saving)
         known = self.shared.u0 is not None and self.shared.t0 is not None
         shared = extended(self.shared) if known and not own else self.shared._replace(u0=None)
         return self.changed(
@@ -292,15 +291,9 @@ _NO_DERIVATIVES = (
 )
 
 
-def with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
-    """The numbers (or the booleans that say which are each trajectory's own) of reactions: steps
-    end at the saved times, and are as long as the time span where the user doesn't say it."""
-    if isinstance(lane.t0, bool):
-        own = bool(lane.t0 or lane.t1)
-        dt = own if lane.dt is None else lane.dt
-        if saving.mode != "times":
-            return lane._replace(dt=dt)
-        return lane._replace(dt=dt, tstops=bool(lane.tstops or lane.saveat))
+def _with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
+    """The numbers of reactions, whose steps end at the saved times, and are as long as the time
+    span where the user doesn't say it."""
     lane = jax.tree.map(lambda x: constant(x, _NO_DERIVATIVES) if is_tracer(x) else x, lane)
     dt = lane.t1 - lane.t0 if lane.dt is None else lane.dt
     if saving.mode != "times":
@@ -313,6 +306,19 @@ def with_jumps_saved(lane: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
         times = jnp.concatenate(list(both), axis=-1)
     # (NaN, which also ends a row, is infinity among known times.)
     return lane._replace(dt=dt, tstops=jnp.sort(jnp.where(jnp.isnan(times), jnp.inf, times)))
+
+
+def _batched_with_jumps_saved(batched: TrajectoryNumbers, saving: Any) -> TrajectoryNumbers:
+    """Which of the numbers of `_with_jumps_saved` differ between trajectories."""
+    dt = bool(batched.t0 or batched.t1) if batched.dt is None else batched.dt
+    if saving.mode != "times":
+        return batched._replace(dt=dt)
+    return batched._replace(dt=dt, tstops=bool(batched.tstops or batched.saveat))
+
+
+def _with_constants_behind(program: Program, numbers: Sequence) -> Program:
+    avals = tuple((x.shape, x.dtype) for x in numbers)
+    return with_constants_around(program, (), avals)
 
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:

@@ -166,6 +166,15 @@ class LinearAlgebra(NamedTuple):
     nsolve: Any
 
 
+class StepGrid(Protocol):
+    """The places that steps may have in the time span."""
+
+    def end(self, xp: Arithmetic, y: Components, t0: Any, t1: Any, h: Any) -> Any:
+        """Where an adaptive step from the state `y` ends, which is at most of the size `h > 0`;
+        the time span goes from `t0` to `t1`."""
+        ...
+
+
 @runtime_checkable
 class Method(Protocol):
     """A method for ordinary differential equations, whose states are tuples of components.
@@ -180,6 +189,9 @@ class Method(Protocol):
         degree of the polynomial that its dense output is within a step.
     - `remembers`: whether a carry holds more than `init` computes from the state and time alone.
     - `is_implicit`: whether it uses more of the equations than `f` and `jvp`.
+    - `grid`: where steps lie if each is known by its place, as that of a stochastic method, whose
+        noise belongs to the place: an event cuts such a step, and what is left of it comes next.
+        None where steps may end anywhere.
     """
 
     @property
@@ -199,6 +211,9 @@ class Method(Protocol):
 
     @property
     def is_implicit(self) -> bool: ...
+
+    @property
+    def grid(self) -> "StepGrid | None": ...
 
     def evaluations(self, ntried: Any) -> Any:
         """The number of evaluations of the field in `ntried` steps, accepted or not."""

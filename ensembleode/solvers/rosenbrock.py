@@ -21,6 +21,7 @@ class _Linearised:
 
     remembers = False
     is_implicit = True
+    grid = None
     stages: int
 
     def linear_algebra(self, ntried: Any) -> LinearAlgebra:

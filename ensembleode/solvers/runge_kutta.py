@@ -29,6 +29,7 @@ class RungeKutta:
     # The carry is the derivative at the state, which `init` would evaluate, too.
     remembers = False
     is_implicit = False
+    grid = None
 
     @property
     def order(self) -> int:

@@ -1,5 +1,6 @@
 """Methods for stochastic differential equations, whose step is a function of the noise in it."""
 
+import abc
 import dataclasses
 import functools
 import operator
@@ -73,12 +74,13 @@ class SDESolver(ODESolver):
         so is decided by its error alone: an integral part would keep it short."""
         return PIController(1 / (self.control_order or self.order), 0.0)
 
+    @abc.abstractmethod
     def step(
         self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
     ) -> StochasticStep:
         """A step with the `terms` of the state `u` from `t`, of the size `h`. `dw` is the increment
         of the noise, `dz` an independent one of the same distribution, or None."""
-        raise NotImplementedError
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +106,10 @@ class OneStepMap:
     @property
     def embedded_order(self) -> int | float | None:
         return None if self.errors is None else self.order
+
+    @property
+    def grid(self) -> "OneStepMap":
+        return self
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * self.stages

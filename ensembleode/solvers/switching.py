@@ -78,6 +78,7 @@ class Switching:
 
     remembers = False
     is_implicit = True
+    grid = None
 
     def in_mode(self, is_stiff: Any) -> Switching:
         """The same methods in the mode in which the Rosenbrock method makes the steps where the

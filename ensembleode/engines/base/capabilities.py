@@ -12,74 +12,34 @@ from typing import Any, get_origin, NamedTuple
 import numpy as np
 
 from ...ground.devices.placement import platform
-from ...plan.noise import is_adaptive, JUMPS
-from ...plan.trajectory_numbers import Trajectories
 from ...problem.ensemble import (
-    EnsembleAlgorithm,
     EnsembleColumns,
     EnsembleGPUArray,
     EnsembleGPUKernel,
 )
-from ...problem.number_table import but, of_kind
 from ...problem.options import holds_tolerances
 from ...problem.sensitivity import SensitivityAlgorithm
-from ...solvers import Direct, JuliaAlg, ODESolver, SDESolver
+from ...solvers import Direct, ODESolver, SDESolver
 from ...solvers.auto import AutoSwitch
 from ...solvers.base import Rosenbrock
-from ...solvers.controllers import IController, PIController, PIDController
-from ...solvers.julia_alg import among
 from ...solvers.norms import MaxNorm, RMSNorm
 from ...solvers.runge_kutta import RungeKutta
+from .lacks_in_julia import (
+    controller_in_julia,
+    events_in_julia,
+    mass_in_julia,
+    norm_in_julia,
+    ON_GPUS,
+    shared_on_gpus,
+)
+from .lacks_with_noise import noise_in_compiled, noise_in_diffrax
+from .requested_solve import RequestedSolve
 from .tuning import MOST_COLUMN_STEPS
 
 
 ENGINES = ("compiled", "diffrax", "julia")
 # Of this library's engines only the compiled one runs these methods.
 COMPILED_ONLY = (Rosenbrock, AutoSwitch, SDESolver, Direct)
-_ON_GPUS = (EnsembleGPUArray, EnsembleGPUKernel)
-
-
-class RequestedSolve(NamedTuple):
-    """What a solve asks for: the solver `alg`, the trajectories `every` with their options, and the
-    ensemble algorithm (None for a single problem, and where any will do)."""
-
-    alg: Any
-    every: Trajectories
-    ensemblealg: EnsembleAlgorithm | None
-
-    def option(self, name: str) -> Any:
-        return self.every.options[name]
-
-    def by(self, *sensealgs: str) -> bool:
-        """Whether the solve is differentiated by one of these adjoints."""
-        return type(self.option("sensealg")).__name__ in sensealgs
-
-    @property
-    def state(self) -> Any:
-        return self.every.field.out_avals[0]
-
-    @property
-    def mass(self) -> Any:
-        """The mass matrix; None for the identity."""
-        return None if self.every.form is None else self.every.form.mass
-
-    def first_given(self, *kinds: str) -> str:
-        """The first option of these kinds that is given; empty where none is."""
-        rows = (x for x in of_kind(*kinds) if getattr(self.every.batched, x.name) is not None)
-        return next((x.option for x in rows), "")
-
-    def first_own(self, *shared: str) -> str:
-        """The first option of other kinds than these that differs between trajectories."""
-        rows = but("state", "parameters", "constants", "flag", *shared)
-        return next((x.option for x in rows if getattr(self.every.batched, x.name)), "")
-
-    @property
-    def in_julia(self) -> set[str]:
-        """The names of the method in Julia, and of those that it switches between."""
-        alg = self.alg
-        if isinstance(alg, JuliaAlg):
-            return {x.name for x in among(alg.description)}
-        return {type(x).__name__ for x in (alg, getattr(alg, "stiff", alg))}
 
 
 class Lack(NamedTuple):
@@ -264,134 +224,12 @@ def _shared_steps(asked: RequestedSolve) -> str:
     )
 
 
-def _controller_in_julia(asked: RequestedSolve) -> str | None:
-    controller = asked.option("stepsize_controller")
-    if isinstance(asked.ensemblealg, _ON_GPUS):
-        return "DiffEqGPU has a step-size controller of its own."
-    if type(controller) not in (PIController, IController, PIDController):
-        return (
-            f"stepsize_controller={type(controller).__name__}() is in Python, and Julia has "
-            "PIController, IController and PIDController."
-        )
-    if isinstance(asked.alg, AutoSwitch):
-        return "each method of two that are switched has its own controller in Julia."
-    betas = (controller.beta1, controller.beta2) if isinstance(controller, PIController) else ()
-    if isinstance(asked.alg, JuliaAlg) and None in betas:
-        return "the order of a JuliaAlg is known to Julia only: give PIController(beta1, beta2)."
-    return None
-
-
-def _norm_in_julia(asked: RequestedSolve) -> str | None:
-    if isinstance(asked.ensemblealg, _ON_GPUS):
-        return "DiffEqGPU has a norm of its own."
-    if type(norm := asked.option("internalnorm")) in (RMSNorm, MaxNorm):
-        return None
-    return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
-
-
-# Where an event has cut a step of these methods, OrdinaryDiffEq interpolates within it with wrong
-# coefficients. Their error estimates are those of `M u`, and are compared with tolerances of `u`.
-_ASTRAY_IN_JULIA = {"Rosenbrock23", "Rosenbrock32"}
-
-
-def _events_in_julia(asked: RequestedSolve) -> str | None:
-    if asked.option("save_after_events"):
-        return "it saves the states before events: leave out save_after_events."
-    found = asked.in_julia & _ASTRAY_IN_JULIA
-    events: Any = asked.every.events
-    if events.settles:
-        return "steady_state isn't there: leave engine out, or pass engine='compiled'."
-    if not found or not events.continuous or asked.every.saving.mode != "times":
-        return None
-    return (
-        f"{found.pop()} has no right states within a step that an event cuts, where a time "
-        "of saveat may be: leave saveat out, or use Rodas5P or engine='compiled'."
-    )
-
-
-def _mass_in_julia(asked: RequestedSolve) -> str | None:
-    found = asked.in_julia & _ASTRAY_IN_JULIA
-    if not found or all(i == j for i, j, _ in asked.mass.entries):
-        return None
-    return f"{found.pop()} takes diagonal mass matrices only: use Rodas5P, or engine='compiled'."
-
-
 def _on_gpus(feature: str, what: str) -> Lack:
     def why(asked: RequestedSolve) -> str:
         told = what.format(asked.first_given("bound", "stops"))
         return f"{type(asked.ensemblealg).__name__} of DiffEqGPU {told}"
 
-    return Lack(feature, why, ("julia",), _ON_GPUS, words="not on GPUs")
-
-
-def _shared_on_gpus(asked: RequestedSolve) -> str | None:
-    times = ["time"] if isinstance(asked.ensemblealg, EnsembleGPUKernel) else []
-    if not (option := asked.first_own(*times)):
-        return None
-    return (
-        f"{type(asked.ensemblealg).__name__} of DiffEqGPU shares {option} among all trajectories, "
-        "and prob_func makes it depend on the index. Use EnsembleThreads()."
-    )
-
-
-def _noise(asked: RequestedSolve) -> str | None:
-    state = asked.state
-    events = asked.every.events
-    if events is not None and (events.settles or events.rests):
-        return "a state with noise is never at rest: leave TerminateSteadyState out."
-    if asked.every.batched.d_discontinuities is not None:
-        return "an SDEProblem has no d_discontinuities: give the times where f jumps as tstops."
-    if asked.option("maxiters") > (most := 2 ** np.finfo(state.dtype).nmant):
-        return f"in {state.dtype} it can count {most:,} steps at most, and maxiters is larger."
-    if asked.every.noise is not None and asked.every.noise.kind == JUMPS:
-        if asked.option("save_noise"):
-            return "a JumpProblem has no path of a noise: leave save_noise out."
-        if asked.every.saving.mode == "steps":
-            return "a JumpProblem is saved at times: give saveat, and leave save_everystep out."
-        if events is not None and events.continuous:
-            return "a JumpProblem has no ContinuousCallback: use a DiscreteCallback, with dt."
-    if asked.by("GaussAdjoint"):
-        return "sensealg=GaussAdjoint() is for ODEs: leave it out."
-    has_dt = asked.every.batched.dt is not None
-    if not isinstance(asked.alg, ODESolver):
-        return "it runs ensembleode's own solvers."
-    if isinstance(asked.alg, SDESolver) and is_adaptive(
-        asked.alg, asked.option("adaptive"), has_dt
-    ):
-        if not asked.alg.adaptive:
-            return f"{type(asked.alg).__name__} has no error estimate: pass dt, and no adaptive."
-        return _adaptive_noise(asked)
-    return None
-
-
-def _adaptive_noise(asked: RequestedSolve) -> str | None:
-    """Why adaptive steps, which are halves of halves of the time span, can't be made."""
-    remedy = "pass dt, for steps of a fixed size."
-    events = asked.every.events
-    if "W" in getattr(asked.every.noise, "given", ()):
-        return f"adaptive steps draw their own noise, and there is a NoiseGrid: {remedy}"
-    if asked.every.batched.tstops is not None:
-        return f"adaptive steps of a stochastic problem don't end at known times: {remedy}"
-    if events is not None and events.continuous:
-        return f"adaptive steps of a stochastic problem can't be cut by an event: {remedy}"
-    return None
-
-
-def _noise_elsewhere(asked: RequestedSolve) -> str:
-    return f"{type(asked.alg).__name__} runs in the compiled engine: leave engine out."
-
-
-def _noise_in_diffrax(asked: RequestedSolve) -> str | None:
-    if isinstance(asked.alg, ODESolver):
-        return _noise_elsewhere(asked)
-    noise: Any = asked.every.noise
-    if "W" in noise.given:
-        return "its methods draw their noise from a tree, and there is a NoiseGrid: drop it."
-    if noise.integrand is not None:
-        return "it has no integrands with noise: let f return what integrand does."
-    if noise.kept:
-        return "it keeps no path of the noise: leave save_noise out."
-    return None
+    return Lack(feature, why, ("julia",), ON_GPUS, words="not on GPUs")
 
 
 _FURTHER = (
@@ -403,8 +241,8 @@ _ELSEWHERE = "or engine='compiled'."
 # In the order in which they are looked for.
 LACKS: tuple[Lack, ...] = (
     # Solvers and their options.
-    Lack(NOISE, _noise, ("compiled",), words="yes"),
-    Lack(NOISE, _noise_in_diffrax, ("diffrax",), words="its own methods"),
+    Lack(NOISE, noise_in_compiled, ("compiled",), words="yes"),
+    Lack(NOISE, noise_in_diffrax, ("diffrax",), words="its own methods"),
     Lack(NOISE, "it solves no stochastic problems here: leave engine out.", ("julia",)),
     Lack("complex states, float16", _as_dtype, ("compiled", "julia")),
     Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
@@ -415,8 +253,8 @@ LACKS: tuple[Lack, ...] = (
         "stepsize_controller is one of diffrax.",
         ("compiled", "julia"),
     ),
-    Lack("your own step-size controller", _controller_in_julia, ("julia",), words="PI, I and PID"),
-    Lack("your own norm", _norm_in_julia, ("julia",), words="RMS and maximum"),
+    Lack("your own step-size controller", controller_in_julia, ("julia",), words="PI, I and PID"),
+    Lack("your own norm", norm_in_julia, ("julia",), words="RMS and maximum"),
     *_no_adjoints("compiled", *_ADJOINTS[3:]),
     *_no_adjoints("diffrax", "ReplayAdjoint", "GaussAdjoint", "InterpolatingAdjoint"),
     *_no_adjoints(
@@ -481,9 +319,9 @@ LACKS: tuple[Lack, ...] = (
     _on_gpus(STOPS, "has no {}: use EnsembleThreads()."),
     Lack(
         "`tspan`, `saveat`, tolerances by trajectory",
-        _shared_on_gpus,
+        shared_on_gpus,
         ("julia",),
-        _ON_GPUS,
+        ON_GPUS,
         words="not on GPUs",
     ),
     # What is solved, and when.
@@ -520,9 +358,9 @@ LACKS: tuple[Lack, ...] = (
         'it has no callbacks: use engine="compiled", on threads or GPU kernels.',
         ("diffrax",),
     ),
-    Lack(CALLBACKS, _events_in_julia, ("julia",), words="yes"),
+    Lack(CALLBACKS, events_in_julia, ("julia",), words="yes"),
     Lack(MASS, 'it has no mass_matrix: use engine="compiled".', ("diffrax",)),
-    Lack(MASS, _mass_in_julia, ("julia",), words="yes"),
+    Lack(MASS, mass_in_julia, ("julia",), words="yes"),
     # Derivatives.
     *(
         Lack(

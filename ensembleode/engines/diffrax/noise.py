@@ -7,7 +7,6 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import lineax
 
 from ...plan.noise import NoiseTerms
@@ -23,17 +22,17 @@ def stochastic_terms(plan: Plan, lane: TrajectoryNumbers, drift: Any) -> diffrax
     """The terms of a stochastic problem for the method of a plan; `drift` is its field."""
     noise, solver = plan.noise, plan.method.value.solver
     assert noise is not None
-    key, index, repeat, *numbers = lane.consts[noise.first :]
-    key = jax.random.wrap_key_data(key, impl="threefry2x32")
-    key = jax.random.fold_in(jax.random.fold_in(key, index), repeat)
+    numbers = noise.numbers(lane.consts)
+    key = jax.random.wrap_key_data(numbers.key, impl="threefry2x32")
+    key = jax.random.fold_in(jax.random.fold_in(key, numbers.index), numbers.repeat)
     levy = _levy_area(getattr(solver, "minimal_levy_area", diffrax.BrownianIncrement))
     dtype = plan.state.dtype
     t0, t1 = (jax.lax.stop_gradient(jnp.asarray(t, dtype)) for t in (lane.t0, lane.t1))
     tol = _OF_SPAN * (t1 - t0) if lane.dt is None else _OF_STEP * jnp.asarray(lane.dt, dtype)
     shape = jax.ShapeDtypeStruct(noise.shape, dtype)
     path = diffrax.VirtualBrownianTree(t0, t1, tol, shape, key, levy)
-    given = dict(zip(noise.given, numbers[1:], strict=False))
-    diffusion = _Diffusion(noise, plan.state.shape, len(lane.consts), given.get("factor"))
+    factor = numbers.given.get("factor")
+    diffusion = _Diffusion(noise, plan.state.shape, len(lane.consts), factor)
     return diffrax.MultiTerm(diffrax.ODETerm(drift), diffrax.ControlTerm(diffusion, path))
 
 
@@ -56,19 +55,16 @@ class _Diffusion(eqx.Module):
 
     def __call__(self, t: Any, u: Any, args: Any) -> Any:
         noise, n = self.noise, self.n_consts
-        leaves = jtu.tree_leaves(noise.diffusion(args[:n], u, args[n:], t))
+        g = noise.rows(noise.diffusion(args[:n], u, args[n:], t))
         if noise.kind == "scalar":
-            return jnp.concatenate([x.reshape(-1) for x in leaves]).reshape(self.shape)
+            return g
         if noise.kind == "general":
-            g = jnp.concatenate([x.reshape(-1, noise.size) for x in leaves])
-            g = g.reshape(*self.shape, noise.size)
             return g if self.factor is None else jnp.matmul(g, self.factor.astype(g.dtype))
-        g = jnp.concatenate([x.reshape(-1) for x in leaves])
         if self.factor is not None:
-            matrix = g[:, None] * self.factor.astype(g.dtype)
+            matrix = g.reshape(-1, 1) * self.factor.astype(g.dtype)
             return matrix.reshape(*self.shape, *self.shape)
         if not self.shape:
-            return g.reshape(())
+            return g
         if len(self.shape) == 1:
             return lineax.DiagonalLinearOperator(g)
-        return jnp.diag(g).reshape(*self.shape, *self.shape)
+        return jnp.diag(g.reshape(-1)).reshape(*self.shape, *self.shape)

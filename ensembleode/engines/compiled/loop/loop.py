@@ -18,7 +18,6 @@ import numpy as np
 from ....solvers import verdicts
 from ....solvers.method import Equations, evaluated_once
 from ....solvers.step_size import in_abstol, initial_step, unit_of_time
-from ....solvers.stochastic import OneStepMap
 from ....solvers.time import fixed_step, StepBounds
 from ....solvers.verdicts import Verdict
 from ..algebra.components import arithmetic, places, set_all, total
@@ -266,7 +265,7 @@ class Loop:
     def set_anchor_after_event(self, mask: Value) -> None:
         """Lay fixed steps out after an event in the lanes of the mask: from the current time; or,
         with noise, where the event has cut a step, such that the next one is the rest of that."""
-        if not isinstance(self.problem.method, OneStepMap):
+        if self.problem.method.grid is None:
             self.set_anchor(mask)
             return
         (anchor, before), t = self.anchor, self.t.get()
@@ -321,7 +320,7 @@ class Loop:
         if p.has("dt"):
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
-        if isinstance(p.method, OneStepMap):
+        if p.method.grid is not None:
             return carry, span * tuning.FIRST_OF_SPAN
         if p.mass is not None:
             # (OrdinaryDiffEq's choice, whatever the mass matrix.)

@@ -12,7 +12,6 @@ import numpy as np
 from ....solvers import verdicts
 from ....solvers.method import Equations
 from ....solvers.step_size import squared_error
-from ....solvers.stochastic import OneStepMap
 from ....solvers.time import adaptive_step, fixed_step, size_before
 from ....solvers.verdicts import Verdict
 from ..algebra.components import copied, set_all
@@ -33,8 +32,8 @@ def attempt(
     b, p = loop.b, loop.problem
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
-    if isinstance(p.method, OneStepMap) and p.adaptive:
-        t2 = p.method.end(loop.xp, loop.state(), loop.t0, loop.t1, h)
+    if p.method.grid is not None and p.adaptive:
+        t2 = p.method.grid.end(loop.xp, loop.state(), loop.t0, loop.t1, h)
         size = t2 - t
     elif p.adaptive:
         t2 = adaptive_step(b, t, loop.tstop, loop.direction, h)
@@ -87,8 +86,9 @@ def control(loop: Loop, step: TriedStep, unresolved: Value) -> tuple[TriedStep, 
     tol = loop.held.tolerances(p.controlled)
     squared = squared_error(loop.xp, p.norm, tol, attempt, step.y, p.controlled)
     before = tuple(x.get() for x in loop.memory)
-    size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
-    if isinstance(p.method, OneStepMap):
+    if p.method.grid is None:
+        size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
+    else:
         size = step.t2 - step.t
     times = verdicts.Times(step.t, step.t2, loop.tstop, loop.t1 - loop.t0)
     first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
