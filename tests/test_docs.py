@@ -277,6 +277,25 @@ def test_gallery_has_example(name):
     assert re.search(rf"\(#{stem}\)\*\*\n\n    [A-Z]", page)
 
 
+def pages_of(section):
+    """The pages of a section of the site, without its index."""
+    # (Other sections begin at the same depth; YAML alone doesn't know the tags of extensions.)
+    nav = (ROOT / "mkdocs.yml").read_text().split(f"\n  - {section}:\n")[1]
+    names = re.findall(r"^      - .*?(\S+\.md)$", re.split(r"\n {0,2}\S", nav)[0], re.M)
+    return [name for name in names if name != "guides/index.md"]
+
+
+@pytest.mark.parametrize("name", [*pages_of("Guides"), *pages_of("Training")])
+def test_guide_has_a_picture(name):
+    """With a text for those who don't see it."""
+    page = DOCS / name
+    pictures = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text())
+    assert pictures
+    for text, path in pictures:
+        assert len(text) > 40
+        assert (page.parent / path).exists()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda x: x.stem)
 def test_notebook_is_the_script(path):
     (_, title), *cells = hooks("notebooks").cells_of(path, ["--fast"])
