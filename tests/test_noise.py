@@ -537,6 +537,27 @@ def test_adaptive_solves_are_the_same_everywhere_and_have_derivatives(name):
 #
 
 
+@pytest.mark.parametrize(
+    "name", [slow_unless(x in ("EM", "SOSRI"), x, id=x) for x in (*METHODS, "diffrax")]
+)
+def test_constants_of_python(name):
+    """Of a drift and a diffusion: numbers, which tracing leaves what they are."""
+    alg = METHODS.get(name) or diffrax.EulerHeun()
+
+    def ends(f, g):
+        ens = eo.EnsembleProblem(eo.SDEProblem(f, g, 1.0, (0.0, 1.0)))
+        how = [{"dt": 0.125}, {}] if getattr(alg, "adaptive", False) else [{"dt": 0.125}]
+        return [eo.solve(ens, alg, trajectories=3, **x).u[:, -1] for x in how]
+
+    for drift in (0.0, 0.5):
+        expected = ends(lambda u, p, t: 0 * u + drift, lambda u, p, t: jnp.full_like(u, 0.1))
+        found = ends(lambda u, p, t: drift, lambda u, p, t: 0.1)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert np.ptp(found) > 0.01
+    still = ends(lambda u, p, t: 0.0, lambda u, p, t: 0.0)
+    np.testing.assert_array_equal(still, np.ones_like(still))
+
+
 def matrix(u, p, t):
     return jnp.stack([jnp.stack([0.1 * u[0], 0.2, 0 * t]), jnp.stack([0 * t, 0.3 * u[1], 0.1])])
 

@@ -94,7 +94,7 @@ class NoiseTerms:
         """A value of the diffusion for the state as engines see it: `[*state]`, or `[*state, m]`
         for a matrix of `m` noises, with one axis in place of the state's for a pytree."""
         if self.tree is None:
-            return g
+            return jnp.asarray(g)  # (A constant is Python's number.)
         if self.kind != "general":
             return self.tree.ravel(g)
         return jnp.concatenate([jnp.reshape(x, (-1, self.size)) for x in jtu.tree_leaves(g)])
