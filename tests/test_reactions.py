@@ -181,6 +181,9 @@ def test_what_is_refused_is_named():
         "rates must return the dtype": lambda: eo.solve(
             eo.remake(prob, rates=lambda u, p, t: jnp.ones(2, np.float32))
         ),
+        "rates depend on the time": lambda: eo.solve(
+            eo.remake(prob, rates=lambda u, p, t: t * jnp.ones(2))
+        ),
         "changes must be": lambda: eo.remake(prob, changes=[[1.0, 2.0]]),
         "rates must be a function": lambda: eo.remake(prob, rates=3.0),
         "must run forwards": lambda: eo.solve(eo.remake(prob, tspan=(1.0, 0.0))),

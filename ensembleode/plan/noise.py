@@ -181,7 +181,8 @@ def noise_of(
 def _jumps(prob: JumpProblem, rates: Program) -> tuple[str, tuple[int, ...]]:
     """The kind and the shape of the noise of reactions.
 
-    **Raises:** `TypeError` or `ValueError` for rates of another shape or dtype.
+    **Raises:** `TypeError` or `ValueError` for rates of another shape or dtype, and for those that
+    change with the time.
     """
     count = len(jtu.tree_leaves(prob.changes)[0])
     dtype = jtu.tree_leaves(prob.u0)[0].dtype
@@ -195,6 +196,13 @@ def _jumps(prob: JumpProblem, rates: Program) -> tuple[str, tuple[int, ...]]:
         raise TypeError(
             f"rates must return the dtype of the state u, {dtype}; it returned {outs[0][1]}: write "
             "out.astype(u.dtype) for the out that it returns."
+        )
+    only_time = [False] * (len(rates.jaxpr.invars) - 1) + [True]
+    if any(rates.depends_on(only_time)):
+        raise ValueError(
+            "rates depend on the time t, and a JumpProblem has those that change from reaction to "
+            "reaction only: change p where they change, by a PresetTimeCallback or a "
+            "PeriodicCallback, or solve prob.langevin()."
         )
     return JUMPS, ()
 

@@ -130,8 +130,8 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
         first = _whole(count)
         stream = _stream(numbers.repeat, _REACTIONS)
 
-        def rates(u: Any, s: Any) -> Any:
-            return noise.diffusion(consts, u.reshape(user.shape), p, t + s)
+        def rates(u: Any) -> Any:
+            return noise.diffusion(consts, u.reshape(user.shape), p, t)
 
         def draw(i: Any) -> Any:
             place = first + i.astype(jnp.uint32), numbers.index, stream

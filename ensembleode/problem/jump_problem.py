@@ -26,9 +26,8 @@ class JumpProblem(ODEProblem):
 
     **Arguments:**
 
-    - `rates`: `rates(u, p, t) -> [reaction]`, the propensities, written in JAX. They may change
-        only with the state (and where affects change `p`); a dependence on `t` counts from reaction
-        to reaction.
+    - `rates`: `rates(u, p, t) -> [reaction]`, the propensities, written in JAX. They change only
+        with the state, and where affects change `p`, not with `t`.
     - `changes`: what each reaction adds to the state, `[reaction, *state]` (for a pytree, of such
         arrays).
     - `u0`: the initial state; whole numbers become real ones.

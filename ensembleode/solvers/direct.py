@@ -36,7 +36,7 @@ def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> t
 
     **Arguments:**
 
-    - `rates(u, s)`: the propensities `[reaction]` in a state at the time `s` after the start.
+    - `rates(u)`: the propensities `[reaction]` in a state.
     - `draw(i)`: two numbers from 0 to 1, `[2]`, the draw number `i`.
     - `changes [reaction, component]`: what each reaction adds to the state.
     """
@@ -49,7 +49,7 @@ def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> t
         u, s, i = carry
         waiting, chosen = draw(i)
         # Waiting times have no memory, so that one that is cut by the end is drawn anew.
-        ends = jnp.cumsum(rates(u, s))
+        ends = jnp.cumsum(rates(u))
         total = ends[-1]
         after = s - jnp.log(1.0 - waiting) / total
         reached = ends > chosen * total
