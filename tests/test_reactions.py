@@ -166,6 +166,14 @@ def test_states_as_people_write_them(u0, changes):
 def test_no_reaction_is_left_and_too_many():
     prob = eo.JumpProblem(lambda u, p, t: u, [[-1.0]], [5], (0.0, 1e9))
     assert eo.solve(prob).u[-1, 0] == 0
+    for rate in (-1.0, np.nan):
+        wrong = eo.JumpProblem(
+            lambda u, p, t: jnp.stack([3 + 0 * u[0], jnp.where(u[0] < 3, p, 1.0)]),
+            [[-1.0], [0.0]], [5], (0.0, 1e9), rate,
+        )  # fmt: skip
+        sol = eo.solve(wrong)
+        assert sol.retcode == eo.ReturnCode.Unstable
+        assert not sol.successful
     burst = eo.JumpProblem(lambda u, p, t: u * u, [[1.0]], np.array([1.0], np.float32), (0.0, 1e9))
     sim = eo.solve(eo.EnsembleProblem(burst), trajectories=2)
     assert set(sim.retcode.tolist()) == {int(eo.ReturnCode.Unstable)}

@@ -34,7 +34,8 @@ class JumpProblem(ODEProblem):
     - `tspan`, `p`, `options`: those of an `ODEProblem`. Callbacks act at saved times, at `tstops`
         and, with `dt`, at every multiple of it.
 
-    A trajectory of more than 2^31 reactions (in float32, 8,388,608) ends with NaN, as `Unstable`.
+    A trajectory of more than 2^31 reactions (in float32, 8,388,608), or with a rate that is
+    negative or NaN, ends with NaN, as `Unstable`.
 
     **Raises:** the errors of `ODEProblem`; `ValueError` for `changes` of another shape.
 

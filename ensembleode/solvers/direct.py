@@ -32,7 +32,8 @@ class Direct(ODESolver):
 
 def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> tuple[Any, Any]:
     """The state `u [component]` after all reactions of the time `h`, and how often numbers were
-    drawn for them. The state is NaN where that would be more than `most` times.
+    drawn for them. The state is NaN where that would be more than `most` times, and where a
+    propensity is negative or NaN.
 
     **Arguments:**
 
@@ -49,14 +50,16 @@ def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> t
         u, s, i = carry
         waiting, chosen = draw(i)
         # Waiting times have no memory, so that one that is cut by the end is drawn anew.
-        ends = jnp.cumsum(rates(u))
+        each = rates(u)
+        ends = jnp.cumsum(each)
         total = ends[-1]
         after = s - jnp.log(1.0 - waiting) / total
         reached = ends > chosen * total
         is_next = reached & ~jnp.concatenate([jnp.zeros(1, bool), reached[:-1]])
         change = jnp.sum(jnp.where(is_next[:, None], changes, jnp.zeros_like(changes)), axis=0)
-        happens = (after < h) & (total > 0)
-        u = jnp.where(happens, u + change, u)
+        is_rate = jnp.min(each) >= 0
+        happens = (after < h) & (total > 0) & is_rate
+        u = jnp.where(happens, u + change, jnp.where(is_rate, u, jnp.nan))
         return u, jnp.where(happens, after, h), i + 1
 
     u, _, count = jax.lax.while_loop(goes_on, one, (u, jnp.zeros_like(h), jnp.int32(0)))
