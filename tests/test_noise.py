@@ -557,6 +557,66 @@ def test_constants_of_python(name):
     np.testing.assert_array_equal(still, np.ones_like(still))
 
 
+def times(*values):
+    """A diffusion, with these numbers."""
+    return lambda u, p, t: np.array(values)
+
+
+# Drifts and diffusions as people write them, the start, and the noise.
+WRITTEN = {
+    "numbers": (lambda u, p, t: 0.5, lambda u, p, t: 0.3, 1.0, {}),
+    "functions of time": (lambda u, p, t: 2 * t, lambda u, p, t: 0.3 * jnp.sin(t), 1.0, {}),
+    "a parameter": (decay, lambda u, p, t: p["b"], 1.0, {}),
+    "arrays": (times(1.0, 2.0), times(0.1, 0.2), (1.0, 2.0), {}),
+    "the state itself": (lambda u, p, t: u, lambda u, p, t: u, (1.0, 2.0), {}),
+    "nothing": (lambda u, p, t: 0 * u, lambda u, p, t: jnp.zeros_like(u), (1.0, 2.0), {}),
+    "a matrix of numbers": (
+        decay,
+        times((0.1, 0.2, 0.3), (0.3, 0.2, 0.1)),
+        (1.0, 2.0),
+        {"noise_rate_prototype": np.zeros((2, 3))},
+    ),
+    "a matrix of the state": (
+        decay,
+        lambda u, p, t: jnp.diag(u),
+        (1.0, 2.0),
+        {"noise_rate_prototype": np.zeros((2, 2))},
+    ),
+    "one noise": (decay, times(0.5, 0.1), (1.0, 2.0), {"noise": eo.WienerProcess(scalar=True)}),
+    "one noise of a number": (
+        decay,
+        lambda u, p, t: 0.5,
+        1.0,
+        {"noise": eo.WienerProcess(scalar=True)},
+    ),
+    "branches": (
+        lambda u, p, t: jnp.where(u > 1, -u, u),
+        lambda u, p, t: jax.lax.cond(t > 0.5, lambda: 0.1 * u, lambda: p["b"] * u),
+        (1.5, 0.4),
+        {},
+    ),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_as_by_hand_however_it_is_written(name):
+    f, g, u0, options = WRITTEN[name]
+    prob = brownian(g, f, u0, **options)
+    how = {"alg": eo.EM(split=False), "dt": 0.125, "saveat": np.linspace(0, 1, 9)}
+    sol = eo.solve(prob, **how, save_noise=True)
+    u = prob.u0
+    for t, dw in zip(sol.t, jnp.diff(sol.W, axis=0), strict=False):
+        rate = jnp.asarray(g(u, prob.p, t))
+        u = u + 0.125 * f(u, prob.p, t) + (rate @ dw if rate.ndim == 2 else rate * dw)
+    np.testing.assert_allclose(sol.u[-1], u, rtol=1e-14)
+
+    def loss(p, u0):
+        return eo.solve(eo.remake(prob, p=p, u0=u0), **how).u[-1].sum()
+
+    check_derivatives(loss, prob, 1e-6, rtol=1e-6)
+
+
 def matrix(u, p, t):
     return jnp.stack([jnp.stack([0.1 * u[0], 0.2, 0 * t]), jnp.stack([0 * t, 0.3 * u[1], 0.1])])
 
@@ -646,16 +706,16 @@ def test_a_state_that_is_a_pytree():
 
 def check_derivatives(loss, prob, size, rtol):
     """In reverse mode, in forward mode and by differences of this size, of `loss(p, u0)`."""
-    at, along = (prob.p, prob.u0), ({"a": 0.3, "b": -0.7}, jnp.array([0.5, 1.0]))
-    along = jax.tree.map(jnp.asarray, along)
+    at, along = (prob.p, prob.u0), ({"a": 0.3, "b": -0.7}, np.linspace(0.5, 1.0, prob.u0.size))
+    along = jax.tree.map(lambda x, v: jnp.reshape(v, x.shape), at, along)
     by, tangent = jax.grad(loss, argnums=(0, 1))(*at), jax.jvp(loss, at, along)[1]
     pairs = zip(jax.tree.leaves(by), jax.tree.leaves(along), strict=True)
-    np.testing.assert_allclose(sum((a * b).sum() for a, b in pairs), tangent, rtol=1e-9)
+    np.testing.assert_allclose(sum((a * b).sum() for a, b in pairs), tangent, 1e-9, 1e-14)
 
     def moved(e):
         return loss(*jax.tree.map(lambda x, v: x + e * v, at, along))
 
-    np.testing.assert_allclose(tangent, (moved(size) - moved(-size)) / (2 * size), rtol=rtol)
+    np.testing.assert_allclose(tangent, (moved(size) - moved(-size)) / (2 * size), rtol, 1e-9)
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "EM", name, id=name) for name in METHODS])
