@@ -997,6 +997,37 @@ def test_what_is_refused_is_named(said):
         REFUSED[said]()
 
 
+@jax.custom_jvp
+def flat(x):
+    return x * x
+
+
+flat.defjvp(lambda primals, tangents: (flat(*primals), 0 * tangents[0]))
+
+
+# Diffusions with a derivative of zero, which depend on the state all the same.
+@pytest.mark.parametrize(
+    "g",
+    {
+        "a comparison": lambda u: 0.1 * (u > 0.5),
+        "an integer": lambda u: 0.1 * u.astype(int),
+        "a branch": lambda u: jnp.where(u > 0.5, 0.1, 0.2),
+        "an index": lambda u: jnp.array([0.1, 0.2])[(u > 0.5).astype(int)],
+        "steps": lambda u: jnp.round(u) + jnp.floor(u) + jnp.sign(u),
+        "what is finite": lambda u: 0.1 * jnp.isfinite(u),
+        "a loop": lambda u: jax.lax.fori_loop(0, 2, lambda i, x: (x > 0.5) * 0.1, u),
+        "no derivative": lambda u: 0.1 * jax.lax.stop_gradient(u),
+        "a rule of one's own": lambda u: 0.1 * flat(u),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_is_not_additive(g):
+    _, fn = g
+    prob = brownian(lambda u, p, t: fn(u).astype(float), decay)
+    with pytest.raises(ValueError, match="g depends on the state"):
+        eo.solve(prob, eo.SRA1(), dt=0.1)
+
+
 def test_whole_numbers_as_noise():
     """Of a path and of a factor."""
     path = eo.NoiseGrid([0, 1], [[0, 0], [1, 2]])

@@ -16,17 +16,20 @@ from ..problem.jump_problem import JumpProblem
 from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
 from ..solvers import Direct, EM, SDESolver, SOSRA, SOSRI, Tsit5
 from ..tracing.evaluation import equations
-from ..tracing.program import is_tracer, Program
+from ..tracing.program import is_inexact, is_tracer, Program
 
 
-# Primitives through which a value depends on numbers that its derivative doesn't depend on.
+# Primitives through which a value may depend on numbers by which its derivative is zero, besides
+# all that return integers or booleans.
 _STEPS = {
-    "argmax",
-    "argmin",
+    "bitcast_convert_type",
     "ceil",
     "cond",
+    "custom_jvp_call",
+    "custom_vjp_call",
     "floor",
     "gather",
+    "nextafter",
     "round",
     "select_n",
     "sign",
@@ -114,8 +117,11 @@ class NoiseTerms:
         inputs = [True] + [False] * (len(self.diffusion.jaxpr.invars) - 1)
         if not any(self.diffusion.depends_on(inputs)):
             return True
-        steps = _STEPS.intersection(x.primitive.name for x in equations(self.diffusion.jaxpr))
-        return not steps and not structure(self.diffusion).any()
+        jumps = any(
+            x.primitive.name in _STEPS or not all(is_inexact(v.aval) for v in x.outvars)
+            for x in equations(self.diffusion.jaxpr)
+        )
+        return not jumps and not structure(self.diffusion).any()
 
 
 def numbers_of(prob: SDEProblem | JumpProblem) -> dict[str, Any]:
