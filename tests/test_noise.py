@@ -1028,6 +1028,18 @@ def test_what_is_not_additive(g):
         eo.solve(prob, eo.SRA1(), dt=0.1)
 
 
+def test_times_that_are_arrays():
+    """Of the span, of a path, and of the step."""
+    prob = brownian(
+        noise=eo.NoiseGrid(jnp.linspace(0, 1, 3), jnp.array([[0, 0], [1, 2], [3, 4.0]]))
+    )
+    expected = eo.solve(prob, eo.EM(), dt=0.25).u
+    prob = eo.remake(prob, tspan=(jnp.array(0.0), np.float64(1.0)))
+    np.testing.assert_array_equal(eo.solve(prob, eo.EM(), dt=jnp.array(0.25)).u, expected)
+    with pytest.raises(ValueError, match="must run forwards"):
+        eo.solve(eo.remake(prob, tspan=(jnp.array(1.0), jnp.array(0.0))), eo.EM(), dt=0.25)
+
+
 def test_whole_numbers_as_noise():
     """Of a path and of a factor."""
     path = eo.NoiseGrid([0, 1], [[0, 0], [1, 2]])

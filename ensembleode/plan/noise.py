@@ -221,7 +221,8 @@ def check_stochastic(prob: SDEProblem | JumpProblem, dtype: Any) -> None:
     if getattr(prob.f, "mass_matrix", None) is not None:
         raise ValueError("f of an SDEProblem has no mass_matrix: multiply by its inverse.")
     t0, t1 = prob.tspan
-    if not is_tracer(t0) and not is_tracer(t1) and t1 < t0:
+    # (Where this is traced, arrays would be compared in the program.)
+    if not is_tracer(t0) and not is_tracer(t1) and float(t1) < float(t0):
         raise ValueError(
             f"tspan of an {name} must run forwards, got ({t0}, {t1}): noise has no past."
         )
