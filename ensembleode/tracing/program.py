@@ -229,11 +229,6 @@ _CALLS = ("jit", "remat2", "checkpoint", "custom_jvp_call")
 
 
 #
-# Inlining of inner jits
-#
-
-
-#
 # Equality
 #
 
