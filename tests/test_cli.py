@@ -238,6 +238,44 @@ def test_train_by_a_file(model, capsys):
     assert "Done after 123 steps." in capsys.readouterr().out
 
 
+VALIDATED = """
+import jax.numpy as jnp
+import numpy as np
+
+def problem():
+    x = np.linspace(0.0, 1.0, 40)
+    def loss(slope, seen, batch):
+        return (slope * batch["x"] - batch["y"]) ** 2, seen + batch["x"].size
+    validation = iter([1.0, 0.5, 2.0, 3.0, 4.0])
+    return {
+        "loss": loss,
+        "params": jnp.array(0.0),
+        "state": jnp.array(0.0),
+        "data": {"x": x, "y": 3 * x},
+        "validation": lambda slope, seen: next(validation),
+        "callback": lambda told, count: (False, count + 1),
+        "callback_state": 0.0,
+    }
+"""
+
+
+def test_train_with_validation_and_a_state(model, capsys):
+    """Patience ends it, which is no failure, and the best of both is written."""
+    (model / "model.py").write_text(VALIDATED)
+    arguments = ("--maxiters", "99", "--batch_size", "8", "--accumulate", "2", "--quiet")
+    more = ("--validate_every", "3", "--patience", "2", "--output", "best.eqx")
+    with jax.numpy_dtype_promotion("standard"):
+        assert run("train", "model.py:problem", *arguments, *more) == 0
+    said = capsys.readouterr().out
+    assert "The validation loss was 0.5 after 6 steps, and none of the 2 after" in said
+    assert "(loss 0.5) are in best.eqx" in said
+    like = jnp.array(0.0), jnp.array(0.0)
+    slope, seen = eqx.tree_deserialise_leaves("best.eqx", like)
+    assert slope > 0
+    # (An epoch has five batches, whose last is a step by itself.)
+    assert seen == 80
+
+
 @pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),

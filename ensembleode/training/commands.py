@@ -24,6 +24,9 @@ def train(
     dist: bool = False,
     scaling: Literal["strong", "weak"] = "strong",
     microbatch: int | Literal["auto"] | None = None,
+    accumulate: int = 1,
+    validate_every: int | None = None,
+    patience: int | None = None,
     seed: int = 0,
     checkpoint: str | None = None,
     fresh: bool = False,
@@ -36,7 +39,8 @@ def train(
 
     Args:
         problem: A function without arguments, as "script.py:problem". It returns a dict with the
-            loss and params of fit, and optionally data, optimizer and callback.
+            loss and params of fit, and optionally data, validation, state, optimizer, callback and
+            callback_state.
         epochs: The number of passes over the data.
         maxiters: Alternatively, the number of steps.
         batch_size: The number of items of a step; by default all.
@@ -48,12 +52,17 @@ def train(
         scaling: Whether batch_size is that of a step (strong) or of each device (weak).
         microbatch: The number of items that a device computes with at a time; auto finds the
             largest that fits.
+        accumulate: The number of batches whose mean gradient is one update.
+        validate_every: The number of steps from one validation to the next; by default those of an
+            epoch.
+        patience: The number of validations without a lower loss after which training ends.
         seed: The seed of the PRNG key.
         checkpoint: A folder for checkpoints; a run that was interrupted goes on from its last
             checkpoint.
         fresh: Start from the beginning, even if there are checkpoints.
         log: A file that gets a line of JSON for each step.
-        output: A file for the best parameters (written by Equinox).
+        output: A file for the best parameters (written by Equinox); with a state of the model, for
+            the pair of both.
         distributed: Join the processes that mpirun, srun or torchrun launched with this one.
         quiet: Show no progress bar.
     """
@@ -85,6 +94,9 @@ def train(
             dist=dist,
             scaling=scaling,
             microbatch=microbatch,
+            accumulate=accumulate,
+            validate_every=validate_every,
+            patience=patience,
             key=jax.random.key(seed),
             checkpoint=checkpoint,
             resume=not fresh,
@@ -104,13 +116,18 @@ def train(
             print(f"loss {result.losses[0]:.6g} at first, {result.losses[-1]:.6g} at last")
         if output is not None:
             try:
-                place = _written(output, result.best)
+                place = _written(output, _best(result))
             except OSError as e:
                 return failed(e)
             print(f"the best parameters (loss {result.best_loss:.6g}) are in {place}")
             if place != output:
                 return 1
-    return 0 if result.stopped in ("done", "exhausted", "callback") else 1
+    return 0 if result.stopped in ("done", "exhausted", "callback", "patience") else 1
+
+
+def _best(result: Any) -> Any:
+    """What `output` keeps of a fit."""
+    return result.best if result.best_state is None else (result.best, result.best_state)
 
 
 def _rescue(output: str, error: BaseException) -> None:
@@ -119,7 +136,7 @@ def _rescue(output: str, error: BaseException) -> None:
 
     result = getattr(error, "result", None)
     if result is not None and result.steps and is_first():
-        place = _written(output, result.best)
+        place = _written(output, _best(result))
         loss = f"loss {result.best_loss:.6g}"
         print(f"the best parameters so far ({loss}) are in {place}", file=sys.stderr)
 
@@ -141,11 +158,12 @@ def _written(output: str, params: Any) -> str:
 
 
 def _checked(given: Any) -> dict[str, Any]:
-    allowed = {"loss", "params", "data", "optimizer", "callback"}
+    more = ("data", "validation", "state", "optimizer", "callback", "callback_state")
+    allowed = {"loss", "params", *more}
     if not isinstance(given, dict) or not {"loss", "params"} <= set(given) <= allowed:
         what = sorted(given) if isinstance(given, dict) else type(given).__name__
         raise ScriptError(
-            f"problem() must return a dict with loss and params, and if wanted data, optimizer and "
-            f"callback; it returned {what}."
+            f"problem() must return a dict with loss and params, and if wanted any of "
+            f"{', '.join(more)}; it returned {what}."
         )
     return given
