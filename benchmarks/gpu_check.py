@@ -82,6 +82,7 @@ PARTS = (
     Part("transforms", VALUES, 40, 70),
     Part("threads", VALUES, 40, 40),
     Part("fit", VALUES, 40, 40),
+    Part("noise", VALUES, 40, 60),
     Part("large", "gpu_check_machine", 40, 60),
     Part("registers", "gpu_check_times", 30, 40),
     Part("widest", VALUES, 60, 90),

@@ -399,6 +399,48 @@ def events(less: int) -> list[Check]:
     ]
 
 
+def noise(less: int) -> list[Check]:
+    """By kernels. The random words are the same everywhere, so a path that differs by more than
+    rounding is another one."""
+    n, path = 1000 // less, {"save_noise": True}
+
+    def growth(real: str, p: Any) -> Any:
+        times_state = lambda i: lambda u, p, t: p[i] * u  # noqa: E731
+        u0 = jnp.asarray(np.array([1.0, 2.0, 3.0], real))
+        prob = eo.SDEProblem(times_state(0), times_state(1), u0, (0.0, 1.0), p)
+        return eo.EnsembleProblem(prob)
+
+    def ends(real: str, alg: Any, **options: Any) -> Values:
+        def values(way: Way) -> dict[str, Any]:
+            ens = growth(real, jnp.asarray(np.array([0.5, 0.3], real)))
+            return parts_of(way.solve(ens, alg, trajectories=n, **options, **path), "W")
+
+        return values
+
+    def gradient(way: Way) -> dict[str, Any]:
+        def loss(p: Any) -> Any:
+            sim = way.solve(growth(FLOAT64, p), eo.EM(), trajectories=n, dt=0.01)
+            return jnp.mean(sim.u[:, -1] ** 2)
+
+        return {"gradient": jax.grad(loss)(jnp.array([0.5, 0.3]))}
+
+    def reactions(way: Way) -> dict[str, Any]:
+        k = jnp.asarray(np.array([0.005, 0.1], FLOAT32))
+        prob = eo.JumpProblem.of_reactions(
+            [[1, 1], [0, 1]], [[0, 2], [0, 0]], [99, 1], (0, 40.0), k
+        )
+        ens, times = eo.EnsembleProblem(prob), np.linspace(0.0, 40.0, 9)
+        return parts_of(way.solve(ens, eo.Direct(), trajectories=n, saveat=times))
+
+    return [
+        Check("EM", ends(FLOAT32, eo.EM(), dt=0.01), FLOAT32),
+        Check("SOSRI", ends(FLOAT64, eo.SOSRI(), dt=0.01)),
+        Check("SOSRI, adaptive", ends(FLOAT64, eo.SOSRI(), abstol=1e-2, reltol=1e-2)),
+        Check("gradient of EM", gradient),
+        Check("reactions", reactions, FLOAT32),
+    ]
+
+
 def weights_of(width: int, real: str, layers: int = 2) -> list:
     """Those of a network 2 -> `width` -> (...) -> 2, from NumPy's numbers."""
     random = np.random.default_rng(0)
@@ -699,5 +741,6 @@ PARTS: dict[str, Callable[[int], list[Check]]] = {
     "transforms": transforms,
     "threads": threads,
     "fit": fit,
+    "noise": noise,
     "widest": widest,
 }
