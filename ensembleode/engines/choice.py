@@ -8,7 +8,7 @@ from ..problem.ensemble import EnsembleGPUKernel
 from ..solution.solution import EngineChoice
 from ..solvers import Direct, JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5, SDESolver
 from ..solvers.auto import AutoSwitch
-from ..solvers.base import Rosenbrock
+from ..solvers.rosenbrock import Rosenbrock
 from . import compiled, diffrax, julia
 from .base.capabilities import COMPILED_ONLY, lacking, lacks_adjoint
 from .base.engine import Engine

@@ -4,8 +4,8 @@
     and expressions. `lowering/` translates a jaxpr to it, with one rule for each primitive;
     `scalarise.py`, with the interpreter of `scalarising/`, takes small programs apart into scalars
     before that.
-- `plain/`: rewrites primitives that index, pad or accumulate in plainer equations, before they are
-    lowered.
+- `simplifying/`: rewrites primitives that index, pad or accumulate in plainer equations, before
+    they are lowered. Most new primitives are added here.
 - Modules that `scalarising/` and `lowering/` share: `equations.py` (which equations of a jaxpr are
     used, and which jaxprs they call), `movements.py` (primitives that only move data),
     `gather_scatter.py` (the arithmetic of indices), `combining.py` (the operations of reductions

@@ -13,7 +13,7 @@ from jax import lax
 from ..tracing.program import structs_of
 from . import tuning
 from .gather_scatter import fill_value, Windows
-from .plain.writing import as_written
+from .simplifying.writing import as_written
 
 
 def by_choice(eqn: Any) -> Any:

@@ -13,7 +13,6 @@ from ..tracing.evaluation import equations
 from . import tuning
 from .choices import by_choice, CHOICES
 from .equations import bind, branch_here, called, interpreted, rewritten
-from .plain import APART
 from .scalarising import (
     control_flow as control_flow,
     indexing as indexing,
@@ -21,6 +20,7 @@ from .scalarising import (
 )
 from .scalarising.interpreter import Interpreter, mapped, NotSmallError, RULES, SizeLimits
 from .scalarising.values import fill, Scalars
+from .simplifying import APART
 
 
 def scalarise(jaxpr: jex.Jaxpr, most: int = tuning.MOST_SCALAR_OPERATIONS) -> jex.Jaxpr | None:

@@ -153,7 +153,7 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
 def _times(kind: str, g: Any, w: Any) -> Any:
     """The product of a value of the diffusion with numbers like the noise; and of 0.0, a sum
     without terms (see `combined`)."""
-    if isinstance(g, float) and g == 0.0:
+    if isinstance(g, float):
         return g
     if kind == "general":
         return jnp.sum(g * w.reshape(*[1] * (g.ndim - 1), w.size), axis=-1)

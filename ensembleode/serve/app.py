@@ -28,7 +28,7 @@ except ImportError as e:
 
 from ..ground.version import __version__
 from ..problem.options import check_count
-from . import documented, queries, tokens as tokens_of, wire
+from . import documented, requests, tokens as tokens_of, wire
 from .batcher import ItemResult, QueueFull
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
@@ -221,11 +221,11 @@ def _add_problems(app: App, service: Service) -> None:
     async def solve(call: Call) -> Reply:
         """Solve one trajectory, or several."""
         entry, asked = await _asked(service, call)
-        queries.check_answer(entry, asked)
+        requests.check_answer(entry, asked)
         program = service.solver(entry.name).program(asked.rows, own=asked.numbers.p is not None)
         done = await service.done(call, program, asked.numbers, asked.deadline)
         size = asked.n * asked.rows * max(1, entry.u0.size)
-        return await _replied(call, done, functools.partial(queries.solved, asked), size)
+        return await _replied(call, done, functools.partial(requests.solved, asked), size)
 
     @app.takes("vjp", **documented.VJP)
     async def vjp(call: Call) -> Reply:
@@ -234,14 +234,14 @@ def _add_problems(app: App, service: Service) -> None:
         if solver.no_gradient is not None:
             raise RefusedRequest(404, "no_gradient", f"there is no gradient: {solver.no_gradient}.")
         entry, asked = await _asked(service, call, "cotangent")
-        queries.check_answer(entry, asked, pulls=True)
-        numbers = asked.numbers._replace(cotangent=queries.cotangent(entry, asked))
+        requests.check_answer(entry, asked, pulls=True)
+        numbers = asked.numbers._replace(cotangent=requests.cotangent(entry, asked))
         if numbers.p is None and entry.p.size:
             numbers = numbers._replace(p=np.broadcast_to(entry.p, (asked.n, entry.p.size)))
         program = solver.program(asked.rows, own=True, pulls=True)
         done = await service.done(call, program, numbers, asked.deadline)
         size = asked.n * (entry.u0.size + entry.p.size)
-        return await _replied(call, done, functools.partial(queries.pulled, asked), size)
+        return await _replied(call, done, functools.partial(requests.pulled, asked), size)
 
     @app.get("/v1/problems", **documented.PROBLEMS)
     async def problems() -> Response:
@@ -272,8 +272,8 @@ async def _read(
     return await asyncio.to_thread(read) if writes else read()
 
 
-async def _asked(service: Service, call: Call, *more: str) -> tuple[RegistryEntry, queries.Query]:
-    asked = await _read(service, call, lambda entry, body: queries.query(entry, body, more))
+async def _asked(service: Service, call: Call, *more: str) -> tuple[RegistryEntry, requests.Query]:
+    asked = await _read(service, call, lambda entry, body: requests.query(entry, body, more))
     call.count = asked.n
     return service.solver(call.name).entry, asked
 

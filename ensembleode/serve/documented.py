@@ -59,7 +59,7 @@ _WHY = {
 
 
 def _fields(binary: bool) -> dict[str, Any]:
-    """The fields of a request, by name. They are as strict as `queries.py`, except for conditions
+    """The fields of a request, by name. They are as strict as `requests.py`, except for conditions
     that depend on the problem (such as the shapes of its arrays) or on other fields."""
     pair, times = _list(_NUMBER, minItems=2, maxItems=2), _list(_NUMBER, minItems=1)
     tree = {"$ref": "#/components/schemas/Numbers"}

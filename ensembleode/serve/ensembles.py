@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..problem.problem import remake
-from . import queries, wire
+from . import requests, wire
 from .registry import RegistryEntry
 
 
@@ -25,13 +25,13 @@ def specified(
     return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
 
 
-def _asked(entry: RegistryEntry, body: dict[str, Any], **options: Any) -> queries.Query:
+def _asked(entry: RegistryEntry, body: dict[str, Any], **options: Any) -> requests.Query:
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    return queries.query(entry, body, **options)
+    return requests.query(entry, body, **options)
 
 
-def _arrays(asked: queries.Query) -> dict[str, np.ndarray]:
+def _arrays(asked: requests.Query) -> dict[str, np.ndarray]:
     """The arrays that are kept; numbers that all trajectories share are in them only once."""
     numbers, times, (own_u0, own_p) = asked.numbers, asked.times, asked.own
     if times.ndim == 2:  # missing times become the end again
@@ -79,7 +79,7 @@ def _drawn(
         del rest[name]
         if set(given) != {"low", "high"}:
             raise wire.invalid(name, f"{name} must be an array, or have low and high.")
-        bounds = [queries.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
+        bounds = [requests.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
         if (low_above := bounds[0] > bounds[1]).any():
             at = np.argwhere(low_above)[0]
             raise wire.invalid(wire.path_of(f"{name}.low", at), "low is above high.")

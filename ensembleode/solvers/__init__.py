@@ -7,7 +7,7 @@ from .auto import (
     AutoVern8 as AutoVern8,
     AutoVern9 as AutoVern9,
 )
-from .base import ExplicitRungeKutta as ExplicitRungeKutta, ODESolver as ODESolver
+from .base import ODESolver as ODESolver
 from .bosh3 import Bosh3 as Bosh3
 from .bs5 import BS5 as BS5
 from .direct import Direct as Direct
@@ -35,6 +35,7 @@ from .rk_mil import RKMil as RKMil
 from .rodas4 import Rodas4 as Rodas4
 from .rodas5p import Rodas5P as Rodas5P
 from .rosenbrock23 import Rosenbrock23 as Rosenbrock23
+from .runge_kutta import ExplicitRungeKutta as ExplicitRungeKutta
 from .sosra import SOSRA as SOSRA
 from .sosri import SOSRI as SOSRI
 from .sra1 import SRA1 as SRA1

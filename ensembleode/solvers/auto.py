@@ -7,7 +7,9 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from .base import ExplicitRungeKutta, ODESolver, Rosenbrock
+from .base import ODESolver
+from .rosenbrock import Rosenbrock
+from .runge_kutta import ExplicitRungeKutta
 from .switching import Switching, SwitchingRule
 from .tsit5 import Tsit5
 from .vern6 import Vern6

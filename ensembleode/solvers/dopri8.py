@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from .base import ExplicitRungeKutta
+from .runge_kutta import ExplicitRungeKutta
 from .tableau import Interpolant, Tableau
 
 

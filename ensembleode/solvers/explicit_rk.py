@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import equinox as eqx
 
-from .base import ExplicitRungeKutta
 from .order_conditions import missed
+from .runge_kutta import ExplicitRungeKutta
 from .tableau import Tableau
 
 

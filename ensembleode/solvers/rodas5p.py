@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from .base import Rosenbrock
-from .rosenbrock import Rodas
+from .rosenbrock import Rodas, Rosenbrock
 
 
 # fmt: off

@@ -10,9 +10,10 @@ of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .arithmetic import Arithmetic, Components
+from .base import ODESolver
 from .method import Equations, LinearAlgebra, StepAttempt
 
 
@@ -216,3 +217,19 @@ def _scaled(xp: Arithmetic, number: Any, k: Components) -> Components:
 def _moved(xp: Arithmetic, a: Components, number: Any, k: Components | None) -> Components:
     """`a + number k`; `a` if `k` is None."""
     return a if k is None else _sum(a, _scaled(xp, number, k))
+
+
+class Rosenbrock(ODESolver):
+    """A Rosenbrock method. A subclass gives its `method`, as engines use it.
+
+    Each step factorises `1 - gamma h J` once, with the Jacobian `J` that is derived from `f`, and
+    solves one system with that matrix for each stage.
+    """
+
+    method: ClassVar[Rodas | ModifiedRosenbrock]
+    implicit: ClassVar[bool] = True
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "julia")
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.order, cls.stages = cls.method.order, cls.method.stages

@@ -2,8 +2,7 @@
 
 from typing import ClassVar
 
-from .base import Rosenbrock
-from .rosenbrock import ModifiedRosenbrock
+from .rosenbrock import ModifiedRosenbrock, Rosenbrock
 
 
 class Rosenbrock23(Rosenbrock):

@@ -1,4 +1,7 @@
-"""An explicit Runge-Kutta step and its dense output, from the method's tableau.
+"""Explicit Runge-Kutta methods: a step and its dense output, from the method's tableau.
+
+A method is a file with a subclass of `ExplicitRungeKutta`, such as `bs5.py`, and is named in
+`__init__.py` and `__init__.pyi`.
 
 A state is a tuple of components, which are numbers of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
@@ -9,9 +12,10 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from .arithmetic import Arithmetic, Components
+from .base import ODESolver
 from .method import Equations, StepAttempt
 from .tableau import Tableau
 
@@ -159,3 +163,27 @@ def _times(xp: Arithmetic, weight: Any, component: Any) -> Any:
     if isinstance(weight, float | int):
         return component if weight == 1 else weight * component
     return xp.broadcast_over(weight, component) * component
+
+
+class ExplicitRungeKutta(ODESolver):
+    """An explicit Runge-Kutta method. A subclass gives its tableau, and everything else follows
+    from it.
+
+    - `tableau`: its coefficients; `method`: the method as engines use it.
+    """
+
+    tableau: ClassVar[Tableau]
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "diffrax", "julia")
+
+    @property
+    def method(self) -> RungeKutta:
+        return RungeKutta(self.tableau)
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if not isinstance(getattr(cls, "tableau", None), Tableau):
+            return  # each of its objects has a tableau of its own
+        cls.order = cls.tableau.order
+        cls.adaptive = cls.tableau.error is not None
+        cls.stages = cls.tableau.stages
+        cls.fsal = cls.tableau.fsal

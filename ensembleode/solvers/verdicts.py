@@ -7,6 +7,10 @@ The return code is a variable of the trajectory, and is set where it is decided.
 `GOING`, the trajectory goes on. If time can't resolve any further step, although no step was
 infinite or NaN, it is `PROBING` for one more turn, with a step of `PROBE` times the size. If so
 short a step moves the state, the solution diverges; if not, the tolerances can't be met.
+
+Codes that no step decides are set elsewhere: those of events in `engines/compiled/loop/events.py`,
+`Diverged` in its `loop.py`, and those of trajectories that can't be computed at all in
+`running/run.py`. diffrax's results become codes in `engines/diffrax/solving.py`.
 """
 
 import math

@@ -15,7 +15,7 @@ from jax.lax import linalg
 
 from ensembleode.fields.equations import CALLS, DRAWN as RANDOM, ELEMENTWISE
 from ensembleode.fields.lowering.passing import RULES
-from ensembleode.fields.plain import RULES as WRITTEN_OUT
+from ensembleode.fields.simplifying import RULES as WRITTEN_OUT
 
 from ..marks import slow_unless
 from .cases import B, CASES as SHARED_CASES, INTS, M, X, Y

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.fields.plain import FUNCTIONS
+from ensembleode.fields.simplifying import FUNCTIONS
 
 from ..marks import slow_unless
 from .drawn import reals

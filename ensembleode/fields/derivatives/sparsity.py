@@ -23,8 +23,8 @@ from ..equations import DRAWN, ELEMENTWISE, interpreted
 from ..folding import FOLDED, FOLDED_INTEGERS
 from ..gather_scatter import iota
 from ..movements import MOVEMENTS
-from ..plain import written_out
 from ..products import layouts
+from ..simplifying import written_out
 
 
 _ELEMENTWISE = frozenset(

@@ -6,8 +6,9 @@
 - `elementwise.py`, `movement.py`, `memory.py`, `reductions.py`, `products.py`,
     `control_flow.py`: the rules.
 
-To add a primitive, write its [`rule`][ensembleode.fields.lowering.passing.rule] (or, where it acts
-element by element, add its name to `equations.ELEMENTWISE` and to the printers), and a case in
+To add a primitive that others can't express (see `simplifying/`), write its
+[`rule`][ensembleode.fields.lowering.passing.rule] (or, where it acts element by element, add its
+name to `equations.ELEMENTWISE` and to the printers), and a case in
 `tests/fields/test_primitives.py`.
 """
 

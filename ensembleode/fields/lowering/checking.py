@@ -8,7 +8,7 @@ from jax.extend import source_info_util
 
 from ...tracing.evaluation import is_jaxpr
 from ..equations import called, used
-from ..plain import FUNCTIONS, RULES as WRITTEN_OUT
+from ..simplifying import FUNCTIONS, RULES as WRITTEN_OUT
 from .errors import UntranslatableError
 from .passing import RULES
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..equations import opened, reader, registers, used
 from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
-from ..plain import written_out
+from ..simplifying import written_out
 from .errors import UntranslatableError
 from .values import cast, INT, LoweredArray, number, position, scalar, stored
 

@@ -20,8 +20,8 @@ from ..combining import CUMULATIVE, REDUCTIONS
 from ..equations import DRAWN, ELEMENTWISE
 from ..gather_scatter import iota, padded
 from ..movements import MOVEMENTS
-from ..plain import written_out
 from ..products import layouts
+from ..simplifying import written_out
 from .interpreter import Interpreter, NotSmallError, rule
 from .values import from_constant, rearranged, Scalars
 

@@ -9,8 +9,9 @@ computed numbers ([`take`][] and [`put`][]).
 - `functions.py`: rules of functions such as the incomplete gamma function, which not every target
     language has.
 
-To add a primitive, write its [`rule`][ensembleode.fields.plain.writing.rule] if other primitives
-can express it, and a case in `tests/fields/test_primitives.py`.
+To add a primitive that others can express, write its
+[`rule`][ensembleode.fields.simplifying.writing.rule], and a case in
+`tests/fields/test_primitives.py`.
 """
 
 from . import (
