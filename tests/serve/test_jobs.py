@@ -469,7 +469,7 @@ def test_sigterm_finishes_what_was_taken(tmp_path):
     import concurrent.futures
 
     with (
-        Process(tmp_path, "--no-batching", dt=1e-7) as served,
+        Process(tmp_path, "--no-batching", dt=2e-7) as served,
         concurrent.futures.ThreadPoolExecutor(8) as threads,
     ):
         ask = {"u0": [[1.0, 0.0]] * 2}

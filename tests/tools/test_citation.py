@@ -14,6 +14,8 @@ from ..marks import slow_unless
 
 
 PROB = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
+NOISY = eo.SDEProblem(PROB.f, lambda u, p, t: jnp.full_like(u, 0.1), PROB.u0, PROB.tspan)
+REACTIONS = eo.JumpProblem(lambda u, p, t: u, [[-1, 0], [0, -1]], [1, 1], PROB.tspan)
 
 
 def keys(text):
@@ -26,11 +28,13 @@ def everywhere(cls):
         yield from everywhere(sub)
 
 
-# Of a method of Julia: tests/engines/julia/test_solves.py. (Of a user's tableau it is theirs.)
+# Of a method of Julia: tests/engines/julia/test_solves.py. (Of a user's tableau, or of their own
+# stochastic method, it is theirs.)
 SOLVERS = [
     cls
     for cls in everywhere(base.ODESolver)
-    if getattr(eo, cls.__name__, None) is cls and cls not in (eo.JuliaAlg, eo.ExplicitRK)
+    if getattr(eo, cls.__name__, None) is cls
+    and cls not in (eo.JuliaAlg, eo.ExplicitRK, eo.SDESolver)
 ]
 
 
@@ -46,7 +50,9 @@ def test_every_solver_has_its_source(solver):
         assert f"% The solver {solver.__name__}(Rodas5P)\n" in text
         assert {*solver.references, "steinebach2023"} < set(keys(text))
     else:
-        text = eo.citation(eo.solve(PROB, solver(), dt=0.25, adaptive=False))
+        noisy = NOISY if issubclass(solver, eo.SDESolver) else PROB
+        prob = REACTIONS if solver is eo.Direct else noisy
+        text = eo.citation(eo.solve(prob, solver(), dt=0.25, adaptive=False))
         assert f"% The solver {solver.__name__}\n" in text
     assert "no reference is on record" not in text
     assert {"ensembleode", "jax", "rackauckas2017"} < set(keys(text))
