@@ -29,6 +29,7 @@ class AdamsBashforth:
     degree = 3
     remembers = True
     is_implicit = False
+    grid = None
 
     def evaluations(self, ntried):
         return ntried + 1
@@ -73,6 +74,7 @@ class Lagging:
     degree = 1
     remembers = True
     is_implicit = False
+    grid = None
 
     def evaluations(self, ntried):
         return ntried + 1
@@ -100,6 +102,7 @@ class OneStep:
 
     remembers = False
     is_implicit = False
+    grid = None
 
     def evaluations(self, ntried):
         return ntried
