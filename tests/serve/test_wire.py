@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from ensembleode.serve import queries, wire
+from ensembleode.serve import requests, wire
 from ensembleode.serve.solving import Gradients
 
 from .running import registry
@@ -27,7 +27,7 @@ def packed(x):
 
 
 def asked(entry=ENTRY, **body):
-    return queries.query(entry, wire.parsed(json.dumps(body).encode(), False))
+    return requests.query(entry, wire.parsed(json.dumps(body).encode(), False))
 
 
 def test_times():
@@ -93,7 +93,7 @@ WRONG = [
 @pytest.mark.parametrize(("body", "path", "code"), WRONG, ids=[x[0][:30] for x in WRONG])
 def test_the_path_of_what_is_wrong(body, path, code):
     with pytest.raises(wire.RefusedRequest) as raised:
-        queries.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
+        requests.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
     unreadable = code == "invalid_body" and body != "[1]"
     assert raised.value.status == (400 if unreadable else 422)
     assert raised.value.code == code
@@ -124,7 +124,7 @@ def test_the_path_of_what_is_wrong(body, path, code):
 def test_binary_arrays_that_are_wrong(array, path):
     body = msgpack.packb({"u0": array})
     with pytest.raises(wire.RefusedRequest) as raised:
-        queries.query(ENTRY, wire.parsed(body, True))
+        requests.query(ENTRY, wire.parsed(body, True))
     assert (raised.value.status, raised.value.path) == (422, path)
 
 
@@ -176,7 +176,7 @@ def refused_or_numbers(text, binary, entry):
     """What becomes of the bytes of a body: a refusal that can be sent, or numbers that can be
     solved. Returns whether they were taken."""
     try:
-        query = queries.query(entry, wire.parsed(text, binary))
+        query = requests.query(entry, wire.parsed(text, binary))
     except wire.RefusedRequest as e:
         query = e
     if isinstance(query, wire.RefusedRequest):
@@ -285,17 +285,19 @@ def test_a_body_does_not_become_much_more(full_of):
 def test_an_answer_has_its_limit():
     limited = registry(answer=1000)["lotka"]
     for most, pulls, size in ((6, False, "1008 bytes"), (20, True, "bytes")):
-        queries.check_answer(limited, queries.query(limited, {"u0": [[1, 1]] * most}), pulls=pulls)
-        more = queries.query(limited, {"u0": [[1, 1]] * (most + 1)})
+        requests.check_answer(
+            limited, requests.query(limited, {"u0": [[1, 1]] * most}), pulls=pulls
+        )
+        more = requests.query(limited, {"u0": [[1, 1]] * (most + 1)})
         with pytest.raises(wire.RefusedRequest, match=size):
-            queries.check_answer(limited, more, pulls=pulls)
+            requests.check_answer(limited, more, pulls=pulls)
 
 
 def test_gradients_have_the_shapes_of_what_was_sent():
     gradients = Gradients(np.ones((2, 2)), np.ones((2, 4)), np.ones(2, np.int8))
-    both = queries.pulled(asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
+    both = requests.pulled(asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
     assert both["u0"].shape == (2, 2)
     np.testing.assert_array_equal(both["p"], [2.0] * 4)
-    both = queries.pulled(asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
+    both = requests.pulled(asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
     assert both["p"].shape == (2, 4)
     np.testing.assert_array_equal(both["u0"], [2.0, 2.0])
