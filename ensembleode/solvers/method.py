@@ -166,6 +166,7 @@ class LinearAlgebra(NamedTuple):
     nsolve: Any
 
 
+@runtime_checkable
 class StepGrid(Protocol):
     """The places that steps may have in the time span."""
 
