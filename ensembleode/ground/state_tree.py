@@ -132,7 +132,7 @@ def as_state(u0: Any) -> Any:
 
 
 def with_real_numbers(u0: Any) -> Any:
-    """An initial state whose whole numbers, where an array or a leaf has no others, are real."""
+    """An array, or a state, whose whole numbers are real, where a leaf has no others."""
 
     def real(x: Any) -> Any:
         if isinstance(x, int) and not isinstance(x, bool):

@@ -8,15 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
+from ..ground.state_tree import with_real_numbers
 from ..tracing.program import is_tracer
 from .problem import ODEProblem
 from .unknown_options import refuse_unknown
-
-
-def as_inexact(x: Any) -> Any:
-    """An array of real or complex numbers, whole ones as real ones."""
-    x = jnp.asarray(x)
-    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
 
 
 class WienerProcess(eqx.Module):
@@ -40,7 +35,7 @@ class WienerProcess(eqx.Module):
     def __init__(self, *, scalar: bool = False, factor: Any = None, **_unknown: Any):
         refuse_unknown("WienerProcess", _unknown, ("scalar", "factor"))
         self.scalar = bool(scalar)
-        self.factor = None if factor is None else as_inexact(factor)
+        self.factor = None if factor is None else jnp.asarray(with_real_numbers(factor))
         if factor is None:
             return
         shape = np.shape(factor)
@@ -73,8 +68,8 @@ class NoiseGrid(eqx.Module):
     Z: Inexact[Array, "grid ..."] | None
 
     def __init__(self, t: Any, W: Any, Z: Any = None):
-        self.t, self.W = as_inexact(t), as_inexact(W)
-        self.Z = None if Z is None else as_inexact(Z)
+        self.t, self.W = (jnp.asarray(with_real_numbers(x)) for x in (t, W))
+        self.Z = None if Z is None else jnp.asarray(with_real_numbers(Z))
         if self.t.ndim != 1 or len(self.t) < 2:
             raise ValueError(
                 f"t of NoiseGrid must be two or more times, got the shape {self.t.shape}."

@@ -80,7 +80,6 @@ class SDESolver(ODESolver):
     ) -> StochasticStep:
         """A step with the `terms` of the state `u` from `t`, of the size `h`. `dw` is the increment
         of the noise, `dz` an independent one of the same distribution, or None."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
