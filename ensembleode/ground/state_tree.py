@@ -1,9 +1,10 @@
-"""States that are pytrees to the user, and vectors inside of the library; and the arrays that lists
-of numbers stand for, in states and in parameters.
+"""States that are pytrees or complex to the user, and real vectors inside of the library; and the
+arrays that lists of numbers stand for, in states and in parameters.
 
 A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module). Lists
-and tuples that consist only of numbers are arrays. Engines see only arrays: the flattened leaves of
-a pytree, one after the other.
+and tuples that consist only of numbers are arrays. Engines see only real arrays: the flattened
+leaves of a pytree, one after the other; of complex numbers, all real parts and then all imaginary
+parts.
 """
 
 import collections
@@ -22,41 +23,65 @@ from .keys import is_key
 
 
 class StateTree(NamedTuple):
-    """The structure of a state that is a pytree.
+    """The structure of a state that is a pytree, or complex.
 
     - `structure`: the pytree's structure; `shapes`: the shapes of its leaves, in JAX's order.
     - `dtype`: the dtype of all leaves.
     - `order`: the names of its leaves in the order in which they were written (see
-        `written_order`).
+        `written_order`); None for an array.
     """
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype
-    order: tuple[str, ...]
+    order: tuple[str, ...] | None
+
+    @property
+    def is_complex(self) -> bool:
+        return np.issubdtype(self.dtype, np.complexfloating)
+
+    @property
+    def components(self) -> int:
+        """The number of components, each a real or a complex number."""
+        return sum(map(math.prod, self.shapes))
 
     @property
     def size(self) -> int:
-        """The number of components."""
-        return sum(map(math.prod, self.shapes))
+        """The length of the vector."""
+        return self.components * (2 if self.is_complex else 1)
 
     def ravel(self, u: Any) -> Any:
         """The vector of a state."""
-        return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)])
-
-    def written(self) -> np.ndarray:
-        """For each component of the state, in the order in which the leaves were written, its place
-        in the vector."""
-        return flattened(self.unravel(np.arange(self.size)), 0, self.order)
+        return real_vector(jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)]))
 
     def unravel(self, x: Any) -> Any:
-        """The state from a vector, or from several: `[..., component]` becomes leaves
+        """The state from a vector, or from several: `[..., number]` becomes leaves
         `[..., *shape]`."""
+        if not self.is_complex:
+            return self.leaves_of(x)
+        n = self.components
+        if isinstance(x, np.ndarray):
+            return self.leaves_of(x[..., :n] + 1j * x[..., n:])
+        return self.leaves_of(jax.lax.complex(x[..., :n], x[..., n:]))
+
+    def leaves_of(self, x: Any) -> Any:
+        """The state from its components `[..., component]`."""
         lead = x.shape[:-1]
         ends = list(itertools.accumulate(map(math.prod, self.shapes)))
         parts = zip([0, *ends[:-1]], ends, self.shapes, strict=True)
         leaves = [x[..., a:b].reshape((*lead, *shape)) for a, b, shape in parts]
         return jtu.tree_unflatten(self.structure, leaves)
+
+    def written(self) -> np.ndarray:
+        """For each component of the state, in the order in which the leaves were written, its
+        place among the components."""
+        return flattened(self.leaves_of(np.arange(self.components)), 0, self.order).reshape(-1)
+
+    def places_of(self, components: Sequence[int]) -> tuple[int, ...]:
+        """The places of these components in the vector: of their real parts, and then, where they
+        are complex, of their imaginary parts."""
+        imaginary = [self.components + i for i in components] if self.is_complex else []
+        return (*components, *imaginary)
 
     def derivative(self, du: Any) -> Any:
         """The return value of `f` as a vector.
@@ -91,7 +116,8 @@ class StateTree(NamedTuple):
         """
         leaves, structure = jtu.tree_flatten(value)
         if jtu.treedef_is_leaf(structure) or (isinstance(value, list) and _is_array(value)):
-            return value
+            is_like = self.order is None and np.shape(value) == self.shapes[0] != ()
+            return self._of_components(jnp.asarray(value)) if is_like else value
         try:
             if structure != self.structure:
                 raise ValueError
@@ -102,7 +128,13 @@ class StateTree(NamedTuple):
                 f"{name} must be a number, or a pytree like u0 with numbers or arrays of the same "
                 f"shapes, got {value!r}."
             ) from None
-        return xp.concatenate([xp.reshape(x, -1) for x in parts])
+        return self._of_components(xp.concatenate([xp.reshape(x, -1) for x in parts]))
+
+    def _of_components(self, values: Any) -> Any:
+        """Real numbers, one for each component, as a vector."""
+        flat = values.reshape(-1)
+        xp: Any = np if isinstance(flat, np.ndarray) else jnp
+        return xp.concatenate([flat, flat]) if self.is_complex else flat
 
 
 def as_state(u0: Any) -> Any:
@@ -202,13 +234,28 @@ def is_tree(u: Any) -> bool:
 
 
 def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
-    """The structure of a state whose leaves were written in this order; None for an array."""
+    """The structure of a state whose leaves were written in this order; None for a real array."""
     order = written_order(u0, order)
-    if order is None:
+    if order is None and not jnp.iscomplexobj(u0):
         return None
     leaves, structure = jtu.tree_flatten(u0)
     shapes = tuple(x.shape for x in leaves)
     return StateTree(structure, shapes, np.dtype(leaves[0].dtype), order)
+
+
+def real_vector(x: Any) -> Any:
+    """The numbers of an array as a vector of real numbers: of complex ones, all real parts and then
+    all imaginary parts."""
+    flat = jnp.reshape(x, -1)
+    return jnp.concatenate([flat.real, flat.imag]) if jnp.iscomplexobj(flat) else flat
+
+
+def matrix_of_parts(matrix: Any) -> Any:
+    """The matrix of a linear map of complex numbers as that of the map of all their real and then
+    all their imaginary parts."""
+    xp: Any = np if isinstance(matrix, np.ndarray) else jnp
+    real, imag = matrix.real, matrix.imag
+    return xp.block([[real, -imag], [imag, real]])
 
 
 def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.devices.alone import without_mesh
-from ..ground.state_tree import StateTree
+from ..ground.state_tree import real_vector, StateTree
 from ..plan.checked_reads import check_reads
 from ..plan.events import (
     CallbackProgram,
@@ -195,8 +195,9 @@ class Tracing:
                 later = next_time(ArrayArithmetic(jnp), t, direction)
                 time = t + jax.lax.stop_gradient(later - t)
             vector = self._consistent(after, time, self._vector(after.u, what))
-            parts = [vector, *changed.values(), ends]
-            return jnp.concatenate([jnp.asarray(x).astype(u.dtype).reshape(-1) for x in parts])
+            numbers = [jnp.asarray(x, self.leaves[i].dtype) for i, x in changed.items()]
+            parts = [vector, *numbers, jnp.asarray(ends)]
+            return jnp.concatenate([real_vector(x).astype(u.dtype) for x in parts])
 
         part = self._part(name, argument, affect, of_arrays, {**self._step, **extras})
         return Jump(part, *found)
@@ -244,8 +245,8 @@ class Tracing:
                     f"{what} must make a state of the dtype of u0, {aval.dtype}; its {at} is "
                     f"{array.dtype}. Cast it, by .astype(u.dtype)."
                 )
-            leaves.append(array.astype(aval.dtype).reshape(-1))
-        return jnp.concatenate(leaves)
+            leaves.append(array.astype(aval.dtype))
+        return leaves[0].reshape(-1) if self.tree is None else self.tree.ravel(leaves)
 
     def _consistent(self, after: Integrator, t: Any, u: Any) -> Any:
         """The state `u` after an affect, with its algebraic equations at `t` solved again."""
@@ -254,7 +255,7 @@ class Tracing:
 
         def f(u: Any) -> Any:
             found = self.f(self._as_user_gave(u.reshape(self.u.shape)), after.p, t)
-            return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(found)])
+            return jnp.reshape(found, -1) if self.tree is None else self.tree.ravel(found)
 
         return consistent_again(f, self.mass, u)
 
@@ -279,10 +280,13 @@ class Tracing:
                     f"{what} must make parameters of the shapes of p: its leaf {i} has the shape "
                     f"{np.shape(x)}, and that of p is {aval.shape}."
                 )
-            if aval.dtype != self.u.dtype or jnp.result_type(x, aval.dtype) != aval.dtype:
+            fits = np.issubdtype(aval.dtype, np.inexact) and np.finfo(aval.dtype).dtype == (
+                self.u.dtype
+            )
+            if not fits or jnp.result_type(x, aval.dtype) != aval.dtype:
                 raise TypeError(
                     f"{what} changes leaf {i} of p, {aval.dtype}, to {jnp.result_type(x)}: numbers "
-                    f"of p that change have the dtype of the state, {self.u.dtype}."
+                    f"of p that change have the precision of the state, {self.u.dtype}."
                 )
         return changed
 

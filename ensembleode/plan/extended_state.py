@@ -183,8 +183,11 @@ class Extension:
 
 
 @functools.lru_cache(maxsize=256)
-def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
-    """The structure of the integrals of an integrand `q(consts, u, p, t)`.
+def integrals_of(
+    integrand: Program, state: jax.ShapeDtypeStruct, tree: StateTree | None
+) -> StateTree:
+    """The structure of the integrals of an integrand `q(consts, u, p, t)`, for a state that is the
+    vector of this `tree`. They are complex if one of them is.
 
     **Raises:** `TypeError` where the integrand doesn't return numbers of the state's precision;
     `ValueError` where it returns nothing.
@@ -194,17 +197,21 @@ def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
             "integrand must return an array, or a pytree of arrays, whose integrals are wanted; it "
             "returned nothing. (Is a `return` missing?)"
         )
+    dtypes = {np.dtype(state.dtype), *([] if tree is None else [tree.dtype])}
     for x in integrand.out_avals:
         is_number = x.weak_type and not jnp.issubdtype(x.dtype, jnp.complexfloating)
-        if x.dtype != state.dtype and not is_number:
+        if x.dtype not in dtypes and not is_number:
+            dtype = state.dtype if tree is None else tree.dtype
             raise TypeError(
-                f"integrand must return the dtype of the state u, {state.dtype}; it returned "
-                f"{x.dtype}. Cast what it returns, .astype('{state.dtype}'), or give u0 that dtype."
+                f"integrand must return the dtype of the state u, {dtype}; it returned "
+                f"{x.dtype}. Cast what it returns, .astype('{dtype}'), or give u0 that dtype."
             )
     shapes = tuple(x.shape for x in integrand.out_avals)
     names = jtu.tree_unflatten(integrand.out_tree, list(integrand.out_avals))
     order = tuple(name for name, _ in leaf_names(names))
-    return StateTree(integrand.out_tree, shapes, np.dtype(state.dtype), order)
+    found = dtypes & {np.dtype(x.dtype) for x in integrand.out_avals}
+    dtype = np.result_type(state.dtype, *found)
+    return StateTree(integrand.out_tree, shapes, dtype, order)
 
 
 @functools.lru_cache(maxsize=256)
@@ -226,8 +233,9 @@ def with_integrand(field: Program, integrand: Program, extension: Extension) -> 
 
 def rates(integrand: Program, extension: Extension, consts: Any, u: Any, p: Any, t: Any) -> Any:
     """The values of the integrand, as one vector."""
+    assert extension.integral is not None
     leaves = jtu.tree_leaves(integrand(consts, u, p, t))
-    return jnp.concatenate([jnp.asarray(x, extension.user.dtype).reshape(-1) for x in leaves])
+    return extension.integral.ravel([jnp.asarray(x, extension.integral.dtype) for x in leaves])
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..fields import staged
 from ..fields.derivatives.jacobian import coloured, is_reverse_only
+from ..ground.state_tree import matrix_of_parts
 from ..problem.ode_function import in_order_of
 from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, structs_of, with_constants
@@ -83,7 +84,8 @@ def product_of(
     """The `ImplicitForm.product` for the Jacobian `jac`, `[n, n]`, whose constants come after those
     of the field; if `jac` is None, for the field's own Jacobian. `places` says row by row where the
     Jacobian may be nonzero; None for all places. `order` is, for each row and column of `jac`, the
-    component of the field's state that it belongs to; None if they have the same order."""
+    component of the state that it belongs to; None if they have the same order. A complex `jac` is
+    that of components whose real and imaginary parts are the field's."""
     (state,) = field.out_avals
     size = state.size
     mask = None if places is None else np.array(places, bool).reshape(size, size)
@@ -95,6 +97,7 @@ def product_of(
         if jac is not None:
             matrix = jac(own, u, p, t)
             matrix = matrix if order is None else in_order_of(matrix, np.asarray(order))
+            matrix = matrix_of_parts(matrix) if jnp.iscomplexobj(matrix) else matrix
         else:
             assert mask is not None
             matrix = _jacobian_found(field, mask, consts, u, p, t)
@@ -107,20 +110,19 @@ def product_of(
     return program_of(jaxpr, jax.tree.structure(0), rules=True)
 
 
-def check_jacobian(jac: Program, field: Program) -> None:
-    """**Raises:** `TypeError` or `ValueError` for a `jac` that doesn't return a matrix `[n, n]` of
-    the field's dtype."""
-    (state,) = field.out_avals
-    right = f"jac must return an array [n, n] of the dtype of the state u, {state.dtype}"
+def check_jacobian(jac: Program, size: int, dtype: np.dtype) -> None:
+    """**Raises:** `TypeError` or `ValueError` for a `jac` that doesn't return a matrix of this size
+    and dtype, those of the user's state."""
+    right = f"jac must return an array [n, n] of the dtype of the state u, {dtype}"
     if jac.out_tree != jax.tree.structure(0):
         raise TypeError(f"{right}; it returned the structure {jac.out_tree}.")
     (out,) = jac.out_avals
-    if out.shape != (state.size, state.size):
+    if out.shape != (size, size):
         raise ValueError(
-            f"{right}, here {(state.size, state.size)}: a row for each component of f, a column "
+            f"{right}, here {(size, size)}: a row for each component of f, a column "
             f"for each of u. It returned the shape {out.shape}."
         )
-    if out.dtype != state.dtype:
+    if out.dtype != dtype:
         raise TypeError(f"{right}; it returned {out.dtype}.")
 
 

@@ -50,7 +50,7 @@ class Plan:
     - `saves_values`: whether there is a `SavingCallback`. Without an `output_func`, `apart` is then
         the traced `saved_values.taken_apart`: `apart(consts, result, numbers)` returns the result
         and the values.
-    - `tree`: the structure of a state that is a pytree to the user.
+    - `tree`: the structure of a state that is a pytree or complex to the user.
     - `events`: the callbacks (see `plan/events.py`); None without callbacks.
     - `max_events`: the number of events of a trajectory that there is room for in the record; zero
         where none are kept.
@@ -117,6 +117,12 @@ class Plan:
         return self.form.of_user(self.field, self.extension)
 
     @property
+    def in_parts(self) -> bool:
+        """Whether the components that step-size control looks at are the real parts of complex
+        numbers, and then their imaginary parts."""
+        return self.tree is not None and self.tree.is_complex
+
+    @property
     def may_end(self) -> bool:
         """Whether an event that the engine reports may end a trajectory before `t1`."""
         events = self.events
@@ -149,7 +155,8 @@ class Plan:
         whole = self.saving.mode == "steps" or self.saves_values or self.extension is not None
         if self.saved is None or whole or rests or not self.engine.chooses:
             return None
-        return self.saved.places
+        places = self.saved.places
+        return places if self.tree is None else self.tree.places_of(places)
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -43,8 +43,13 @@ def with_real_numbers(traj: Trajectories) -> Trajectories:
         return CallbackProgram(_of_real_numbers(part.program), part.extras, part.start + more)
 
     def real_jump(_: TracedContinuous | TracedDiscrete, jump: Jump) -> Jump:
-        changes = tuple(i + sum(are_complex["p"][:i]) for i in jump.changes)
-        return dataclasses.replace(jump, part=real(jump.part), changes=changes)
+        changes = itertools.chain(*map(numbers_of, jump.changes))
+        return dataclasses.replace(jump, part=real(jump.part), changes=tuple(changes))
+
+    def numbers_of(i: int) -> tuple[int, ...]:
+        """The places among the numbers of the parameters of the one in place `i`."""
+        first = i + sum(are_complex["p"][:i])
+        return (first, first + 1) if are_complex["p"][i] else (first,)
 
     before_key = sum(are_complex["consts"][: traj.noise.first]) if traj.noise else 0
     found = traj.changed(

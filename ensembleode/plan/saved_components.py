@@ -1,5 +1,6 @@
 """The components of the state that are saved: what `save_idxs` chooses."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
@@ -12,10 +13,10 @@ from ..tracing.program import is_tracer
 class SavedComponents(NamedTuple):
     """The components that are saved, where these are not all.
 
-    - `places`: their places in the vector of the state (the flattened array, or the leaves of a
-        pytree one after the other).
+    - `places`: their places among the components of the state (the flattened array, or the leaves
+        of a pytree one after the other).
     - `shape`: the shape in which they are saved, where that is an array.
-    - `tree`: the structure in which they are saved, where that is a pytree; else None.
+    - `tree`: the structure in which they are saved, where that is a pytree or complex; else None.
     - `names`: the names of the components of such an array; None for a pytree, which has them.
     """
 
@@ -25,7 +26,7 @@ class SavedComponents(NamedTuple):
     names: tuple[str, ...] | None = None
 
     def shaped(self, x: Any) -> Any:
-        """The saved components `[..., place]` in the structure in which they are saved."""
+        """The numbers `[..., number]` that an engine saves in the structure of what is saved."""
         return x.reshape(*x.shape[:-1], *self.shape) if self.tree is None else self.tree.unravel(x)
 
     def chosen_of(self, u: Any, lead: int) -> Any:
@@ -34,11 +35,12 @@ class SavedComponents(NamedTuple):
         if u is None:
             return None
         x = flattened(u, lead)
-        return self.shaped(x.reshape(*x.shape[:lead], -1)[..., np.array(self.places)])
+        x = x.reshape(*x.shape[:lead], -1)[..., np.array(self.places)]
+        return self.shaped(x) if self.tree is None else self.tree.leaves_of(x)
 
 
 def saved_components(idxs: Any, state: Any, tree: StateTree | None) -> SavedComponents | None:
-    """What a `save_idxs` chooses of a `state`, an array (the vector of a pytree with this `tree`).
+    """What a `save_idxs` chooses of a `state`, an array (the vector of a state with this `tree`).
     None if it saves all as they are.
 
     **Raises:** `TypeError` where `save_idxs` has another form than this state needs; `ValueError`
@@ -46,11 +48,17 @@ def saved_components(idxs: Any, state: Any, tree: StateTree | None) -> SavedComp
     """
     if idxs is None:
         return None
-    return _of_array(idxs, state) if tree is None else _of_leaves(idxs, tree)
+    if tree is None:
+        return _of_array(idxs, state.shape)
+    found = _of_array(idxs, tree.shapes[0]) if tree.order is None else _of_leaves(idxs, tree)
+    if found is None or found.tree is not None or not tree.is_complex:
+        return found
+    leaf = StateTree(jtu.tree_structure(0), (found.shape,), tree.dtype, None)
+    return found._replace(tree=leaf)
 
 
-def _of_array(idxs: Any, state: Any) -> SavedComponents | None:
-    size, named = state.size, array_names(state.shape)
+def _of_array(idxs: Any, shape: tuple[int, ...]) -> SavedComponents | None:
+    size, named = math.prod(shape), array_names(shape)
     what = f"an integer, a list of integers or a slice, of the {size} components of u0"
     index, is_one = idxs, False
     if not isinstance(idxs, slice):
@@ -71,14 +79,14 @@ def _of_array(idxs: Any, state: Any) -> SavedComponents | None:
         ) from None
     chosen = tuple(np.atleast_1d(places).tolist())
     _check(chosen, idxs)
-    if chosen == tuple(range(size)) and places.shape == state.shape:
+    if chosen == tuple(range(size)) and places.shape == shape:
         return None
     names = tuple(named[i] for i in chosen)
     return SavedComponents(chosen, () if is_one else (len(chosen),), None, names)
 
 
 def _of_leaves(idxs: Any, tree: StateTree) -> SavedComponents:
-    leaves = dict(leaf_names(tree.unravel(np.arange(tree.size)), tree.order))
+    leaves = dict(leaf_names(tree.leaves_of(np.arange(tree.components)), tree.order))
     wanted = [idxs] if isinstance(idxs, str) else idxs
     if not isinstance(wanted, list | tuple) or not all(isinstance(x, str) for x in wanted):
         raise TypeError(

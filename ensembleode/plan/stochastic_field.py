@@ -59,7 +59,7 @@ def stochastic_field(
     solver: SDESolver = alg.value
     (aval,) = drift.out_avals
     user = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    integral = None if noise.integrand is None else integrals_of(noise.integrand, user)
+    integral = None if noise.integrand is None else integrals_of(noise.integrand, user, noise.tree)
     paths = ("W", "Z")[: solver.draws] if noise.kept else ()
     kept = tuple((name, noise.shape) for name in paths)
     extension = Extension(user, integral, has_clock=True, noise=kept, has_errors=adaptive)

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 import numpy as np
 
-from ..ground.state_tree import StateTree
+from ..ground.state_tree import matrix_of_parts, StateTree
 from ..solvers.mass_matrix import mass_matrix_of, MassMatrix
 from ..tracing.program import is_tracer, Static
 from .unknown_options import refuse_unknown
@@ -119,28 +119,43 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
     """
     if f.mass_matrix is None:
         return None
-    value, size = f.mass_matrix.value, math.prod(shape)
+    value = f.mass_matrix.value
+    if tree is not None and tree.order is None:
+        shape = tree.shapes[0]
+    size = math.prod(shape) if tree is None else tree.components
     if isinstance(value, list | tuple) and not _is_like(value, tree):
         value = _known_numbers("mass_matrix", value).value
     if isinstance(value, np.ndarray):
         if value.shape == (size, size):
-            matrix = value if tree is None else in_order_of(value, tree.written())
-            return mass_matrix_of(matrix.astype(float))
-        if value.shape == shape and tree is None:
-            return mass_matrix_of(np.diag(value.ravel()).astype(float))
+            return _in_order(value, tree)
+        if value.shape == shape and (tree is None or tree.order is None):
+            return _in_order(np.diag(value.ravel()), tree)
         if value.shape == (size,) and tree is not None and not any(tree.shapes):
-            return mass_matrix_of(in_order_of(np.diag(value), tree.written()).astype(float))
+            return _in_order(np.diag(value), tree)
     elif tree is not None and _is_like(value, tree):
         leaves = jtu.tree_leaves(value)
         if all(np.shape(x) in ((), s) for x, s in zip(leaves, tree.shapes, strict=True)):
             parts = [np.broadcast_to(x, s) for x, s in zip(leaves, tree.shapes, strict=True)]
-            return mass_matrix_of(np.diag(np.concatenate([x.ravel() for x in parts])))
-    like = f"of the shape {shape}" if tree is None else "that is a pytree like u0"
+            return _of_components(np.diag(np.concatenate([x.ravel() for x in parts])), tree)
+    is_array = tree is None or tree.order is None
+    like = f"of the shape {shape}" if is_array else "that is a pytree like u0"
     given = value.shape if isinstance(value, np.ndarray) else jtu.tree_map(np.shape, value)
     raise ValueError(
         f"mass_matrix has the shape {given}; it must be a matrix {(size, size)}, or a diagonal "
         f"{like}."
     )
+
+
+def _in_order(matrix: np.ndarray, tree: StateTree | None) -> MassMatrix | None:
+    """The mass matrix whose rows and columns are in the order in which the leaves of a state were
+    written."""
+    return _of_components(matrix if tree is None else in_order_of(matrix, tree.written()), tree)
+
+
+def _of_components(matrix: np.ndarray, tree: StateTree | None) -> MassMatrix | None:
+    """The mass matrix of the components."""
+    is_complex = tree is not None and tree.is_complex
+    return mass_matrix_of((matrix_of_parts(matrix) if is_complex else matrix).astype(float))
 
 
 def singular_mass_of(

@@ -2,6 +2,7 @@
 which is Hairer's estimate (Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I",
 II.4)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,19 +23,76 @@ class Tolerances(NamedTuple):
     reltol: Any
 
 
-def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Components) -> Components:
-    """`values / (abstol + reltol max(|state|))`, component by component."""
+def looked_at(
+    xp: Arithmetic, values: Components, controlled: int | None, in_parts: bool
+) -> Components:
+    """What step-size control looks at of the components: the first `controlled` ones, or all; of
+    complex numbers `in_parts`, all real parts and then all imaginary parts, the absolute values."""
+    first = values[slice(controlled)]
+    if not in_parts:
+        return first
+    return tuple(_largest_absolute(xp, x) for x in zip(*_halves(first), strict=True))
+
+
+def _halves(values: Components) -> tuple[Components, Components]:
+    """The components in two halves; they may be one array."""
+    if len(values) > 1:
+        half = len(values) // 2
+        return values[:half], values[half:]
+    whole: Any = next(iter(values))
+    half = len(whole) // 2
+    return (whole[:half],), (whole[half:],)
+
+
+def _largest_absolute(xp: Arithmetic, *numbers: tuple[Any, Any]) -> Any:
+    """The largest absolute value of complex numbers `(real, imaginary)`, whose squares may
+    overflow."""
+    most = functools.reduce(xp.maximum, (xp.abs(x) for z in numbers for x in z))
+    tiny = float(np.finfo(most.dtype).tiny)
+    unit = xp.where(most > 4 * tiny, most, 1.0)
+    inverse = 1.0 / unit
+    squares = []
+    for z in numbers:
+        real, imag = (x * inverse for x in z)
+        squares.append(real * real + imag * imag)
+    return unit * xp.sqrt(functools.reduce(xp.maximum, squares))
+
+
+def of_complex(tol: Tolerances) -> Tolerances:
+    """The tolerances of complex numbers, from those of their real and imaginary parts, which are
+    the same."""
+
+    def first_half(x: Any) -> Any:
+        if isinstance(x, tuple):
+            is_number = len(x) == 1 and not hasattr(x[0], "__len__")
+            return x if is_number else _halves(x)[0]
+        return x[: len(x) // 2] if np.ndim(x) else x
+
+    return Tolerances(*map(first_half, tol))
+
+
+def scaled(
+    xp: Arithmetic, tol: Tolerances, values: Components, *states: Components, in_parts: bool = False
+) -> Components:
+    """`values / (abstol + reltol max(|state|))`, component by component; with complex numbers
+    `in_parts`, the absolute values of these."""
+
+    def largest_of(*at):
+        return functools.reduce(xp.maximum, (xp.abs(x) for x in at))
+
+    each: list[tuple] = [values, *states]
+    if in_parts:
+        tol, largest_of = of_complex(tol), functools.partial(_largest_absolute, xp)
+        each = [tuple(zip(*_halves(x), strict=True)) for x in each]
 
     def scale(i, value, *at):
         abstol, reltol = (x[i] if isinstance(x, tuple) else x for x in tol)
-        largest = xp.abs(at[0])
-        for x in at[1:]:
-            largest = xp.maximum(largest, xp.abs(x))
+        value = largest_of(value) if in_parts else value
         return value / (
-            xp.broadcast_over(abstol, value) + xp.broadcast_over(reltol, value) * largest
+            xp.broadcast_over(abstol, value) + xp.broadcast_over(reltol, value) * largest_of(*at)
         )
 
-    return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
+    return tuple(scale(i, *x) for i, x in enumerate(zip(*each, strict=True)))
 
 
 def in_abstol(xp: Arithmetic, tol: Tolerances, values: Components) -> Components:
@@ -50,18 +108,22 @@ def squared_error(
     attempt: StepAttempt,
     y: Components,
     controlled: int | None = None,
+    in_parts: bool = False,
 ) -> Any:
     """The square of the norm of a step's error in units of the tolerances. With several error
-    estimates, it is the largest. The norm is over the first `controlled` components, or over all.
-    It is infinite where the method failed."""
+    estimates, it is the largest. The norm is over what is `looked_at`. It is infinite where the
+    method failed."""
     first = slice(controlled)
+    states = y[first], attempt.y2[first]
     squares = [
-        norm.squared(xp, scaled(xp, tol, estimate[first], y[first], attempt.y2[first]))
-        for estimate in attempt.error
+        norm.squared(xp, scaled(xp, tol, x[first], *states, in_parts=in_parts))
+        for x in attempt.error
     ]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
     if attempt.residual is not None:
-        norms = xp.sqrt(largest) + norm(xp, in_abstol(xp, tol, attempt.residual[first]))
+        residual = looked_at(xp, attempt.residual, controlled, in_parts)
+        tol = of_complex(tol) if in_parts else tol
+        norms = xp.sqrt(largest) + norm(xp, in_abstol(xp, tol, residual))
         largest = norms * norms
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
 
@@ -80,7 +142,7 @@ def unit_of_time(xp: Arithmetic, span: Any) -> Any:
 
 def initial_step(
     xp: Arithmetic,
-    norm: Callable[[Arithmetic, Components], Any],
+    norm: AbstractNorm,
     power_of_ten: Callable,
     field: Callable,
     t: Any,
@@ -90,20 +152,24 @@ def initial_step(
     tol: Tolerances,
     order: int,
     dtmax: Any = None,
+    controlled: int | None = None,
+    in_parts: bool = False,
 ) -> Any:
     """The size of the first step, from two evaluations: `k = f(y, t)` and one more.
 
     **Arguments:** `power_of_ten(x, order)`: `10^(-(2 + log10(x)) / order)`; `span`: `t1 - t0`,
-    negative backwards in time; `dtmax`: the longest step, if there is one.
+    negative backwards in time; `dtmax`: the longest step, if there is one; `controlled`,
+    `in_parts`: which components are `looked_at`.
     """
-    length, unit = xp.abs(span), unit_of_time(xp, span)
+    length, unit, first = xp.abs(span), unit_of_time(xp, span), slice(controlled)
 
     def in_units(rates):
-        return scaled(xp, tol, tuple(x * xp.broadcast_over(unit, x) for x in rates), y)
+        rates = tuple(x * xp.broadcast_over(unit, x) for x in rates[first])
+        return scaled(xp, tol, rates, y[first], in_parts=in_parts)
 
     if dtmax is not None:
         length = xp.minimum(dtmax, length)
-    d0 = norm(xp, scaled(xp, tol, y, y))
+    d0 = norm(xp, scaled(xp, tol, y[first], y[first], in_parts=in_parts))
     d1 = norm(xp, in_units(k))
     probe = unit * xp.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * (d0 / d1))
     # The minimum is NaN where its second operand is NaN, for every `xp`.

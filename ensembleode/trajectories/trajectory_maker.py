@@ -164,7 +164,7 @@ class TrajectoryMaker:
         )
         if prob.integrand is not None and self.noise is None:
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
-            lane = self._extended(lane, more)
+            lane = self._extended(lane, tree, more)
         self._keep("extension", self.extension, "the integrand", index)
         if prob.f is self.ens.prob.f:
             check_new_parameters(prob.p, self.ens.prob.p, self._is_number, self._readers.values())
@@ -176,16 +176,20 @@ class TrajectoryMaker:
         """The numbers of a trajectory, with the constants `more` of `jac` after those of the
         field."""
         field, jac = self.programs["f"], self.programs.pop("jac", None)
-        size = field.out_avals[0].size
+        (state,) = field.out_avals
+        size = state.size if tree is None else tree.components
         order = np.arange(size) if tree is None else tree.written()
-        mask, mass = prototype_of(f, size), mass_of(f, field.out_avals[0].shape, tree)
+        mask, mass = prototype_of(f, size), mass_of(f, state.shape, tree)
         if jac is not None:
-            check_jacobian(jac, field)
+            check_jacobian(jac, size, state.dtype if tree is None else tree.dtype)
         if jac is None and mask is None and mass is None:
             return lane
         product = None
         if jac is not None or mask is not None:
-            places = None if mask is None else tuple(in_order_of(mask, order).ravel().tolist())
+            mask = None if mask is None else in_order_of(mask, order)
+            if mask is not None and tree is not None and tree.is_complex:
+                mask = np.block([[mask, mask], [mask, mask]])
+            places = None if mask is None else tuple(mask.ravel().tolist())
             written = None if tree is None else tuple(order.tolist())
             product = product_of(field, jac, places, written)
         self.form = ImplicitForm(product, mass)
@@ -229,12 +233,14 @@ class TrajectoryMaker:
         self._keep("noise", self.noise, "the kind or the shape of the noise", index)
         return lane._replace(consts=tuple(itertools.chain(*groups)))
 
-    def _extended(self, lane: TrajectoryNumbers, more: tuple) -> TrajectoryNumbers:
+    def _extended(
+        self, lane: TrajectoryNumbers, tree: StateTree | None, more: tuple
+    ) -> TrajectoryNumbers:
         """The numbers of a trajectory, with the integrals after the state, and with the constants
         `more` of the integrand."""
         field, integrand = self.programs["f"], self.programs.pop("integrand")
         (user,) = structs_of(field.jaxpr.outvars)
-        self.extension = extension = Extension(user, integrals_of(integrand, user))
+        self.extension = extension = Extension(user, integrals_of(integrand, user, tree))
         self.programs["f"] = with_integrand(field, integrand, extension)
         if self.form is not None:
             self.form = self.form.with_integrals(field, integrand, extension)
@@ -398,7 +404,7 @@ def trace_program(
     if tree is None:
         u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
     else:
-        u = jax.ShapeDtypeStruct((tree.size,), tree.dtype)
+        u = jax.ShapeDtypeStruct((tree.size,), np.finfo(tree.dtype).dtype)
     t = jax.ShapeDtypeStruct((), dtype)
     if not is_known(fn):
         check_signature(fn, name)

@@ -115,7 +115,7 @@ _OF_ARRAYS = EnsembleGPUArray | EnsembleColumns | None
 CALLBACKS, MASS, STOPS = "callbacks", "mass matrices", "`tstops`, `d_discontinuities`"
 NOISE = "noise"
 FEATURES: dict[str, Callable[[RequestedSolve], Any]] = {
-    "complex states, float16": lambda a: a.state.dtype not in (np.float32, np.float64),
+    "half precision": lambda a: a.state.dtype not in (np.float32, np.float64),
     "every solver": lambda a: True,
     "arrays on an accelerator": lambda a: (
         platform() != "cpu" and isinstance(a.ensemblealg, _OF_ARRAYS)
@@ -244,7 +244,7 @@ LACKS: tuple[Lack, ...] = (
     Lack(NOISE, noise_in_compiled, ("compiled",), words="yes"),
     Lack(NOISE, noise_in_diffrax, ("diffrax",), words="its own methods"),
     Lack(NOISE, "it solves no stochastic problems here: leave engine out.", ("julia",)),
-    Lack("complex states, float16", _as_dtype, ("compiled", "julia")),
+    Lack("half precision", _as_dtype, ("compiled", "julia")),
     Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
     Lack("every solver", _of_diffrax, ("diffrax",)),
     Lack("every solver", _of_other_engines("julia", ", and JuliaAlg(...)"), ("julia",)),

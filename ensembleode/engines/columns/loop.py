@@ -106,7 +106,8 @@ def _first_step(
         at = t, y, field(y, t), numbers.t1 - numbers.t0
         of = solver.norm, power_of_ten, field
         tol, order = _tolerances_of(numbers), solver.method.order
-        h = initial_step(ARRAYS, *of, *at, tol, order, numbers.dtmax)
+        how = tol, order, numbers.dtmax, None, plan.in_parts
+        h = initial_step(ARRAYS, *of, *at, *how)
     return carry, jnp.abs(h)
 
 

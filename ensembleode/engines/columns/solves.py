@@ -223,7 +223,8 @@ class _ColumnSteps:
         if isinstance(d.norm, MaxNorm):
             largest = jnp.max(measures)
             return largest * largest
-        return jnp.max(jnp.sum(measures, axis=1)) / (self.n * d.size)
+        numbers = d.size // 2 if d.in_parts else d.size
+        return jnp.max(jnp.sum(measures, axis=1)) / (self.n * numbers)
 
     def left(self, turn: _Turn) -> LoopResult:
         """The outcome of the loop, with an axis of one trajectory."""

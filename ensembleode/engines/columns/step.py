@@ -133,8 +133,11 @@ class _Columns:
     def _measures(self, y: tuple, attempt: StepAttempt) -> list[Value]:
         if not self.d.adaptive:
             return [self.xp.total(tuple(x * 0.0 for x in attempt.y2))]
-        tol = self.held.tolerances(self.d.size)
-        return [self._part(scaled(self.xp, tol, x, y, attempt.y2)) for x in attempt.error]
+        tol, states = self.held.tolerances(self.d.size), (y, attempt.y2)
+        in_parts = self.d.in_parts
+        return [
+            self._part(scaled(self.xp, tol, x, *states, in_parts=in_parts)) for x in attempt.error
+        ]
 
     def _part(self, values: tuple) -> Value:
         """A column's part in a norm: the sum of squares, or the largest magnitude."""

@@ -64,6 +64,7 @@ def described(
         plan.form,
         _in_memory(plan),
         saved=plan.chosen,
+        in_parts=plan.in_parts,
     )
 
 

@@ -20,7 +20,7 @@ from ...plan.known_times import differing
 from ...plan.plan import Plan
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solvers import step_size, time
-from ...solvers.arithmetic import ARRAYS, Components
+from ...solvers.arithmetic import ARRAYS
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
 from ..compiled.xla.stopping import stopped
@@ -29,13 +29,7 @@ from . import implicit
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
     """The norm of a pytree, in the form that diffrax wants."""
-    return lambda tree: norm(ARRAYS, _sizes(tuple(jtu.tree_leaves(tree))))
-
-
-def _sizes(components: Components) -> Components:
-    """The components, with complex ones replaced by their absolute values, as norms take real
-    numbers."""
-    return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
+    return lambda tree: norm(ARRAYS, tuple(jtu.tree_leaves(tree)))
 
 
 class ErrorEstimates(NamedTuple):
@@ -46,18 +40,19 @@ class ErrorEstimates(NamedTuple):
 
 def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
     """The estimate whose norm in units of the controller's tolerances is the largest."""
-
-    def size(estimate: Any) -> Any:
-        def scaled(e, *at):
-            largest = functools.reduce(jnp.maximum, map(jnp.abs, at))
-            return e / (controller.atol + controller.rtol * largest)
-
-        with jax.numpy_dtype_promotion("standard"):
-            return controller.norm(jax.lax.stop_gradient(jtu.tree_map(scaled, estimate, *states)))
-
-    found, most = estimates.each[0], size(estimates.each[0])
-    for estimate in estimates.each[1:]:
-        this = size(estimate)
+    tol = step_size.Tolerances(controller.atol, controller.rtol)
+    in_parts = isinstance(controller, OwnController) and controller.in_parts
+    each = estimates.each
+    errors, at = jax.lax.stop_gradient(
+        ([tuple(jtu.tree_leaves(x)) for x in each], [tuple(jtu.tree_leaves(x)) for x in states])
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        sizes = [
+            controller.norm(step_size.scaled(ARRAYS, tol, x, *at, in_parts=in_parts))
+            for x in errors
+        ]
+    found, most = each[0], sizes[0]
+    for estimate, this in zip(each[1:], sizes[1:], strict=True):
         found = jtu.tree_map(functools.partial(jnp.where, this > most), estimate, found)
         most = jnp.maximum(this, most)
     return found
@@ -73,6 +68,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     atol: Any
     norm: Callable
     bounds: time.StepBounds
+    in_parts: bool = eqx.field(static=True, default=False)  # (see `Plan.in_parts`)
 
     def wrap(self, direction):
         return self  # sizes are positive
@@ -88,14 +84,10 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
                 parts = [k] if jtu.tree_structure(k) == structure else k
                 return tuple(map(sum, zip(*map(jtu.tree_leaves, parts), strict=True)))
 
-            def norm(xp, values):
-                return self.own_norm(xp, _sizes(values))
-
-            y = tuple(jtu.tree_leaves(y0))
+            y, about = tuple(jtu.tree_leaves(y0)), (self.own_norm, step_size.power_of_ten, field)
             at = t0, y, field(y, t0), span, self._tol, self.order, self.bounds.dtmax
-            # (Complex states are divided by tolerances, which jax may be told to refuse.)
             with jax.numpy_dtype_promotion("standard"):
-                h = step_size.initial_step(ARRAYS, norm, step_size.power_of_ten, field, *at)
+                h = step_size.initial_step(ARRAYS, *about, *at, None, self.in_parts)
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
         h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
@@ -107,7 +99,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         memory, is_first, end, span = controller_state
         at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
         with jax.numpy_dtype_promotion("standard"):
-            error = _sizes(step_size.scaled(ARRAYS, self._tol, *at))
+            error = step_size.scaled(ARRAYS, self._tol, *at, in_parts=self.in_parts)
             squared = self.own_norm.squared(ARRAYS, error)
         accepted = self.controller.accepts(ARRAYS, squared, memory)
         size = jax.lax.stop_gradient(t1 - t0)
@@ -247,6 +239,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     norm_of_state: Any
     max_norm: Any
     controlled: ControlledComponents | None = eqx.field(static=True, default=None)
+    in_parts: bool = eqx.field(static=True, default=False)  # (see `Plan.in_parts`)
 
     def wrap(self, direction):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
@@ -318,6 +311,9 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.max_norm is not None:
             with jax.numpy_dtype_promotion("standard"):
                 in_units = jtu.tree_map(lambda x: x / self.max_norm, y1_candidate)
+                in_units = step_size.looked_at(
+                    ARRAYS, tuple(jtu.tree_leaves(in_units)), None, self.in_parts
+                )
                 is_far = keep & (self.norm_of_state(in_units) > 1)
             result = diffrax.RESULTS.where(is_far, DIVERGED, result)
         if self.stop is not None:
@@ -340,7 +336,8 @@ def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
         own = method.norm or RMSNorm()
         control = {"controller": inner, "own_norm": own, "order": method.order}
         control |= {"rtol": rtol, "atol": atol, "norm": norm_of_tree(own)}
-        inner = OwnController(**control, bounds=time.StepBounds(lane.dtmin, lane.dtmax))
+        bounds = time.StepBounds(lane.dtmin, lane.dtmax)
+        inner = OwnController(**control, bounds=bounds, in_parts=plan.in_parts)
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
@@ -356,7 +353,8 @@ def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
     has_stops = not (tstops is None and jumps is None)
     if has_stops and isinstance(inner, diffrax.ConstantStepSize):
         inner, has_stops = FixedSteps(tstops, jumps), False
-    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, *limit, controlled)
+    look = controlled, plan.in_parts
+    controller = Controller(inner, *whole, norm, dt, adaptive, lane.stop, *limit, *look)
     # (diffrax sorts these times in the direction of time.)
     return diffrax.ClipStepSizeController(controller, tstops, jumps) if has_stops else controller
 

@@ -71,6 +71,18 @@ class Array:
 
         return self.b.once_for(self, store)
 
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, part: slice) -> Array:
+        """A part of the components, one after the other."""
+        start, end, _ = part.indices(self.n)
+
+        def component(turn: ComponentTurn) -> Value:
+            return ComponentTurn(turn.index + start).value(self)
+
+        return Array(self.b, end - start, self.dtype, component)
+
     __add__, __radd__ = _operator(operator.add), _swapped(operator.add)
     __sub__, __rsub__ = _operator(operator.sub), _swapped(operator.sub)
     __mul__, __rmul__ = _operator(operator.mul), _swapped(operator.mul)

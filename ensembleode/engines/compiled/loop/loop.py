@@ -17,7 +17,7 @@ import numpy as np
 
 from ....solvers import verdicts
 from ....solvers.method import Equations, evaluated_once
-from ....solvers.step_size import in_abstol, initial_step, unit_of_time
+from ....solvers.step_size import in_abstol, initial_step, looked_at, unit_of_time
 from ....solvers.time import fixed_step, StepBounds
 from ....solvers.verdicts import Verdict
 from ..algebra.components import arithmetic, places, set_all, total
@@ -326,16 +326,13 @@ class Loop:
             # (OrdinaryDiffEq's choice, whatever the mass matrix.)
             return carry, b.minimum(abs(span), 1e-6 * unit_of_time(self.xp, span))
 
-        def norm(xp: Any, values: tuple) -> Value:
-            return p.norm(xp, values[: p.controlled])
-
         def power(x: Value, order: int) -> Value:
             """`10^(-(2 + log10(x)) / order)`"""
             return FUNCTIONS["exp"](b, (FUNCTIONS["log"](b, x) + 2 * math.log(10)) / -float(order))
 
-        at = t, y, f(y, t), span, held.tolerances(p.size)
-        order, dtmax = p.method.order, self.bounds(held).dtmax
-        return carry, initial_step(self.xp, norm, power, f, *at, order, dtmax)
+        at = t, y, f(y, t), span, held.tolerances(p.controlled)
+        how = p.method.order, self.bounds(held).dtmax, p.controlled, p.in_parts
+        return carry, initial_step(self.xp, p.norm, power, f, *at, *how)
 
     def _begin(self, index: Value, fresh: Value) -> None:
         """Start these trajectories, in the lanes `fresh`."""
@@ -454,7 +451,8 @@ class Loop:
     def _end_diverged(self, step: TriedStep) -> None:
         """End the trajectories that have diverged, unless an event has ended them."""
         p, limit = self.problem, self.held.number("max_norm")
-        far = verdicts.has_diverged(self.xp, p.norm, limit, self.state()[: p.controlled])
+        state = looked_at(self.xp, self.state(), p.controlled, p.in_parts)
+        far = verdicts.has_diverged(self.xp, p.norm, limit, state)
         far = far & step.accepted & self.code.get().eq(verdicts.GOING)
         self.code.set_where(far, verdicts.DIVERGED)
         self.active.set(self.active.get() & ~far)

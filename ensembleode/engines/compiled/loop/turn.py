@@ -84,7 +84,7 @@ def control(loop: Loop, step: TriedStep, unresolved: Value) -> tuple[TriedStep, 
         verdict = verdicts.judge_fixed(b, sound, unresolved, active, loop.h.get())
         return step._replace(accepted=verdict.accepted), verdict, None
     tol = loop.held.tolerances(p.controlled)
-    squared = squared_error(loop.xp, p.norm, tol, attempt, step.y, p.controlled)
+    squared = squared_error(loop.xp, p.norm, tol, attempt, step.y, p.controlled, p.in_parts)
     before = tuple(x.get() for x in loop.memory)
     if p.method.grid is None:
         size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))

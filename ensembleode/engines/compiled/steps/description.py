@@ -38,7 +38,8 @@ class KernelDescription:
     """Everything that determines the code of a kernel.
 
     - `field`: the vector field, `field(consts, u, p, t)`.
-    - `controlled`: how many components of the state, the first ones, step-size control looks at.
+    - `controlled`: how many components of the state, the first ones, step-size control looks at;
+        `in_parts`: whether they are the parts of complex numbers (see `Plan.in_parts`).
     - `controller`: None with a fixed step.
     - `saving`: what is saved; its number of rows is no part of the code.
     - `saved`: the components that are saved; None for all.
@@ -70,6 +71,7 @@ class KernelDescription:
     in_memory: bool = False
     inner: bool = False
     saved: tuple[int, ...] | None = None
+    in_parts: bool = False
 
     @property
     def size(self) -> int:
