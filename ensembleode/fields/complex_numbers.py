@@ -1,6 +1,7 @@
 """Rewrites programs that compute with complex numbers as programs of pairs of real numbers."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,13 @@ from .movements import MOVEMENTS
 
 
 class NotInPairsError(Exception):
-    """A primitive of complex numbers has no rule in this module."""
+    """A primitive of complex numbers has no rule in this module. `what` it is, and `where` it is in
+    the user's source; None as long as that isn't known."""
+
+    def __init__(self, what: str, where: str | None = None):
+        super().__init__(what)
+        self.what = what
+        self.where = where
 
 
 class ComplexParts(NamedTuple):
@@ -43,17 +50,17 @@ def with_complex(tree: Any, of_parts: Callable = lax.complex) -> Any:
 
 def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """The same program, computed with real numbers. It is left as it is if its inputs or results
-    are complex, or if it has a primitive without a rule here."""
+    are complex.
+
+    **Raises:** `NotInPairsError` for a primitive without a rule here.
+    """
     if not any(map(_has_complex, equations(jaxpr))):
         return jaxpr
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     if any(is_complex(v.aval) for v in (*binders, *jaxpr.outvars)):
         return jaxpr
-    try:
-        with jax.numpy_dtype_promotion("standard"):
-            return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, _known_parts, _equation))
-    except NotInPairsError:
-        return jaxpr
+    with jax.numpy_dtype_promotion("standard"):
+        return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, _known_parts, _equation))
 
 
 def is_complex(aval: Any) -> bool:
@@ -70,6 +77,15 @@ def _known_parts(x: Any) -> Any:
 
 
 def _equation(eqn: Any, ins: list) -> list:
+    try:
+        return _in_parts(eqn, ins)
+    except NotInPairsError as e:
+        # (An equation of a function that JAX wrote has no place itself.)
+        e.where = e.where or source_info_util.summarize(eqn.source_info)
+        raise
+
+
+def _in_parts(eqn: Any, ins: list) -> list:
     inner, name = called(eqn), eqn.primitive.name
     if inner is not None:
         return interpreted(inner, ins, _known_parts, _equation)
@@ -83,7 +99,7 @@ def _equation(eqn: Any, ins: list) -> list:
             return [_RULES[name](eqn, *ins)]
         if name in _BY_PARTS:
             return _by_parts(eqn, ins)
-    raise NotInPairsError(name)
+    raise NotInPairsError(f"the primitive {name} of complex numbers")
 
 
 def _by_parts(eqn: Any, ins: list) -> list:
@@ -268,8 +284,9 @@ def _dot_general(eqn: Any, x: Any, y: Any) -> ComplexParts:
 
 def _fft(eqn: Any, x: Any) -> Any:
     """**Raises:** `NotInPairsError` for a length that isn't written out."""
-    if not all(map(is_short, eqn.params["fft_lengths"])):
-        raise NotInPairsError("fft")
+    lengths = eqn.params["fft_lengths"]
+    if not all(map(is_short, lengths)):
+        raise NotInPairsError(f"the primitive fft of {math.prod(lengths)} points")
     found = transformed(eqn, x)
     return ComplexParts(*found) if isinstance(found, tuple) else found
 

@@ -116,8 +116,10 @@ class StateTree(NamedTuple):
         """
         leaves, structure = jtu.tree_flatten(value)
         if jtu.treedef_is_leaf(structure) or (isinstance(value, list) and _is_array(value)):
-            is_like = self.order is None and np.shape(value) == self.shapes[0] != ()
-            return self._of_components(jnp.asarray(value)) if is_like else value
+            if self.order is not None or not np.ndim(value):
+                return value
+            check_tolerance_shape(name, value, self.shapes[0])
+            return self._of_components(jnp.asarray(value))
         try:
             if structure != self.structure:
                 raise ValueError
@@ -135,6 +137,15 @@ class StateTree(NamedTuple):
         flat = values.reshape(-1)
         xp: Any = np if isinstance(flat, np.ndarray) else jnp
         return xp.concatenate([flat, flat]) if self.is_complex else flat
+
+
+def check_tolerance_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """**Raises:** `ValueError` for a tolerance that is no number and not of the shape of `u0`."""
+    if np.shape(value) not in ((), shape):
+        raise ValueError(
+            f"{name} has the shape {np.shape(value)}; it must be a number, or an array of the "
+            f"shape of u0, {shape}."
+        )
 
 
 def as_state(u0: Any) -> Any:

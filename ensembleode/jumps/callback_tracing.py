@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.devices.alone import without_mesh
-from ..ground.state_tree import real_vector, StateTree
+from ..ground.state_tree import check_tolerance_shape, real_vector, StateTree
 from ..plan.checked_reads import check_reads
 from ..plan.events import (
     CallbackProgram,
@@ -107,16 +107,15 @@ class Tracing:
 
     def _limit(self, name: str, x: StepLimit) -> TracedStepLimit:
         """**Raises:** `TypeError` and `ValueError` for tolerances that don't fit the state."""
+        if self.tree is not None and self.tree.is_complex:
+            raise TypeError(f"{name} is for real states, and u0 is {self.tree.dtype}.")
         value = x.abstol
         if value is None:
             return TracedStepLimit(None, x.scalefactor)
         if self.tree is not None:
             value = self.tree.tolerance(f"abstol of {name}", value)
-        elif np.shape(value) not in ((), self.u.shape):
-            raise ValueError(
-                f"abstol of {name} has the shape {np.shape(value)}; it must be a number, or an "
-                f"array of the shape of u0, {self.u.shape}."
-            )
+        else:
+            check_tolerance_shape(f"abstol of {name}", value, self.u.shape)
 
         def tolerance(u: Any, p: Any, extras: Any, t: Any) -> Any:
             return jnp.broadcast_to(jnp.asarray(value, u.dtype), u.shape).reshape(-1)

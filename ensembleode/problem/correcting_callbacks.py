@@ -12,6 +12,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
+from ..ground.state_tree import real_vector
 from ..tracing.field_errors import check_signature
 from ..tracing.program import is_tracer
 from .callbacks import DiscreteCallback, Integrator, StepLimit
@@ -145,10 +146,15 @@ _FAILED = 2.0
 
 def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integrator:
     """The integrator with its state projected."""
-    start, unravel = jax.flatten_util.ravel_pytree(integrator.u)
+    flat, unravel = jax.flatten_util.ravel_pytree(integrator.u)
+    start = real_vector(flat)
+
+    def state_of(x: Any) -> Any:
+        is_complex = jnp.iscomplexobj(flat)
+        return unravel(jax.lax.complex(*jnp.split(x, 2)) if is_complex else x)
 
     def g(x: Any) -> Any:
-        return _numbers_of(residual(unravel(x), integrator.p, integrator.t), start)
+        return _numbers_of(residual(state_of(x), integrator.p, integrator.t), start)
 
     n = g(start).size
     normals = _jacobian(g, start, n)
@@ -168,7 +174,7 @@ def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integ
     found = start + jnp.matmul(scale, normals)
     least = float(jnp.finfo(start.dtype).eps) ** 0.8 if abstol is None else abstol
     is_there = jnp.max(jnp.abs(g(found))) <= jnp.asarray(least, start.dtype)
-    after = unravel(jnp.where(is_there, found, start))
+    after = state_of(jnp.where(is_there, found, start))
     return dataclasses.replace(integrator, u=after, _ends=jnp.where(is_there, 0.0, _FAILED))
 
 

@@ -187,7 +187,7 @@ class RemadeSteps(Dense):
 
 
 class _NumberArithmetic(ArrayArithmetic):
-    """Arithmetic on a state that is a single component, which may be complex."""
+    """Arithmetic on a state that is a single component."""
 
     def broadcast_over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)

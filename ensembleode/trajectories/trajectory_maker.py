@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ground.devices.alone import without_mesh
 from ..ground.keys import words_of
-from ..ground.state_tree import StateTree, tree_of
+from ..ground.state_tree import check_tolerance_shape, StateTree, tree_of
 from ..jumps.callback_tracing import Tracing
 from ..jumps.consistent_start import with_equations_after_jumps
 from ..plan.checked_reads import check_new_parameters, check_reads
@@ -399,7 +399,11 @@ def trace_program(
     def of_arrays(u, p, t):
         p = eqx.combine(jtu.tree_unflatten(structure, p), static)
         out = fn(u if tree is None else tree.unravel(u), p, t)
-        return out if tree is None or not is_field else tree.derivative(out)
+        if tree is None or not is_field:
+            return out
+        if tree.order is None:
+            _check_rate(jax.eval_shape(lambda: out), prob.u0)
+        return tree.derivative(out)
 
     if tree is None:
         u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
@@ -426,20 +430,22 @@ def trace_program(
         "jax.random with ctx.key).",
     )
     if is_field:
-        _check_rate(program, u)
+        _check_rate(jtu.tree_unflatten(program.out_tree, program.out_avals), u)
     return without_mesh(program), tuple(consts)
 
 
-def _check_rate(program: Program, u: Any) -> None:
-    if program.out_tree != jtu.tree_structure(0):
+def _check_rate(out: Any, u: Any) -> None:
+    """**Raises:** `TypeError` or `ValueError` for what `f` returned, where that isn't like a state
+    `u` that is an array."""
+    structure = jtu.tree_structure(out)
+    if structure != jtu.tree_structure(0):
         hint = "Use jnp.array([...]) or jnp.stack on its parts."
-        if program.out_tree == jtu.tree_structure(None):
+        if structure == jtu.tree_structure(None):
             hint = "Is a `return` missing? " + hint
         raise TypeError(
             f"f must return one array of shape {u.shape}; it returned the structure "
-            f"{program.out_tree}. {hint}"
+            f"{structure}. {hint}"
         )
-    (out,) = program.out_avals
     if out.shape != u.shape:
         hint = "It is called as f(u, p, t)."
         if u.shape == ():
@@ -464,11 +470,7 @@ def _as_given(row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.d
     if row.kind == "tolerance":
         if holds_tolerances(options["stepsize_controller"]):
             return None
-        if np.shape(value) not in ((), shape):
-            raise ValueError(
-                f"{row.option} has the shape {np.shape(value)}; it must be a number, or an array "
-                f"of the shape of u0, {shape}."
-            )
+        check_tolerance_shape(row.option, value, shape)
     return None if value is None else _as_real(value, row.dtype or dtype)
 
 

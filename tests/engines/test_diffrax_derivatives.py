@@ -55,7 +55,6 @@ def test_of_implicit_methods(alg, way):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
 @pytest.mark.parametrize("way", FIRST | WAYS)
 def test_of_complex_states(way):
     """u' = (i a - b) u."""
@@ -65,7 +64,8 @@ def test_of_complex_states(way):
 
     def found(x):
         prob = eo.ODEProblem(f, jax.lax.complex(x[0], x[1] ** 2)[None], (0.0, 1.0), x)
-        u = eo.solve(prob, eo.Vern7(), abstol=1e-11, reltol=1e-11).u[-1, 0]
+        how = {"engine": "diffrax", "abstol": 1e-11, "reltol": 1e-11}
+        u = eo.solve(prob, eo.Vern7(), **how).u[-1, 0]
         return jnp.real(u) * jnp.imag(u)
 
     def exact(x):

@@ -30,8 +30,8 @@ REFUSED = {
     "eigenvalues": (lambda u, p, t: jnp.linalg.eigvalsh(positive(u)), "the primitive eigh"),
     "values": (lambda u, p, t: jnp.linalg.svdvals(positive(u)), "the primitive svd"),
     "again": (lambda u, p, t: 2 * jnp.linalg.svdvals(positive(u)), "the primitive svd"),
-    "complex": (lambda u, p, t: jnp.real(jnp.sort(lax.complex(u, u))), "the primitive complex"),
-    "converted": (lambda u, p, t: jnp.real(jnp.sort(u.astype("c16"))), "on complex128 numbers"),
+    "complex": (lambda u, p, t: jnp.real(jnp.sort(lax.complex(u, u))), "sort of complex numbers"),
+    "converted": (lambda u, p, t: jnp.real(jnp.sort(u.astype("c16"))), "sort of complex numbers"),
     "random": (
         lambda u, p, t: u + jax.random.normal(jax.random.key(0, impl="rbg"), (3,)),
         "the primitive rng_bit_generator",

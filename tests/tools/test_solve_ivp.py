@@ -78,7 +78,6 @@ def test_integration(method, t_span, how):
     np.testing.assert_allclose(result.sol(result.t), result.y, rtol=1e-13)
 
 
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax:UserWarning")
 @pytest.mark.parametrize("method", ["RK45", slow_unless(False, "DOP853")])
 def test_complex(method):
     result = eo.solve_ivp(

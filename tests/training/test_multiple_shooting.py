@@ -147,7 +147,6 @@ def test_several_trajectories(own_times):
         ((2,), jnp.complex128),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Complex dtype support in Diffrax")
 def test_states_of_any_shape_and_dtype(shape, dtype):
     ts = np.linspace(0.0, 1.0, 5)
     p = jnp.asarray(-1.0 + (2j if dtype == jnp.complex128 else 0.0), dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...ground.keys import raw
 from .. import tuning
-from ..complex_numbers import without_complex
+from ..complex_numbers import NotInPairsError, without_complex
 from ..ir import Buffer, Function, Index, Store, Var
 from ..random_keys import without_keys
 from ..scalarise import scalarise
@@ -25,6 +25,7 @@ from . import (
     reductions as reductions,
 )
 from .checking import check
+from .errors import UntranslatableError
 from .passing import Lowering
 from .values import loaded, scalar
 
@@ -80,7 +81,10 @@ def lower(
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """
-    jaxpr = without_complex(without_keys(jaxpr, inputs.storage))
+    try:
+        jaxpr = without_complex(without_keys(jaxpr, inputs.storage))
+    except NotInPairsError as e:
+        raise UntranslatableError(e.what, e.where or "an unknown place") from e
     check(jaxpr, functions=functions)
     outs: list[Any] = [v.aval for v in jaxpr.outvars]
     sizes, dtype = [math.prod(out.shape) for out in outs], np.dtype(outs[0].dtype)

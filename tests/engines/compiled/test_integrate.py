@@ -1,8 +1,6 @@
 """The time loop of trajectories that differ: they don't affect each other, and what is saved of
 each is on the solution."""
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,15 +213,9 @@ def test_traced_times():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "complex128"])
-def test_states_that_are_not_ours(dtype):
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2, dtype), (0.0, 1.0))
-    with (
-        pytest.warns(UserWarning, match="Complex")
-        if dtype == "complex128"
-        else contextlib.nullcontext()
-    ):
-        sol = eo.solve(prob, eo.Tsit5())
+def test_states_that_are_not_ours():
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2, "float16"), (0.0, 1.0))
+    sol = eo.solve(prob, eo.Tsit5())
     np.testing.assert_allclose(sol.u[-1], np.full(2, np.exp(-1)), rtol=1e-2)
-    with pytest.raises(ValueError, match=f"float32 or float64, and u0 is {dtype}"):
+    with pytest.raises(ValueError, match="float32 or float64, and u0 is float16"):
         eo.solve(prob, eo.Tsit5(), engine="compiled")
