@@ -18,12 +18,8 @@ from .engines.compiled.llvm.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .executors import executor_for, stiffness
 from .executors.places import NotHereError, Place, places
-from .ground.devices.placement import as_jax_arrays
-from .ground.hidden_object import HiddenObject
 from .ground.logs import log_once
 from .ground.retcode import count_codes, has_failed, ran_out_of_steps, ReturnCode, was_ended
-from .plan.plan import dense_of, Outcome, shared_times
-from .plan.trajectory_numbers import TrajectoryNumbers
 from .problem import sensitivity
 from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKernel
 from .problem.jump_problem import JumpProblem
@@ -32,13 +28,12 @@ from .problem.problem import EnsembleProblem, ODEProblem
 from .problem.stochastic import SDEProblem
 from .problem.unknown_options import refuse_unknown
 from .running import batches
+from .running.ensemble_solution import ensemble_solution, inputs_of, shared_times_of, step_numbers
 from .running.every_event import with_more_room
 from .running.every_step import count_steps
 from .running.gather import outcome_of_one
 from .running.interrupts import check, stoppable
 from .running.job import (
-    adds_end,
-    events_of,
     integers,
     Job,
     may_rerun,
@@ -51,7 +46,7 @@ from .running.progress import Progress
 from .running.run import Run
 from .solution.events import cut, first_events
 from .solution.solution import EnsembleError, EnsembleSolution, ODESolution
-from .solution.stats import COUNTS, Stats
+from .solution.stats import COUNTS
 from .solvers import JuliaAlg, Tsit5
 from .solvers.norms import AbstractNorm
 from .trajectories.arguments import (
@@ -62,7 +57,6 @@ from .trajectories.arguments import (
     refuse_traced,
     solver_and_algorithm,
 )
-from .trajectories.saved_values import rows_apart
 
 
 @contextlib.contextmanager
@@ -343,7 +337,7 @@ def solve(
             if alone:
                 sim, _ = _solve_alone(run)
             else:
-                sim = _ensemble_solution(run, batches.run_traced(run), jnp.nan)
+                sim = ensemble_solution(run, batches.run_traced(run), jnp.nan)
         return place.brought_home(sim)
 
     solve_it = _solve_alone if alone else _solve_eagerly
@@ -396,12 +390,12 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     except UnfinishedBatch as e:
         raise e.cause from None
     if outcome.t is None:
-        outcome = outcome._replace(t=_shared_times(job))
+        outcome = outcome._replace(t=shared_times_of(job))
     given = job.trajectories.given and job.trajectories.given.of_trajectory(0)
     t = outcome.t
     if job.traced:
         outcome, _ = outcome_with_end(job, outcome)
-        sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
+        sol = solution_of(outcome, job.plan, step_numbers(job), run.choice, given)
         return dataclasses.replace(sol, saved=saved_of(job, t, outcome.saved)), None
     outcome = jax.block_until_ready(outcome)
     retcode = ReturnCode(int(outcome.retcode))
@@ -418,7 +412,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
             values = t, outcome.saved
             t, known["saved"] = cut(values, known["length"], known["length"])
     outcome = outcome._replace(**known)
-    sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
+    sol = solution_of(outcome, job.plan, step_numbers(job), run.choice, given)
     if sol.events is not None:
         count = int(sol.events.count)
         events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
@@ -455,9 +449,9 @@ def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     if isinstance(cause, stores.StoreError):
         return cause.solution, cause  # pyright: ignore
     if writer is not None:
-        return dataclasses.replace(writer.solution(elapsed), _given=_inputs_of(run.job)), cause
+        return dataclasses.replace(writer.solution(elapsed), _given=inputs_of(run.job)), cause
     assert result is not None
-    return _ensemble_solution(run, result, elapsed), cause
+    return ensemble_solution(run, result, elapsed), cause
 
 
 def _writer(run: Run) -> stores.StoreWriter:
@@ -465,7 +459,7 @@ def _writer(run: Run) -> stores.StoreWriter:
     described: dict[str, Any] = {"shared steps": isinstance(run.ensemblealg, EnsembleColumns)}
     if may_rerun(job.plan):
         described["max_repeats"] = run.max_repeats
-    times = None if job.plan.own_times else _shared_times(job)
+    times = None if job.plan.own_times else shared_times_of(job)
     one = outcome_of_one(job)
     return stores.StoreWriter(
         run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key,
@@ -500,75 +494,3 @@ def _throw(sim: Any, notes: Sequence[str]) -> None:
             + "What was computed is in the `solution` of this exception.",
             sim,
         )
-
-
-#
-# The solution
-#
-
-
-def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolution:
-    ens, job = run.ens, run.job
-    kind: Literal["trajectories", "outputs", "reduced"] = "trajectories"
-    if ens.reduction is not None:
-        kind = "reduced"
-    elif ens.output_func is not None:
-        kind = "outputs"
-    u, t, inner, values, dense = outcome.u, outcome.t, outcome.inner, outcome.saved, None
-    beside: tuple = (None, None, None)
-    if kind == "trajectories":
-        beside = outcome.integral, outcome.p_at, outcome.noise
-    if t is None and kind == "trajectories":
-        t = _shared_times(job)
-    retcode, lengths = outcome.retcode, outcome.length
-    stats = Stats(*outcome.counts)
-    if not job.traced:
-        retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
-        if job.plan.saving.mode == "steps" and kind == "trajectories":
-            most = max(1, int(lengths.max()))
-            rows = (u, t, inner, beside)
-            u, t, inner, beside = jax.tree.map(lambda x: x[:, :most], rows)
-            if job.trajectories.times_of_values is None:
-                values = jax.tree.map(lambda x: x[:, :most], values)
-        if kind != "reduced":
-            u, t, inner, beside, values = as_jax_arrays((u, t, inner, beside, values))
-    numbers = _numbers(job, run.n) if kind == "trajectories" else None
-    if numbers is not None:
-        own = jax.tree.map(bool, (job.plan.batched.consts, job.plan.batched.p))
-        known = numbers.consts, numbers.p
-        dense = dense_of(outcome._replace(inner=inner), job.plan, known, own)
-    events = events_of(outcome, job.plan) if kind == "trajectories" else None
-    if events is not None and not job.traced:
-        most = int(np.max(np.asarray(events.count), initial=0))
-        events = first_events(events, most, several=True)
-    about = outcome.converged, elapsed, run.choice, kind, dense, job.plan.order, beside[0], events
-    more: dict[str, Any] = {}
-    if kind == "trajectories":
-        ended = outcome.ended if job.traced else as_jax_arrays(outcome.ended)
-        more = {"p_at": beside[1], "noise": beside[2], "_ended": ended, "_adds_end": adds_end(job)}
-        more["_names"] = job.plan.names
-        more["saved"] = saved_of(job, t, values)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, _inputs_of(job), **more)
-
-
-def _inputs_of(job: Job) -> HiddenObject:
-    # With reruns, nobody has recorded which run the start and parameters of a trajectory are of.
-    return HiddenObject(None if may_rerun(job.plan) else job.trajectories.given)
-
-
-def _numbers(job: Job, n: int | None = None) -> TrajectoryNumbers | None:
-    """The numbers of all trajectories (None: of a single problem), if steps may have to be made
-    again with them; else None."""
-    if job.plan.saving.mode != "steps":
-        return None
-    every = job.trajectories
-    return every.lane(0, 1) if n is None else every.lanes(integers(np.arange(n)), 1)
-
-
-def _shared_times(job: Job) -> Any:
-    lane, own = job.trajectories.shared, job.trajectories.times_of_values
-    wanted = ("saveat",) if job.plan.saving.mode == "times" else ("t0", "t1")
-    if any(getattr(lane, name) is None for name in wanted):
-        lane = job.trajectories.lane(0, 1)
-    times = shared_times(job.plan, lane)
-    return times if own is None else times[rows_apart(lane, own)[0]]

@@ -4,11 +4,15 @@ import contextlib
 import errno
 import os
 import pathlib
+import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from .logs import logger
 
 
 @contextlib.contextmanager
@@ -147,3 +151,18 @@ def _sync(path: pathlib.Path) -> None:
             raise naming(e, path) from e
     finally:
         os.close(handle)
+
+
+def set_aside(folder: pathlib.Path, suffix: str) -> pathlib.Path:
+    """Rename a folder, in one operation, so that a half-deleted one isn't mistaken for a whole one.
+    Its new name ends with the suffix."""
+    aside = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}{suffix}")
+    os.replace(folder, aside)
+    return aside
+
+
+def remove_folder(folder: pathlib.Path) -> None:
+    """Remove a folder, as far as that is possible; a warning says where it isn't."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        logger.warning("%s can't be removed", folder)

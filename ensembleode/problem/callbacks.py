@@ -19,7 +19,7 @@ import numpy as np
 from ..ground.state_tree import as_parameters
 from ..tracing.program import is_tracer
 from .number_table import check_stops
-from .options import check_count
+from .options import check_count, check_function, positions_to_save
 from .saving_callback import SavingCallback
 
 
@@ -35,9 +35,6 @@ class RightRootFind:
 class NoRootFind:
     """The root is not searched: the event is at the point where the sign change was noticed, which
     is the end of the step or one of the `interp_points` within it."""
-
-
-_ROOTFIND = (LeftRootFind, RightRootFind, NoRootFind)
 
 
 class Integrator(eqx.Module):
@@ -84,8 +81,7 @@ class Integrator(eqx.Module):
 
         **Raises:** `TypeError` for anything else, which an affect can't change.
         """
-        unknown = sorted(set(changes) - {"u", "p"})
-        if unknown:
+        if unknown := sorted(set(changes) - {"u", "p"}):
             raise TypeError(
                 f"an affect changes u and p of the integrator, not {unknown[0]}: write "
                 "eo.remake(integrator, u=..., p=...)."
@@ -128,8 +124,8 @@ class _Continuous(eqx.Module):
         self, condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax
     ) -> None:
         name = type(self).__name__
-        _check_function(name, "condition", condition, "(u, t, integrator)")
-        if rootfind not in _ROOTFIND:
+        check_function(name, "condition", condition, "(u, t, integrator)")
+        if rootfind not in (LeftRootFind, RightRootFind, NoRootFind):
             raise ValueError(
                 f"rootfind of {name} must be eo.LeftRootFind, eo.RightRootFind or eo.NoRootFind, "
                 f"got {rootfind!r}."
@@ -142,14 +138,13 @@ class _Continuous(eqx.Module):
             )
         if not 0 < repeat_nudge < 1:
             raise ValueError(
-                f"repeat_nudge of {name} must be a part of a step, between 0 and 1, got "
-                f"{repeat_nudge!r}."
+                f"repeat_nudge of {name} must be between 0 and 1, got {repeat_nudge!r}."
             )
         if not 0 < dtrelax < float("inf"):
             raise ValueError(f"dtrelax of {name} must be a positive number, got {dtrelax!r}.")
         self.condition, self.affect = condition, affect
         self.rootfind, self.interp_points = rootfind, int(interp_points)
-        self.save_positions = _positions(name, save_positions)
+        self.save_positions = positions_to_save(name, save_positions)
         self.repeat_nudge, self.dtrelax = float(repeat_nudge), float(dtrelax)
 
 
@@ -210,7 +205,7 @@ class ContinuousCallback(_Continuous):
             )
         for name, fn in (("affect", affect), ("affect_neg", affect_neg)):
             if fn is not None:
-                _check_function("ContinuousCallback", name, fn, "(integrator)")
+                check_function("ContinuousCallback", name, fn, "(integrator)")
         self._set(condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax)
         self.affect_neg = affect_neg
 
@@ -243,7 +238,7 @@ class VectorContinuousCallback(_Continuous):
         repeat_nudge: float = 0.01,
         dtrelax: float = 1.0,
     ):
-        _check_function("VectorContinuousCallback", "affect", affect, "(integrator, mask)")
+        check_function("VectorContinuousCallback", "affect", affect, "(integrator, mask)")
         self.length = check_count("length of VectorContinuousCallback", length)
         self._set(condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax)
 
@@ -283,10 +278,10 @@ class DiscreteCallback(eqx.Module):
         save_positions: tuple[bool, bool] = (True, True),
     ):
         name = "DiscreteCallback"
-        _check_function(name, "condition", condition, "(u, t, integrator)")
-        _check_function(name, "affect", affect, "(integrator)")
+        check_function(name, "condition", condition, "(u, t, integrator)")
+        check_function(name, "affect", affect, "(integrator)")
         self.condition, self.affect = condition, affect
-        self.save_positions = _positions(name, save_positions)
+        self.save_positions = positions_to_save(name, save_positions)
 
     @property
     def limit(self) -> StepLimit | None:
@@ -337,9 +332,9 @@ class PresetTimeCallback(eqx.Module):
                     f"times of {name} must be those of one trajectory, got the shape "
                     f"{np.shape(times)}; let prob_func pick a row of them."
                 )
-        _check_function(name, "affect", affect, "(integrator)")
+        check_function(name, "affect", affect, "(integrator)")
         self.times, self.affect = times, affect
-        self.save_positions = _positions(name, save_positions)
+        self.save_positions = positions_to_save(name, save_positions)
 
 
 class PeriodicCallback(eqx.Module):
@@ -381,7 +376,7 @@ class PeriodicCallback(eqx.Module):
         save_positions: tuple[bool, bool] = (True, True),
     ):
         name = "PeriodicCallback"
-        _check_function(name, "affect", affect, "(integrator)")
+        check_function(name, "affect", affect, "(integrator)")
         for argument, value in (("dt", dt), ("phase", phase)):
             if is_tracer(value):
                 raise TypeError(
@@ -394,7 +389,7 @@ class PeriodicCallback(eqx.Module):
             raise ValueError(f"phase of {name} must be zero or a positive number, got {phase!r}.")
         self.affect, self.dt, self.phase = affect, float(dt), float(phase)
         self.initial_affect, self.final_affect = bool(initial_affect), bool(final_affect)
-        self.save_positions = _positions(name, save_positions)
+        self.save_positions = positions_to_save(name, save_positions)
 
 
 def TerminateSteadyState(
@@ -502,19 +497,3 @@ _KINDS = (
     PeriodicCallback,
     SavingCallback,
 )
-
-
-def _check_function(callback: str, name: str, fn: Any, arguments: str) -> None:
-    if not callable(fn):
-        raise TypeError(f"{name} of {callback} must be a function {name}{arguments}, got {fn!r}.")
-
-
-def _positions(callback: str, save_positions: Any) -> tuple[bool, bool]:
-    try:
-        before, after = save_positions
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"save_positions of {callback} must be a pair (before, after) of booleans, got "
-            f"{save_positions!r}."
-        ) from None
-    return bool(before), bool(after)

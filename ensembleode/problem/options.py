@@ -165,3 +165,24 @@ def as_count(name: str, value: Any) -> int:
 def time_dtype_of(u0: Any) -> np.dtype:
     """The dtype of time, which has the precision of the state."""
     return np.dtype(jnp.finfo(u0.dtype).dtype)
+
+
+def check_function(callback: str, name: str, fn: Any, arguments: str) -> None:
+    """**Raises:** `TypeError` for an argument of a callback that is no function."""
+    if not callable(fn):
+        raise TypeError(f"{name} of {callback} must be a function {name}{arguments}, got {fn!r}.")
+
+
+def positions_to_save(callback: str, save_positions: Any) -> tuple[bool, bool]:
+    """The `save_positions` of a callback.
+
+    **Raises:** `ValueError` for anything but a pair.
+    """
+    try:
+        before, after = save_positions
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"save_positions of {callback} must be a pair (before, after) of booleans, got "
+            f"{save_positions!r}."
+        ) from None
+    return bool(before), bool(after)

@@ -12,7 +12,6 @@ import datetime
 import hashlib
 import json
 import logging
-import os
 import queue
 import secrets
 import shutil
@@ -26,7 +25,7 @@ import filelock
 import jax
 import numpy as np
 
-from ..ground.files import written_whole
+from ..ground.files import remove_folder, set_aside, written_whole
 from ..ground.retcode import ReturnCode
 from ..problem.problem import EnsembleProblem
 from ..solution.stats import COUNTS
@@ -196,8 +195,8 @@ class Jobs:
             # Without this file it is no job any more, whatever else is still in the folder.
             (path / "job.json").unlink()
             del self._jobs[id]
-            trash = _set_aside(path)
-        _remove(trash)
+            trash = set_aside(path, _TRASH)
+        remove_folder(trash)
         logger.info("ensemble %s of %s is deleted", id, job["problem"])
         return _described_job(job) | {"status": "deleted"}
 
@@ -335,7 +334,7 @@ class Jobs:
 
     def _load(self) -> None:
         for path in self._folder.glob(f"*{_TRASH}"):
-            _remove(path)
+            remove_folder(path)
         for path in sorted(self._folder.glob("*/job.json")):
             try:
                 job = _loaded(path)
@@ -420,7 +419,7 @@ class Jobs:
             # (Other versions may also describe the same problem differently.)
             what = "ensemble %s begins anew: its store is of other versions (%s)"
             logger.warning(what, job["id"], e)
-            _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
+            remove_folder(set_aside(self._folder / job["id"] / "ensemble.zarr", _TRASH))
             self._solve(job, current)
 
     def _solve(self, job: dict[str, Any], current: RunningJob) -> None:
@@ -499,17 +498,3 @@ def _place(job: dict[str, Any]) -> str:
 
 def _is_of(job: dict[str, Any], owner: str) -> bool:
     return not owner or job["owner"] in ("", owner)
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename a folder, in one operation, so that a half-deleted one isn't mistaken for a job."""
-    trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH}")
-    os.replace(path, trash)
-    return trash
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, as far as that is possible; the rest belongs to no job."""
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        logger.warning("%s can't be removed", path)

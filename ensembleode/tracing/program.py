@@ -11,7 +11,6 @@ import functools
 import hashlib
 import inspect
 import itertools
-import operator
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +23,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .evaluation import closes_over_arrays, equations, evaluated, inlined, is_jaxpr, params_of
+from .dependence import deciding, depending
+from .evaluation import closes_over_arrays, equations, evaluated, inlined
 from .reductions import reduced, reduces
 
 
@@ -70,14 +70,14 @@ class Program:
 
     def depends_on(self, inputs: Sequence[bool]) -> list[bool]:
         """Which flat outputs depend on those flat inputs that are marked True."""
-        return _dependence(self.jaxpr, [*[False] * len(self.jaxpr.constvars), *inputs])
+        return depending(self.jaxpr, [*[False] * len(self.jaxpr.constvars), *inputs])
 
     def deciding(self) -> list[bool]:
         """Which flat inputs, constants first, decide what is computed: those on which a predicate
         of `lax.cond`, a `while` loop or an index depends."""
         count = len(self.jaxpr.constvars) + len(self.jaxpr.invars)
-        _, deciding = _deciding(self.jaxpr, [1 << i for i in range(count)])
-        return [bool(deciding >> i & 1) for i in range(count)]
+        _, found = deciding(self.jaxpr, [1 << i for i in range(count)])
+        return [bool(found >> i & 1) for i in range(count)]
 
 
 def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]:
@@ -158,74 +158,6 @@ def is_tracer(x: Any) -> bool:
 def being_staged() -> bool:
     """Whether we are inside a `jax.jit` (where even constants become tracers)."""
     return is_tracer(jax.device_put(np.float32(0)))  # this compiles nothing
-
-
-#
-# Dependence
-#
-
-
-def _dependence(jaxpr: jex.Jaxpr, marks: Sequence[bool]) -> list[bool]:
-    invars = [*jaxpr.constvars, *jaxpr.invars]
-    marked = {v for v, mark in zip(invars, marks, strict=True) if mark}
-
-    def is_marked(atom):
-        return not isinstance(atom, jex.Literal) and atom in marked
-
-    for eqn in jaxpr.eqns:
-        ins = [is_marked(v) for v in eqn.invars]
-        if eqn.primitive.name == "jit":
-            outs = _dependence(eqn.params["jaxpr"].jaxpr, ins)
-        else:
-            outs = [any(ins)] * len(eqn.outvars)
-        marked.update(v for v, mark in zip(eqn.outvars, outs, strict=True) if mark)
-    return [is_marked(v) for v in jaxpr.outvars]
-
-
-# The slice of the operands that are indices.
-_INDICES = {
-    "dynamic_slice": slice(1, None),
-    "dynamic_update_slice": slice(2, None),
-    "gather": slice(1, 2),
-    **{f"scatter{kind}": slice(1, 2) for kind in ("", "-add", "-max", "-min", "-mul", "-sub")},
-}
-
-
-def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
-    """For each output the set of inputs that it may depend on, and the set of inputs that decide
-    what is computed. A set is the bits of an integer."""
-    depends = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
-    deciding = 0
-
-    def union(sets):
-        return functools.reduce(operator.or_, sets, 0)
-
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        ins = [0 if isinstance(v, jex.Literal) else depends[v] for v in eqn.invars]
-        outs = [union(ins)] * len(eqn.outvars)
-        if name == "while":
-            deciding |= union(ins)
-        elif name == "cond":
-            deciding |= ins[0]
-            ins = ins[1:]
-        elif name in _INDICES:
-            deciding |= union(ins[_INDICES[name]])
-        for inner in params_of(eqn):
-            if not is_jaxpr(inner):
-                continue
-            inner = getattr(inner, "jaxpr", inner)
-            count = len(inner.constvars) + len(inner.invars)
-            is_call = name in _CALLS and count == len(ins)
-            inner_outs, more = _deciding(inner, ins if is_call else [union(ins)] * count)
-            deciding |= more
-            outs = inner_outs if is_call else outs
-        depends.update(zip(eqn.outvars, outs, strict=True))
-    return [0 if isinstance(v, jex.Literal) else depends[v] for v in jaxpr.outvars], deciding
-
-
-# Primitives that only evaluate their jaxpr.
-_CALLS = ("jit", "remat2", "checkpoint", "custom_jvp_call")
 
 
 #

@@ -13,6 +13,7 @@ import itertools
 from typing import NamedTuple
 
 from ....fields.derivatives.outer_products import OuterProductTerm
+from ..llvm.across_lanes import transposed
 from ..llvm.builder import Builder, ElementPointer, I64, Value
 from . import tuning
 from .components import set_all
@@ -126,7 +127,7 @@ class Panels:
                     for j in range(lanes)
                 ]
                 to = self._panel.offset(step * (self._unit * vectors * lanes))
-                for lane, x in enumerate(b.transposed(xs)):
+                for lane, x in enumerate(transposed(b, xs)):
                     to.store_lanes(((part * lanes + lane) * vectors + v) * lanes, x)
 
         b.for_(n, one)

@@ -21,6 +21,7 @@ from ....fields.derivatives.outer_products import (
     OuterProductTerm,
     ScatteredTerm,
 )
+from ..llvm.across_lanes import for_each_lane, sums_of_lanes
 from ..llvm.builder import Builder, ElementPointer, I64, Value, Variable
 from ..llvm.machine import current
 from .panels import Panels, suits
@@ -121,7 +122,7 @@ class ParameterSums:
 
             b.for_(self.n_own, one)
 
-        b.for_each_lane(mask, one_lane)
+        for_each_lane(b, mask, one_lane)
 
 
 class CallResults:
@@ -323,7 +324,7 @@ class _Products(_Sums):
 
         if not self.is_own:
             self.for_each_call(every_part)
-            found = b.sums_of_lanes([x.get() for x in totals])
+            found = sums_of_lanes(b, [x.get() for x in totals])
             for total, to in zip(found, places, strict=True):
                 self.sums.store(to, self.sums.load(to) + total)
             return

@@ -10,8 +10,7 @@ the same bits at every width and with every version of LLVM, wherever there are 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TYPE_CHECKING
 
@@ -294,30 +293,6 @@ class Builder(PlainArithmetic):
             largest = self.where((x > largest) | x.ne(x), x, largest)
         return largest
 
-    def largest_magnitude(self, components: Components) -> Value:
-        """The largest absolute value. Where some are NaN, it is NaN or that of the others."""
-        first = components[0]
-        each = 64 // first.dtype.itemsize
-        if not self.module.has_range or first.lanes % each or not first.lanes:
-            return functools.reduce(self.maximum, map(abs, components))
-        parts = [
-            functools.reduce(self._range, [self._shuffled(x, x, places) for x in components])
-            for places in (range(i, i + each) for i in range(0, first.lanes, each))
-        ]
-        while len(parts) > 1:
-            pairs = zip(parts[::2], parts[1::2], strict=True)
-            parts = [self._shuffled(x, y, range(2 * x.lanes)) for x, y in pairs]
-        return parts[0]
-
-    def _range(self, x: Value, y: Value) -> Value:
-        """The larger magnitude in each lane of two registers, by AVX-512."""
-        type_, mask, kind = x.type, f"i{x.lanes}", "pd" if x.dtype == F64 else "ps"
-        name = f"llvm.x86.avx512.mask.range.{kind}.512"
-        self.module.declare(name, f"{type_} @{name}({type_}, {type_}, i32, {type_}, {mask}, i32)")
-        # 11: the larger magnitude, without its sign; -1: in all lanes; 4: rounded as always.
-        options = f"i32 11, {type_} zeroinitializer, {mask} -1, i32 4"
-        return self.pure(f"call {type_} @{name}({x}, {y}, {options})", x.dtype, x.lanes)
-
     #
     # Functions
     #
@@ -408,11 +383,11 @@ class Builder(PlainArithmetic):
         """Whether the mask is true in any lane, as a scalar."""
         if not mask.lanes:
             return mask
-        return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
+        return self.pure(f"icmp ne {self.bits(mask)}, 0", BOOL, 0)
 
     def count(self, mask: Value) -> Value:
         """The number of lanes in which the mask is true, as a scalar int64."""
-        bits = self._bits(mask)
+        bits = self.bits(mask)
         name, type_ = f"llvm.ctpop.i{mask.lanes}", f"i{mask.lanes}"
         self.module.declare(name, f"{type_} @{name}({type_})")
         counted = self.pure(f"call {type_} @{name}({bits})", I64, 0)
@@ -420,75 +395,11 @@ class Builder(PlainArithmetic):
             return counted
         return self.pure(f"zext {type_} {counted.name} to i64", I64, 0)
 
-    def _bits(self, mask: Value) -> str:
+    def bits(self, mask: Value) -> str:
         """The mask as an integer with one bit for each lane, preceded by its type."""
         type_ = f"i{mask.lanes}"
         # (The dtype is arbitrary: nothing computes with these bits.)
         return f"{type_} {self.pure(f'bitcast {mask} to {type_}', I64, 0).name}"
-
-    def sums_of_lanes(self, xs: Sequence[Value]) -> list[Value]:
-        """The sum of each vector's entries as a scalar, by adding halves of vectors."""
-        vectors, entries = list(xs), xs[0].lanes
-        if not entries:
-            return vectors
-        while entries > 1:
-            # In each vector, so many entries in a row belong to the same sum.
-            lanes, half = vectors[0].lanes, entries // 2
-            pairs = [(vectors[i], *vectors[i + 1 : i + 2]) for i in range(0, len(vectors), 2)]
-            both = 2 if len(vectors) > 1 else 1
-            firsts = [i + j for i in range(0, both * lanes, entries) for j in range(half)]
-            halves = firsts, [i + half for i in firsts]
-            vectors = [
-                self.add(*(self._shuffled(pair[0], pair[-1], places) for places in halves))
-                for pair in pairs
-            ]
-            entries = half
-        each = vectors[0].lanes
-        return [
-            self.pure(f"extractelement {vectors[i // each]}, i32 {i % each}", x.dtype, 0)
-            for i, x in enumerate(xs)
-        ]
-
-    def transposed(self, xs: Sequence[Value]) -> list[Value]:
-        """As many vectors as they have entries, whose rows and columns are exchanged."""
-        n = xs[0].lanes
-        assert len(xs) == n
-        # (The halves of all entries are put between each other as often as it takes.)
-        first = [i // 2 + n * (i % 2) for i in range(n)]
-        second = [i + n // 2 for i in first]
-        for _ in range(n.bit_length() - 1):
-            pairs = list(zip(xs[: n // 2], xs[n // 2 :], strict=True))
-            xs = [self._shuffled(x, y, places) for x, y in pairs for places in (first, second)]
-        return list(xs)
-
-    def _shuffled(self, x: Value, y: Value, places: Sequence[int]) -> Value:
-        """The entries at these places of two vectors, of which the second follows the first."""
-        mask = ", ".join(f"i32 {i}" for i in places)
-        return self.pure(
-            f"shufflevector {x}, {y.type} {y.name}, <{len(places)} x i32> <{mask}>",
-            x.dtype,
-            len(places),
-        )
-
-    def for_each_lane(self, mask: Value, body: Callable[[Value], None]) -> None:
-        """Run `body(lane)` for each lane of the mask in turn; `lane` is a scalar int64."""
-        if not mask.lanes:
-            self.if_(mask, lambda: body(self.constant(0, I64)))
-            return
-        assert mask.lanes <= 64, mask.lanes
-        bits = self._bits(mask)
-        if mask.lanes < 64:
-            wide = self.pure(f"zext {bits} to i64", I64, 0)
-        else:
-            wide = Value(self, bits.split()[1], I64, 0)
-        left = self.variable(I64, wide, of_lanes=False)
-
-        def one():
-            now = left.get()
-            body(self.call("llvm.cttz.i64", I64, 0, now, self.constant(True, BOOL)))
-            left.set(now & (now - 1))
-
-        self.while_(lambda: left.get().ne(0), one)
 
     def entry(self, x: Value, lane: Value) -> Value:
         """The entry of one lane, as a scalar."""

@@ -21,7 +21,7 @@ from ....solvers.step_size import in_abstol, initial_step, looked_at, unit_of_ti
 from ....solvers.time import fixed_step, StepBounds
 from ....solvers.verdicts import Verdict
 from ..algebra.components import arithmetic, places, set_all, total
-from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, I64, Value, Variable
+from ..llvm.builder import BOOL, Builder, ElementPointer, F32, I32, Value, Variable
 from ..llvm.functions import FUNCTIONS
 from ..steps.description import KernelDescription
 from ..steps.layout import LaneNumbers
@@ -29,6 +29,7 @@ from ..steps.saved_rows import KernelOutputs, SavedRows, TriedStep
 from ..steps.stops import LaneStops
 from . import tuning
 from .callback_functions import CallbackFunctions
+from .ends import conclude, end
 from .events import LaneEvents
 from .queue import PreparedStarts, Queue
 from .switch import MethodSwitch
@@ -143,7 +144,7 @@ class Loop:
             ended = b.where(self.t.get().eq(self.t1), verdicts.SUCCESS, verdicts.MAX_ITERS)
             self.code.set_where(self.active.get(), ended)
             # Lanes that the flag has stopped have not ended, so the flag is read once more.
-            self._unless_stopped(lambda: self.end(self.occupied.get()))
+            self._unless_stopped(lambda: end(self, self.occupied.get()))
             return self.goes_on.get()
 
         b.do_while(one)
@@ -198,11 +199,11 @@ class Loop:
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
             # Lanes that began together also end together.
-            b.if_(~self.alive.get() | tired, lambda: self.end(self.occupied.get()))
+            b.if_(~self.alive.get() | tired, lambda: end(self, self.occupied.get()))
             return step
         ended = ~self.active.get() | tired
         ended = self.occupied.get() & ended
-        b.if_(b.any(ended), lambda: self.end(self.conclude(ended, step, verdict)), likely=False)
+        b.if_(b.any(ended), lambda: end(self, conclude(self, ended, step, verdict)), likely=False)
         if self.switch is not None:
             self.switch.choose(step)
         return step
@@ -466,68 +467,3 @@ class Loop:
             self._after_stop(here, stops.arrive(here, self.t))
 
         b.if_(b.any(here), go_on, likely=False)
-
-    #
-    # Ends
-    #
-
-    def conclude(self, ended: Value, step: TriedStep, verdict: Verdict) -> Value:
-        """Decide the return codes of the lanes `ended`. Returns those whose code is decided now,
-        without a further turn to find it out."""
-        b, p = self.b, self.problem
-        if self.outputs is None:
-            return ended
-        before, bounds = self.code.get(), self.bounds(self.held) if p.adaptive else None
-        # (`commit` may have found more trajectories lost than the verdict says.)
-        verdict = verdict._replace(lost=~self.active.get())
-        # This is decided from the written state, so that nothing stays in registers for it.
-        code = verdicts.code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
-        code = verdicts.code_of_end(b, code, self.is_finite(self.state()))
-        code = b.where(before.eq(verdicts.GOING), code, before)
-        if not p.adaptive:
-            self.code.set_where(ended, code)
-            return ended
-        n = p.controlled
-        probed = verdicts.code_of_probe(
-            self.xp, self.held.tolerances(n), step.y[:n], step.attempt.y2[:n]
-        )
-        code = b.where(before.eq(verdicts.PROBING), probed, code)
-        self.code.set_where(ended, code)
-        probing = ended & code.eq(verdicts.PROBING)
-        self.h.set_where(probing, self.h.get() * float(verdicts.PROBE))
-        return ended & ~probing
-
-    def end(self, ended: Value) -> None:
-        """Write the results of the lanes that have ended, which frees these lanes."""
-        b, p = self.b, self.problem
-        if self.outputs is None:
-            self._free(ended)
-            return
-        naccept, ntried = self.naccept.get(), self.ntried.get()
-        if self.is_uniform:
-            tries, sound = ntried, self.sound.get()
-            ntried = b.where(sound, tries, naccept + self.failures.get())
-            naccept = b.where(sound, tries, naccept)
-        index, n = self.held.index.get(), self.outputs.n
-        if p.saving.mode == "ends":
-            self.saved.write(b.constant(0, I64), ended, self.state())
-        counts = [self.code.get(), naccept, ntried]
-        if self.saved.row is not None:
-            counts.append(b.cast(self.saved.row.get(), I32))
-        more = [] if self.happening is None else [self.happening.count]
-        more += [] if self.switch is None else [self.switch.stiff, self.switch.switches]
-        more += [] if self.restarts is None else [self.restarts]
-        # The counts that `counted` names keep their places even where no rows are counted.
-        for i, x in enumerate(more):
-            self.outputs.counts.scatter(index + n * (4 + i), ended, x.get())
-        for i, x in enumerate(counts):
-            self.outputs.counts.scatter(index + n * i, ended, x)
-        self._free(ended)
-
-    def _free(self, ended: Value) -> None:
-        self.occupied.set(self.occupied.get() & ~ended)
-        more = self.pool.has_more()
-        if self.parking is not None:
-            more = more | self.parking.has_some()
-        self.must_refill.set(more)
-        self.goes_on.set(more | self.b.any(self.occupied.get()))

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..llvm.across_lanes import for_each_lane
 from ..llvm.builder import BOOL, ElementPointer, I64, Value, Variable
 from . import tuning
 
@@ -93,7 +94,7 @@ class Parking:
             slots.set(b.with_entry(slots.get(), lane, first + number))
             self._set_number(is_second, number + 1)
 
-        b.for_each_lane(mask, assign)
+        for_each_lane(b, mask, assign)
         for variable, buffer in self.places():
             buffer.scatter(slots.get(), mask, variable.get())
         self._free(mask)
@@ -146,7 +147,7 @@ class Parking:
 
             b.if_(left >= 0, take)
 
-        b.for_each_lane(~loop.occupied.get(), assign)
+        for_each_lane(b, ~loop.occupied.get(), assign)
         for variable, buffer in self.places():
             variable.set(buffer.gather(slots.get(), found.get(), variable.get()))
         loop.occupied.set(loop.occupied.get() | found.get())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..algebra.components import changed, for_each_component
+from ..llvm.across_lanes import for_each_lane
 from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value, Variable
 from ..steps.description import KernelDescription
 from ..steps.layout import LaneNumbers
@@ -89,7 +90,7 @@ class PreparedStarts:
 
                 b.if_(number < self._end.get(), take)
 
-            b.for_each_lane(~occupied.get(), assign)
+            for_each_lane(b, ~occupied.get(), assign)
             begin(index.get(), fresh.get())
 
         b.while_(some, one)

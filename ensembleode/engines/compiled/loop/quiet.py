@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ....plan.events import TracedCallbacks, TracedContinuous
 from ....solvers.within_step_bounds import Reach, reach
+from ..llvm.across_lanes import largest_magnitude
 from ..llvm.builder import Value
 from ..steps.saved_rows import TriedStep
 from .balls import rounded, SLACK
@@ -102,7 +103,7 @@ class QuietTest:
         if within.of_error:
             total = abs(attempt.error[0][c]) * (within.of_error * SLACK) + total
         stages = tuple(attempt.dense[i][c] for i in within.stages)
-        largest = self._loop.b.largest_magnitude(stages)
+        largest = largest_magnitude(self._loop.b, stages)
         return largest * (abs(step.h) * (within.of_stages * SLACK)) + total
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..across_lanes import for_each_lane
 from ..builder import Builder, ElementPointer, F64, I64, Value
 from ..module import Module
 from .constants import PI, TWO_OVER_PI
@@ -67,7 +68,7 @@ def _reduced(b: Builder, x: Value) -> ReducedAngle:
         for variable, value in ((head, near), (tail, left), (quadrant, turn)):
             variable.set(b.with_entry(variable.get(), lane, value))
 
-    b.if_(b.any(is_large), lambda: b.for_each_lane(is_large, one), likely=False)
+    b.if_(b.any(is_large), lambda: for_each_lane(b, is_large, one), likely=False)
     return ReducedAngle(HeadAndTail(head.get(), tail.get()), b.bitcast(quadrant.get(), fmt.integer))
 
 
