@@ -65,7 +65,18 @@ def containers(leaves, most):
     return st.recursive(leaves, around, max_leaves=most)
 
 
-STATES = st.one_of(reals, reals.map(lambda x: [x, 1.0]), ARRAYS, containers(ARRAYS, most=3))
+COMPLEX = st.one_of(
+    reals.map(lambda x: np.array(complex(x, 0.4))),
+    reals.map(lambda x: jnp.array([[complex(x, -x), 0.3j], [1.0, complex(0.2, x)]])),
+)
+STATES = st.one_of(
+    reals,
+    reals.map(lambda x: [x, 1.0]),
+    reals.map(lambda x: [x, 0.7j]),
+    ARRAYS,
+    containers(ARRAYS, most=3),
+    containers(COMPLEX, most=3),
+)
 NUMBERS = st.one_of(
     reals,
     ARRAYS,
@@ -100,7 +111,12 @@ def rate(p):
 
 def decay(u, p, t):
     k = rate(p)
-    return jax.tree.map(lambda x: -k * x, u)
+    return jax.tree.map(lambda x: -like(x, k) * x, u)
+
+
+def like(x, number):
+    """The number in the dtype of the array."""
+    return jnp.asarray(number).astype(x.dtype)
 
 
 #
@@ -121,7 +137,7 @@ def by_parameters(prob, ctx):
 
 def by_keys(prob, ctx):
     shift = jax.random.uniform(ctx.key)
-    return eo.remake(prob, u0=jax.tree.map(lambda x: x + shift, prob.u0))
+    return eo.remake(prob, u0=jax.tree.map(lambda x: x + like(x, shift), prob.u0))
 
 
 SOLVERS = [
@@ -201,7 +217,7 @@ def by_hand(case, u0, p):
         if case.prob_func is not None:
             mine = case.prob_func(prob, eo.EnsembleContext(i, 1, KEY))
         start = jnp.concatenate([jnp.ravel(jnp.asarray(x)) for x in jax.tree.leaves(mine.u0)])
-        found.append(jnp.outer(jnp.exp(-rate(mine.p) * times_of(case)), start))
+        found.append(jnp.outer(like(start, jnp.exp(-rate(mine.p) * times_of(case))), start))
     return jnp.stack(found)
 
 
@@ -212,8 +228,9 @@ def value_and_slopes(case, solved):
 
     def loss(numbers, scale=1.0):
         u0, p = eqx.combine(numbers, rest)
-        u0 = jax.tree.map(lambda x: x * scale if eqx.is_inexact_array(x) else x, u0)
-        return jnp.sum(jnp.sin(solved(case, u0, p)))
+        u0 = jax.tree.map(lambda x: x * like(x, scale) if eqx.is_inexact_array(x) else x, u0)
+        found = jnp.sin(solved(case, u0, p))
+        return jnp.sum(jnp.real(found) + 0.5 * jnp.imag(found))
 
     if case.around == "jit":
         return jax.jit(jax.value_and_grad(loss))(numbers)
