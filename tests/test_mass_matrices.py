@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
 from ensembleode.fields.derivatives.elimination import factors_of
-from ensembleode.solvers.mass_matrix import mass_matrix_of, rows_for_pivots
+from ensembleode.solvers.mass_matrix import mass_matrix_of, mixing, rows_for_pivots
 from ensembleode.training.multiple_shooting import multiple_shooting
 
 from .engines.test_julia_steps import robertson
@@ -125,10 +125,25 @@ def linear(of_equations, dtype):
 
 
 VANISHING = np.array([[1.0, 1, 0], [1, 1, 1], [0, 1, 1]])
+# With numbers of few bits as factors, the sum of its equations had a pivot of zero.
+MOVED = np.array(
+    [[0.0, 0, 0, 1, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 1, 0, 0, 0]]
+)
 
 
-def test_a_pivot_that_would_vanish():
-    prob, exact = linear(VANISHING, np.float64)
+@pytest.mark.parametrize("n", range(2, 9))
+def test_factors_of_sums_do_not_add_up_to_zero(n):
+    """However equations with ones and minus ones are summed up."""
+    for row in mixing(n):
+        sums = np.zeros(1)
+        for x in row:
+            sums = np.concatenate([sums, sums + x, sums - x])
+        assert np.sort(abs(sums))[1] > 1e-6  # (the first is that of none)
+
+
+@pytest.mark.parametrize("of_equations", [VANISHING, MOVED], ids=["vanishing", "moved"])
+def test_a_pivot_that_would_vanish(of_equations):
+    prob, exact = linear(of_equations, np.float64)
     np.testing.assert_allclose(eo.solve(prob, eo.Rodas5P(), **TIGHT).u[-1], exact, rtol=1e-7)
 
 

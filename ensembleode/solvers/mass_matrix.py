@@ -14,6 +14,8 @@ from .arithmetic import Components
 # Of more algebraic components that determine each other in a circle, equations are only summed up
 # if a third of the places are taken: the sums take all of them.
 _MOST_SUMMED = 16
+# What sums of equations are rounded to, as parts of one.
+_GRID = 2.0**20
 # A matrix is singular if its least singular value is less than this many rounding errors of the
 # largest one.
 _ROUNDINGS = 100
@@ -153,9 +155,10 @@ def rows_for_pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tup
 
 def mixing(size: int) -> np.ndarray:
     """A matrix that is about orthogonal, and otherwise random, but always the same: rounded to
-    eight bits, it has the same numbers on every machine."""
+    twenty bits, it has the same numbers on every machine. (Numbers of fewer bits often add up to
+    zero, and so would pivots.)"""
     found = np.linalg.qr(np.random.default_rng(size).standard_normal((size, size)))[0]
-    return np.round(found * 256) / 256
+    return np.round(found * _GRID) / _GRID
 
 
 @functools.lru_cache(maxsize=256)
