@@ -2,6 +2,7 @@
 
 import functools
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,6 +130,17 @@ def steps(f, u0, **options):
         (40, {"engine": "compiled"}),  # in memory
         slow_unless(False, 40, {"engine": "compiled", "abstol": np.full(40, 1e-9)}),
         slow_unless(False, 3, {"engine": "diffrax", "alg": eo.Vern7()}),
+        (3, {"engine": "diffrax", "alg": eo.Tsit5()}),
+        slow_unless(False, 3, {"engine": "diffrax", "alg": eo.Kvaerno5()}),
+        slow_unless(
+            False,
+            3,
+            {
+                "engine": "diffrax",
+                "alg": eo.Tsit5(),
+                "stepsize_controller": diffrax.PIDController(rtol=1e-6, atol=np.full(3, 1e-9)),
+            },
+        ),
     ],
     ids=str,
 )
@@ -137,7 +149,8 @@ def test_a_phase_changes_no_step(n, options):
     rates = np.linspace(0.5, 5.0, n) * (1j - 0.1)
     u0 = np.linspace(0.1, 1.0, n) * np.exp(1j * np.arange(n))
     phases = np.exp(1j * np.array([0.0, 0.3, np.pi / 2, 2.2]))
-    how = {"reltol": 1e-7, "abstol": 1e-9, "trajectories": 4, **options}
+    tolerances = {} if "stepsize_controller" in options else {"reltol": 1e-7, "abstol": 1e-9}
+    how = {**tolerances, "trajectories": 4, **options}
     accepted, rejected = steps(lambda u, p, t: rates * u, phases[:, None] * u0, **how)
     assert len({*zip(accepted.tolist(), rejected.tolist(), strict=True)}) == 1
     assert accepted[0] > 5
@@ -157,6 +170,49 @@ def test_any_size(engine):
         return int(sol.stats.naccept)
 
     assert len(set(map(found, sizes))) == 1
+
+
+def test_tolerances_as_people_write_them():
+    """Of an array, in a list or a tuple, and within a trace; of a pytree, as a vector."""
+    of_array = [
+        eo.solve(problem(), abstol=x, reltol=1e-9).u[-1]
+        for x in (np.array([1e-9, 1e-6, 1e-9]), [1e-9, 1e-6, 1e-9], (1e-9, 1e-6, 1e-9))
+    ]
+    np.testing.assert_array_equal(of_array[0], of_array[1])
+    np.testing.assert_array_equal(of_array[0], of_array[2])
+
+    @jax.jit
+    def traced(u0, abstol):
+        return eo.solve(problem(u0=u0), abstol=abstol, reltol=1e-9).u[-1]
+
+    np.testing.assert_allclose(
+        traced(START, jnp.array([1e-9, 1e-6, 1e-9])), of_array[0], rtol=1e-13
+    )
+    with pytest.raises(ValueError, match="abstol must be zero or positive"):
+        jax.jit(lambda u0: eo.solve(problem(u0=u0), abstol=np.array([1.0, 1.0, -1.0])).u)(START)
+
+    def f(u, p, t):
+        return {"a": 1j * u["a"], "b": 30j * u["b"]}
+
+    prob = eo.ODEProblem(f, {"a": 1.0 + 0j, "b": 0.5 + 0j}, (0.0, 1.0))
+    few, many = (
+        eo.solve(prob, abstol=np.array(x), reltol=1e-12).stats.naccept
+        for x in ([1e-9, 1e-3], [1e-9, 1e-9])
+    )
+    assert 2 * few < many
+    with pytest.raises(ValueError, match=r"abstol has the shape \(4,\).* of u0, \(2,\)"):
+        eo.solve(prob, abstol=np.full(4, 1e-9))
+
+
+def test_a_norm_of_ones_own_in_a_controller_of_diffrax():
+    """It gets the state as it is where that is real, too, and with several estimates of the error."""
+    controller = diffrax.PIDController(rtol=1e-6, atol=1e-8, norm=lambda y: jnp.max(jnp.abs(y)))
+    how = {"engine": "diffrax", "stepsize_controller": controller, "max_norm": 10.0}
+    for u0 in (np.array([1.0, 0.5]), np.array([1.0, 0.5j])):
+        for alg in (eo.Tsit5(), eo.BS5()):
+            prob = eo.ODEProblem(lambda u, p, t: jnp.stack([u[1], -u[0]]), u0, (0.0, 1.0))
+            c, s = np.cos(1.0), np.sin(1.0)
+            close(eo.solve(prob, alg, **how).u[-1], np.array([[c, s], [-s, c]]) @ u0, 1e-5)
 
 
 def test_a_norm_that_is_too_large():
@@ -257,6 +313,19 @@ def test_jacobians_of_users():
     known = eo.ODEFunction(f, jac_prototype=(matrix != 0).astype(float))
     sol = eo.solve(problem(known), eo.Rodas5P(), **TIGHT)
     close(sol.u[-1], scipy.linalg.expm(matrix) @ START)
+
+
+def test_branches():
+    def f(u, p, t):
+        return jax.lax.cond(jnp.abs(u[0]) > 0.5, lambda u: p * u, lambda u: 1j * u, u)
+
+    def end(p):
+        sol = eo.solve(eo.ODEProblem(f, [1.0 + 0.5j], (0.0, 1.0), p), **TIGHT)
+        assert sol.engine.name == "compiled"
+        return jnp.real(sol.u[-1, 0])
+
+    grad = jax.grad(end)(0.2 + 1j)
+    close(grad, jax.grad(lambda p: jnp.real((1 + 0.5j) * jnp.exp(p)))(0.2 + 1j))
 
 
 def test_transforms():
@@ -450,3 +519,22 @@ def test_any_linear_system(system, alg):
     expected = scipy.linalg.expm(matrix) @ start
     end = vector(jax.tree.map(lambda x: x[-1], sol.u))
     np.testing.assert_allclose(end, expected, rtol=1e-6, atol=1e-7 * (1 + abs(expected).max()))
+
+
+@pytest.mark.slow
+def test_a_solve_backwards():
+    """`BacksolveAdjoint`, whose state has further leaves, with this library's controller."""
+    matrix = jnp.array([0.3 + 1j, -0.5j])
+
+    def loss(z, rate):
+        prob = eo.ODEProblem(lambda u, p, t: p * u, z, (0.0, 1.0), rate)
+        how = {"sensealg": diffrax.BacksolveAdjoint(), "stepsize_controller": eo.PIController()}
+        u = eo.solve(prob, diffrax.Dopri5(), abstol=1e-9, reltol=1e-9, **how).u[-1]
+        return jnp.sum(jnp.abs(u) ** 2)
+
+    found = jax.grad(loss, (0, 1))(jnp.asarray(START[:2]), matrix)
+    expected = jax.grad(lambda z, rate: jnp.sum(jnp.abs(z * jnp.exp(rate)) ** 2), (0, 1))(
+        jnp.asarray(START[:2]), matrix
+    )
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, 1e-5)

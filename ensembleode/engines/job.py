@@ -73,6 +73,7 @@ def job_for(
         width=module.width(state, n or 1),
         batched=every.batched,
         tree=every.tree,
+        in_parts=every.tree is not None and every.tree.is_complex,
         beside=every.beside,
         extension=extension,
         events=every.events,

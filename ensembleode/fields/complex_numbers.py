@@ -291,6 +291,11 @@ def _fft(eqn: Any, x: Any) -> Any:
     return ComplexParts(*found) if isinstance(found, tuple) else found
 
 
+def _zeros(aval: Any) -> ComplexParts:
+    zeros = jnp.zeros(aval.shape, np.finfo(aval.dtype).dtype)
+    return ComplexParts(zeros, zeros)
+
+
 def _reduce_prod(eqn: Any, x: ComplexParts) -> ComplexParts:
     parts = ComplexParts(*(as_rows(part, eqn.params["axes"]) for part in x))
     shape, dtype = parts.real.shape[1:], parts.real.dtype
@@ -308,6 +313,7 @@ _RULES: dict[str, Callable] = {
     "div": _elementwise(_quotient),
     "dot_general": _dot_general,
     "eq": lambda eqn, x, y: (x.real == y.real) & (x.imag == y.imag),
+    **dict.fromkeys(("empty", "empty2"), lambda eqn: _zeros(eqn.outvars[0].aval)),
     "exp": _elementwise(_exp),
     "expm1": _elementwise(_expm1),
     "fft": _fft,

@@ -61,7 +61,9 @@ class StateTree(NamedTuple):
             return self.leaves_of(x)
         n = self.components
         if isinstance(x, np.ndarray):
-            return self.leaves_of(x[..., :n] + 1j * x[..., n:])
+            both = np.empty((*x.shape[:-1], n), self.dtype)
+            both.real, both.imag = x[..., :n], x[..., n:]
+            return self.leaves_of(both)
         return self.leaves_of(jax.lax.complex(x[..., :n], x[..., n:]))
 
     def leaves_of(self, x: Any) -> Any:
@@ -115,11 +117,14 @@ class StateTree(NamedTuple):
         **Raises:** `ValueError` for a pytree that is not like the state.
         """
         leaves, structure = jtu.tree_flatten(value)
-        if jtu.treedef_is_leaf(structure) or (isinstance(value, list) and _is_array(value)):
-            if self.order is not None or not np.ndim(value):
+        is_list = isinstance(value, list) and _is_array(value)
+        if self.order is None or jtu.treedef_is_leaf(structure) or is_list:
+            if not self.is_complex or not np.ndim(value):
                 return value
-            check_tolerance_shape(name, value, self.shapes[0])
-            return self._of_components(jnp.asarray(value))
+            shape = self.shapes[0] if self.order is None else (self.components,)
+            check_tolerance_shape(name, value, shape)
+            traced = any(map(is_tracer, leaves))
+            return self._of_components(jnp.asarray(value) if traced else np.asarray(value))
         try:
             if structure != self.structure:
                 raise ValueError

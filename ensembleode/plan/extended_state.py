@@ -201,10 +201,10 @@ def integrals_of(
     for x in integrand.out_avals:
         is_number = x.weak_type and not jnp.issubdtype(x.dtype, jnp.complexfloating)
         if x.dtype not in dtypes and not is_number:
-            dtype = state.dtype if tree is None else tree.dtype
+            dtype = " or ".join(map(str, sorted(dtypes, key=str, reverse=True)))
             raise TypeError(
                 f"integrand must return the dtype of the state u, {dtype}; it returned "
-                f"{x.dtype}. Cast what it returns, .astype('{dtype}'), or give u0 that dtype."
+                f"{x.dtype}. Cast what it returns, by .astype, or give u0 that dtype."
             )
     shapes = tuple(x.shape for x in integrand.out_avals)
     names = jtu.tree_unflatten(integrand.out_tree, list(integrand.out_avals))

@@ -61,6 +61,8 @@ class Plan:
     - `form`: what implicit methods need besides the field; None where they need nothing, and for
         explicit methods.
     - `noise`: the noise of a stochastic problem, where the engine draws it; None elsewhere.
+    - `in_parts`: whether the components that step-size control looks at are the real parts of
+        complex numbers, and then their imaginary parts. It looks at their absolute values.
     - `threads`: how many threads of the CPU may share the work, in engines that can share it.
     """
 
@@ -88,6 +90,7 @@ class Plan:
     keeps_end: bool = False
     form: ImplicitForm | None = None
     noise: NoiseTerms | None = None
+    in_parts: bool = False
 
     @property
     def own_times(self) -> bool:
@@ -115,12 +118,6 @@ class Plan:
             return self.form
         assert isinstance(self.field, Program)
         return self.form.of_user(self.field, self.extension)
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether the components that step-size control looks at are the real parts of complex
-        numbers, and then their imaginary parts."""
-        return self.tree is not None and self.tree.is_complex
 
     @property
     def may_end(self) -> bool:
@@ -178,7 +175,8 @@ class Plan:
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events, self.last_event, self.keeps_end
         programs = self.field, *state, self.batched, self.output, *events, *self.beside
-        more = [x for x in (self.form, self.apart, self.saved, self.noise) if x is not None]
+        parts = self.form, self.apart, self.saved, self.noise, self.in_parts or None
+        more = [x for x in parts if x is not None]
         return (*solver, *programs, *more)
 
     def as_given(self, u: Any) -> Any:

@@ -39,7 +39,7 @@ class ManifoldProjection(_Correction):
     **Arguments:**
 
     - `residual`: `residual(u, p, t)`, real numbers (an array or a pytree of arrays), fewer than the
-        state has.
+        state has (of which a complex one is two).
     - `abstol`: the largest residual after the projection; by default the machine epsilon to the
         power of 4/5, which is 3e-13 in double and 3e-6 in single precision.
     - `save`: with `save_everystep=True`, whether the state after the projection is a row, after the
@@ -191,14 +191,15 @@ def _numbers_of(residual: Any, like: Any) -> Any:
         dtype = jnp.result_type(x)
         if not jnp.issubdtype(dtype, jnp.floating) or jnp.result_type(x, like.dtype) != like.dtype:
             raise TypeError(
-                f"{what} must return the dtype of the state u, {like.dtype}; it returned {dtype}."
+                f"{what} must return real numbers of the precision of the state u, {like.dtype}; "
+                f"it returned {dtype}."
             )
     size = sum(math.prod(np.shape(x)) for x in leaves)
     if not 0 < size < like.size:
         hint = " (Is a `return` missing?)" if not size else ""
         raise ValueError(
-            f"{what} must return fewer numbers than the {like.size} of the state, and one at "
-            f"least; it returned {size}.{hint}"
+            f"{what} must return fewer numbers than the {like.size} (real ones) of the state, and "
+            f"one at least; it returned {size}.{hint}"
         )
     return jnp.concatenate([jnp.asarray(x, like.dtype).reshape(-1) for x in leaves])
 

@@ -33,7 +33,8 @@ class ODEFunction(eqx.Module):
         use it in place of the Jacobian that JAX finds. Gradients of any order are exact for the
         steps taken, by the derivatives of `f` and of `jac`. If `jac` is not the Jacobian of `f`,
         the steps are those of a Rosenbrock method with a wrong Jacobian, of a lower order and
-        shorter. Zeros that are written in `jac` as numbers are left out of the elimination.
+        shorter. Zeros that are written in `jac` as numbers are left out of the elimination. (For a
+        complex state it is the complex derivative, so `f` has to have one.)
     - `jac_prototype`: the places where the Jacobian may be nonzero, `[n, n]`: an array of booleans
         or numbers, or a sparse matrix of SciPy. By default they are found from the structure of `f`
         (or of `jac`). In the places of its zeros, the Jacobian is taken to be zero.

@@ -429,7 +429,7 @@ def trace_program(
         "once for the whole solve: draw them before, and pass them in p (in prob_func by "
         "jax.random with ctx.key).",
     )
-    if is_field:
+    if is_field and tree is None:
         _check_rate(jtu.tree_unflatten(program.out_tree, program.out_avals), u)
     return without_mesh(program), tuple(consts)
 

@@ -40,22 +40,45 @@ class ErrorEstimates(NamedTuple):
 
 def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
     """The estimate whose norm in units of the controller's tolerances is the largest."""
-    tol = step_size.Tolerances(controller.atol, controller.rtol)
-    in_parts = isinstance(controller, OwnController) and controller.in_parts
-    each = estimates.each
-    errors, at = jax.lax.stop_gradient(
-        ([tuple(jtu.tree_leaves(x)) for x in each], [tuple(jtu.tree_leaves(x)) for x in states])
-    )
-    with jax.numpy_dtype_promotion("standard"):
-        sizes = [
-            controller.norm(step_size.scaled(ARRAYS, tol, x, *at, in_parts=in_parts))
-            for x in errors
-        ]
-    found, most = each[0], sizes[0]
-    for estimate, this in zip(each[1:], sizes[1:], strict=True):
+
+    def size(estimate: Any) -> Any:
+        def scaled(e, *at):
+            largest = functools.reduce(jnp.maximum, map(jnp.abs, at))
+            return e / (controller.atol + controller.rtol * largest)
+
+        with jax.numpy_dtype_promotion("standard"):
+            return controller.norm(jax.lax.stop_gradient(jtu.tree_map(scaled, estimate, *states)))
+
+    found, most = estimates.each[0], size(estimates.each[0])
+    for estimate in estimates.each[1:]:
+        this = size(estimate)
         found = jtu.tree_map(functools.partial(jnp.where, this > most), estimate, found)
         most = jnp.maximum(this, most)
     return found
+
+
+def _absolute(tree: Any) -> Any:
+    """The absolute values of complex numbers, of which each array has all real and then all
+    imaginary parts."""
+    return jtu.tree_map(lambda x: step_size.looked_at(ARRAYS, (x,), None, True)[0], tree)
+
+
+def _with_tolerances_of_parts(controller: Any) -> Any:
+    """A controller that the user gave, with the tolerances of complex numbers for their parts."""
+
+    def twice(x: Any) -> Any:
+        return jnp.concatenate([jnp.reshape(x, -1)] * 2) if jnp.ndim(x) else x
+
+    tol = controller.atol, controller.rtol
+    return eqx.tree_at(lambda x: (x.atol, x.rtol), controller, tuple(map(twice, tol)))
+
+
+def _of_absolute_values(controller: Any) -> Any:
+    """A controller with the tolerances of complex numbers in place of those of their parts."""
+    if not isinstance(controller, diffrax.AbstractAdaptiveStepSizeController):
+        return controller
+    tol = step_size.of_complex(step_size.Tolerances(controller.atol, controller.rtol))
+    return eqx.tree_at(lambda x: (x.atol, x.rtol), controller, tuple(tol))
 
 
 class OwnController(diffrax.AbstractAdaptiveStepSizeController):
@@ -86,8 +109,10 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 
             y, about = tuple(jtu.tree_leaves(y0)), (self.own_norm, step_size.power_of_ten, field)
             at = t0, y, field(y, t0), span, self._tol, self.order, self.bounds.dtmax
+            # (A solve backwards has further leaves.)
+            in_parts = self.in_parts and len(y) == 1
             with jax.numpy_dtype_promotion("standard"):
-                h = step_size.initial_step(ARRAYS, *about, *at, None, self.in_parts)
+                h = step_size.initial_step(ARRAYS, *about, *at, None, in_parts)
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
         h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
@@ -99,7 +124,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         memory, is_first, end, span = controller_state
         at = [jax.lax.stop_gradient(tuple(jtu.tree_leaves(x))) for x in (y_error, y0, y1_candidate)]
         with jax.numpy_dtype_promotion("standard"):
-            error = step_size.scaled(ARRAYS, self._tol, *at, in_parts=self.in_parts)
+            error = step_size.scaled(ARRAYS, self._tol, *at)
             squared = self.own_norm.squared(ARRAYS, error)
         accepted = self.controller.accepts(ARRAYS, squared, memory)
         size = jax.lax.stop_gradient(t1 - t0)
@@ -239,7 +264,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     norm_of_state: Any
     max_norm: Any
     controlled: ControlledComponents | None = eqx.field(static=True, default=None)
-    in_parts: bool = eqx.field(static=True, default=False)  # (see `Plan.in_parts`)
+    # Whether a state has the parts of complex numbers; `inner` gets their absolute values.
+    in_parts: bool = eqx.field(static=True, default=False)
 
     def wrap(self, direction):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
@@ -266,9 +292,13 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             y_error = y_error.error
         if self.controlled is not None:
             y0, y1_candidate, y_error = map(self.controlled.first, (y0, y1_candidate, y_error))
+        inner: Any = self.inner
+        states = y0, y1_candidate
+        if self.in_parts and eqx.is_array(y0):
+            y0, y1_candidate, y_error = map(_absolute, (y0, y1_candidate, y_error))
+            inner = _of_absolute_values(inner)
         y1, error = y1_candidate, y_error
         usable: Any = None
-        inner: Any = self.inner
         if self.adaptive:
             # The infinite error of an infinite state would become NaN, and so would the next step.
             usable = implicit.finite(y1_candidate) & implicit.finite(y_error)
@@ -292,7 +322,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             # Computed only when it is needed.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
-                lambda: _calm(y0, y1_candidate, inner.atol),
+                lambda: _calm(*states, self.inner.atol),
                 lambda: jnp.ones_like(stuck),
             )
             calm = calm & usable
@@ -311,9 +341,6 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.max_norm is not None:
             with jax.numpy_dtype_promotion("standard"):
                 in_units = jtu.tree_map(lambda x: x / self.max_norm, y1_candidate)
-                in_units = step_size.looked_at(
-                    ARRAYS, tuple(jtu.tree_leaves(in_units)), None, self.in_parts
-                )
                 is_far = keep & (self.norm_of_state(in_units) > 1)
             result = diffrax.RESULTS.where(is_far, DIVERGED, result)
         if self.stop is not None:
@@ -341,6 +368,7 @@ def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
+        inner = _with_tolerances_of_parts(inner) if plan.in_parts else inner
         norm, whole = inner.norm, (inner.rtol, inner.atol)
         if plan.extension is not None:
             whole = tuple(map(plan.extension.tolerance, whole))
