@@ -205,7 +205,7 @@ def test_tolerances_as_people_write_them():
 
 
 def test_a_norm_of_ones_own_in_a_controller_of_diffrax():
-    """It gets the state as it is where that is real, too, and with several estimates of the error."""
+    """It gets an array; for real states, too, and where there are several estimates."""
     controller = diffrax.PIDController(rtol=1e-6, atol=1e-8, norm=lambda y: jnp.max(jnp.abs(y)))
     how = {"engine": "diffrax", "stepsize_controller": controller, "max_norm": 10.0}
     for u0 in (np.array([1.0, 0.5]), np.array([1.0, 0.5j])):

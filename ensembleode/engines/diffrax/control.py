@@ -75,7 +75,7 @@ def _with_tolerances_of_parts(controller: Any) -> Any:
 
 def _of_absolute_values(controller: Any) -> Any:
     """A controller with the tolerances of complex numbers in place of those of their parts."""
-    if not isinstance(controller, diffrax.AbstractAdaptiveStepSizeController):
+    if not hasattr(controller, "atol"):
         return controller
     tol = step_size.of_complex(step_size.Tolerances(controller.atol, controller.rtol))
     return eqx.tree_at(lambda x: (x.atol, x.rtol), controller, tuple(tol))
@@ -292,8 +292,8 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             y_error = y_error.error
         if self.controlled is not None:
             y0, y1_candidate, y_error = map(self.controlled.first, (y0, y1_candidate, y_error))
-        inner: Any = self.inner
-        states = y0, y1_candidate
+        given: Any = self.inner
+        inner, states = given, (y0, y1_candidate)
         if self.in_parts and eqx.is_array(y0):
             y0, y1_candidate, y_error = map(_absolute, (y0, y1_candidate, y_error))
             inner = _of_absolute_values(inner)
@@ -322,7 +322,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
             # Computed only when it is needed.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
-                lambda: _calm(*states, self.inner.atol),
+                lambda: _calm(*states, given.atol),
                 lambda: jnp.ones_like(stuck),
             )
             calm = calm & usable
