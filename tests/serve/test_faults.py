@@ -318,8 +318,8 @@ def test_deleted_and_made_again(tmp_path, monkeypatch):
     """While the old one is being removed, and after that was interrupted."""
     from ensembleode.serve import jobs as module
 
-    remove, trash = module._remove, []
-    monkeypatch.setattr(module, "_remove", trash.append)
+    remove, trash = module.remove_folder, []
+    monkeypatch.setattr(module, "remove_folder", trash.append)
     with started(tmp_path) as jobs:
         id = jobs.made("mine")
         jobs.ended(id)

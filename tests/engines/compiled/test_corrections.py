@@ -231,7 +231,7 @@ def domain(**options):
         (ValueError, "fewer numbers than the 2", projection(lambda u, p, t: u)),
         (ValueError, "it returned 0. .Is a `return`", projection(lambda u, p, t: None)),
         (TypeError, "must return real numbers, got str", projection(lambda u, p, t: "no")),
-        (TypeError, "dtype of the state", projection(lambda u, p, t: jnp.asarray(1, "int32"))),
+        (TypeError, "precision of the state", projection(lambda u, p, t: jnp.int32(1))),
         (TypeError, "residual must take the state, the parameters", projection(lambda u: u[0])),
         (ValueError, "scalefactor of PositiveDomain must be between", domain(scalefactor=1.0)),
         (ValueError, "abstol of PositiveDomain must be zero or positive", domain(abstol=-1.0)),
