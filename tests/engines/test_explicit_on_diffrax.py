@@ -136,6 +136,8 @@ def test_an_ensemble(alg):
 
 @pytest.mark.parametrize("alg", by_name(OURS, ("Vern6",)))
 def test_complex_states(alg):
+    if isinstance(alg, Rational):
+        pytest.skip("it divides by components, and real and imaginary parts may be zero")
     prob = problem(np.array(2j), np.array([1.0 + 0.5j]), f=lambda u, p, t: p * u)
     how = {"reltol": 1e-8, "abstol": 1e-8} if alg.adaptive else {"dt": 1e-3}
     sol = eo.solve(prob, alg, engine="diffrax", saveat=TIMES, **how)
