@@ -162,6 +162,32 @@ def test_noise(on_ptx, alg, dtype):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("alg", [eo.Tsit5(), eo.Rodas5P()], ids=str)
+def test_complex_states(on_ptx, alg):
+    def f(u, p, t):
+        return -1j * p * jnp.stack([u[1], jnp.exp(1j * t.astype(complex)) * u[0]])
+
+    def turned(prob, ctx):
+        return eo.remake(prob, u0=prob.u0 * jnp.exp(1j * ctx.index))
+
+    prob = eo.ODEProblem(f, [1.0 + 0j, 0.5j], (0.0, 1.0), jnp.array(1.5 + 0.2j))
+    ens = eo.EnsembleProblem(prob, turned)
+
+    def loss(*ensemblealg, **options):
+        def of(p):
+            mine = eo.EnsembleProblem(eo.remake(prob, p=p), turned)
+            u = eo.solve(mine, alg, *ensemblealg, trajectories=3, **options).u
+            return jnp.sum(jnp.abs(u[:, -1, 0]) ** 2)
+
+        return jax.grad(of)(prob.p)
+
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, alg, *a, trajectories=3, saveat=0.3, **k))
+    assert got.u.dtype == np.complex128
+    same(numbers(got), numbers(expected))
+    same(*by_ptx(loss))
+
+
+@pytest.mark.slow
 def test_integrands(on_ptx):
     ens = rising_lorenz()
     prob = eo.remake(ens.prob, integrand=lambda u, p, t: {"u": u[0], "t": t * p[:2]})
