@@ -124,7 +124,7 @@ class StateTree(NamedTuple):
             shape = self.shapes[0] if self.order is None else (self.components,)
             check_tolerance_shape(name, value, shape)
             traced = any(map(is_tracer, leaves))
-            return self._of_components(jnp.asarray(value) if traced else np.asarray(value))
+            return for_both_parts(jnp.asarray(value) if traced else np.asarray(value))
         try:
             if structure != self.structure:
                 raise ValueError
@@ -135,13 +135,8 @@ class StateTree(NamedTuple):
                 f"{name} must be a number, or a pytree like u0 with numbers or arrays of the same "
                 f"shapes, got {value!r}."
             ) from None
-        return self._of_components(xp.concatenate([xp.reshape(x, -1) for x in parts]))
-
-    def _of_components(self, values: Any) -> Any:
-        """Real numbers, one for each component, as a vector."""
-        flat = values.reshape(-1)
-        xp: Any = np if isinstance(flat, np.ndarray) else jnp
-        return xp.concatenate([flat, flat]) if self.is_complex else flat
+        flat = xp.concatenate([xp.reshape(x, -1) for x in parts])
+        return for_both_parts(flat) if self.is_complex else flat
 
 
 def check_tolerance_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
@@ -264,6 +259,12 @@ def real_vector(x: Any) -> Any:
     all imaginary parts."""
     flat = jnp.reshape(x, -1)
     return jnp.concatenate([flat.real, flat.imag]) if jnp.iscomplexobj(flat) else flat
+
+
+def for_both_parts(values: Any) -> Any:
+    """Real numbers, one for each complex number, as a vector of one for each part of these."""
+    xp: Any = np if isinstance(values, np.ndarray) else jnp
+    return xp.concatenate([values.reshape(-1)] * 2)
 
 
 def matrix_of_parts(matrix: Any) -> Any:

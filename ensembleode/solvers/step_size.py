@@ -72,15 +72,19 @@ def of_complex(tol: Tolerances) -> Tolerances:
 
 
 def scaled(
-    xp: Arithmetic, tol: Tolerances, values: Components, *states: Components, in_parts: bool = False
+    xp: Arithmetic,
+    tol: Tolerances,
+    values: Components,
+    *states: Components,
+    controlled: int | None = None,
+    in_parts: bool = False,
 ) -> Components:
-    """`values / (abstol + reltol max(|state|))`, component by component; with complex numbers
-    `in_parts`, the absolute values of these."""
+    """`values / (abstol + reltol max(|state|))` of what is `looked_at`, component by component."""
 
     def largest_of(*at):
         return functools.reduce(xp.maximum, (xp.abs(x) for x in at))
 
-    each: list[tuple] = [values, *states]
+    each: list[tuple] = [x[slice(controlled)] for x in (values, *states)]
     if in_parts:
         tol, largest_of = of_complex(tol), functools.partial(_largest_absolute, xp)
         each = [tuple(zip(*_halves(x), strict=True)) for x in each]
@@ -113,15 +117,11 @@ def squared_error(
     """The square of the norm of a step's error in units of the tolerances. With several error
     estimates, it is the largest. The norm is over what is `looked_at`. It is infinite where the
     method failed."""
-    first = slice(controlled)
-    states = y[first], attempt.y2[first]
-    squares = [
-        norm.squared(xp, scaled(xp, tol, x[first], *states, in_parts=in_parts))
-        for x in attempt.error
-    ]
+    look: Any = {"controlled": controlled, "in_parts": in_parts}
+    squares = [norm.squared(xp, scaled(xp, tol, x, y, attempt.y2, **look)) for x in attempt.error]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
     if attempt.residual is not None:
-        residual = looked_at(xp, attempt.residual, controlled, in_parts)
+        residual = looked_at(xp, attempt.residual, **look)
         tol = of_complex(tol) if in_parts else tol
         norms = xp.sqrt(largest) + norm(xp, in_abstol(xp, tol, residual))
         largest = norms * norms
@@ -161,15 +161,16 @@ def initial_step(
     negative backwards in time; `dtmax`: the longest step, if there is one; `controlled`,
     `in_parts`: which components are `looked_at`.
     """
-    length, unit, first = xp.abs(span), unit_of_time(xp, span), slice(controlled)
+    length, unit = xp.abs(span), unit_of_time(xp, span)
+    look: Any = {"controlled": controlled, "in_parts": in_parts}
 
     def in_units(rates):
-        rates = tuple(x * xp.broadcast_over(unit, x) for x in rates[first])
-        return scaled(xp, tol, rates, y[first], in_parts=in_parts)
+        rates = tuple(x * xp.broadcast_over(unit, x) for x in rates)
+        return scaled(xp, tol, rates, y, **look)
 
     if dtmax is not None:
         length = xp.minimum(dtmax, length)
-    d0 = norm(xp, scaled(xp, tol, y[first], y[first], in_parts=in_parts))
+    d0 = norm(xp, scaled(xp, tol, y, y, **look))
     d1 = norm(xp, in_units(k))
     probe = unit * xp.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * (d0 / d1))
     # The minimum is NaN where its second operand is NaN, for every `xp`.

@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optimistix
 
+from ...ground.state_tree import for_both_parts
 from ...plan.known_times import differing
 from ...plan.plan import Plan
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -65,12 +66,9 @@ def _absolute(tree: Any) -> Any:
 
 def _with_tolerances_of_parts(controller: Any) -> Any:
     """A controller that the user gave, with the tolerances of complex numbers for their parts."""
-
-    def twice(x: Any) -> Any:
-        return jnp.concatenate([jnp.reshape(x, -1)] * 2) if jnp.ndim(x) else x
-
-    tol = controller.atol, controller.rtol
-    return eqx.tree_at(lambda x: (x.atol, x.rtol), controller, tuple(map(twice, tol)))
+    tol = (controller.atol, controller.rtol)
+    found = tuple(for_both_parts(x) if jnp.ndim(x) else x for x in tol)
+    return eqx.tree_at(lambda x: (x.atol, x.rtol), controller, found)
 
 
 def _of_absolute_values(controller: Any) -> Any:
