@@ -180,8 +180,7 @@ def test_states_of_all_kinds():
     assert scalar(0.5).shape == ()
     np.testing.assert_allclose(scalar(0.5), np.exp(-0.5), rtol=1e-3)
     turning = eo.ODEProblem(lambda u, p, t: 1j * u, jnp.array([1.0 + 0j]), (0.0, 1.0))
-    with pytest.warns(UserWarning, match="Complex dtype"):
-        sol = eo.solve(turning, save_everystep=True, abstol=1e-9, reltol=1e-9)
+    sol = eo.solve(turning, save_everystep=True, abstol=1e-9, reltol=1e-9)
     np.testing.assert_allclose(sol(0.5), np.exp([0.5j]), rtol=1e-7)
     np.testing.assert_allclose(sol(0.5, deriv=1), 1j * np.exp([0.5j]), rtol=1e-5)
     tree = eo.ODEProblem(lambda u, p, t: {"x": u["v"], "v": -u["x"]}, {"x": 1.0, "v": 0.0}, (0, 1))
