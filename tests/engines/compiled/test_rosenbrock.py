@@ -279,5 +279,3 @@ def test_what_cannot_be_compiled_has_other_methods():
     jump = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
     with pytest.raises(ValueError, match=r"no engine can run Rodas5P.*eigh.*eo\.Kvaerno5\(\)"):
         eo.solve(prob, RODAS5P, callback=jump)
-    with pytest.raises(ValueError, match=r"float32 or float64.*eo\.Kvaerno5\(\)"):
-        eo.solve(eo.ODEProblem(lambda u, p, t: 1j * u, 1.0 + 0j, (0.0, 1.0)), RODAS5P)
