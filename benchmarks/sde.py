@@ -2,6 +2,7 @@
 
     python benchmarks/sde.py [--n 4096] [--steps 1000] [--only 'EM;C++'] [--json FILE]
     python benchmarks/sde.py --precision
+    python benchmarks/sde.py --adaptive
 
 The equations are those of Lorenz with three noises, each in proportion to its component (for
 SRA1, which is for additive noise, they are constant). Each trajectory has its own parameter.
@@ -27,7 +28,8 @@ the gradient of the sum of all ends with respect to all initial states and param
 that of the sum, in float64.
 
 `--precision` prints the time that the engine needs for a strong error instead: of the geometric
-Brownian motion, by fixed steps and by adaptive ones, in float64.
+Brownian motion, by fixed steps and by adaptive ones, in float64. `--adaptive` prints the time of an
+accepted step of the adaptive methods, with tolerances of 0.01.
 """
 
 import argparse
@@ -123,7 +125,15 @@ def strong_error(ends):
 #
 
 
-def by_engine(problem, alg=None, tolerance=None):
+def ends(sim):
+    return sim.u[:, -1]
+
+
+def accepted(sim):
+    return jnp.sum(sim.stats.naccept)
+
+
+def by_engine(problem, alg=None, tolerance=None, wanted=ends):
     def solve(u0, p):
         noise = eo.WienerProcess(scalar=True) if problem.is_scalar else None
         span = np.zeros((), u0.dtype), np.asarray(problem.t1, u0.dtype)
@@ -133,7 +143,7 @@ def by_engine(problem, alg=None, tolerance=None):
         if tolerance is not None:
             options = {"abstol": tolerance, "reltol": tolerance}
         where = eo.EnsembleThreads(1)
-        return eo.solve(ens, alg, where, save_start=False, **options).u[:, -1]
+        return wanted(eo.solve(ens, alg, where, save_start=False, **options))
 
     return solve
 
@@ -364,18 +374,37 @@ def precision_table(n):
         print(line((name, setting, f"{us:.2f}", f"{strong_error(call()):.1e}")))
 
 
+def adaptive_table(n):
+    """The time of an accepted step of the engine's adaptive methods."""
+    calls, steps, tolerance = {}, {}, 1e-2
+    for name in ("SRIW1", "SOSRI"):
+        for dtype in DTYPES:
+            problem = noisy_lorenz(n, 1000).of(n, dtype)
+            for found, wanted in ((calls, ends), (steps, accepted)):
+                solve = by_engine(problem, METHODS[name], tolerance, wanted)
+                found[name, dtype] = compiled(solve, problem)
+    steps = {key: int(call()) for key, call in steps.items()}
+    in_turns(calls, 1)  # compiles
+    spent = in_turns(calls, 5, budget=60, clock=time.process_time)
+    print(header(("adaptive", *(f"{x}, ns an accepted step" for x in DTYPES), "steps")))
+    for name in ("SRIW1", "SOSRI"):
+        each = [min(spent[name, x]) / steps[name, x] * 1e9 for x in DTYPES]
+        print(line((name, *map("{:.1f}".format, each), f"{steps[name, 'float64'] / n:.0f}")))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--n", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--only", default="", help="names of ways, separated by semicolons")
     parser.add_argument("--precision", action="store_true", help="times by errors, of the engine")
+    parser.add_argument("--adaptive", action="store_true", help="times of adaptive steps alone")
     parser.add_argument("--json")
     args = parser.parse_args()
-    if args.precision:
+    if args.precision or args.adaptive:
         print(machine(*PEERS))
         with held(None if (core := last_core()) is None else {core}):
-            precision_table(args.n)
+            (precision_table if args.precision else adaptive_table)(args.n)
         return
     names = args.only.split(";") if args.only else [*IN_JAX, *ELSEWHERE]
     core, calls, report, sizes = last_core(), {}, {}, {}
@@ -400,8 +429,8 @@ def main():
             if (name, "gradient") in spent:
                 row["gradient"] = min(spent[name, "gradient"]) / min(spent[name, "float64"])
             if name not in ADDITIVE:
-                ends = call_of(name, growth(CHECKED, 64).of(CHECKED, "float64"))()
-                row["error"] = strong_error(ends)
+                found = call_of(name, growth(CHECKED, 64).of(CHECKED, "float64"))()
+                row["error"] = strong_error(found)
     columns = ("way", "float32, ns a step", "float64, ns", "gradient", "error", "first, s")
     print(header(columns))
     forms = {"float32": ".2f", "float64": ".2f", "gradient": ".1f", "error": ".4f", "first": ".2f"}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.solvers import philox
+from ensembleode.solvers import brownian_tree, philox
 
 from .marks import slow_unless
 
@@ -511,6 +511,64 @@ def test_pieces_of_the_tree_are_a_brownian_path(n):
     area = (area + np.asarray(sim.W[:, :-1, 0]) / 8).sum(1)
     one = 0.5 * (np.asarray(whole.W[:, -1, 0]) + np.asarray(whole.Z[:, -1, 0]) / math.sqrt(3))
     np.testing.assert_allclose(area, one, atol=1e-12)
+
+
+def jumping(u, p, t):
+    """A drift for which steps are too long again and again, at other times for each component."""
+    turns = jnp.sin((40 + 7 * jnp.arange(u.size, dtype=u.dtype)) * t + u)
+    return jnp.where(turns > 0, 30.0, -30.0).astype(u.dtype)
+
+
+# More trajectories than lanes, with steps of many lengths, which are code of the loop (of one
+# component) or a function of their own.
+SEVERAL = [(1, 0.3, 200), (3, 0.1, 100), (40, 0.3, 40)]
+
+
+@pytest.mark.parametrize(
+    ("size", "tolerance", "trajectories", "dtype"),
+    [
+        slow_unless((size, dtype) == (3, "float32"), size, tolerance, n, dtype)
+        for size, tolerance, n in SEVERAL
+        for dtype in ("float32", "float64")
+    ],
+)
+def test_pieces_that_are_remembered_are_those_from_the_root(size, tolerance, trajectories, dtype):
+    """Of every step the increments, against those of its piece, by halves of the whole span."""
+    u0, key = jnp.zeros(size, dtype), jax.random.key(5)
+    prob = eo.SDEProblem(jumping, lambda u, p, t: 0.3 + 0 * u, u0, (0.0, 1.0))
+    sim = eo.solve(
+        eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + 0.1 * ctx.index)),
+        eo.SOSRA(),
+        eo.EnsembleThreads(1),
+        trajectories=trajectories,
+        save_everystep=True,
+        save_noise=True,
+        abstol=tolerance,
+        reltol=tolerance,
+        key=key,
+    )
+    units = brownian_tree.units_of(dtype)
+    words, stream = jax.random.key_data(key), jnp.uint32(8 + 2)
+
+    @jax.jit
+    @jax.vmap
+    def expected(index, start, length):
+        operands = *words, index, stream, start, length
+        return brownian_tree.from_the_root(operands, size, np.dtype(dtype))
+
+    places, found = [], []
+    for i in range(0, trajectories, 7):
+        starts = np.round(np.asarray(sim[i].t, float) * units).astype(np.uint32)
+        lengths = np.diff(starts)
+        places.append([np.full_like(lengths, i), starts[:-1], lengths])
+        found.append([np.diff(np.asarray(x), axis=0) for x in (sim[i].W, sim[i].Z)])
+    places = np.concatenate(places, axis=1)
+    w, a = np.split(np.asarray(expected(*places)), 2, axis=1)
+    tol = {"atol": 2e-5 if dtype == "float32" else 1e-13}
+    for x, y in zip(np.concatenate(found, axis=1), (w, a * 12**0.5), strict=True):
+        np.testing.assert_allclose(x, y, **tol)
+    assert len(set(places[2].tolist())) > 2
+    assert sim.stats.nreject.sum() > 20
 
 
 @pytest.mark.parametrize("name", [slow_unless(x == "SOSRI", x, id=x) for x in ADAPTIVE])

@@ -25,8 +25,8 @@ ELEMENTWISE = """
     rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
     sqrt square sub tan tanh xor zeta
 """
-# Those of this library, which draw random numbers (see `solvers/philox.py`).
-DRAWN = " philox_normal philox_uniform "
+# Those of this library, which draw random numbers (see `solvers/philox.py`, `brownian_tree.py`).
+DRAWN = " brownian_piece philox_normal philox_uniform "
 # Where fields are lowered, derivatives have been taken already. So a function with a derivative
 # rule is just the computation that it wraps.
 CALLS = {

@@ -134,6 +134,8 @@ def _cost_of(expr: ir.Expr) -> float | int:
     """The cost of an expression's own operation, without its operands."""
     if not isinstance(expr, ir.Op):
         return 0
+    if expr.name == "brownian_piece":
+        return float("inf")
     if expr.name == "integer_pow":
         return abs(expr.param).bit_length()
     if expr.name in ("div", "rem") and expr.dtype.kind != "f":

@@ -16,13 +16,13 @@ import numpy as np
 
 from ..fields import staged
 from ..solvers.arithmetic import JaxArithmetic
+from ..solvers.brownian_tree import piece, SPREAD, units_of
 from ..solvers.direct import reacted
 from ..solvers.philox import normals, uniforms
 from ..solvers.stochastic import (
     power_below,
     SDESolver,
     StochasticTerms,
-    units_of,
     whole_number,
 )
 from ..tracing.program import Program, program_of, Static
@@ -203,41 +203,11 @@ def _part(span: Any, h: Any) -> Any:
 
 def _piece(noise: NoiseTerms, numbers: NoiseNumbers, at: Any, size: Any, h: Any) -> tuple[Any, Any]:
     """The increments of both processes in an adaptive step, which begins after `at` units of the
-    time span and lasts `size` of them: a piece of a dyadic tree, of which each piece has its
-    increment `w` of the path, and `a`, the integral of the path within it less that of a straight
-    line, over its length. These decide those of its halves, but for two normal numbers.
-
-    Source: Foster, Lyons and Oberhauser, "An optimal polynomial approximation of Brownian motion",
-    SIAM J. Numer. Anal. 58(3), 2020; Jelincic, Foster and Kidger, arXiv:2405.06464 (2024).
-    """
-    dtype, stream = h.dtype, _stream(numbers.repeat, _PIECES)
-    start, last = _whole(at), _whole(size)
-
-    def drawn(node: Any) -> Any:
-        place = node, numbers.index, stream
-        return normals(numbers.key, place, 2 * noise.size, dtype).reshape(2, noise.size)
-
-    def goes_on(carry: tuple) -> Any:
-        return carry[0] > last
-
-    def halved(carry: tuple) -> tuple:
-        length, node, root, w, a = carry
-        first, second = drawn(node)
-        half = length >> 1
-        is_right = (start & half) != 0
-        moved = 1.5 * a + (0.25 * root) * first
-        # The sum of both halves' `a` is known, and their difference is drawn.
-        rest, own = a - 0.5 * moved, (root * (1 / 48) ** 0.5) * second
-        sign = jnp.where(is_right, -1.0, 1.0).astype(dtype)
-        w = 0.5 * w + sign * moved
-        node = (node << 1) + is_right.astype(jnp.uint32)
-        return half, node, root * 0.5**0.5, w, rest + sign * own
-
-    root = jnp.sqrt(numbers.span)
-    w, a = drawn(jnp.uint32(0))
-    whole = np.uint32(units_of(dtype)), jnp.uint32(1), root, root * w, (root * (1 / 12) ** 0.5) * a
-    *_, w, a = jax.lax.while_loop(goes_on, halved, whole)
-    return _shaped(noise, numbers.given, jnp.stack([w, 12**0.5 * a]))
+    time span and lasts `size` of them: a piece of the trajectory's tree."""
+    place = numbers.key, numbers.index, _stream(numbers.repeat, _PIECES)
+    w, a = piece(*place, _whole(at), _whole(size), noise.size, h.dtype)
+    found = jnp.sqrt(numbers.span) * jnp.stack([w, a / SPREAD])
+    return _shaped(noise, numbers.given, found)
 
 
 def _interpolated(times: Any, path: Any, t: Any) -> Any:

@@ -110,23 +110,28 @@ def _uniform(*operands: Any, which: int, dtype: Any) -> Any:
     return uniform(JaxArithmetic(), words[which], dtype)
 
 
-def _primitive(name: str, number: Callable) -> Any:
-    """A primitive whose results are numbers of the blocks of several counters."""
+def primitive_of_numbers(name: str, number: Callable, *static: str) -> Any:
+    """A primitive whose results are random numbers, each of a key of two words and of four further
+    words: `number(*words, dtype=..., **static)`, component by component."""
 
     def computed(*operands: Any, **params: Any) -> list:
         return [number(*operands, **params)]
 
+    def abstract(*operands: Any, dtype: Any, **params: Any) -> Any:
+        # (Where it is mapped, some operands may be single words.)
+        return jax.core.ShapedArray(np.broadcast_shapes(*(x.shape for x in operands)), dtype)
+
     made: Any = jex.Primitive(name)
-    made.def_impl(jax.jit(number, static_argnames=("which", "dtype")))
-    made.def_abstract_eval(lambda x, *_, which, dtype: jax.core.ShapedArray(x.shape, dtype))
+    made.def_impl(jax.jit(number, static_argnames=("dtype", *static)))
+    made.def_abstract_eval(abstract)
     mlir.register_lowering(made, mlir.lower_fun(computed, multiple_results=True))
     batching.defbroadcasting(made)
     ad.defjvp(made, *[None] * _OPERANDS)
     return made
 
 
-_normal_p = _primitive("philox_normal", _normal)
-_uniform_p = _primitive("philox_uniform", _uniform)
+_normal_p = primitive_of_numbers("philox_normal", _normal, "which")
+_uniform_p = primitive_of_numbers("philox_uniform", _uniform, "which")
 
 
 def normals(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:

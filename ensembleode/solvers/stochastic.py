@@ -13,6 +13,7 @@ import numpy as np
 
 from .arithmetic import Arithmetic, Components
 from .base import ODESolver
+from .brownian_tree import units_of
 from .controllers import PIController
 from .method import Equations, StepAttempt
 
@@ -155,11 +156,6 @@ class OneStepMap:
         (change,) = dense
         pairs = zip(y, change, strict=True)
         return tuple(a + xp.broadcast_over(theta, b) * b for a, b in pairs)
-
-
-def units_of(dtype: Any) -> int:
-    """How many units the time span has that adaptive steps are made of."""
-    return 2**20 if np.dtype(dtype).itemsize == 4 else 2**30
 
 
 def whole_number(xp: Arithmetic, x: Any) -> Any:

@@ -15,7 +15,7 @@ from ....fields.derivatives.forwarding import forwarded
 from ....tracing.evaluation import equations
 from ..algebra.products import Strips
 from ..algebra.reading import copied, LoadedNumbers, Memory, OperandReader
-from ..llvm.builder import Builder, ElementPointer, I64, Value
+from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value
 from ..llvm.heap import LentHeap
 from ..llvm.module import Module
 from . import tuning
@@ -73,6 +73,8 @@ def evaluate_apart(
     all callers whose numbers come from the same kinds of places. `result`: memory of lanes for the
     result, by default the caller's own."""
     written = _APART.setdefault(b.module, {})
+    if b.waits is not None:
+        name = f"{name}_or_wait"
     if name not in written:
         written[name] = _SeparateFunction(b, fn, name, numbers, t, mask)
     if result is None:
@@ -100,6 +102,7 @@ class _SeparateFunction:
         parameters = ["ptr noalias %out"]
         with b.module.function(name, parameters, attributes="noinline") as inside:
             heap = inside.heap = None if b.heap is None else LentHeap(inside)
+            lasting = inside.passed = []
 
             def parameter(name: str, value: Value) -> Value:
                 parameters.append(f"{value.type} %{name}")
@@ -109,10 +112,18 @@ class _SeparateFunction:
             time, lanes = parameter("t", t), None if mask is None else parameter("mask", mask)
             self.passed = _PassedNumbers(inside, numbers, parameters)
             result = Memory(ElementPointer(inside, "%out", fn.dtype), of_lanes=True)
-            Printer(inside, fn, self.passed, time, lanes, result).stored()
+            printer = Printer(inside, fn, self.passed, time, lanes, result)
+            if b.waits is None:
+                printer.stored()
+            else:
+                with inside.waiting() as waits:
+                    printer.stored()
+                inside.lasting_array(BOOL, 1).store_lanes(0, waits.get())
             inside.return_()
             self.arrays = [] if heap is None else heap.sizes
             parameters += [] if heap is None else heap.parameters
+            self.lasting = lasting
+            parameters += [f"ptr noalias %lasting{i}" for i in range(len(lasting))]
 
     def __call__(
         self, b: Builder, numbers: OperandReader, t: Value, mask: Value | None, result: Memory
@@ -138,7 +149,11 @@ class _SeparateFunction:
         if self.arrays:
             assert b.heap is not None, self.name
             args += [f"ptr {x}" for x in b.heap.lent(self.name, self.arrays)]
+        lasting = b.passed_to(self.name, self.lasting)
+        args += [f"ptr {x.base}" for x in lasting]
         b.emit(f"call void @{self.name}({', '.join(args)})")
+        if b.waits is not None:
+            b.waits.set(b.waits.get() | lasting[-1].load_lanes(0))
         return LoadedNumbers(result, self.fn.size)
 
 

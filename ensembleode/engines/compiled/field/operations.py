@@ -16,6 +16,7 @@ from ....fields.ir import Const, Function, Load, Op
 from ....fields.walking import every_part
 from ..llvm.builder import BOOL, Builder, F32, F64, integer_like, Value
 from ..llvm.functions import (
+    brownian_piece,
     FUNCTIONS,
     HIGHEST_ORDER,
     integer_pow,
@@ -55,8 +56,8 @@ def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any =
         return b.bitcast(args[0], dtype)
     if name == "integer_pow":
         return integer_pow(b, args[0], param)
-    if name in _DRAWN:
-        return _DRAWN[name](b, args, dtype, param)
+    if name in DRAWN:
+        return DRAWN[name](b, args, dtype, param)
     if name == "round":
         return b.intrinsic("roundeven" if param else "round", args[0])
     if name in OPERATIONS:
@@ -88,8 +89,12 @@ def check(fn: Function) -> None:
 
 
 # The names that `operation` handles itself.
-_DRAWN = {"philox_normal": philox_normal, "philox_uniform": philox_uniform}
-_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round", *_DRAWN}
+DRAWN = {
+    "brownian_piece": brownian_piece,
+    "philox_normal": philox_normal,
+    "philox_uniform": philox_uniform,
+}
+_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round", *DRAWN}
 
 
 #

@@ -18,7 +18,7 @@ from ..algebra.reading import copied, Memory, OperandReader
 from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value, Variable
 from ..llvm.machine import current
 from . import tuning
-from .operations import checked, operation
+from .operations import checked, DRAWN, operation
 from .uniformity import Region, Uniformity
 
 
@@ -325,8 +325,18 @@ class Printer:
                 return self.values[name] if variable is None else variable.get()
             case ir.Load(buffer, index):
                 return self.load(buffer, self.index(index))
+            case ir.Op(name, args, dtype, param) if name in DRAWN:
+                return operation(self.b, name, [self.read_once(x) for x in args], dtype, param)
             case ir.Op(name, args, dtype, param):
                 return operation(self.b, name, [self.expr(x) for x in args], dtype, param)
+
+    def read_once(self, expr: ir.Expr) -> Value:
+        """An operand of a random number. An input of the function is read once, so that the numbers
+        of a block have the same operands, and share its words."""
+        match expr:
+            case ir.Load(ir.Buffer(group), ir.Index(_, ())) if group not in ("work", "out"):
+                return self.b.once_for((self, expr), lambda: self.expr(expr))
+        return self.expr(expr)
 
 
 def _place(m: ir.Matrix, row: Value | int, column: Value | int) -> Value | int:

@@ -56,6 +56,12 @@ class Builder(PlainArithmetic):
         self._fuses = True
         # The memory for arrays that the stack may be too small for; None: all are on the stack.
         self.heap: Heap | None = None
+        # The lasting arrays that this function is passed by its caller, as arguments of
+        # `lasting_array`; None for a function that has its own.
+        self.passed: list[tuple[np.dtype, int, Any]] | None = None
+        self._passed_to: dict[str, list[ElementPointer]] = {}
+        # See `waiting`.
+        self.waits: Variable | None = None
         # The results available for reuse in this block, and in the enclosing blocks before it.
         self._scopes: list[dict[Any, Any]] = [{}]
 
@@ -83,7 +89,7 @@ class Builder(PlainArithmetic):
 
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
         """The result of `make()`, which is called once for this key in a block and its inner
-        blocks, and writes no instruction that reads memory."""
+        blocks, and writes no instruction that reads memory which may change in these."""
         found = self.known_result(key)
         if found is None:
             scope = self._scopes[-1]
@@ -94,6 +100,17 @@ class Builder(PlainArithmetic):
         """The result of `once_for` with this key; None where this block doesn't have it."""
         key = (key, self._fuses)
         return next((scope[key] for scope in reversed(self._scopes) if key in scope), None)
+
+    @contextmanager
+    def waiting(self) -> Iterator[Variable]:
+        """Within this block, an operation that takes some lanes longer than others may give up
+        before it has finished in these, whose results are then of no use; it goes on where the
+        same operation is repeated. Yields the lanes where it did."""
+        before, self.waits = self.waits, self.variable(BOOL, False)
+        try:
+            yield self.waits
+        finally:
+            self.waits = before
 
     @contextmanager
     def _block(self) -> Iterator[None]:
@@ -141,12 +158,35 @@ class Builder(PlainArithmetic):
     def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> ElementPointer:
         """Memory for `n` elements; with `of_lanes`, for `n` elements of each lane, where element
         `i` of all lanes lies side by side. It is for this block and its inner blocks."""
-        each = max(1, self.lanes) if of_lanes else 1
+        n *= max(1, self.lanes) if of_lanes else 1
+        found = None if self.heap is None else self.heap.array(dtype, n, of_lanes=of_lanes)
+        return found or self._array_on_stack(dtype, n)
+
+    def lasting_array(self, dtype: np.dtype, n: int, fill: Any = None) -> ElementPointer:
+        """Memory for `n` elements of each lane that lasts as long as the kernel runs. `fill`: what
+        is in all of it at first; None for anything."""
+        if self.passed is not None:
+            self.passed.append((dtype, n, fill))
+            return ElementPointer(self, f"%lasting{len(self.passed) - 1}", dtype)
+        size = n * max(1, self.lanes)
+        found = None if self.heap is None else self.heap.lasting_array(dtype, size)
+        found = found or self._array_on_stack(dtype, size)
+        if fill is not None:
+            with self.at_start():
+                for i in range(n):
+                    value = self.constant(fill, dtype, of_lanes=True)
+                    found.store_lanes(i * max(1, self.lanes), value)
+        return found
+
+    def passed_to(self, name: str, arrays: list[tuple[np.dtype, int, Any]]) -> list[ElementPointer]:
+        """The lasting arrays that are passed to the function of this name."""
+        if name not in self._passed_to:
+            self._passed_to[name] = [self.lasting_array(*x) for x in arrays]
+        return self._passed_to[name]
+
+    def _array_on_stack(self, dtype: np.dtype, n: int) -> ElementPointer:
         stored = np.dtype(np.int8) if dtype == BOOL else dtype
-        found = None if self.heap is None else self.heap.array(dtype, n * each, of_lanes=of_lanes)
-        if found is not None:
-            return found
-        place = self.on_stack(f"[{max(1, n * each)} x {type_of(stored)}], align 64")
+        place = self.on_stack(f"[{max(1, n)} x {type_of(stored)}], align 64")
         return ElementPointer(self, place, dtype)
 
     def parameter(self, name: str, dtype: np.dtype, lanes: int = 0) -> Value:

@@ -31,6 +31,10 @@ class Heap(abc.ABC):
 
     def array(self, dtype: np.dtype, n: int, *, of_lanes: bool) -> ElementPointer | None:
         """Memory for `n` elements in the current block; None where they are to be on the stack."""
+        return self.lasting_array(dtype, n)
+
+    def lasting_array(self, dtype: np.dtype, n: int) -> ElementPointer | None:
+        """Memory for `n` elements in the whole function; None as for `array`."""
         size = n * dtype.itemsize
         if self._on_stack + size > MOST_ON_STACK:
             return ElementPointer(self._b, self.place(size), dtype)

@@ -112,6 +112,9 @@ class Loop:
         if problem.events is not None:
             assert functions is not None
             self.happening = LaneEvents(self, problem.events, functions)
+        # Steps that are recorded are repeated from the middle, where lanes would wait elsewhere.
+        self.can_wait = problem.adaptive and problem.method.grid is not None and outputs is not None
+        self.waiting: Value | None = None
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -447,7 +450,15 @@ class Loop:
             self._end_diverged(step)
         if self.stops is not None:
             self._pass_stops(step, self.stops)
+        if self.waiting is not None:
+            self.active.set(self.active.get() | self.waiting)
         return step, verdict
+
+    def suspend(self, waits: Value) -> None:
+        """Leave those lanes that go on and wait as they are in this turn."""
+        active = self.active.get()
+        self.waiting = active & waits
+        self.active.set(active & ~waits)
 
     def _end_diverged(self, step: TriedStep) -> None:
         """End the trajectories that have diverged, unless an event has ended them."""

@@ -60,7 +60,12 @@ def attempt(
     if p.adaptive and loop.outputs is not None:
         mask = mask | loop.code.get().eq(verdicts.PROBING)
     equations = make_equations(loop.held, mask)
-    attempt = method.step(loop.xp, equations, y, carry, t, size)
+    if loop.can_wait:
+        with b.waiting() as waits:
+            attempt = method.step(loop.xp, equations, y, carry, t, size)
+        loop.suspend(waits.get())
+    else:
+        attempt = method.step(loop.xp, equations, y, carry, t, size)
     return TriedStep(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 

@@ -133,18 +133,23 @@ def test_options(on_ptx, name, dtype):
     same(numbers(got), numbers(expected))
 
 
+FIXED, ADAPTIVE = {"dt": 0.05}, {"abstol": 0.1, "reltol": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("alg", "dtype"),
+    ("alg", "dtype", "steps"),
     [
-        pytest.param(eo.EM(), "float32", id="EM-float32"),
-        slow_unless(False, eo.SOSRI(), "float32", id="SOSRI-float32"),
-        slow_unless(False, eo.SOSRI(), "float64", id="SOSRI-float64"),
+        pytest.param(eo.EM(), "float32", FIXED, id="EM-float32"),
+        slow_unless(False, eo.SOSRI(), "float32", FIXED, id="SOSRI-float32"),
+        slow_unless(False, eo.SOSRI(), "float64", FIXED, id="SOSRI-float64"),
+        slow_unless(False, eo.SRIW1(), "float32", ADAPTIVE, id="adaptive SRIW1-float32"),
+        slow_unless(False, eo.SRIW1(), "float64", ADAPTIVE, id="adaptive SRIW1-float64"),
     ],
 )
-def test_noise(on_ptx, alg, dtype):
+def test_noise(on_ptx, alg, dtype, steps):
     prob = rising_lorenz(dtype).prob
     noisy = eo.SDEProblem(lorenz, lambda u, p, t: u / 10, prob.u0, (0.0, 0.2), prob.p)
-    ens, options = eo.EnsembleProblem(noisy, rising), {"trajectories": 5, "dt": 0.05}
+    ens, options = eo.EnsembleProblem(noisy, rising), {"trajectories": 5, **steps}
 
     def solve(*a, **k):
         return eo.solve(ens, alg, *a, saveat=0.1, save_noise=True, **options, **k)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..builder import Value
+from .brownian_tree import brownian_piece as brownian_piece
 from .error_functions import erf, erf_inv, erfc
 from .exponential import exp, exp2, expm1, logistic
 from .gamma import digamma, HIGHEST_ORDER as HIGHEST_ORDER, lgamma, polygamma

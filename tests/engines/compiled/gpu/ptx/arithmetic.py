@@ -143,6 +143,7 @@ _TABLE: dict[tuple, tuple] = {
     ("min", (), "whole"): (np.minimum, None, None),
     ("shr", (), "whole"): (_shift(np.right_shift), None, "u4"),
     ("bfe", (), "whole"): (_field, None, "u4", "u4"),
+    ("popc", (), "bits"): (lambda x: np.bitwise_count(x).astype(np.uint32), None),
     ("shl", (), "bits"): (_shift(np.left_shift), None, "u4"),
     ("and", (), "bits"): (np.bitwise_and, None, None),
     ("or", (), "bits"): (np.bitwise_or, None, None),
