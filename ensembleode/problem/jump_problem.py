@@ -1,5 +1,6 @@
 """Problems of reactions that happen at random times."""
 
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ..ground.state_tree import as_state, with_real_numbers
 from .problem import ODEProblem
+from .sbml import read_reactions
 from .stochastic import SDEProblem
 
 
@@ -117,6 +119,35 @@ class JumpProblem(ODEProblem):
         u0 = jnp.asarray(with_real_numbers(u0))
         changes = (made - np.asarray(taken)).astype(u0.dtype)
         return cls(MassAction(taken), changes, u0, tspan, jnp.asarray(k, u0.dtype), **options)
+
+    @classmethod
+    def of_sbml(
+        cls, model: str | os.PathLike, tspan: tuple[Any, Any], **options: Any
+    ) -> "JumpProblem":
+        """The problem of a model in SBML. It needs libSBML, by the extra `sbml`.
+
+        The state is a dictionary of the amounts of species, in the model's units of substance: for
+        a `JumpProblem` these have to be molecules, for its `ode()` they may be any. The parameters
+        `p` are a dictionary of the model's parameters and of the sizes of its compartments; a
+        parameter `k` of the reaction `r` alone is `r_k`. Reactions are in the order of the model; a
+        reversible one whose law is a difference becomes two.
+
+        **Arguments:** `model`: the path of a file, or the text itself. `tspan`, `options`: those
+        of a `JumpProblem`.
+
+        **Raises:** `ImportError` without libSBML; `FileNotFoundError`; `ValueError` for what can't
+        be read, and names it: events, rate rules and algebraic rules, fast reactions,
+        stoichiometries that change.
+
+        >>> import ensembleode as eo
+        >>> prob = eo.JumpProblem.of_sbml("decay.xml", (0.0, 2.0))  # doctest: +SKIP
+        >>> prob.u0, prob.p  # doctest: +SKIP
+        ({'A': Array(100., dtype=float32)}, {'cell': Array(1., ...), 'decay_k': Array(0.5, ...)})
+        """
+        found = read_reactions(model)
+        u0 = {name: jnp.asarray(x, float) for name, x in found.u0.items()}
+        p = {name: jnp.asarray(x, float) for name, x in found.p.items()}
+        return cls(found.rates, found.changes, u0, tspan, p, **options)
 
     def ode(self) -> ODEProblem:
         """The reaction rate equations: the limit of many molecules, an

@@ -22,6 +22,7 @@ EXTRAS = {
     "train": ("fit(..., checkpoint=)", ("filelock", "orbax.checkpoint")),
     "track": ("logs of a fit for trackers", ("mlflow", "tensorboard", "wandb")),
     "bayes": ("posteriors", ("blackjax", "numpyro")),
+    "sbml": ("JumpProblem.of_sbml", ("libsbml",)),
     "plot": ("plots", ("matplotlib", "xarray")),
     "serve": (
         "ensembleode serve, eo.Client",

@@ -44,7 +44,7 @@ def test_the_command():
 
 
 def test_what_errors_ask_for():
-    assert asked_for() == {"dask", "julia", "plot", "serve", "store", "track", "train"}
+    assert asked_for() == {"dask", "julia", "plot", "sbml", "serve", "store", "track", "train"}
     assert asked_for() < set(EXTRAS)
 
 
