@@ -197,7 +197,7 @@ def _initial(
     # What decides a species in units of a concentration decides it as a concentration.
     values = Quantities(given, {**decided, **reactions}, concentrations, 0.0)
     names = {*given, *decided}
-    found = {name: float(values.amount(name)) for name in names}
+    found = {name: float(values.amount(name)) for name in sorted(names)}
     unknown = sorted(name for name, x in found.items() if math.isnan(x))
     if unknown:
         raise ValueError(f"the model has no value at the start for {', '.join(unknown)}.")
