@@ -513,6 +513,28 @@ def test_pieces_of_the_tree_are_a_brownian_path(n):
     np.testing.assert_allclose(area, one, atol=1e-12)
 
 
+def test_callbacks_act_once_at_each_adaptive_step():
+    """Also in the turns in which other lanes wait for their pieces."""
+    prob = brownian(
+        lambda u, p, t: p["b"] * u * jnp.array([1.0, 0.0]),
+        lambda u, p, t: p["a"] * u * jnp.array([1.0, 0.0]),
+        u0=(0.5, 0.0),
+    )
+    counts = eo.DiscreteCallback(
+        lambda u, t, integrator: t < 0.75,
+        lambda integrator: eo.remake(integrator, u=integrator.u.at[1].add(1.0)),
+        save_positions=(False, False),
+    )
+    ens, options = eo.EnsembleProblem(prob), {"callback": counts, "max_events": 500}
+    sim = eo.solve(ens, eo.SRIW1(), trajectories=100, save_everystep=True, **options)
+    assert sim.successful.all()
+    assert len(set(sim.stats.naccept.tolist())) > 10
+    for sol in sim:
+        assert float(sol.u[-1, 1]) == (np.asarray(sol.t)[1:] < 0.75).sum()
+    alone = eo.solve(ens, eo.SRIW1(), trajectories=100, batch_size=1, **options)
+    np.testing.assert_array_equal(alone.end.u, sim.end.u)
+
+
 def jumping(u, p, t):
     """A drift for which steps are too long again and again, at other times for each component."""
     turns = jnp.sin((40 + 7 * jnp.arange(u.size, dtype=u.dtype)) * t + u)
