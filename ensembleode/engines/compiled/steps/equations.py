@@ -19,7 +19,7 @@ from ....fields.ir import Function
 from ....fields.walking import length
 from ....solvers.mass_matrix import MassMatrix, rows_for_pivots
 from ....solvers.method import Equations
-from ..algebra.components import copied, numbers_of, StoredArray
+from ..algebra.components import Array, copied, numbers_of, StoredArray
 from ..algebra.linear import LinearEquations
 from ..algebra.parameter_sums import ParameterSums
 from ..algebra.products import Strips
@@ -37,7 +37,7 @@ from .traced_method import EquationCalls, OuterProducts
 class FieldNumbers(OperandReader):
     """The numbers that a field reads: the state, and the parameters that the lanes hold."""
 
-    def __init__(self, held: LaneNumbers, **groups: Sequence[Value]):
+    def __init__(self, held: LaneNumbers, **groups: Sequence[Value] | Sequence[Array]):
         self.held = held
         self._groups = {name: numbers_of(x) for name, x in groups.items()}
 
