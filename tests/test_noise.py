@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.plan.stochastic_field import stochastic_field
 from ensembleode.solvers import brownian_tree, philox
 
 from .marks import slow_unless
@@ -543,7 +544,7 @@ def jumping(u, p, t):
 
 # More trajectories than lanes, with steps of many lengths, which are code of the loop (of one
 # component) or a function of their own.
-SEVERAL = [(1, 0.3, 200), (3, 0.1, 100), (40, 0.3, 40)]
+SEVERAL = [(1, 0.3, 200), (3, 0.1, 100), (20, 0.3, 40)]
 
 
 @pytest.mark.parametrize(
@@ -575,8 +576,8 @@ def test_pieces_that_are_remembered_are_those_from_the_root(size, tolerance, tra
     @jax.jit
     @jax.vmap
     def expected(index, start, length):
-        operands = *words, index, stream, start, length
-        return brownian_tree.from_the_root(operands, size, np.dtype(dtype))
+        place = words, index, stream, start, length
+        return brownian_tree.from_the_root(*place, size, np.dtype(dtype)).reshape(-1)
 
     places, found = [], []
     for i in range(0, trajectories, 7):
@@ -591,6 +592,46 @@ def test_pieces_that_are_remembered_are_those_from_the_root(size, tolerance, tra
         np.testing.assert_allclose(x, y, **tol)
     assert len(set(places[2].tolist())) > 2
     assert sim.stats.nreject.sum() > 20
+
+
+def test_more_noises_than_are_remembered(monkeypatch):
+    """The path is the same on both sides of the limit, and so are derivatives."""
+    found = []
+    for most in (2, 3):
+        monkeypatch.setattr("ensembleode.plan.tuning.MOST_REMEMBERED", most)
+        stochastic_field.cache_clear()
+        prob = brownian(lambda u, p, t: p["b"] * u, u0=[0.5, 0.2, 0.1])
+        ens, options = eo.EnsembleProblem(prob), {"trajectories": 20, "save_noise": True}
+        sim = eo.solve(ens, eo.SRIW1(), **options)
+
+        def loss(b, prob=prob):
+            ens = eo.EnsembleProblem(eo.remake(prob, p={**prob.p, "b": b}))
+            return eo.solve(ens, eo.SRIW1(), trajectories=20).u.sum()
+
+        found.append((sim.u, sim.W, sim.stats.naccept, jax.grad(loss)(0.87)))
+    stochastic_field.cache_clear()
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def drift_by_iteration(u, p, t):
+    """A drift with a root of the state by Newton's method, which has no end where that is
+    negative."""
+
+    def goes_on(s):
+        return ~(jnp.abs(s * s - u[0]) < 1e-4 * jnp.abs(u[0]))
+
+    root = jax.lax.while_loop(goes_on, lambda s: 0.5 * (s + u[0] / s), jnp.ones_like(u[0]))
+    return -200 * (root * root - 1) * jnp.ones_like(u)
+
+
+def test_steps_that_wait_leave_the_domain_of_a_field_no_more_than_others():
+    prob = eo.SDEProblem(drift_by_iteration, lambda u, p, t: 1.0 + 0 * u, [1.0], (0.0, 1.0))
+    options = {"abstol": 1e-3, "reltol": 1e-3, "dt": 1e-4, "adaptive": True, "seed": 1}
+    sim = eo.solve(eo.EnsembleProblem(prob), eo.SOSRA(), trajectories=64, **options)
+    assert sim.successful.all()
+    # (The distribution after some time is normal, with the variance 1/400.)
+    np.testing.assert_allclose(sim.u[:, -1].mean(), 1.0, atol=0.03)
 
 
 @pytest.mark.parametrize("name", [slow_unless(x == "SOSRI", x, id=x) for x in ADAPTIVE])

@@ -178,7 +178,7 @@ def test_all_that_is_read():
     prob = eo.JumpProblem.of_sbml(text, SPAN)
     start = {"A": 8.0, "B": 4.0, "fuel": 7.0, "out": 0.0}
     assert jax.tree.map(float, prob.u0) == start
-    p = {"cell": 2.0, "medium": 10.0, "m": 1.5, "scale": 100.0, "from_m": 3.0}
+    p = {"cell": 2.0, "medium": 10.0, "m": 1.5, "from_m": 3.0}  # (Not what only `changes` have.)
     assert jax.tree.map(float, prob.p) == {**p, "first_v": 3.0, "second_v": 0.5}
     for a, b, out in ((8.0, 4.0, 0.0), (1.0, 0.3, 5.0)):
         found = slopes(prob, {"A": a, "B": b, "fuel": 7.0, "out": out})
@@ -210,6 +210,7 @@ FORMULAS = {
     "floor(-y)": -3.0,
     "factorial(4)": 24.0,
     "factorial(y - 0.5)": 2.0,
+    "factorial(y)": math.gamma(Y + 1),
     "max(x, y, 1)": Y,
     "min(x, y, 1)": X,
     "quotient(-y, x)": -3.0,
@@ -263,6 +264,66 @@ def test_every_operation_is_tested():
     assert OPERATIONS.keys() <= used
 
 
+LEVEL_1 = """<sbml xmlns="http://www.sbml.org/sbml/level1" level="1" version="2"><model name="m">
+<listOfUnitDefinitions><unitDefinition name="minute"><listOfUnits>
+<unit kind="second"/></listOfUnits></unitDefinition></listOfUnitDefinitions>
+<listOfCompartments><compartment name="cell" volume="2"/></listOfCompartments>
+<listOfSpecies><species name="A" compartment="cell" initialAmount="6"/></listOfSpecies>
+<listOfParameters><parameter name="k" value="0.5"/></listOfParameters>
+<listOfReactions><reaction name="r" reversible="false"><listOfReactants>
+<speciesReference species="A" stoichiometry="{}" denominator="{}"/></listOfReactants>
+<kineticLaw formula="k * A * cell" {}/></reaction></listOfReactions></model></sbml>"""
+LEVEL_2 = """<sbml xmlns="http://www.sbml.org/sbml/level2/version4" level="2" version="4"><model>
+<listOfCompartments><compartment id="cell" size="2"/></listOfCompartments>
+<listOfSpecies><species id="A" compartment="cell" initialAmount="6"/></listOfSpecies>
+<listOfParameters><parameter id="k" value="0.5" constant="false"/></listOfParameters>
+<listOfReactions><reaction id="r" {1}><listOfReactants>
+<speciesReference species="{0}">{2}</speciesReference></listOfReactants>
+<kineticLaw>{3}</kineticLaw></reaction></listOfReactions></model></sbml>"""
+
+
+def test_fractions_of_level_1():
+    prob = eo.JumpProblem.of_sbml(LEVEL_1.format(2, 3, ""), SPAN)
+    assert slopes(prob, {"A": 6.0}) == pytest.approx({"A": -2 / 3 * 0.5 * 6})
+
+
+def test_defaults_of_level_2():
+    """Concentrations of a compartment with volume; reactions that are reversible, unless they say
+    otherwise, and of which a law with a minus is no two directions."""
+    law = math_of("k * A * (1 + cell - A)")
+    prob = eo.JumpProblem.of_sbml(LEVEL_2.format("A", "", "", law), SPAN)
+    assert prob.changes["A"].tolist() == [-1.0]
+    assert slopes(prob, {"A": 4.0}) == pytest.approx({"A": -0.5 * 2 * (3 - 2)})
+
+
+def test_a_compartment_that_does_not_say_its_dimensions_has_a_volume():
+    text = model(
+        reaction("r", "k * A", ["A"]),
+        species=[species("A", 3, amounts=False)],
+        sizes={"cell": 2.0},
+        parameters={"k": 2.0},
+    ).replace('spatialDimensions="3"', "")
+    assert slopes(eo.JumpProblem.of_sbml(text, SPAN), {"A": 3.0}) == {"A": -3.0}
+
+
+def test_a_law_that_divides_by_what_is_zero_at_the_start():
+    text = model(
+        reaction("r", "piecewise(k * A / B, B > 0, sqrt(A - 4) * 0 + k)", ["A"], ["B"]),
+        species=[species("A", 10), species("B", 0)],
+        parameters={"k": 2.0},
+        assigned=[("k", "piecewise(1 / 0, 1 < 0, 2)")],
+    )
+    prob = eo.JumpProblem.of_sbml(text, SPAN)
+    assert slopes(prob, {"A": 10.0, "B": 0.0}) == {"A": -2.0, "B": 2.0}
+    assert slopes(prob, {"A": 10.0, "B": 4.0}) == {"A": -5.0, "B": 5.0}
+
+    def slope(b):
+        return prob.f({"A": jnp.array(3.0), "B": b}, prob.p, 0.0)["B"]
+
+    # (The value that isn't taken has no derivative.)
+    np.testing.assert_allclose(jax.grad(slope)(jnp.array(2.0)), -2.0 * 3 / 4)
+
+
 EVENT = (
     '<event id="e" useValuesFromTriggerTime="true"><trigger initialValue="true" '
     f'persistent="true">{math_of("A > 1")}</trigger></event>'
@@ -279,7 +340,7 @@ REFUSED = {
         reaction("r", "k * A", ["A"]),
         rules_as_they_are=[f"<algebraicRule>{math_of('A - k')}</algebraicRule>"],
         **A_DECAYS,
-    ),
+    ).replace('id="k" value="1.0" constant="true"', 'id="k" value="1.0" constant="false"'),
     r"fast reactions \(1\)": model(
         reaction("r", "k * A", ["A"]).replace('fast="false"', 'fast="true"'), **A_DECAYS
     ),
@@ -287,14 +348,24 @@ REFUSED = {
     "r has no kinetic law": model(reaction("r", None, ["A"]), **A_DECAYS),
     "no reactions": model(**A_DECAYS),
     "no value at the start for A": model(reaction("r", "A", ["A"]), species=[species("A")]),
-    "rules for a, b go in a circle": model(
+    "circular dependencies": model(
         reaction("r", "k * a", ["A"]),
         species=[species("A", 10)],
         parameters={"k": 1.0, "a": 0.0, "b": 0.0},
         rules=[("a", "b + 1"), ("b", "a + 1")],
     ),
     "can't be read": "<sbml>",
-    "no species": model(reaction("r", "k"), parameters={"k": 1.0}),
+    "no species": model(
+        reaction("r", "k", ["A"]),
+        species=[species("A", fixed=True)],
+        parameters={"k": 1.0},
+        rules=[("A", "2 * k")],
+    ),
+    "must be the identifier of an existing": model(reaction("r", "k * B", ["B"]), **A_DECAYS),
+    r"stoichiometry that a formula decides \(of A\)": LEVEL_2.format(
+        "A", "", f"<stoichiometryMath>{math_of('k')}</stoichiometryMath>", math_of("k * A")
+    ),
+    r"laws with their own units \(1\)": LEVEL_1.format(1, 1, 'timeUnits="minute"'),
 }  # fmt: skip
 
 

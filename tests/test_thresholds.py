@@ -408,6 +408,8 @@ OTHERS = {
     "running.tuning.FEW_NARROW_BATCHES",
     "running.tuning.LEAST_BATCH",
     "jumps.moving_jumps.ROWS",
+    # test_noise.py: how many noises' paths lanes remember.
+    "plan.tuning.MOST_REMEMBERED",
     # test_matrices.py: what is taken apart into scalars.
     "fields.tuning.MOST_SORTED",
     "fields.tuning.MOST_ROWS",

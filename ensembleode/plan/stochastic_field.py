@@ -16,7 +16,7 @@ import numpy as np
 
 from ..fields import staged
 from ..solvers.arithmetic import JaxArithmetic
-from ..solvers.brownian_tree import piece, SPREAD, units_of
+from ..solvers.brownian_tree import from_the_root, piece, SPREAD, units_of
 from ..solvers.direct import reacted
 from ..solvers.philox import normals, uniforms
 from ..solvers.stochastic import (
@@ -26,6 +26,7 @@ from ..solvers.stochastic import (
     whole_number,
 )
 from ..tracing.program import Program, program_of, Static
+from . import tuning
 from .extended_state import Extension, integrals_of, rates
 from .implicit_form import ImplicitForm
 from .noise import JUMPS, NoiseNumbers, NoiseTerms
@@ -205,7 +206,8 @@ def _piece(noise: NoiseTerms, numbers: NoiseNumbers, at: Any, size: Any, h: Any)
     """The increments of both processes in an adaptive step, which begins after `at` units of the
     time span and lasts `size` of them: a piece of the trajectory's tree."""
     place = numbers.key, numbers.index, _stream(numbers.repeat, _PIECES)
-    w, a = piece(*place, _whole(at), _whole(size), noise.size, h.dtype)
+    how = piece if noise.size <= tuning.MOST_REMEMBERED else from_the_root
+    w, a = how(*place, _whole(at), _whole(size), noise.size, h.dtype)
     found = jnp.sqrt(numbers.span) * jnp.stack([w, a / SPREAD])
     return _shaped(noise, numbers.given, found)
 

@@ -129,15 +129,21 @@ class JumpProblem(ODEProblem):
         The state is a dictionary of the amounts of species, in the model's units of substance: for
         a `JumpProblem` these have to be molecules, for its `ode()` they may be any. The parameters
         `p` are a dictionary of the model's parameters and of the sizes of its compartments; a
-        parameter `k` of the reaction `r` alone is `r_k`. Reactions are in the order of the model; a
-        reversible one whose law is a difference becomes two.
+        parameter `k` of the reaction `r` alone is `r_k`. What the model computes at its start
+        (initial assignments, amounts of concentrations) is computed at reading, at the time 0, and
+        doesn't change with `p`; nor do stoichiometries and conversion factors. Compartments without
+        a size have the size 1.
+
+        Reactions are in the order of the model. A reversible one becomes two, if its law is a
+        difference of which each part stops when what it takes is used up, as `f * A - b * B`; the
+        rate of another one is its law, and where that is negative, a trajectory is `Unstable`.
 
         **Arguments:** `model`: the path of a file, or the text itself. `tspan`, `options`: those
         of a `JumpProblem`.
 
         **Raises:** `ImportError` without libSBML; `FileNotFoundError`; `ValueError` for what can't
-        be read, and names it: events, rate rules and algebraic rules, fast reactions,
-        stoichiometries that change.
+        be read, and names it: what is no valid SBML, events, rate rules and algebraic rules, fast
+        reactions, stoichiometries that change, units of a law of its own.
 
         >>> import ensembleode as eo
         >>> prob = eo.JumpProblem.of_sbml("decay.xml", (0.0, 2.0))  # doctest: +SKIP

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..ground.extras import installing
-from .sbml_formulas import Formula, formula_of, Quantities, signed_terms
+from .sbml_formulas import Formula, formula_of, has_factor, names_in, Quantities, signed_terms
 
 
 class ReactionNetwork(NamedTuple):
@@ -56,14 +57,21 @@ class SbmlRates(eqx.Module):
 def read_reactions(source: str | os.PathLike) -> ReactionNetwork:
     """The reactions of a model, a file or the text itself; see
     [`JumpProblem.of_sbml`][ensembleode.JumpProblem.of_sbml]."""
-    document = _read(source)
+    try:
+        return _network(_read(source))
+    except RecursionError as e:
+        raise ValueError("the model has a formula of too many operations within others.") from e
+
+
+def _network(document: Any) -> ReactionNetwork:
     model = document.getModel()
     if model is None:
         raise ValueError("the SBML document has no model.")
     _check(model)
-    rules = _with_math(model.getListOfRules(), "getVariable")
+    rules = _formulas((x.getVariable(), x) for x in model.getListOfRules())
     # The name of a reaction is its rate.
-    named = _with_math([x for x in model.getListOfReactions() if x.isSetKineticLaw()], "getId")
+    laws = ((x.getId(), x.getKineticLaw()) for x in model.getListOfReactions())
+    named = _formulas((name, law) for name, law in laws if law is not None)
     ruled = rules.keys()
     every = model.getListOfSpecies()
     concentrations = {x.getId(): x.getCompartment() for x in every if _is_concentration(model, x)}
@@ -82,10 +90,13 @@ def read_reactions(source: str | os.PathLike) -> ReactionNetwork:
     table = {name: np.array([x.get(name, 0.0) for x in changes]) for name in state}
     others = numbers.keys() - ruled - set(state)
     u0 = {name: numbers[name] for name in state}
-    p = {name: numbers[name] for name in sorted(others)}
+    # Without those that are read here alone.
+    read = {x.getConversionFactor() for x in (model, *every)} | _references(model).keys()
+    read -= {name for x in (*formulas, *dict(decided).values()) for name in names_in(x)}
+    p = {name: numbers[name] for name in sorted(others - read)}
     if not state:
         raise ValueError("the model has no species whose amounts reactions change.")
-    rates(u0, p, 0.0)  # (Finds names without a value.)
+    jax.eval_shape(rates, u0, p, 0.0)  # (Finds names without a value.)
     return ReactionNetwork(rates, table, u0, p)
 
 
@@ -103,11 +114,15 @@ def _read(source: str | os.PathLike) -> Any:
         import libsbml
     except ImportError as e:
         raise ImportError(f"SBML is read by libSBML: {installing('sbml')}.") from e
-    text = os.fspath(source)
+    text = os.fspath(source).lstrip("\ufeff")
     is_text = isinstance(source, str) and text.lstrip().startswith("<")
     if not is_text and not os.path.exists(text):
-        raise FileNotFoundError(f"there is no file {text} with a model in SBML.")
+        raise FileNotFoundError(f"there is no file {text[:200]} with a model in SBML.")
     document = (libsbml.readSBMLFromString if is_text else libsbml.readSBMLFromFile)(text)
+    _raise_errors(document, libsbml)
+    document.setConsistencyChecks(libsbml.LIBSBML_CAT_UNITS_CONSISTENCY, False)
+    document.setConsistencyChecks(libsbml.LIBSBML_CAT_MODELING_PRACTICE, False)
+    document.checkConsistency()
     _raise_errors(document, libsbml)
     plugins = [document.getPlugin(i).getPackageName() for i in range(document.getNumPlugins())]
     if others := {x for x in plugins if document.getPackageRequired(x)} - _KNOWN_PACKAGES:
@@ -122,6 +137,7 @@ def _read(source: str | os.PathLike) -> Any:
         properties.addOption(name, True)
         if document.convert(properties) != libsbml.LIBSBML_OPERATION_SUCCESS:
             _raise_errors(document, libsbml)
+            raise ValueError(f"the SBML can't be read: libSBML can't convert it ({name}).")
     return document
 
 
@@ -140,6 +156,7 @@ def _check(model: Any) -> None:
         (sum(x.isRate() for x in model.getListOfRules()), "rate rules"),
         (sum(x.isAlgebraic() for x in model.getListOfRules()), "algebraic rules"),
         (sum(x.getFast() for x in model.getListOfReactions()), "fast reactions"),
+        (sum(_has_own_units(x) for x in model.getListOfReactions()), "laws with their own units"),
     ]
     for count, what in found:
         if count:
@@ -150,22 +167,31 @@ def _check(model: Any) -> None:
             )
 
 
+def _has_own_units(reaction: Any) -> bool:
+    """(Level 1, and version 1 of level 2.)"""
+    law = reaction.getKineticLaw()
+    return law is not None and (law.isSetTimeUnits() or law.isSetSubstanceUnits())
+
+
 def _is_concentration(model: Any, species: Any) -> bool:
     """Whether the name of a species in a formula is its concentration (section 4.6.5)."""
     compartment = model.getCompartment(species.getCompartment())
-    has_size = compartment is None or compartment.getSpatialDimensionsAsDouble() > 0
+    # (NaN where the model doesn't say.)
+    has_size = compartment is None or compartment.getSpatialDimensionsAsDouble() != 0
     return has_size and not species.getHasOnlySubstanceUnits()
 
 
-def _with_math(parts: Iterable, name: str) -> dict[str, Formula]:
-    """The formulas of parts of a model, by what their method `name` returns. (Those without a
-    formula have no effect.)"""
-    found = {}
-    for x in parts:
-        law = x.getKineticLaw() if name == "getId" else x
-        if law.isSetMath():
-            found[getattr(x, name)()] = formula_of(law.getMath())
-    return found
+def _references(model: Any) -> dict[str, Any]:
+    """The reactants and products that have a name of their own, which is their stoichiometry."""
+    reactions = model.getListOfReactions()
+    every = ((*x.getListOfReactants(), *x.getListOfProducts()) for x in reactions)
+    return {x.getId(): x for side in every for x in side if x.getId()}
+
+
+def _formulas(parts: Iterable[tuple[str, Any]]) -> dict[str, Formula]:
+    """The formulas of parts of a model, which have these names. (Parts without a formula have no
+    effect.)"""
+    return {name: formula_of(x.getMath()) for name, x in parts if x.isSetMath()}
 
 
 def _initial(
@@ -177,11 +203,10 @@ def _initial(
         given[x.getId()] = x.getSize() if x.isSetSize() else 1.0
     for x in model.getListOfParameters():
         given[x.getId()] = x.getValue() if x.isSetValue() else math.nan
-    assigned = _with_math(model.getListOfInitialAssignments(), "getSymbol")
-    for reaction in model.getListOfReactions():
-        for x in (*reaction.getListOfReactants(), *reaction.getListOfProducts()):
-            if x.getId() and x.isSetStoichiometry():
-                given[x.getId()] = x.getStoichiometry()
+    assigned = _formulas((x.getSymbol(), x) for x in model.getListOfInitialAssignments())
+    for name, x in _references(model).items():
+        if x.isSetStoichiometry():
+            given[name] = x.getStoichiometry() / x.getDenominator()
     decided = {**rules, **assigned}
     for x in model.getListOfSpecies():
         name = x.getId()
@@ -194,10 +219,10 @@ def _initial(
                 decided[name] = ("times", decided[name], ("name", x.getCompartment()))
         else:
             given[name] = x.getInitialAmount() if x.isSetInitialAmount() else math.nan
-    # What decides a species in units of a concentration decides it as a concentration.
-    values = Quantities(given, {**decided, **reactions}, concentrations, 0.0)
-    names = {*given, *decided}
-    found = {name: float(values.amount(name)) for name in sorted(names)}
+    # (A rule or an assignment for a species says what its name is in formulas.)
+    values = Quantities(given, {**decided, **reactions}, concentrations, 0.0, np.float64)
+    with np.errstate(all="ignore"):
+        found = {name: float(values.amount(name)) for name in sorted({*given, *decided})}
     unknown = sorted(name for name, x in found.items() if math.isnan(x))
     if unknown:
         raise ValueError(f"the model has no value at the start for {', '.join(unknown)}.")
@@ -218,14 +243,15 @@ def _change(model: Any, reaction: Any, numbers: Mapping, state: frozenset) -> di
             name, species = x.getSpecies(), model.getSpecies(x.getSpecies())
             if model.getRuleByVariable(x.getId()) is not None or x.isSetStoichiometryMath():
                 raise ValueError(
-                    f"reaction {reaction.getId()} has a stoichiometry that a rule decides (of "
+                    f"reaction {reaction.getId()} has a stoichiometry that a formula decides (of "
                     f"{name}); what a reaction adds has to be numbers."
                 )
             if species.getBoundaryCondition() or species.getConstant() or name not in state:
                 continue
             by_name = species.getConversionFactor() or model.getConversionFactor()
             factor = numbers[by_name] if by_name else 1.0
-            count = numbers.get(x.getId(), x.getStoichiometry() if x.isSetStoichiometry() else 1.0)
+            given = x.getStoichiometry() / x.getDenominator() if x.isSetStoichiometry() else 1.0
+            count = numbers.get(x.getId(), given)
             change[name] = change.get(name, 0.0) + sign * count * factor
     return change
 
@@ -236,8 +262,17 @@ def _directions(reaction: Any) -> list[tuple[int, Formula]]:
     if not reaction.isSetKineticLaw() or not reaction.getKineticLaw().isSetMath():
         raise ValueError(f"reaction {reaction.getId()} has no kinetic law.")
     formula = formula_of(reaction.getKineticLaw().getMath())
-    if not reaction.getReversible():
-        return [(1, formula)]
+    sides = {1: reaction.getListOfReactants(), -1: reaction.getListOfProducts()}
+    takes = {sign: {x.getSpecies() for x in side} for sign, side in sides.items()}
+
+    def is_direction(sign: int, term: Formula) -> bool:
+        """Whether it stops when what it takes is used up, and doesn't when what it makes is."""
+        others = takes[-sign] - takes[sign]
+        stops = all(has_factor(term, x) for x in takes[sign])
+        return stops and not any(has_factor(term, x) for x in others)
+
     terms = signed_terms(formula)
+    if not (reaction.getReversible() and all(is_direction(*x) for x in terms)):
+        return [(1, formula)]
     ways = [(way, [x for sign, x in terms if sign == way]) for way in (1, -1)]
     return [(way, ("plus", *parts)) for way, parts in ways if parts]

@@ -3,13 +3,15 @@
 Source: Hucka et al. (2018; see `sbml.py`), sections 3.4.6 and 3.4.7.
 """
 
+import copy
 import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
@@ -28,9 +30,16 @@ class Quantities:
     - `concentrations`: the species whose name is their concentration, with their compartments.
     """
 
-    def __init__(self, numbers: Mapping, rules: Mapping, concentrations: Mapping, t: Any):
+    def __init__(
+        self,
+        numbers: Mapping,
+        rules: Mapping,
+        concentrations: Mapping,
+        t: Any,
+        constant: Callable[[float], Any] = float,
+    ):
         self._numbers, self._rules, self._concentrations = numbers, rules, concentrations
-        self._t = t
+        self._t, self._constant = t, constant
         self._found: dict[str, Any] = {}
         self._begun: list[str] = []
 
@@ -63,19 +72,40 @@ class Quantities:
 
     def of_formula(self, formula: Formula) -> Any:
         if not isinstance(formula, tuple):
-            return formula
+            return self._constant(formula)
         name, *operands = formula
         if name == "name":
             return self.value(operands[0])
         if name == "time":
             return self._t
-        values = [self.of_formula(x) for x in operands]
         if name == "piecewise":
-            *pairs, otherwise = values if len(values) % 2 else (*values, math.nan)
-            for value, condition in zip(pairs[-2::-2], pairs[::-2], strict=True):
-                otherwise = jnp.where(_truth(condition), value, otherwise)
-            return otherwise
-        return OPERATIONS[name](*values)
+            return self._piecewise(operands)
+        return OPERATIONS[name](*(self.of_formula(x) for x in operands))
+
+    def _piecewise(self, operands: Sequence[Formula]) -> Any:
+        """The first value whose condition holds. (As a branch, since the derivative of another
+        value may be infinite.)"""
+        if len(operands) < 2:
+            return self.of_formula(operands[0]) if operands else self._constant(math.nan)
+        condition = _truth(self.of_formula(operands[1]))
+
+        def value() -> Any:
+            return self._within().of_formula(operands[0])
+
+        def otherwise() -> Any:
+            return self._within()._piecewise(operands[2:])
+
+        if isinstance(condition, bool | np.bool_):
+            return value() if condition else otherwise()
+        dtype = jnp.result_type(*map(jax.eval_shape, (value, otherwise)))
+        branches = (lambda fn=fn: jnp.asarray(fn(), dtype) for fn in (value, otherwise))
+        return jax.lax.cond(condition, *branches)
+
+    def _within(self) -> "Quantities":
+        """The same quantities, for a branch: what is computed there is not known elsewhere."""
+        within = copy.copy(self)
+        within._found, within._begun = dict(self._found), list(self._begun)
+        return within
 
 
 def signed_terms(formula: Formula) -> list[tuple[int, Formula]]:
@@ -95,6 +125,27 @@ def signed_terms(formula: Formula) -> list[tuple[int, Formula]]:
                 others = operands[:i], operands[i + 1 :]
                 return [(sign, ("times", *others[0], x, *others[1])) for sign, x in terms]
     return [(1, formula)]
+
+
+def has_factor(formula: Formula, name: str) -> bool:
+    """Whether a formula is zero where this quantity is, as a product with it."""
+    of, *operands = formula if isinstance(formula, tuple) else ("",)
+    if of == "name":
+        return operands[0] == name
+    if of in ("plus", "minus"):
+        return all(has_factor(x, name) for x in operands)
+    if of == "times":
+        return any(has_factor(x, name) for x in operands)
+    if of == "power":
+        is_positive = isinstance(operands[1], float) and operands[1] > 0
+        return is_positive and has_factor(operands[0], name)
+    return of == "divide" and has_factor(operands[0], name)
+
+
+def names_in(formula: Formula) -> set[str]:
+    """The names of quantities in a formula."""
+    of, *operands = formula if isinstance(formula, tuple) else ("",)
+    return {operands[0]} if of == "name" else set().union(*map(names_in, operands))
 
 
 def formula_of(node: Any) -> Formula:
@@ -141,6 +192,10 @@ def _names() -> dict[int, str]:
 #
 
 
+def _divided(x: Any, y: Any) -> Any:
+    return float(np.divide(x, y)) if isinstance(x, float) and isinstance(y, float) else x / y
+
+
 def _power(x: Any, y: Any) -> Any:
     """(With a whole number as a product, so that it has a derivative at zero.)"""
     if isinstance(y, float) and y.is_integer() and abs(y) < 64:
@@ -153,7 +208,9 @@ def _quotient(x: Any, y: Any) -> Any:
 
 
 def _factorial(x: Any) -> Any:
-    return math.factorial(int(x)) if isinstance(x, float) else jnp.exp(gammaln(x + 1))
+    if isinstance(x, float):
+        return float(math.factorial(int(x))) if x.is_integer() else math.gamma(x + 1)
+    return jnp.exp(gammaln(x + 1))
 
 
 def _log(*operands: Any) -> Any:
@@ -200,7 +257,7 @@ OPERATIONS: dict[str, Callable] = {
     "plus": lambda *xs: functools.reduce(operator.add, xs, 0.0),
     "minus": lambda x, *y: x - y[0] if y else -x,
     "times": lambda *xs: functools.reduce(operator.mul, xs, 1.0),
-    "divide": operator.truediv,
+    "divide": _divided,
     "power": _power,
     "root": _root,
     "abs": jnp.abs,

@@ -12,7 +12,6 @@ Source: Foster, Lyons and Oberhauser, "An optimal polynomial approximation of Br
 SIAM J. Numer. Anal. 58(3), 2020; Jelincic, Foster and Kidger, arXiv:2405.06464 (2024).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -56,14 +55,17 @@ def piece(key: Any, index: Any, stream: Any, start: Any, length: Any, n: int, dt
 
 def _number(*operands: Any, which: int, noises: int, dtype: Any) -> Any:
     words = jnp.broadcast_arrays(*operands)
-    each = jax.vmap(lambda *xs: from_the_root(xs, noises, dtype)[which])
-    return each(*(x.reshape(-1) for x in words)).reshape(words[0].shape)
+
+    def number(first: Any, second: Any, *others: Any) -> Any:
+        return from_the_root((first, second), *others, noises, dtype).reshape(-1)[which]
+
+    return jax.vmap(number)(*(x.reshape(-1) for x in words)).reshape(words[0].shape)
 
 
-def from_the_root(operands: Sequence[Any], n: int, dtype: Any) -> Any:
-    """The numbers `[2 n]` of a piece, by halving the pieces that it is in, from the whole span on;
-    `operands`: the words on which they depend (see `piece`)."""
-    key, (index, stream, start, last) = operands[:2], operands[2:]
+def from_the_root(
+    key: Any, index: Any, stream: Any, start: Any, last: Any, n: int, dtype: Any
+) -> Any:
+    """What `piece` returns, by halving the pieces that it is in, from the whole span on."""
     units = units_of(dtype)
 
     def drawn(number: Any) -> Any:
@@ -84,7 +86,7 @@ def from_the_root(operands: Sequence[Any], n: int, dtype: Any) -> Any:
     w, a = drawn(jnp.uint32(0))
     whole = jnp.uint32(units), jnp.uint32(1), w, SPREAD * a
     *_, w, a = jax.lax.while_loop(goes_on, halved, whole)
-    return jnp.concatenate([w, a])
+    return jnp.stack([w, a])
 
 
 # (The compiled engine remembers pieces, instead of beginning with the whole span each time.)

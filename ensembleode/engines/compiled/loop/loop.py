@@ -112,9 +112,13 @@ class Loop:
         if problem.events is not None:
             assert functions is not None
             self.happening = LaneEvents(self, problem.events, functions)
-        # Steps that are recorded are repeated from the middle, where lanes would wait elsewhere.
-        self.can_wait = problem.adaptive and problem.method.grid is not None and outputs is not None
+        # Whether lanes may wait for pieces of Brownian paths. (Steps that are recorded are repeated
+        # from the middle, where they would wait elsewhere. A lane alone would wait for itself.)
+        self.can_wait = problem.adaptive and problem.method.grid is not None
+        self.can_wait &= outputs is not None and (bool(b.lanes) or problem.on_gpu)
+        # The lanes that wait in this turn, and those of them that go on after it.
         self.waiting: Value | None = None
+        self.resuming: Value | None = None
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -206,6 +210,8 @@ class Loop:
             return step
         ended = ~self.active.get() | tired
         ended = self.occupied.get() & ended
+        if self.waiting is not None:
+            ended = ended & ~self.waiting
         b.if_(b.any(ended), lambda: end(self, conclude(self, ended, step, verdict)), likely=False)
         if self.switch is not None:
             self.switch.choose(step)
@@ -450,14 +456,15 @@ class Loop:
             self._end_diverged(step)
         if self.stops is not None:
             self._pass_stops(step, self.stops)
-        if self.waiting is not None:
-            self.active.set(self.active.get() | self.waiting)
+        if self.resuming is not None:
+            self.active.set(self.active.get() | self.resuming)
         return step, verdict
 
     def suspend(self, waits: Value) -> None:
-        """Leave those lanes that go on and wait as they are in this turn."""
+        """Leave the lanes that wait as they are in this turn."""
         active = self.active.get()
-        self.waiting = active & waits
+        self.waiting = waits & (active | self.code.get().eq(verdicts.PROBING))
+        self.resuming = waits & active
         self.active.set(active & ~waits)
 
     def _end_diverged(self, step: TriedStep) -> None:

@@ -117,7 +117,7 @@ class PreparedStarts:
         if not self._problem.has("dt"):
             self._h.store_lanes(0, h)
 
-    def first(self, index: Value, fresh: Value, carry: list[Variable]) -> tuple[list[Value], Value]:
+    def first(self, index: Value, fresh: Value, carry: list) -> tuple[list[Value], Value]:
         """The prepared first steps, in the lanes `fresh`; the other lanes keep `carry`."""
         b, width = self.b, max(1, self.b.lanes)
         at = index - self._first.get() if b.lanes else b.constant(0, I64)

@@ -34,8 +34,8 @@ def brownian_piece(
 
 
 class _PieceMemory:
-    """What the lanes remember. Pieces of the length `2^i` are in row `i`; the row after these is
-    for what needn't be remembered.
+    """What the lanes remember. Right halves of the length `2^i` are in row `i`; the row `nowhere`,
+    after these, is written where there is nothing to be remembered.
 
     - `owner`: the four words on which the path depends.
     - `starts [row]`, `numbers [number, row]`: where the pieces start, and their numbers.
@@ -43,11 +43,12 @@ class _PieceMemory:
     """
 
     def __init__(self, b: Builder, dtype: np.dtype, count: int):
-        self.rows = units_of(dtype).bit_length()
-        self.stride = (self.rows + 1) * max(1, b.lanes)
+        self.nowhere = units_of(dtype).bit_length() - 1
+        rows = self.nowhere + 1
+        self.stride = rows * max(1, b.lanes)
         self.owner = b.lasting_array(_WORD, 4, fill=_NONE)
-        self.starts = b.lasting_array(_WORD, self.rows + 1)
-        self.numbers = b.lasting_array(dtype, (self.rows + 1) * count)
+        self.starts = b.lasting_array(_WORD, rows)
+        self.numbers = b.lasting_array(dtype, rows * count)
         self.start = b.lasting_array(_WORD, 1)
         self.length = b.lasting_array(_WORD, 1, fill=1)
         self.last = b.lasting_array(dtype, count, fill=0)
@@ -72,10 +73,11 @@ class _PieceSearch:
         b.if_(b.any(other), lambda: self._forget(other), likely=False)
         start, length = memory.start.load_lanes(0), memory.length.load_lanes(0)
         is_last = (self.start & (0 - length)).eq(start) & (length >= self.size)
-        # The longest piece that starts here; but the last one is a shorter one, if it does, too.
+        # The longest piece that starts here. (Where the last one starts here, too, it is shorter,
+        # and so takes fewer halvings.)
         longest = self.start & (0 - self.start)
         is_first = self.start.eq(0)
-        at = self._places(b.where(is_first, memory.rows, _exponent(b, longest)))
+        at = self._places(b.where(is_first, memory.nowhere, _exponent(b, longest)))
         found = memory.starts.gather(at, self.everywhere, _NONE).eq(self.start) & ~is_first
         found = found & ~(is_last & start.eq(self.start))
         length = b.where(is_last, length, self.units)
@@ -93,7 +95,13 @@ class _PieceSearch:
         memory.length.store_lanes(0, self.length.get())
         for i, x in enumerate(self.values):
             memory.last.store_lanes(i * self.width, x.get())
-        return [x.get() for x in self.values]
+        found = [x.get() for x in self.values]
+        if b.waits is None:
+            return found
+        # A step that waits is made with no noise: with that of a much longer piece it might be far
+        # from where any step is.
+        waits = self.length.get() > self.size
+        return [b.where(waits, 0.0, x) for x in found]
 
     def _is_of_others(self) -> Value:
         """The lanes whose memory is of another path."""
@@ -107,7 +115,7 @@ class _PieceSearch:
         def forget(starts: ElementPointer, at: Value | int) -> None:
             starts.store_lanes(at, b.where(other, _NONE, starts.load_lanes(at)))
 
-        b.for_(memory.rows + 1, lambda i: forget(memory.starts, i * self.width))
+        b.for_(memory.nowhere + 1, lambda i: forget(memory.starts, i * self.width))
         forget(memory.start, 0)
         for i, x in enumerate(self.owner):
             memory.owner.store_lanes(i * self.width, x)
@@ -139,7 +147,7 @@ class _PieceSearch:
         drawn = self._drawn((self.start + self.units) >> _exponent(b, length))
         root = sqrt(b, b.cast(length, self.dtype) * (1 / self.units))
         is_right = (self.start & half).ne(0)
-        at = self._places(b.where(here & ~is_right, _exponent(b, half), memory.rows))
+        at = self._places(b.where(here & ~is_right, _exponent(b, half), memory.nowhere))
         memory.starts.scatter(at, self.everywhere, first + half)
         for i in range(n):
             both = self.values[i], self.values[n + i]
