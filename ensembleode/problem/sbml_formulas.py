@@ -90,10 +90,10 @@ class Quantities:
         condition = _truth(self.of_formula(operands[1]))
 
         def value() -> Any:
-            return self._within().of_formula(operands[0])
+            return self._for_branch().of_formula(operands[0])
 
         def otherwise() -> Any:
-            return self._within()._piecewise(operands[2:])
+            return self._for_branch()._piecewise(operands[2:])
 
         if isinstance(condition, bool | np.bool_):
             return value() if condition else otherwise()
@@ -101,11 +101,11 @@ class Quantities:
         branches = (lambda fn=fn: jnp.asarray(fn(), dtype) for fn in (value, otherwise))
         return jax.lax.cond(condition, *branches)
 
-    def _within(self) -> "Quantities":
+    def _for_branch(self) -> "Quantities":
         """The same quantities, for a branch: what is computed there is not known elsewhere."""
-        within = copy.copy(self)
-        within._found, within._begun = dict(self._found), list(self._begun)
-        return within
+        copied = copy.copy(self)
+        copied._found, copied._begun = dict(self._found), list(self._begun)
+        return copied
 
 
 def signed_terms(formula: Formula) -> list[tuple[int, Formula]]:
