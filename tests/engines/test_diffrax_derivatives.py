@@ -31,6 +31,7 @@ FIRST = {"jvp": jax.jacfwd, "grad": jax.grad}
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name in METHODS for way in (FIRST | WAYS)],
@@ -44,6 +45,7 @@ def test_those_of_the_compiled_engine(name, way):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("alg", [eo.Kvaerno3(), eo.KenCarp4()])
 @pytest.mark.parametrize("way", FIRST | WAYS)
 def test_of_implicit_methods(alg, way):
@@ -55,6 +57,7 @@ def test_of_implicit_methods(alg, way):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("way", FIRST | WAYS)
 def test_of_complex_states(way):
     """u' = (i a - b) u."""

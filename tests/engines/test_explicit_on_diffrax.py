@@ -247,6 +247,7 @@ def loss(x, alg, engine, sensealg=None, **options):
     return jnp.sum(u**2 * jnp.array([[1.0, 0.7]]))
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize(
     ("name", "way"),
     [
