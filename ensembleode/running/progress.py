@@ -16,10 +16,17 @@ def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
     few seconds."""
     from tqdm.auto import tqdm
 
-    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+    if not (sys.stderr.isatty() or _in_notebook()):
         # (By default, tqdm waits for as many counts as came between earlier lines.)
         options |= {"file": _Lines(sys.stderr), "mininterval": _EACH, "miniters": 1, "ncols": 80}
     return tqdm(total=total, initial=done, unit=unit, **options)
+
+
+def _in_notebook() -> bool:
+    """Whether this runs in a notebook. (That a library has imported ipykernel doesn't say so.)"""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
 
 
 class _Lines:

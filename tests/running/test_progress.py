@@ -2,6 +2,8 @@
 
 import io
 import re
+import sys
+import types
 
 import jax.numpy as jnp
 import pytest
@@ -45,7 +47,9 @@ def test_batches_are_small_enough_to_show(monkeypatch):
 
 @pytest.mark.parametrize(("each", "fewest", "most"), [(1e9, 1, 3), (0.0, 50, 110)])
 def test_lines_of_a_log(monkeypatch, each, fewest, most):
-    """Not a terminal: a line now and then, the first and the last always."""
+    """Not a terminal: a line now and then, the first and the last always. (Whatever has been
+    imported.)"""
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     log = io.StringIO()
     monkeypatch.setattr("sys.stderr", log)
     monkeypatch.setattr(progress, "_EACH", each)
@@ -58,6 +62,18 @@ def test_lines_of_a_log(monkeypatch, each, fewest, most):
     assert "\r" not in log.getvalue()
     assert "0/100" in lines[0]
     assert "100/100" in lines[-1]
+
+
+def test_in_a_notebook(monkeypatch):
+    ipython = types.ModuleType("IPython")
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    for shell, expected in (
+        (None, False),
+        (object(), False),
+        (types.SimpleNamespace(kernel=1), True),
+    ):
+        ipython.get_ipython = lambda shell=shell: shell
+        assert progress._in_notebook() == expected
 
 
 @pytest.mark.slow
