@@ -135,6 +135,7 @@ def test_dimerisation_is_that_of_a_list_of_reactions():
 LAWS = ["f * A - b * B", "cell * (f * A - b * B)", "-(b * B - f * A)", "(f * A - b * B) / cell"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("law", LAWS)
 def test_both_directions_of_a_reversible_reaction(law):
     """As of independent molecules, each of which goes from A to B and back."""
