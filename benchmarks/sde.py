@@ -129,8 +129,8 @@ def ends(sim):
     return sim.u[:, -1]
 
 
-def accepted(sim):
-    return jnp.sum(sim.stats.naccept)
+def ends_and_steps(sim):
+    return ends(sim), jnp.sum(sim.stats.naccept)
 
 
 def by_engine(problem, alg=None, tolerance=None, wanted=ends):
@@ -376,15 +376,13 @@ def precision_table(n):
 
 def adaptive_table(n):
     """The time of an accepted step of the engine's adaptive methods."""
-    calls, steps, tolerance = {}, {}, 1e-2
+    calls = {}
     for name in ("SRIW1", "SOSRI"):
         for dtype in DTYPES:
             problem = noisy_lorenz(n, 1000).of(n, dtype)
-            for found, wanted in ((calls, ends), (steps, accepted)):
-                solve = by_engine(problem, METHODS[name], tolerance, wanted)
-                found[name, dtype] = compiled(solve, problem)
-    steps = {key: int(call()) for key, call in steps.items()}
-    in_turns(calls, 1)  # compiles
+            solve = by_engine(problem, METHODS[name], 1e-2, ends_and_steps)
+            calls[name, dtype] = compiled(solve, problem)
+    steps = {key: int(call()[1]) for key, call in calls.items()}  # (Compiles.)
     spent = in_turns(calls, 5, budget=60, clock=time.process_time)
     print(header(("adaptive", *(f"{x}, ns an accepted step" for x in DTYPES), "steps")))
     for name in ("SRIW1", "SOSRI"):

@@ -69,33 +69,36 @@ def _network(document: Any) -> ReactionNetwork:
         raise ValueError("the SBML document has no model.")
     _check(model)
     rules = _formulas((x.getVariable(), x) for x in model.getListOfRules())
-    # The name of a reaction is its rate.
-    laws = ((x.getId(), x.getKineticLaw()) for x in model.getListOfReactions())
-    named = _formulas((name, law) for name, law in laws if law is not None)
-    ruled = rules.keys()
+    of_reactions = ((x.getId(), x.getKineticLaw()) for x in model.getListOfReactions())
+    laws = _formulas((name, law) for name, law in of_reactions if law is not None)
     every = model.getListOfSpecies()
     concentrations = {x.getId(): x.getCompartment() for x in every if _is_concentration(model, x)}
-    numbers = _initial(model, rules, named, concentrations)
-    state = [x.getId() for x in every if x.getId() not in ruled]
+    numbers = _initial(model, rules, laws, concentrations)
+    state = [x.getId() for x in every if x.getId() not in rules]
     formulas, changes = [], []
     for reaction in model.getListOfReactions():
         change = _change(model, reaction, numbers, frozenset(state))
-        for sign, formula in _directions(reaction):
+        if reaction.getId() not in laws:
+            raise ValueError(f"reaction {reaction.getId()} has no kinetic law.")
+        for sign, formula in _directions(reaction, laws[reaction.getId()]):
             formulas.append(formula)
             changes.append({name: sign * x for name, x in change.items()})
     if not formulas:
         raise ValueError("the model has no reactions.")
-    decided = {**rules, **named}.items()
-    rates = SbmlRates(tuple(formulas), tuple(decided), tuple(sorted(concentrations.items())))
+    if not state:
+        raise ValueError("the model has no species whose amounts reactions change.")
+    # (In a formula, the name of a reaction is its rate.)
+    decided = {**rules, **laws}
+    rates = SbmlRates(
+        tuple(formulas), tuple(decided.items()), tuple(sorted(concentrations.items()))
+    )
     table = {name: np.array([x.get(name, 0.0) for x in changes]) for name in state}
-    others = numbers.keys() - ruled - set(state)
     u0 = {name: numbers[name] for name in state}
     # Without those that are read here alone.
     read = {x.getConversionFactor() for x in (model, *every)} | _references(model).keys()
-    read -= {name for x in (*formulas, *dict(decided).values()) for name in names_in(x)}
-    p = {name: numbers[name] for name in sorted(others - read)}
-    if not state:
-        raise ValueError("the model has no species whose amounts reactions change.")
+    read -= {name for x in decided.values() for name in names_in(x)}
+    others = numbers.keys() - rules.keys() - set(state) - read
+    p = {name: numbers[name] for name in sorted(others)}
     jax.eval_shape(rates, u0, p, 0.0)  # (Finds names without a value.)
     return ReactionNetwork(rates, table, u0, p)
 
@@ -204,9 +207,7 @@ def _initial(
     for x in model.getListOfParameters():
         given[x.getId()] = x.getValue() if x.isSetValue() else math.nan
     assigned = _formulas((x.getSymbol(), x) for x in model.getListOfInitialAssignments())
-    for name, x in _references(model).items():
-        if x.isSetStoichiometry():
-            given[name] = x.getStoichiometry() / x.getDenominator()
+    given |= {name: _stoichiometry(x) for name, x in _references(model).items()}
     decided = {**rules, **assigned}
     for x in model.getListOfSpecies():
         name = x.getId()
@@ -250,18 +251,21 @@ def _change(model: Any, reaction: Any, numbers: Mapping, state: frozenset) -> di
                 continue
             by_name = species.getConversionFactor() or model.getConversionFactor()
             factor = numbers[by_name] if by_name else 1.0
-            given = x.getStoichiometry() / x.getDenominator() if x.isSetStoichiometry() else 1.0
-            count = numbers.get(x.getId(), given)
+            count = numbers[x.getId()] if x.getId() else _stoichiometry(x)
             change[name] = change.get(name, 0.0) + sign * count * factor
     return change
 
 
-def _directions(reaction: Any) -> list[tuple[int, Formula]]:
-    """The rate of a reaction; or, where it goes both ways, those of its two directions, each with
-    its sign."""
-    if not reaction.isSetKineticLaw() or not reaction.getKineticLaw().isSetMath():
-        raise ValueError(f"reaction {reaction.getId()} has no kinetic law.")
-    formula = formula_of(reaction.getKineticLaw().getMath())
+def _stoichiometry(reference: Any) -> float:
+    """That of a reactant or a product, as far as the model gives it."""
+    if not reference.isSetStoichiometry():
+        return 1.0
+    return reference.getStoichiometry() / reference.getDenominator()
+
+
+def _directions(reaction: Any, formula: Formula) -> list[tuple[int, Formula]]:
+    """The rate of a reaction with this law; or, where it goes both ways, those of its two
+    directions, each with its sign."""
     sides = {1: reaction.getListOfReactants(), -1: reaction.getListOfProducts()}
     takes = {sign: {x.getSpecies() for x in side} for sign, side in sides.items()}
 

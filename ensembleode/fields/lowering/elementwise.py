@@ -17,21 +17,18 @@ from .values import cast, elementwise, LoweredArray, operation, scalar
 _SAME = {"add_any": "add"}
 _PARAM = {
     "brownian_piece": ("which", "noises"),
-    "integer_pow": "y",
-    "philox_normal": "which",
-    "philox_uniform": "which",
-    "round": "rounding_method",
+    "integer_pow": ("y",),
+    "philox_normal": ("which",),
+    "philox_uniform": ("which",),
+    "round": ("rounding_method",),
 }
 
 
 @rule(ELEMENTWISE + DRAWN + "add_any")
 def _elementwise(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval, name = aval_of(eqn), str(eqn.primitive.name)
-    names = _PARAM.get(name)
-    if isinstance(names, tuple):
-        param = tuple(eqn.params[x] for x in names)
-    else:
-        param = None if names is None else int(eqn.params[names])
+    params = tuple(int(eqn.params[x]) for x in _PARAM.get(name, ()))
+    param = params if len(params) > 1 else next(iter(params), None)
     name = _SAME.get(name, name)
     dtype = np.dtype(aval.dtype)
     return [mapped(run, aval, ins, lambda *args: operation(name, args, dtype, param))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeAlias
 
 import jax.extend.core as jex
@@ -112,12 +113,9 @@ class _SeparateFunction:
             time, lanes = parameter("t", t), None if mask is None else parameter("mask", mask)
             self.passed = _PassedNumbers(inside, numbers, parameters)
             result = Memory(ElementPointer(inside, "%out", fn.dtype), of_lanes=True)
-            printer = Printer(inside, fn, self.passed, time, lanes, result)
-            if b.waits is None:
-                printer.stored()
-            else:
-                with inside.waiting() as waits:
-                    printer.stored()
+            with nullcontext() if b.waits is None else inside.waiting() as waits:
+                Printer(inside, fn, self.passed, time, lanes, result).stored()
+            if waits is not None:
                 inside.lasting_array(BOOL, 1).store_lanes(0, waits.get())
             inside.return_()
             self.arrays = [] if heap is None else heap.sizes

@@ -116,9 +116,8 @@ class Loop:
         # from the middle, where they would wait elsewhere. A lane alone would wait for itself.)
         self.can_wait = problem.adaptive and problem.method.grid is not None
         self.can_wait &= outputs is not None and (bool(b.lanes) or problem.on_gpu)
-        # The lanes that wait in this turn, and those of them that go on after it.
+        # The lanes that wait in this turn.
         self.waiting: Value | None = None
-        self.resuming: Value | None = None
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -456,15 +455,15 @@ class Loop:
             self._end_diverged(step)
         if self.stops is not None:
             self._pass_stops(step, self.stops)
-        if self.resuming is not None:
-            self.active.set(self.active.get() | self.resuming)
+        if self.waiting is not None:
+            resuming = self.waiting & self.code.get().eq(verdicts.GOING)
+            self.active.set(self.active.get() | resuming)
         return step, verdict
 
     def suspend(self, waits: Value) -> None:
         """Leave the lanes that wait as they are in this turn."""
         active = self.active.get()
         self.waiting = waits & (active | self.code.get().eq(verdicts.PROBING))
-        self.resuming = waits & active
         self.active.set(active & ~waits)
 
     def _end_diverged(self, step: TriedStep) -> None:

@@ -4,6 +4,7 @@ decides on it, and `commit` changes the variables of the lanes."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TYPE_CHECKING
 
 import jax
@@ -60,12 +61,10 @@ def attempt(
     if p.adaptive and loop.outputs is not None:
         mask = mask | loop.code.get().eq(verdicts.PROBING)
     equations = make_equations(loop.held, mask)
-    if loop.can_wait:
-        with b.waiting() as waits:
-            attempt = method.step(loop.xp, equations, y, carry, t, size)
-        loop.suspend(waits.get())
-    else:
+    with b.waiting() if loop.can_wait else nullcontext() as waits:
         attempt = method.step(loop.xp, equations, y, carry, t, size)
+    if waits is not None:
+        loop.suspend(waits.get())
     return TriedStep(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
