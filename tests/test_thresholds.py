@@ -408,7 +408,7 @@ OTHERS = {
     "running.tuning.FEW_NARROW_BATCHES",
     "running.tuning.LEAST_BATCH",
     "jumps.moving_jumps.ROWS",
-    # test_noise.py: how many noises' paths lanes remember.
+    # noise/test_adaptive_steps.py: how many noises' paths lanes remember.
     "plan.tuning.MOST_REMEMBERED",
     # test_matrices.py: what is taken apart into scalars.
     "fields.tuning.MOST_SORTED",

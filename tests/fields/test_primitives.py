@@ -165,7 +165,7 @@ ON_MESHES = {"pvary", "reshard"}
 
 
 def test_every_rule_has_a_case():
-    # (Those that draw are compared in `test_noise.py`, in compiled code.)
+    # (Those that draw are compared in `noise/test_random_numbers.py`, in compiled code.)
     assert NAMES - set(CALLS) - ON_MESHES - set(RANDOM.split()) <= set(CASES)
 
 
